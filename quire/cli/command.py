@@ -21,6 +21,7 @@ from quire.core.spelling import did_you_mean
 
 COMMANDS = {
     "serve": "Serve a model over HTTP, with the OpenAI API and a web page to talk to it.",
+    "cluster": "Serve what a file describes, with replicas of the model on the nodes of a Ray cluster.",
     "chat": "Talk to a model in this terminal.",
     "generate": "Complete a prompt and print the text.",
     "run-batch": "Answer a file of requests in OpenAI's batch format, without a server.",

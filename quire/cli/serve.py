@@ -8,6 +8,7 @@ import sys
 
 from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
+from quire.config.cluster import ClusterConfig
 from quire.config.flags import add_flags, read_flags
 from quire.engine import stdio
 from quire.serve.config import ServerConfig
@@ -19,6 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "quire serve [MODEL] [options]"
     add_engine_flags(parser)
     add_flags(parser, ServerConfig, title="server options")
+    add_flags(parser, ClusterConfig, title="options of replicas")
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -27,9 +29,14 @@ def run(namespace: argparse.Namespace) -> int:
     ignore_hangups_until_served()
     engine = engine_config(namespace)
     server = read_flags(namespace, ServerConfig)
+    cluster = read_flags(namespace, ClusterConfig)
     model = engine.model or "the demo model"
     with contextlib.suppress(OSError):  # a closed or full log stops nobody
         print(f"quire: starting the server, then loading torch and {model}", file=sys.stderr, flush=True)
+    if cluster.is_used:
+        with instant_exit():
+            from quire.serve.replicas import run as run_replicas
+        return run_replicas(engine, server, cluster)
     with instant_exit():
         from quire.serve.server import run as run_server
     return run_server(engine, server)

@@ -188,6 +188,13 @@ class ClientCut(msgspec.Struct, tag="cut"):
     """This client did not read what the engine sent: all requests that it had open were cancelled."""
 
 
+class RequestsLost(msgspec.Struct, tag="lost"):
+    """One of several engines is gone that ran these requests; the others live."""
+
+    request_ids: list[str]
+    reason: str
+
+
 class EngineFailed(msgspec.Struct, tag="failed"):
     """The engine could not be loaded, or its loop ended with an error."""
 
@@ -279,8 +286,8 @@ class Heartbeat(msgspec.Struct, tag="beat"):
     steps_in_flight: int
 
 
-Event = Union[StepOutputs, ClientCut, Explained, Done, EngineReady]
-"""What an engine sends to its clients."""
+Event = Union[StepOutputs, ClientCut, Explained, Done, EngineReady, RequestsLost]
+"""What an engine, or a link to several, says to a client."""
 
 Status = Union[EngineReady, EngineFailed, Fetching, Heartbeat]
 """What an engine tells the process that started it."""

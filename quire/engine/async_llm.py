@@ -35,6 +35,7 @@ from quire.core.events import (
     Explained,
     Explanation,
     FinishReason,
+    RequestsLost,
     StepOutputs,
 )
 from quire.core.outputs import RequestOutput
@@ -42,7 +43,7 @@ from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.frontend import Frontend, load_beside
 from quire.engine.input_processor import Checked, InputProcessor, Prompt
-from quire.engine.link import EngineLink
+from quire.engine.link import CUT, EngineLink, Link
 from quire.engine.output_processor import OpenRequest
 from quire.engine.questions import Questions
 from quire.engine.recovery import Recovery
@@ -59,7 +60,6 @@ LONG_PROMPT_IDS = 16_384
 """Longer lists of token ids are checked in a thread."""
 CLIENT_BITS = 40
 """Each client of an engine numbers its requests from its index times 2 to this power, lest they share seeds."""
-CUT = "this process did not read what the engine sent, which has cancelled its requests: send the request again"
 
 
 async def _encoded(input_processor: InputProcessor, prompt: Prompt) -> list[int]:
@@ -74,7 +74,7 @@ class AsyncLLM:
     """Serves requests through an engine process. Make one with `await AsyncLLM.create(EngineConfig(...))`."""
 
     def __init__(
-        self, frontend: Frontend, client: EngineLink, supervisor: EngineSupervisor | None = None, client_index: int = 0
+        self, frontend: Frontend, client: Link, supervisor: EngineSupervisor | None = None, client_index: int = 0
     ) -> None:
         """supervisor: of the engine, if this process started it; client_index: differs among the engine's clients."""
         self.config = frontend.config
@@ -101,14 +101,12 @@ class AsyncLLM:
         self.n_engines_lost = 0
         self._stats = EngineStats()
         self.speed = Speed(time.monotonic())
-        """Of generated tokens."""
         self._receiver = asyncio.create_task(self._receive(), name="quire-receiver")
 
     @classmethod
     async def create(cls, config: EngineConfig, engine_command: tuple[str, ...] = ENGINE_COMMAND) -> AsyncLLM:
         """Start an engine process and wait until it is loaded. Raises ConfigError or LoadError if it cannot be.
-        engine_command: what Python runs instead of the engine's own module; for tests.
-        """
+        engine_command: what Python runs instead of the engine's own module; for tests."""
         config.verify()
         supervisor = EngineSupervisor(config, engine_command)
         link = EngineLink(supervisor.address, config.engine_stall_timeout)
@@ -123,9 +121,12 @@ class AsyncLLM:
 
     @classmethod
     async def connect(cls, config: EngineConfig, address: str, client_index: int) -> AsyncLLM:
-        """Share the engine that another process supervises, once it is loaded. Raises ConfigError or LoadError if the
-        tokenizer cannot be."""
-        link = EngineLink(address, config.engine_stall_timeout)
+        """Share the engine that another process supervises, once it is loaded. Raises as `over`."""
+        return await cls.over(config, EngineLink(address, config.engine_stall_timeout), client_index)
+
+    @classmethod
+    async def over(cls, config: EngineConfig, link: Link, client_index: int) -> AsyncLLM:
+        """What `link` leads to, once it is loaded. Raises ConfigError or LoadError if the tokenizer cannot be."""
         try:
             ready, frontend = await load_beside(link.wait_ready(), config)
         except BaseException:
@@ -331,13 +332,19 @@ class AsyncLLM:
         await self._recovery.run_again(self._streams.all(), before, ready)
         self.is_recovering = False
 
-    def _hear(self, event: Event) -> None:
-        """Anything but outputs: an answer to a question or an order, or the news that what was open is cancelled."""
-        if isinstance(event, Explained | Done):
-            self._questions.answer(event)
-            return
-        for stream in self._streams.all():
-            self._fail(stream, EngineLost(CUT))
+    def _hear(self, event: Event) -> list[Command]:
+        """Anything but outputs."""
+        match event:
+            case Explained() | Done():
+                self._questions.answer(event)
+            case EngineReady():  # one of several engines has come or gone
+                self.ready, self.n_engines_lost = event, event.engine
+            case RequestsLost(request_ids, reason):
+                return [*self._recovery.run_elsewhere(map(self._streams.get, request_ids), reason)]
+            case _:
+                for stream in self._streams.all():
+                    self._fail(stream, EngineLost(CUT))
+        return []
 
     def _take(self, outputs: StepOutputs) -> list[Command]:
         if outputs.stats is not None:

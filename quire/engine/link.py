@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import zmq
 import zmq.asyncio
@@ -30,7 +30,30 @@ TURN_S = 0.005
 """How long the messages of an engine that is ahead keep the event loop from others."""
 TURN_DELTAS = 32
 """Sequences of a step that are dealt with before the time is looked at."""
+CUT = "this process did not read what the engine sent, which has cancelled its requests: send the request again"
 LOST = "the engine process ended while it ran this request; another one is being started: send the request again"
+
+
+class Link(Protocol):
+    """What `AsyncLLM` sends commands into and takes events out of: an engine, or several that look like one
+    (`replicas/link.py`)."""
+
+    async def wait_ready(self) -> EngineReady:
+        """The facts once there is an engine that is loaded."""
+
+    async def send(self, *commands: Command) -> None:
+        """Queue commands. EngineLost while nobody takes them."""
+
+    async def receive_all(
+        self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], list[Command]]
+    ) -> None:
+        """Hand over all events; send the commands that they are answered with. EngineLost when all is lost."""
+
+    def healthy(self) -> bool:
+        """True while requests make progress."""
+
+    def close(self) -> None:
+        """Free everything (idempotent)."""
 
 
 class EngineLink:
@@ -62,8 +85,10 @@ class EngineLink:
             raise EngineLost("the engine is being started again: try again later")
         await self._socket.send(encode(commands))
 
-    async def receive_all(self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], None]) -> None:
-        """Hand all outputs to `take` and send the commands that it answers with, and every other event to `other`.
+    async def receive_all(
+        self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], list[Command]]
+    ) -> None:
+        """Hand all outputs to `take` and every other event to `other`, and send the commands that they answer with.
         Raises EngineLost when the engine is gone."""
         await self._until_lost(self._take_all(take, other))
 
@@ -118,11 +143,15 @@ class EngineLink:
         while event != zmq.EVENT_DISCONNECTED:
             event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
 
-    async def _take_all(self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], None]) -> None:
+    async def _take_all(
+        self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], list[Command]]
+    ) -> None:
         while True:
             event = await self._receive()
             if not isinstance(event, StepOutputs):
-                other(event)
+                answers = other(event)
+                if answers:
+                    await self.send(*answers)
                 continue
             self._stats = event.stats or self._stats
             commands = take(StepOutputs(event.deltas[:TURN_DELTAS], event.stats))

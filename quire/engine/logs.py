@@ -64,6 +64,11 @@ def set_up() -> None:
     stdio.show_stacks_on_signal()
     logging.raiseExceptions = False
     logging.captureWarnings(True)
+    show()
+
+
+def show() -> None:
+    """Lines of the log go to stderr if the program has no handler of its own."""
     if logging.getLogger().handlers:
         return
     handler = logging.StreamHandler()

@@ -8,7 +8,7 @@ again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from quire.core.clock import Clock
 from quire.core.commands import Submit
@@ -20,6 +20,8 @@ from quire.engine.stream import RequestStream
 
 N_AT_ONCE = 64
 """Requests that are looked at before others get their turn: a long prompt's fingerprint takes a millisecond."""
+MAX_RESTARTS = 2
+"""Of one request, each time on another of several engines: it may be what they die of."""
 
 Send = Callable[[Submit], Awaitable[None]]
 Fail = Callable[[RequestStream, QuireError], None]
@@ -52,6 +54,25 @@ class Recovery:
         for stream in list(streams):
             if stream.is_delivered and stream.trial is None:
                 self._fail(stream, EngineLost(LOST))
+
+    def run_elsewhere(self, streams: Iterable[RequestStream | None], reason: str) -> Iterator[Submit]:
+        """One of several engines is lost: fail those of its requests that were delivered or have lost too many; the
+        others are to be submitted again. None: it has ended."""
+        for stream in streams:
+            if stream is None:
+                continue
+            if stream.is_delivered:
+                self._fail(stream, EngineLost(reason))
+            elif stream.n_restarts >= MAX_RESTARTS:
+                self._fail(
+                    stream,
+                    RequestQuarantined(
+                        f"{stream.n_restarts + 1} replicas ended while they ran this request: it is not run again"
+                    ),
+                )
+            else:
+                stream.restart()
+                yield Submit(stream.opened.request, stream.trial)
 
     async def run_again(self, streams: Iterable[RequestStream], before: int, ready: EngineReady) -> None:
         """There is an engine again: learn how the one before, number `before`, has ended; fail what is guilty or was

@@ -40,6 +40,7 @@ class RequestStream:
         """True once its reader has got output: from then on it cannot be run again."""
         self.trial: Trial | None = None
         """How it runs, while an engine may have died of it."""
+        self.n_restarts = 0
         self._abort = abort
         self._buffer = PartBuffer()
         self._is_behind = False
@@ -117,6 +118,7 @@ class RequestStream:
 
     def restart(self) -> None:
         """Forget all output, none of which was delivered: the request runs again from its prompt."""
+        self.n_restarts += 1
         self.opened = self.opened.fresh()
         self._buffer, self._is_behind = PartBuffer(), False
         self._arrived.clear()

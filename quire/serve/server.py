@@ -185,11 +185,13 @@ class Service:
         on_refused: Callable[[QuireError], None] | None = None,
         beside: Callable[[Service], Coroutine[Any, Any, None]] | None = None,
         listens_late: bool = False,
+        on_reload: Callable[[], None] | None = None,
     ) -> None:
         """load: starts the engine, or connects to it. For one of several processes, whose parent says the address and
         cuts short: on_ready, called instead when requests are served; on_refused, called instead of a message when the
         model or an option cannot be used; beside, what runs from the first second to the
-        last; listens_late: connections come only once they can be served, as others serve meanwhile."""
+        last; listens_late: connections come only once they can be served, as others serve meanwhile.
+        on_reload: called at SIGHUP too."""
         self.server = server
         self.listener = listener
         self._load_llm = load
@@ -197,6 +199,7 @@ class Service:
         self._on_refused = on_refused
         self._beside = beside
         self._listens_late = listens_late
+        self._on_reload = on_reload
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self.state = ServerState(server)
@@ -306,6 +309,8 @@ class Service:
         logger.info("SIGHUP: the files of this process are read and opened again")
         self.state.keys.reload()
         self.state.recorder.reopen()
+        if self._on_reload is not None:
+            self._on_reload()
 
     def _on_signal(self) -> None:
         # One process of several is left to its parent, which gets the same signal when all processes do.

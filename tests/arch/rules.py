@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ENGINE_INTERFACE = {"async_llm": "the engine", "stream": "what AsyncLLM.submit hands out"}
 """Modules of the engine that every module of the server may import. Values stand in core."""
 PROCESS_IMPORTS = {
+    "quire/serve/replicas.py": {"replicas": "the engines that it serves"},
     "quire/serve/server.py": {
         "supervisor": "names the command of the engine process to those that start it",
         "logs": "the log of a server's processes is set up alike",
@@ -230,7 +231,7 @@ def _may_use_cuda(name: str) -> bool:
 PLACES: dict[str, Callable[[str], bool]] = {
     "torch.cuda": _may_use_cuda,
     "torch.distributed": lambda name: name.startswith("quire/compute/dist/"),
-    "ray": lambda name: name == "quire/engine/executors/ray.py",
+    "ray": lambda name: name == "quire/engine/replicas/ray.py",
     "os.environ": lambda name: name == "quire/core/env.py",
     "os.getenv": lambda name: name == "quire/core/env.py",
 }

@@ -1,0 +1,1 @@
+"""Several engines behind one `AsyncLLM`: replicas of a model, on one machine or many."""

@@ -1,0 +1,260 @@
+"""Replicas on Ray Serve: the one file that imports ray. It places them, restarts them, scales and replaces them; it
+carries requests to them, and tells when one is gone.
+
+Owns what is said to Ray. Does not own the choice of a replica (`chooser.py`), nor what a replica does (`replica.py`).
+Invariants: Ray's own HTTP proxy is never started; a Ray that this process has started ends with it, another one loses
+only our application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, Final
+
+import msgspec
+
+from quire.config.cluster import ClusterConfig
+from quire.config.engine import EngineConfig
+from quire.core import env
+from quire.core.errors import ConfigError, EngineError
+from quire.engine import logs
+from quire.engine.replicas.channel import EndpointAddress
+from quire.engine.replicas.chooser import chooser_of
+from quire.engine.replicas.fleet import ReplicaLost
+from quire.engine.replicas.replica import EngineReplica
+from quire.engine.replicas.room import check_room
+
+try:
+    import ray
+    from ray import serve
+    from ray.exceptions import ActorDiedError, RayError
+    from ray.serve.config import RequestRouterConfig
+    from ray.serve.exceptions import RayServeException
+    from ray.serve.request_router import RequestRouter
+except ImportError as missing:
+    raise ConfigError(
+        f"several replicas need Ray, which is not installed here ({missing}): pip install 'quire[ray]'"
+    ) from None
+
+logger = logging.getLogger("quire.engine")
+
+GONE = "the replica that ran this request is gone; others serve: send the request again"
+DEPLOYMENT: Final = "engine"
+OBJECT_STORE_BYTES: Final = 200_000_000
+"""Of a Ray that is started here. Requests alone go through it."""
+LOGGING: Final = {"log_level": "WARNING", "enable_access_log": False}
+"""Of Ray Serve in a replica: a line for each request is the server's business."""
+LOOPBACK: Final = "127.0.0.1"
+HEALTH_PERIOD_S: Final = 5.0
+DEFAULT_ONGOING: Final = 512
+"""Requests that one replica is given at once where `max_num_seqs` does not say how many it can run."""
+DRAIN_S: Final = 600.0
+"""Longest time that a replica which is to go gets for the requests that it has."""
+LOOK_S: Final = 0.25
+SLOW_S: Final = 30.0
+"""A start that takes longer is told every so many seconds, in Ray's words."""
+
+
+class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]
+    """Asks a `Chooser`. Ray Serve goes on to the next replica when the first one is full or gone. It copies this class
+    with all that it refers to in this file."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        """kwargs: `application`, whose chooser it is."""
+        self._chooser = chooser_of(kwargs["application"])
+
+    async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
+        """Each replica by itself, the best one first."""
+        if pending_request is None:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # else it asks again at once when all are full
+        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        names = self._chooser.rank(pending_request.args[0], [*replicas])
+        self._chooser.placed(pending_request.args[0], names[0])  # others that come meanwhile must know
+        return [[replicas[name]] for name in names]
+
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        """A replica has taken it."""
+        self._chooser.placed(pending_request.args[0], replica_id.unique_id)
+
+    def update_replicas(self, replicas: list[Any]) -> None:
+        """Those that take requests from now on."""
+        self._chooser.routable = frozenset(replica.replica_id.unique_id for replica in replicas)
+        super().update_replicas(replicas)
+
+
+class EngineDeployment:
+    """A replica as Ray Serve runs it."""
+
+    async def __init__(self, config: bytes, address: bytes, revision: int) -> None:  # type: ignore[misc]
+        """config: an EngineConfig; address: an EndpointAddress; revision: differs after a rolling update. Ray Serve
+        waits for it, and tells a ConfigError."""
+        logs.show()
+        self._replica = EngineReplica(
+            msgspec.json.decode(config, type=EngineConfig),
+            msgspec.json.decode(address, type=EndpointAddress),
+            serve.get_replica_context().replica_id.unique_id,
+        )
+        await self._replica.start()
+
+    async def run(self, wire_id: str, message: bytes) -> None:
+        """See `EngineReplica.run`. wire_id: for the router."""
+        await self._replica.run(message)
+
+    async def check_health(self) -> None:
+        """Ray Serve puts another replica into the place of one that raises here."""
+        self._replica.check()
+
+    async def __del__(self) -> None:
+        """Ray Serve waits for it once the requests have ended."""
+        with contextlib.suppress(AttributeError):  # its options were wrong
+            await self._replica.stop()
+
+
+class RayFleet:
+    """`Fleet` on Ray Serve. `connect` comes first and `close` last, outside of the event loop."""
+
+    def __init__(self, name: str, engine: EngineConfig, cluster: ClusterConfig) -> None:
+        """name: of the application, which takes the place of one that has the same name already; `chooser_of(name)`
+        chooses its replicas."""
+        self.failure: str | None = None
+        self._name = name
+        self._engine = engine
+        self._cluster = cluster
+        self._address: EndpointAddress | None = None
+        self._revision = 0
+        self._method: Any = None
+        self._is_ours = not cluster.ray_address
+
+    def connect(self) -> str:
+        """Join the cluster or start one; the address of this machine in it. ConfigError if there is none, or it has no
+        room for the replicas."""
+        try:
+            if self._is_ours:
+                env.set_for_children("RAY_USAGE_STATS_ENABLED", "0")
+                ray.init(
+                    "local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+                    logging_level=logging.ERROR,
+                )  # fmt: skip
+            else:
+                ray.init(self._cluster.ray_address, logging_level=logging.ERROR)
+        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if self._is_ours:
+                raise ConfigError(f"a Ray of this machine cannot be started: {reason}") from None
+            raise ConfigError(
+                f"the Ray cluster at {self._cluster.ray_address} cannot be used: {reason}. It must run (`ray status`), "
+                "with the versions of Ray and Python that are here, and its token be known here (RAY_AUTH_MODE=token)"
+            ) from None
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns once for each request of a lost replica
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        check_room(self._cluster.n_at_start, self._cluster.ray_actor_options, nodes)
+        return LOOPBACK if self._is_ours else str(ray.util.get_node_ip_address())
+
+    async def start(self, address: EndpointAddress) -> None:
+        """Deploy; returns when all replicas that there are to be at first run."""
+        self._address = address
+        await asyncio.to_thread(self._deploy)
+        await self._wait_running()
+
+    async def update(self, engine: EngineConfig, cluster: ClusterConfig) -> None:
+        """Put replicas with these options into the places of those that run, some at a time; each of those finishes
+        what it has. ConfigError if there is no room, or Ray refuses: then nothing changes."""
+        nodes = [node["Resources"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
+        check_room(cluster.n_at_start, cluster.ray_actor_options, nodes)
+        self._engine, self._cluster = engine, cluster
+        self._revision += 1
+        await asyncio.to_thread(self._deploy)
+        await self._wait_running()
+
+    async def run(self, wire_id: str, message: bytes) -> None:
+        """See `Fleet`."""
+        response = self._method.remote(wire_id, message)
+        try:
+            await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except ActorDiedError:
+            raise ReplicaLost(GONE, is_gone=True) from None
+        except EngineError as error:  # of the replica; Ray has wrapped it
+            raise ReplicaLost(error.args[0] if error.args else GONE, is_gone=False) from None
+        except (RayError, RayServeException) as error:
+            logger.warning("Ray could not carry request %s: %s", wire_id, str(error).splitlines()[0])
+            raise ReplicaLost(GONE, is_gone=False) from None
+
+    def close(self) -> None:
+        """End the replicas, and a Ray that was started here."""
+        with contextlib.suppress(RayError, RayServeException, ConnectionError, RuntimeError):
+            if ray.is_initialized():
+                serve.delete(self._name)
+                if self._is_ours:
+                    serve.shutdown()
+        ray.shutdown()
+
+    def _deploy(self) -> None:
+        options, scaling = self._cluster.ray_actor_options, dict(self._cluster.autoscaling_config)
+        n_seqs = self._engine.max_num_seqs
+        if scaling:
+            scaling.setdefault("target_ongoing_requests", max(1, n_seqs * 3 // 4) if n_seqs else 32)
+        try:
+            serve.start(proxy_location="Disabled")
+            deployment = serve.deployment(
+                EngineDeployment,
+                name=DEPLOYMENT,
+                num_replicas=None if scaling else self._cluster.replicas,
+                autoscaling_config=scaling or None,
+                ray_actor_options=options or None,
+                max_ongoing_requests=2 * n_seqs if n_seqs else DEFAULT_ONGOING,
+                health_check_period_s=HEALTH_PERIOD_S,
+                graceful_shutdown_timeout_s=DRAIN_S,
+                graceful_shutdown_wait_loop_s=0.5,
+                max_constructor_retry_count=2,
+                request_router_config=RequestRouterConfig(
+                    request_router_class=PrefixRequestRouter, request_router_kwargs={"application": self._name}
+                ),
+            )
+            application = deployment.bind(
+                msgspec.json.encode(self._replica_config()), msgspec.json.encode(self._address), self._revision
+            )
+            target = serve.RunTarget(application, name=self._name, route_prefix=None, logging_config=LOGGING)
+            (handle,) = serve.run_many([target], wait_for_applications_running=False)
+        except (ValueError, TypeError) as error:  # also of pydantic: an option of Ray that is wrong
+            raise ConfigError(f"Ray refuses the options of the replicas: {error}") from None
+        except (RayError, RayServeException) as error:
+            raise ConfigError(f"the replicas cannot be deployed: {str(error).splitlines()[0]}") from None
+        self._method = handle.run
+
+    def _replica_config(self) -> EngineConfig:
+        """A replica without a GPU computes on as many cores as Ray sets aside for it."""
+        options = self._cluster.ray_actor_options
+        if self._engine.num_threads or options.get("num_gpus"):
+            return self._engine
+        return msgspec.structs.replace(self._engine, num_threads=max(1, int(options.get("num_cpus", 1))))
+
+    async def _wait_running(self) -> None:
+        """ConfigError if the replicas cannot be started."""
+        loop = asyncio.get_running_loop()
+        told_s = loop.time()
+        while True:
+            status = (await asyncio.to_thread(serve.status)).applications.get(self._name)
+            state = "" if status is None else str(status.status.value)
+            message = "" if status is None else _reason(status)
+            if state == "RUNNING":
+                return
+            if state == "DEPLOY_FAILED":
+                raise ConfigError(f"the replicas cannot be started: {message}")
+            if loop.time() - told_s > SLOW_S:
+                told_s = loop.time()
+                logger.warning("replicas are still being started: %s", message or "Ray does not say what it waits for")
+            await asyncio.sleep(LOOK_S)
+
+
+def _reason(status: Any) -> str:
+    """What an application's status says, without the tracebacks of a replica whose own error says it all."""
+    texts = [each.message for each in status.deployments.values() if each.message] or [status.message]
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    ours = [line.partition(": ")[2] for line in lines if line.lstrip().startswith("quire.core.errors.")]
+    return ours[-1] if ours else " ".join(line.strip() for line in lines)[-600:]

@@ -1,0 +1,48 @@
+"""Whether a cluster has room for replicas, told before Ray would wait for it without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from quire.core.errors import ConfigError
+
+DEFAULT_CPUS: Final = 1
+"""Ray Serve's, where `num_cpus` is not given."""
+_NAMES: Final = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+
+
+def needs_of(actor_options: Mapping[str, Any]) -> dict[str, float]:
+    """Ray's name of a resource → how much of it one replica takes."""
+    options = {"num_cpus": DEFAULT_CPUS} | dict(actor_options)
+    needs = {_NAMES[name]: float(amount) for name, amount in options.items() if name in _NAMES}
+    needs |= {name: float(amount) for name, amount in options.get("resources", {}).items()}
+    return {name: amount for name, amount in needs.items() if amount > 0}
+
+
+def n_places(nodes: Sequence[Mapping[str, float]], needs: Mapping[str, float]) -> int:
+    """How many replicas these nodes hold, each whole on one node. Shares of a ten-thousandth count, as Ray has it."""
+    if not needs:
+        return 1 << 30
+    return sum(
+        min(round(node.get(name, 0.0) * 10_000) // max(1, round(amount * 10_000)) for name, amount in needs.items())
+        for node in nodes
+    )
+
+
+def check_room(n_replicas: int, actor_options: Mapping[str, Any], nodes: Sequence[Mapping[str, float]]) -> None:
+    """ConfigError if the nodes, were they empty, could not hold so many replicas."""
+    needs = needs_of(actor_options)
+    room = n_places(nodes, needs)
+    if room >= n_replicas:
+        return
+    has = "; ".join(_listed(node, needs) for node in nodes) or "no node"
+    raise ConfigError(
+        f"{n_replicas} {'replicas need' if n_replicas > 1 else 'replica needs'} {_listed(needs, needs)} each, and Ray "
+        f"has room for {room}: its {len(nodes)} node{'s have' if len(nodes) != 1 else ' has'} {has}. Ask for fewer "
+        "replicas, for less with --ray-actor-options, or add nodes"
+    )
+
+
+def _listed(amounts: Mapping[str, float], names: Mapping[str, float]) -> str:
+    return ", ".join(f"{amounts.get(name, 0.0):g} {name}" for name in names)

@@ -1,0 +1,200 @@
+"""Several engines behind one `AsyncLLM`: what is lost with a replica, what runs again, and what is added up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from replicas.local_fleet import LocalFleet, serving
+
+from quire.core.errors import EngineLost, QueueFull, RequestQuarantined
+from quire.core.events import FinishReason, SeqDelta, StepOutputs
+from quire.core.sampling import OutputKind, SamplingParams
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.replicas.channel import Outbox
+from quire.engine.replicas.replica import EngineReplica
+
+WHOLE = SamplingParams(seed=1, max_tokens=300, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
+SHORT = SamplingParams(seed=1, max_tokens=8, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
+STREAMED = SamplingParams(seed=1, max_tokens=300, ignore_eos=True, output_kind=OutputKind.DELTA)
+
+
+async def complete(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> list[int]:
+    ids: list[int] = []
+    async for output in llm.generate(prompt, params):
+        for one in output.outputs:
+            ids += one.token_ids
+    return ids
+
+
+async def busy(fleet: LocalFleet, n: int) -> None:
+    """Until the replicas were given `n` requests, and some time later."""
+    async with asyncio.timeout(20):
+        while sum(fleet.n_runs.values()) < n:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.1)
+
+
+async def until(is_so: object, limit_s: float = 20) -> None:
+    async with asyncio.timeout(limit_s):
+        while not is_so():  # type: ignore[operator]
+            await asyncio.sleep(0.02)
+
+
+async def test_requests_are_spread_and_figures_add_up() -> None:
+    async with serving(2, max_num_seqs=8) as (llm, fleet, _):
+        await until(lambda: llm.ready.max_num_seqs == 16)
+        found = await asyncio.gather(*(complete(llm, [100 + number, 5, 6], SHORT) for number in range(8)))
+        assert [len(ids) for ids in found] == [8] * 8
+        assert sorted(fleet.n_runs.values()) == [4, 4]
+        await until(lambda: llm.stats().generation_tokens == 64)
+        assert llm.stats().finished["length"] == 8
+        assert llm.healthy() and llm.n_open == 0
+
+
+async def test_who_has_sent_nothing_runs_again_and_the_others_are_told() -> None:
+    async with serving(2, max_num_seqs=64) as (llm, fleet, chooser):
+        whole = [asyncio.create_task(complete(llm, [100 + number], WHOLE)) for number in range(10)]
+        streams = [asyncio.create_task(complete(llm, [200 + number], STREAMED)) for number in range(10)]
+        await busy(fleet, 20)
+        await fleet.kill("r0")
+        ends = await asyncio.gather(*whole, *streams, return_exceptions=True)
+        assert [len(end) for end in ends[:10]] == [300] * 10  # type: ignore[arg-type]
+        lost = [end for end in ends[10:] if isinstance(end, Exception)]
+        assert len(lost) == 5 and {type(end) for end in lost} == {EngineLost}
+        assert sum(fleet.n_runs.values()) == 25
+        assert llm.n_engines_lost == 1
+        assert llm.n_open == 0 and chooser.n_open("r1") == 0
+        await until(lambda: llm.ready.max_num_seqs == 64)
+        assert len(await complete(llm, [1], SHORT)) == 8
+
+
+async def test_a_request_waits_for_the_next_replica_when_all_are_gone() -> None:
+    async with serving(1) as (llm, fleet, _):
+        task = asyncio.create_task(complete(llm, [1], WHOLE))
+        await busy(fleet, 1)
+        await fleet.kill("r0")
+        await asyncio.sleep(0.2)
+        assert not task.done() and not llm.healthy()
+        later = asyncio.create_task(complete(llm, [2], SHORT))
+        await fleet.add("r1")
+        assert (len(await task), len(await later)) == (300, 8)
+        await until(llm.healthy)
+
+
+async def test_a_request_of_which_replicas_die_is_not_run_for_ever() -> None:
+    async with serving(3, max_num_seqs=64) as (llm, fleet, chooser):
+        task = asyncio.create_task(complete(llm, [1], WHOLE))
+        for n in range(1, 4):
+            await busy(fleet, n)
+            (name,) = (name for name in fleet.replicas if chooser.n_open(name))
+            await fleet.kill(name)
+        with pytest.raises(RequestQuarantined, match="3 replicas"):
+            await task
+
+
+async def test_an_engine_that_dies_inside_a_replica_is_passed_by_until_it_is_back() -> None:
+    async with serving(2, EngineReplica, max_num_seqs=64) as (llm, fleet, _):
+        whole = [asyncio.create_task(complete(llm, [100 + number], WHOLE)) for number in range(8)]
+        await busy(fleet, 8)
+        replica = fleet.replicas["r0"]
+        assert isinstance(replica, EngineReplica)
+        pid = replica._supervisor.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert [len(ids) for ids in await asyncio.gather(*whole)] == [300] * 8
+        assert fleet.n_runs == {"r0": 4, "r1": 8}
+        await until(lambda: llm.n_engines_lost == 1)
+        await asyncio.gather(*(complete(llm, [200 + number], SHORT) for number in range(4)))
+        assert fleet.n_runs["r0"] == 6
+
+
+async def test_cancelling_reaches_the_replica() -> None:
+    async with serving(2) as (llm, _, chooser):
+        tasks = [asyncio.create_task(complete(llm, [number], STREAMED)) for number in range(1, 9)]
+        await until(lambda: llm.stats().n_running == 8)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: llm.stats().n_running == 0)
+        assert llm.stats().finished["length"] == 0
+        assert chooser.n_open("r0") == chooser.n_open("r1") == 0
+
+
+async def test_a_sequence_that_is_cancelled_leaves_its_brothers() -> None:
+    async with serving(1) as (llm, _, _):
+        params = SamplingParams(n=3, seed=1, max_tokens=50, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
+        assert len(await complete(llm, [1, 2], params)) == 150
+
+
+async def test_the_same_request_gives_the_same_tokens_on_any_replica() -> None:
+    async with serving(2) as (llm, fleet, _):
+        found = [await complete(llm, [1, 2, 3], SHORT) for _ in range(4)]
+        assert all(ids == found[0] for ids in found)
+        assert sorted(fleet.n_runs.values()) == [2, 2]
+
+
+async def test_orders_go_to_all() -> None:
+    async with serving(2) as (llm, _, _):
+        await until(lambda: llm.ready.max_num_seqs == 128)
+        assert await llm.reset_prefix_cache()
+
+
+async def test_real_engines_answer_count_cancel_and_explain() -> None:
+    async with serving(1, EngineReplica, max_num_seqs=8) as (llm, _, chooser):
+        params = SamplingParams(n=3, seed=1, max_tokens=50, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
+        stream = await llm.submit([1] * 40, params, request_id="chat-0")
+        (output,) = [output async for output in stream]
+        assert [len(one.token_ids) for one in output.outputs] == [50] * 3
+        assert len(await llm.explain("chat")) == 1
+        assert await llm.reset_prefix_cache()
+        await until(lambda: llm.stats().generation_tokens == 150)
+        long = SamplingParams(max_tokens=900, ignore_eos=True, output_kind=OutputKind.DELTA)
+        tasks = [asyncio.create_task(complete(llm, [number], long)) for number in range(1, 7)]
+        await until(lambda: llm.stats().n_running == 6)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: llm.stats().n_running == 0)
+        assert llm.stats().finished["length"] == 3
+        assert chooser.n_open("r0") == 0
+
+
+async def test_the_queue_grows_with_the_replicas() -> None:
+    async with serving(1, max_num_seqs=1, max_num_waiting=1) as (llm, fleet, _):
+        await fleet.add("r1")
+        await until(lambda: llm.ready.max_num_seqs == 2)
+        tasks = [asyncio.create_task(complete(llm, [number + 1], WHOLE)) for number in range(3)]
+        await busy(fleet, 2)
+        with pytest.raises(QueueFull):
+            await llm.submit([9], SHORT)
+        await asyncio.gather(*tasks)
+
+
+async def test_what_a_dead_replica_still_says_reaches_nobody() -> None:
+    async with serving(2, max_num_seqs=64) as (llm, fleet, chooser):
+        expected = await complete(llm, [7], WHOLE)
+        task = asyncio.create_task(complete(llm, [7], WHOLE))
+        await busy(fleet, 2)
+        name = next(name for name in fleet.replicas if chooser.n_open(name))
+        await fleet.kill(name)
+        await busy(fleet, 3)
+        assert fleet.address is not None
+        ghost = Outbox(fleet.address, name)
+        ghost.send(StepOutputs([SeqDelta(fleet.wire_ids[1], 0, [4095], FinishReason.STOP)]))
+        await asyncio.sleep(0.1)
+        ghost.close()
+        assert await task == expected
+
+
+async def test_a_message_that_was_lost_on_the_way_is_noticed() -> None:
+    async with serving(1) as (llm, fleet, _):
+        expected = await complete(llm, [7], WHOLE)
+        tasks = [asyncio.create_task(complete(llm, [7], params)) for params in (WHOLE, STREAMED)]
+        await busy(fleet, 3)
+        fleet.replicas["r0"]._outbox._number += 1
+        found, error = await asyncio.gather(*tasks, return_exceptions=True)
+        assert found == expected
+        assert isinstance(error, EngineLost) and "on the way" in error.message

@@ -1,0 +1,66 @@
+"""The figures of several engines as those of one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from quire.core.events import EngineReady, EngineStats
+from quire.engine.replicas.stats import COUNTERS, GAUGES, ReplicaFigures
+
+READY = EngineReady(max_model_len=100, n_pages=10, page_size=4, logits_width=9, device="cpu", max_num_seqs=8)
+
+
+def test_gauges_are_of_those_that_live_and_counters_of_all() -> None:
+    figures = ReplicaFigures()
+    for name in "ab":
+        figures.introduce(name, READY)
+    figures.note("a", EngineStats(n_running=2, steps=5, finished={"stop": 1}, accepted_at=[3], n_pages=10))
+    figures.note("b", EngineStats(n_running=1, steps=7, finished={"stop": 2, "length": 1}, accepted_at=[1, 1]))
+    stats = figures.stats()
+    assert (stats.n_running, stats.steps, stats.n_pages) == (3, 12, 10)
+    assert (stats.finished, stats.accepted_at) == ({"stop": 3, "length": 1}, [4, 1])
+    figures.dismiss("a")
+    stats = figures.stats()
+    assert (stats.n_running, stats.steps, stats.n_pages) == (1, 12, 0)
+    assert (stats.finished, stats.accepted_at) == ({"stop": 3, "length": 1}, [4, 1])
+
+
+def test_a_new_engine_of_a_replica_goes_on_counting() -> None:
+    figures = ReplicaFigures()
+    figures.introduce("a", READY)
+    figures.note("a", EngineStats(steps=5))
+    figures.introduce("a", READY)
+    assert figures.stats().steps == 5
+    figures.note("a", EngineStats(steps=2))
+    assert figures.stats().steps == 7
+    figures.dismiss("a")
+    figures.introduce("a", READY)
+    assert figures.stats().steps == 7
+
+
+def test_every_figure_is_accounted_for() -> None:
+    others = {"finished", "accepted_at", "expert_imbalance", "last_step_age_s", "is_asleep", "tree", "page_map"}
+    assert {*GAUGES, *COUNTERS} | others == set(EngineStats.__struct_fields__)
+    assert not {*GAUGES} & {*COUNTERS}
+
+
+def test_trees_stand_side_by_side() -> None:
+    figures = ReplicaFigures()
+    for name in "ab":
+        figures.introduce(name, READY)
+        figures.note(name, EngineStats(tree=[(-1, 2, 0), (0, 1, 1)], page_map=b"\0\1"))
+    stats = figures.stats()
+    assert stats.tree == [(-1, 2, 0), (0, 1, 1), (-1, 2, 0), (2, 1, 1)]
+    assert stats.page_map == b"\0\1\0\1"
+
+
+def test_limits_are_those_that_all_keep() -> None:
+    figures = ReplicaFigures()
+    with pytest.raises(RuntimeError):
+        figures.ready(0)
+    figures.introduce("a", READY)
+    figures.introduce("b", msgspec.structs.replace(READY, max_model_len=50, max_num_seqs=4, no_determinism="why"))
+    ready = figures.ready(3)
+    assert (ready.max_model_len, ready.max_num_seqs, ready.n_pages, ready.engine) == (50, 12, 20, 3)
+    assert ready.no_determinism == "why"
