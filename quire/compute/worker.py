@@ -119,7 +119,7 @@ class Worker:
         self._drafter, self._draft = drafter, draft
         self._small: LoadedDraft | None = None
         """Of `draft`."""
-        self.room: Final = platform.room()
+        self.room: Final = platform.room().of_one(self.comm.size)
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
         self.no_determinism = platform.no_determinism
@@ -161,7 +161,7 @@ class Worker:
             load = functools.partial(self._load, comm=SoloComm())
             self._small = self._draft.load(load, self._model, self.platform)
             weights_bytes += self._small.n_bytes
-        room = self.platform.room()
+        room = self.platform.room().of_one(self.comm.size)
         others_bytes = 0 if self.room.is_main else self.room.used_bytes
         least = torch.tensor([room.total_bytes, room.free_bytes, room.swap_bytes, room.address_bytes])
         most = torch.tensor([weights_bytes, others_bytes, room.own_bytes])
@@ -190,8 +190,12 @@ class Worker:
         assert allocation is not None
         return measure(
             self.runner, drafter, speculative.n_drafts, limits.max_num_seqs, allocation.max_model_len,
-            branches=speculative.tree is not None,
+            branches=speculative.tree is not None, of_all=self._slowest,
         )  # fmt: skip
+
+    def _slowest(self, seconds: float) -> float:
+        """Of all ranks."""
+        return float(self.comm.all_reduce(torch.tensor([seconds]), Reduction.MAX))
 
     @property
     def drafter(self) -> Drafter | None:
@@ -254,6 +258,10 @@ class Worker:
                 self._small.enter_device()
         if self._allocation is not None:
             self._runner = self._make_runner(self.model, self._allocation)
+
+    def close(self) -> None:
+        """Give up all memory, for good."""
+        self.sleep(2)
 
     def expert_loads(self) -> list[list[int]]:
         """See `Decoder`; empty without experts, and without weights."""

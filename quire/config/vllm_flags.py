@@ -48,8 +48,6 @@ SHORT_OF_PARTS: Final = SHORT | {"-O": "compilation_config"}
 """The same with a part: -O.mode=3. -O3 is a level, -O.mode of the compilation."""
 
 SAME: Final = (
-    Same("tensor_parallel_size", "1", "one engine computes on one device",
-         "leave it out, and run one server a device behind a balancer"),
     Same("pipeline_parallel_size data_parallel_size data_parallel_size_local nnodes prefill_context_parallel_size"
          " decode_context_parallel_size", "1", "one engine computes on one device",
          "leave it out, and run one server a device behind a balancer"),
