@@ -280,6 +280,9 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
     quiet_gc()
     try:
         EngineLoop(core, router, status, log_stats=not config.disable_log_stats, start=start).run()
+    except RanksLost as loss:
+        status.say(EngineFailed(loss.message, loss.kind))
+        return 1
     except EngineError as error:
         logger.error("the engine gives up: %s", error.message)
         status.say(EngineFailed(error.message))
