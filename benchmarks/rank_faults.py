@@ -55,9 +55,7 @@ class Server:
         (pathlib.Path(self._folder.name) / "sitecustomize.py").write_text(INJECTION)
         path = os.pathsep.join((self._folder.name, os.environ.get("PYTHONPATH", "")))
         with log.open("w") as file:
-            self.process = subprocess.Popen(
-                command, stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": path}
-            )
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": path})
 
     def ask(self, path: str, body: object = None, limit_s: float = LONGEST_S) -> int:
         """Status of the answer; 0: none came."""

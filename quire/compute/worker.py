@@ -56,6 +56,7 @@ from quire.planner.memory import Room
 
 logger = logging.getLogger("quire.engine")
 
+SUMMED: Final = "the order in which values of several ranks are summed depends on where a row stands in the batch"
 WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8}
@@ -122,7 +123,7 @@ class Worker:
         self.room: Final = platform.room().of_one(self.comm.size)
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
-        self.no_determinism = platform.no_determinism
+        self.no_determinism = platform.no_determinism or (SUMMED if self.comm.size > 1 else "")
         """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
         for it do not."""
         self._model: Decoder | None = None
@@ -322,7 +323,7 @@ class Worker:
         if self.platform.rows_alone is RowsAlone.NEVER:
             found += [layer.ffn.no_determinism for layer in model.layers]
         elif not any(found):
-            self.no_determinism = obstacle(model, pool)
+            self.no_determinism = self.no_determinism or obstacle(model, pool)
         self.no_determinism = self.no_determinism or next(filter(None, found), "")
         if self.no_determinism and self._config.deterministic:
             raise ConfigError(

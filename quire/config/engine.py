@@ -205,6 +205,13 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             le=64,
         ),
     ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        _doc(
+            "Ranks divide the experts of a model among them, whole ones, instead of a part of each. Their number must"
+            " be divisible by that of the ranks."
+        ),
+    ] = False
     num_threads: Annotated[
         int,
         _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024),

@@ -42,6 +42,7 @@ class EngineOptions(TypedDict, total=False):
     deterministic: bool | None
     max_logprobs: int | None
     tensor_parallel_size: int | None
+    enable_expert_parallel: bool | None
     num_threads: int | None
     enforce_eager: bool | None
     enable_sleep_mode: bool | None

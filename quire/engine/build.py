@@ -26,6 +26,7 @@ from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
+from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
@@ -67,6 +68,12 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     arch = read_arch(folder, config.hf_overrides, logger)
     shape = mesh_shape(config)
+    if config.is_simulated and shape.n_ranks > 1:
+        raise ConfigError(
+            f"tensor_parallel_size = {config.tensor_parallel_size} and device = 'null', which has no model that could"
+            " be divided: leave --tensor-parallel-size out, or add --device cpu or cuda",
+            param="tensor_parallel_size",
+        )
     if config.is_simulated:
         return _build_simulated(config, arch, is_server)
     with contextlib.ExitStack() as undo:

@@ -12,19 +12,18 @@ import pathlib
 
 import msgspec
 
-from quire.compute.dist.comm import Comm
-from quire.compute.dist.gloo import GlooComm
+from quire.compute.dist.comm import MeetingComm
 from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.loaded import DraftSource
 from quire.compute.draft.small import DraftCheckpoint
 from quire.compute.draft.with_head import HeadCheckpoint
 from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
-from quire.compute.worker import Worker
+from quire.compute.worker import SUMMED, Worker
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
-from quire.config.mesh import mesh_shape
+from quire.config.mesh import mesh_shape, placed
 from quire.config.model import read_arch
 from quire.config.mtp import mtp_head
 from quire.config.resolve import EngineLimits, resolve
@@ -45,6 +44,8 @@ class Made:
     worker: Worker
     limits: EngineLimits
     draft: DraftSource | None
+    comm: MeetingComm | None
+    """Of the rank; None: it is the only one."""
 
 
 def make_leader(
@@ -53,11 +54,9 @@ def make_leader(
     """The worker of rank 0. group: the other ranks, None: there are none. Raises ConfigError or LoadError."""
     if group is None:
         return make_worker(config, folder, arch, is_server=is_server)
-    n_ranks = mesh_shape(config).n_ranks
-    comm = GlooComm(0, n_ranks, group.meeting_point)
-    made = make_worker(config, folder, arch, is_server=is_server, comm=comm, kind=LeadingWorker)
-    assert isinstance(made.worker, LeadingWorker)
-    made.worker.group, made.worker.meet, group.comm = group, comm.join, comm
+    made = make_worker(config, folder, arch, is_server=is_server, meeting_point=group.meeting_point, kind=LeadingWorker)
+    assert isinstance(made.worker, LeadingWorker) and made.comm is not None
+    made.worker.group, made.worker.meet, group.comm = group, made.comm.join, made.comm
     return made
 
 
@@ -67,15 +66,19 @@ def make_worker(
     arch: ModelArch,
     *,
     is_server: bool,
-    comm: Comm | None = None,
+    rank: int = 0,
+    meeting_point: str = "",
     kind: type[Worker] = Worker,
 ) -> Made:
-    """comm: of the rank; None: it is the only one. Raises ConfigError or LoadError; takes no memory."""
-    n_ranks = 1 if comm is None else comm.size
-    platform = platform_of(_with_threads(config, n_ranks))
-    if config.deterministic and platform.no_determinism:
+    """rank: of those that meet at meeting_point, a file that is not there. Raises ConfigError or LoadError; takes no
+    memory."""
+    n_ranks, arch = mesh_shape(config).n_ranks, placed(arch, config)
+    platform = platform_of(_with_threads(config, n_ranks), rank)
+    comm = None if n_ranks == 1 else platform.comm(rank, n_ranks, meeting_point)
+    no_determinism = platform.no_determinism or (SUMMED if n_ranks > 1 else "")
+    if config.deterministic and no_determinism:
         raise ConfigError(
-            f"deterministic = True cannot be promised: {platform.no_determinism}; or leave --deterministic out",
+            f"deterministic = True cannot be promised: {no_determinism}; or leave --deterministic out",
             param="deterministic",
         )
     limits = resolve(config, arch, platform.name, is_server=is_server)
@@ -91,7 +94,7 @@ def make_worker(
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
     worker = kind(config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft)
-    return Made(worker, limits, draft)
+    return Made(worker, limits, draft, comm)
 
 
 def _with_threads(config: EngineConfig, n_ranks: int) -> EngineConfig:

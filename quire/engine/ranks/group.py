@@ -55,14 +55,14 @@ LEAVE_S: Final = 3.0
 class _Rank:
     """One process and its two pipes."""
 
-    def __init__(self, start: RankStart, status_fd: int, command: tuple[str, ...]) -> None:
+    def __init__(self, start: RankStart, status_fd: int) -> None:
         self.number = start.rank
         self.status_fd = status_fd
         waiting = {STACKS_SIGNAL, signal.SIGHUP}  # until it has handlers, as `Child` has it
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, *command], stdin=subprocess.PIPE,
+                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE,
                 pass_fds=(start.memory_fd, start.bell_fd, start.status_fd), start_new_session=True,
             )  # fmt: skip
         finally:
@@ -122,11 +122,9 @@ class RankGroup:
         folder: pathlib.Path,
         *,
         is_server: bool = False,
-        command: tuple[str, ...] = RANK_COMMAND,
     ) -> None:
         """folder: the checkpoint. Starts nothing."""
         self._config, self._shape, self._folder, self._is_server = config, shape, folder, is_server
-        self._command = command
         self._place = pathlib.Path(tempfile.mkdtemp(prefix="quire-ranks-"))
         self.meeting_point = str(self._place / "meet")
         """For the `Comm` of every rank."""
@@ -239,7 +237,7 @@ class RankGroup:
                 self._is_server,
             )  # fmt: skip
             try:
-                self._ranks.append(_Rank(start, reading, self._command))
+                self._ranks.append(_Rank(start, reading))
             finally:
                 os.close(writing)
 

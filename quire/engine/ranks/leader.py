@@ -49,4 +49,4 @@ class LeadingWorker(Worker):
 
     def close(self) -> None:
         self.group.stop()
-        super().close()
+        super().sleep(2)

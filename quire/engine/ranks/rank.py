@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import pathlib
 
-from quire.compute.dist.gloo import GlooComm
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.runner.runner import LaunchedStep
 from quire.compute.worker import Worker
@@ -30,12 +29,13 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
         logger.setLevel(logging.WARNING)
     folder = pathlib.Path(start.folder)
     arch = read_arch(folder, start.config.hf_overrides)
-    comm = GlooComm(start.rank, start.shape.n_ranks, start.meeting_point)
-    made = make_worker(start.config, folder, arch, is_server=start.is_server, comm=comm)
+    made = make_worker(
+        start.config, folder, arch, is_server=start.is_server, rank=start.rank, meeting_point=start.meeting_point
+    )
+    worker, pulse.comm = made.worker, made.comm
     memory.set_state(start.rank, READY)
-    comm.join()
-    pulse.comm = comm
-    worker = made.worker
+    if made.comm is not None:
+        made.comm.join()
     worker.load()
     reader, rank = RingReader(memory, start.rank, start.bell_fd), Rank(worker)
     while True:
