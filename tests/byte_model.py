@@ -10,8 +10,8 @@ import tokenizers
 N_LOGITS = 384
 
 
-def make(folder: pathlib.Path) -> pathlib.Path:
-    """Configuration and tokenizer; weights are random (`load_format="dummy"`)."""
+def make_tokenizer(folder: pathlib.Path) -> None:
+    """Of 257 tokens."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<|end|>": 0} | {symbol: i + 1 for i, symbol in enumerate(alphabet)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
@@ -20,6 +20,11 @@ def make(folder: pathlib.Path) -> pathlib.Path:
     tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+
+
+def make(folder: pathlib.Path) -> pathlib.Path:
+    """Configuration and tokenizer; weights are random (`load_format="dummy"`)."""
+    make_tokenizer(folder)
     config = {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512,

@@ -121,13 +121,14 @@ def _knobs(flops: dict[str, float]) -> list[Knob]:
 
 def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sample]:
     """Each case in turns with the others, so that a busy moment hits all."""
-    options = shape_options(PREFIX + model.shape)
+    options: dict[str, Any] = shape_options(PREFIX + model.shape)
+    options |= {"device": device, "quantization": model.quantization}
     overrides: dict[str, Any] = {"num_hidden_layers": model.n_layers}
     arch = read_arch(pathlib.Path(str(options["model"])), overrides)
     llm = LLM(
-        **options, hf_overrides=overrides, device=device, dtype="bfloat16", quantization=model.quantization,
-        max_model_len=MAX_LEN, max_num_seqs=max(cases.batches), disable_log_stats=True, enable_prefix_caching=False,
-    )  # type: ignore[arg-type]  # fmt: skip
+        **options, hf_overrides=overrides, dtype="bfloat16", max_model_len=MAX_LEN, max_num_seqs=max(cases.batches),
+        disable_log_stats=True, enable_prefix_caching=False,
+    )  # fmt: skip
     weights = "auto" if model.quantization == "none" else model.quantization
     formats = formats_named(weights, "auto", "bfloat16")
     shapes = [(batch, context, OUTPUT_LEN) for context in cases.contexts for batch in cases.batches]

@@ -14,6 +14,9 @@ from typing import Protocol
 from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
+from quire.compute.dist.comm import MeetingComm
+from quire.compute.dist.gloo import GlooComm
+from quire.compute.dist.nccl import NcclComm
 from quire.compute.forward.buckets import MOST_VERIFYING, mixed_sizes
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
@@ -27,6 +30,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.resolve import MIN_SHARED_TOKENS, EngineLimits
 from quire.core import host
+from quire.core.errors import ConfigError
 from quire.core.ticker import ticking
 from quire.kernels import native
 from quire.kernels.invariance import RowsAlone, rows_alone
@@ -79,6 +83,11 @@ class Platform(Protocol):
     rows_alone: RowsAlone
     """Else than NEVER: a token's bits tell whether it was launched so, and a prompt from an output."""
 
+    def comm(self, rank: int, n_ranks: int, meeting_point: str) -> MeetingComm:
+        """How ranks on devices of this kind speak, each on a device of its own where there are several. Raises
+        ConfigError where there are fewer."""
+        ...
+
     def room(self) -> Room:
         """Its memory now."""
         ...
@@ -103,6 +112,12 @@ class CpuPlatform:
         self.device: Device = CpuDevice(n_threads)
         self.rounds = native.library() is not None
         self.no_determinism = "" if self.rounds else f"sums of torch depend on the batch here, and {native.explain()}"
+
+    def comm(self, rank: int, n_ranks: int, meeting_point: str) -> MeetingComm:
+        """The cores are shared among the ranks."""
+        if n_ranks > host.n_cores() and rank == 0:
+            logger.warning("%d ranks share %d cores: they wait for one another", n_ranks, host.n_cores())
+        return GlooComm(rank, n_ranks, meeting_point)
 
     def room(self) -> Room:
         """Main memory, and the bounds on this process."""
@@ -139,13 +154,23 @@ class CudaPlatform:
     rounds = rounds_kv = False
     no_determinism = ""
 
-    def __init__(self, *, captures: bool = True, deterministic: bool = False) -> None:
+    def __init__(self, *, captures: bool = True, deterministic: bool = False, index: int = 0) -> None:
         """Raises ConfigError where there is none."""
-        device = cuda.CudaDevice()
+        device = cuda.CudaDevice(index)
         self.device: Device = device
         self.capturing = device if captures else None
         self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
         self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS["cuda"]
+
+    def comm(self, rank: int, n_ranks: int, meeting_point: str) -> MeetingComm:
+        """Through NCCL."""
+        if n_ranks > cuda.n_devices():
+            raise ConfigError(
+                f"tensor_parallel_size = {n_ranks} needs {n_ranks} GPUs, one a rank, and {cuda.n_devices()} are"
+                " visible: lower it, or make more visible (CUDA_VISIBLE_DEVICES)",
+                param="tensor_parallel_size",
+            )
+        return NcclComm(rank, n_ranks, meeting_point, self.device.torch_device)
 
     def room(self) -> Room:
         """The GPU's own memory."""
@@ -184,8 +209,9 @@ class CudaPlatform:
         return Forwards([graphs, eager], follower=graphs)
 
 
-def platform_of(config: EngineConfig) -> Platform:
-    """The platform that `config.device`, which is not 'null', means on this machine."""
+def platform_of(config: EngineConfig, rank: int = 0) -> Platform:
+    """The platform that `config.device`, which is not 'null', means on this machine, for one of its ranks."""
     if config.device == "cuda" or (config.device == "auto" and cuda.is_available()):
-        return CudaPlatform(captures=not config.enforce_eager, deterministic=config.deterministic)
+        index = min(rank, max(0, cuda.n_devices() - 1))  # of more ranks `comm` says what is wrong
+        return CudaPlatform(captures=not config.enforce_eager, deterministic=config.deterministic, index=index)
     return CpuPlatform(config.num_threads)

@@ -56,6 +56,7 @@ from quire.planner.memory import Room
 
 logger = logging.getLogger("quire.engine")
 
+SUMMED: Final = "the order in which values of several ranks are summed depends on where a row stands in the batch"
 WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8}
@@ -119,10 +120,10 @@ class Worker:
         self._drafter, self._draft = drafter, draft
         self._small: LoadedDraft | None = None
         """Of `draft`."""
-        self.room: Final = platform.room()
+        self.room: Final = platform.room().of_one(self.comm.size)
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
-        self.no_determinism = platform.no_determinism
+        self.no_determinism = platform.no_determinism or (SUMMED if self.comm.size > 1 else "")
         """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
         for it do not."""
         self._model: Decoder | None = None
@@ -161,7 +162,7 @@ class Worker:
             load = functools.partial(self._load, comm=SoloComm())
             self._small = self._draft.load(load, self._model, self.platform)
             weights_bytes += self._small.n_bytes
-        room = self.platform.room()
+        room = self.platform.room().of_one(self.comm.size)
         others_bytes = 0 if self.room.is_main else self.room.used_bytes
         least = torch.tensor([room.total_bytes, room.free_bytes, room.swap_bytes, room.address_bytes])
         most = torch.tensor([weights_bytes, others_bytes, room.own_bytes])
@@ -190,8 +191,12 @@ class Worker:
         assert allocation is not None
         return measure(
             self.runner, drafter, speculative.n_drafts, limits.max_num_seqs, allocation.max_model_len,
-            branches=speculative.tree is not None,
+            branches=speculative.tree is not None, of_all=self._slowest,
         )  # fmt: skip
+
+    def _slowest(self, seconds: float) -> float:
+        """Of all ranks."""
+        return float(self.comm.all_reduce(torch.tensor([seconds]), Reduction.MAX))
 
     @property
     def drafter(self) -> Drafter | None:
@@ -255,6 +260,10 @@ class Worker:
         if self._allocation is not None:
             self._runner = self._make_runner(self.model, self._allocation)
 
+    def close(self) -> None:
+        """Give up all memory, for good."""
+        self.sleep(2)
+
     def expert_loads(self) -> list[list[int]]:
         """See `Decoder`; empty without experts, and without weights."""
         return [] if self._model is None else self._model.expert_loads()
@@ -314,7 +323,7 @@ class Worker:
         if self.platform.rows_alone is RowsAlone.NEVER:
             found += [layer.ffn.no_determinism for layer in model.layers]
         elif not any(found):
-            self.no_determinism = obstacle(model, pool)
+            self.no_determinism = self.no_determinism or obstacle(model, pool)
         self.no_determinism = self.no_determinism or next(filter(None, found), "")
         if self.no_determinism and self._config.deterministic:
             raise ConfigError(

@@ -196,7 +196,26 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_logprobs: Annotated[
         int, _doc("Largest logprobs or prompt_logprobs that a request may ask for.", ge=0, le=1000)
     ] = 20
-    num_threads: Annotated[int, _doc("Threads for compute on CPU; 0 takes every core.", ge=0, le=1024)] = 0
+    tensor_parallel_size: Annotated[
+        int,
+        _doc(
+            "Ranks that share every layer, one process each: on GPUs one GPU a rank, on a CPU for tests. The model's"
+            " heads and feed-forwards must be divisible among them.",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        _doc(
+            "Ranks divide the experts of a model among them, whole ones, instead of a part of each. Their number must"
+            " be divisible by that of the ranks."
+        ),
+    ] = False
+    num_threads: Annotated[
+        int,
+        _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024),
+    ] = 0
     enforce_eager: Annotated[bool, _doc("Do not capture CUDA graphs.")] = False
     enable_sleep_mode: Annotated[
         bool,

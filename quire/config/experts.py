@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from quire.config.feed_forward import FeedForwardSpec
-from quire.config.parameters import FfnParameters, Kept, Matrix, Tensor
+from quire.config.parameters import Cut, FfnParameters, Kept, Matrix, Tensor
 from quire.config.shares import part_of
 
 CORRECTION: Final = "e_score_correction_bias"
@@ -77,7 +77,7 @@ class SharedExpert(msgspec.Struct, frozen=True, kw_only=True):
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A feed-forward that is the sum over the chosen experts e of w_e * down_e(gating(gate_e(x), up_e(x))). See
-    `FfnSpec`. Several ranks divide the inner vector of every expert."""
+    `FfnSpec`. Several ranks divide the inner vector of every expert, or the experts."""
 
     n_experts: int
     size: int
@@ -93,6 +93,16 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     router_float32: bool = False
     """Logits are computed in float32, not in the model's dtype."""
     shared: SharedExpert | None = None
+    are_apart: bool = False
+    """Each rank has whole experts, as many as every other; what all tokens go through is divided in any case."""
+    first: int = 0
+    n_held: int = 0
+    """Of a rank: experts from `first` on; 0: all."""
+
+    @property
+    def held(self) -> range:
+        """The experts whose matrices are there; the router knows all."""
+        return range(self.first, self.first + (self.n_held or self.n_experts))
 
     @property
     def is_plain(self) -> bool:
@@ -123,7 +133,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     def n_idle_weights(self, hidden_size: int, n_tokens: int) -> float:
         """See `FfnSpec`."""
         unread = (1 - self.routing.n_chosen / self.n_experts) ** n_tokens
-        return unread * self.n_experts * 3 * self.size * hidden_size
+        return unread * len(self.held) * 3 * self.size * hidden_size
 
     def parameters(self, at: str, hidden_size: int) -> FfnParameters:
         """See `FfnSpec`: 'router', 'up.0', 'down.0' and so on, 'shared_up', 'shared_down' and 'shared_gate'."""
@@ -133,9 +143,10 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
         matrices = {"router": router}
         one = FeedForwardSpec(size=self.size, bias=self.bias)
-        for expert in range(self.n_experts):
+        for expert in self.held:
             for place, matrix in one.matrices(f"{at}mlp.experts.{expert}.", hidden_size).items():
-                matrices[f"{place}.{expert}"] = matrix
+                apart = msgspec.structs.replace(matrix, cut=Cut.EXPERT, turn=(expert, self.n_experts))
+                matrices[f"{place}.{expert}"] = apart if self.are_apart else matrix
         if self.shared is not None:
             shared = FeedForwardSpec(size=self.shared.size).matrices(at + "mlp.shared_expert.", hidden_size)
             matrices |= {f"shared_{place}": matrix for place, matrix in shared.items()}
@@ -147,9 +158,12 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def share(self, rank: int, n_ranks: int) -> ExpertsSpec:
         """See `FfnSpec`."""
-        size = part_of(f"an expert is {self.size} wide", self.size, n_ranks)
         shared = self.shared
         if shared is not None:
             own = part_of(f"the shared expert is {shared.size} wide", shared.size, n_ranks)
             shared = msgspec.structs.replace(shared, size=own)
+        if self.are_apart:
+            n_held = part_of(f"there are {self.n_experts} experts", self.n_experts, n_ranks)
+            return msgspec.structs.replace(self, first=rank * n_held, n_held=n_held, shared=shared)
+        size = part_of(f"an expert is {self.size} wide", self.size, n_ranks)
         return msgspec.structs.replace(self, size=size, shared=shared)

@@ -41,6 +41,8 @@ class EngineOptions(TypedDict, total=False):
     pipeline_depth: int | None
     deterministic: bool | None
     max_logprobs: int | None
+    tensor_parallel_size: int | None
+    enable_expert_parallel: bool | None
     num_threads: int | None
     enforce_eager: bool | None
     enable_sleep_mode: bool | None
@@ -129,7 +131,6 @@ class EngineOptions(TypedDict, total=False):
     stream_interval: int | float | str | None
     swap_space: int | float | str | None
     task: int | float | str | None
-    tensor_parallel_size: int | float | str | None
     tokenizer_mode: int | float | str | None
     tokens_only: bool | None
     trust_remote_code: bool | None

@@ -38,6 +38,8 @@ class Cut(enum.Enum):
     """Inputs are divided: each rank makes a term of every output, to be summed over ranks."""
     VOCABULARY = "vocabulary"
     """Rows are divided as COLUMN, in the order of token ids; the last rank has fewer where they do not divide."""
+    EXPERT = "expert"
+    """One rank has all of it, and the others nothing: see `Matrix.turn`."""
 
 
 @enum.unique
@@ -67,6 +69,8 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     n_repeated: int = 0
     """Last parts of which several ranks have the same unit, where there are fewer units than ranks: keys and values."""
     kept: Kept = Kept.BY_SCHEME
+    turn: tuple[int, int] = (0, 1)
+    """(number, of how many) among matrices that are alike, of which each rank has as many neighbours (`Cut.EXPERT`)."""
 
     @property
     def name(self) -> str:

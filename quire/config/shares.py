@@ -47,7 +47,7 @@ def share(matrix: Matrix, rank: int, n_ranks: int, *, row_step: int = 1, column_
     row_step: rows of a part but the last are a multiple of it, as the parts lie under one another; column_step: columns
     that share something. Both bind a cut that goes through them. Raises ConfigError where the matrix cannot be divided.
     """
-    if n_ranks == 1 or matrix.cut is Cut.REPLICATED:
+    if n_ranks == 1 or matrix.cut in (Cut.REPLICATED, Cut.EXPERT):
         return Share(matrix=matrix, first_rows=(0,) * len(matrix.parts))
     if matrix.cut is Cut.ROW:
         n_in = part_of(f"{matrix.name} has {matrix.n_in} inputs", matrix.n_in, n_ranks, matrix.unit, column_step)
@@ -67,6 +67,12 @@ def share(matrix: Matrix, rank: int, n_ranks: int, *, row_step: int = 1, column_
         first_rows.append(first)
     mine = msgspec.structs.replace(matrix, parts=tuple(parts), cut=Cut.REPLICATED)
     return Share(matrix=mine, first_rows=tuple(first_rows))
+
+
+def is_held(matrix: Matrix, rank: int, n_ranks: int) -> bool:
+    """Whether a rank has any of it."""
+    number, n_alike = matrix.turn
+    return matrix.cut is not Cut.EXPERT or number * n_ranks // n_alike == rank
 
 
 def share_norm(table: NormTable, rank: int, n_ranks: int) -> NormTable:

@@ -48,8 +48,6 @@ SHORT_OF_PARTS: Final = SHORT | {"-O": "compilation_config"}
 """The same with a part: -O.mode=3. -O3 is a level, -O.mode of the compilation."""
 
 SAME: Final = (
-    Same("tensor_parallel_size", "1", "one engine computes on one device",
-         "leave it out, and run one server a device behind a balancer"),
     Same("pipeline_parallel_size data_parallel_size data_parallel_size_local nnodes prefill_context_parallel_size"
          " decode_context_parallel_size", "1", "one engine computes on one device",
          "leave it out, and run one server a device behind a balancer"),
@@ -151,8 +149,8 @@ REFUSED: Final = (
           " cp_kv_cache_interleave_size enable_dbo! ubatch_size dbo_decode_token_threshold"
           " dbo_prefill_token_threshold ray_workers_use_nsight! worker_use_ray! all2all_backend",
           "one engine computes on one device: leave it out, and run one server a device behind a balancer"),
-    Group("enable_expert_parallel! enable_ep_weight_filter! enable_elastic_ep! enable_eplb! eplb_config"
-          " expert_placement_strategy", "one engine has all experts: leave it out"),
+    Group("enable_ep_weight_filter! enable_elastic_ep! enable_eplb! eplb_config"
+          " expert_placement_strategy", "experts stay where the checkpoint's order puts them: leave it out"),
     Group("mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode"
           " enable_mamba_cache_stochastic_rounding! mamba_cache_philox_rounds",
           "recurrent states and their snapshots are sized by the memory that is there: leave it out"),

@@ -44,6 +44,11 @@ def set_for_children(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
+def force(name: str, value: str) -> None:
+    """Set a variable for libraries loaded later and for child processes, whatever the user has set."""
+    os.environ[name] = value
+
+
 def unknown() -> list[str]:
     """Variables of the environment that look like Quire's and are not: likely misspelt."""
     return sorted(name for name in os.environ if name.startswith("QUIRE_") and name not in VARIABLES)

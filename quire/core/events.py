@@ -90,6 +90,8 @@ class EngineStats(msgspec.Struct):
     """Finish reason → sequences."""
     last_step_age_s: float = 0.0
     """Seconds since the last step ended while work was waiting; 0 when idle."""
+    is_late: bool = False
+    """One of its ranks gives no sign of life."""
     is_asleep: bool = False
     """Its memory was given back: no request is taken until it is woken."""
     steps_in_flight: int = 0
@@ -195,14 +197,6 @@ class RequestsLost(msgspec.Struct, tag="lost"):
     reason: str
 
 
-class EngineFailed(msgspec.Struct, tag="failed"):
-    """The engine could not be loaded, or its loop ended with an error."""
-
-    message: str
-    has_answered: bool = True
-    """Every open request was told."""
-
-
 @enum.unique
 class EndKind(enum.Enum):
     """How an engine process ended, as far as it tells who is to blame."""
@@ -215,6 +209,14 @@ class EndKind(enum.Enum):
     """By a signal that others send, as the system does when memory runs out."""
     FAILED = "failed"
     """It gave up and said so, after it had answered every request with an error."""
+
+
+class EngineFailed(msgspec.Struct, tag="failed"):
+    """The engine could not be loaded, or its loop ended with an error."""
+
+    message: str
+    kind: EndKind = EndKind.FAILED
+    """FAILED only if every open request was told."""
 
 
 class Working(msgspec.Struct, array_like=True):

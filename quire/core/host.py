@@ -39,6 +39,11 @@ def trim_heap() -> None:
         trim(0)
 
 
+def n_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
 def swap_bytes(root: pathlib.Path = ROOT) -> int:
     """Swap that is free."""
     return _meminfo(root).get("SwapFree", 0)

@@ -5,7 +5,7 @@ Owns the order in which things are made. Does not own any of the parts, nor what
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
 import pathlib
 from collections.abc import Callable
@@ -13,22 +13,16 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from quire.compute.draft.choice import drafter_of
-from quire.compute.draft.loaded import DraftSource
-from quire.compute.draft.small import DraftCheckpoint
-from quire.compute.draft.with_head import HeadCheckpoint
 from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
-from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import tokens_in_flight
+from quire.config.mesh import mesh_shape
 from quire.config.model import read_arch
-from quire.config.mtp import mtp_head
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
-from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core.clock import MonotonicClock, VirtualClock
 from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
@@ -40,13 +34,17 @@ from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
+from quire.engine.executors.ranks import RanksExecutor
 from quire.engine.expert_load import ExpertLoad
 from quire.engine.fit import FitCase, check_fit
 from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_matcher_processes
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
+from quire.engine.ranks.group import RankGroup
+from quire.engine.ranks.leader import LeadingWorker
 from quire.engine.sleep import SleepMode
+from quire.engine.workers import make_leader
 from quire.kernels.invariance import RowsAlone
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
@@ -66,27 +64,31 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     """
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     arch = read_arch(folder, config.hf_overrides, logger)
+    shape = mesh_shape(config)
+    if config.is_simulated and shape.n_ranks > 1:
+        raise ConfigError(
+            f"tensor_parallel_size = {config.tensor_parallel_size} and device = 'null', which has no model that could"
+            " be divided: leave --tensor-parallel-size out, or add --device cpu or cuda",
+            param="tensor_parallel_size",
+        )
     if config.is_simulated:
         return _build_simulated(config, arch, is_server)
-    platform = platform_of(config)
-    if config.deterministic and platform.no_determinism:
-        raise ConfigError(
-            f"deterministic = True cannot be promised: {platform.no_determinism}; or leave --deterministic out",
-            param="deterministic",
-        )
-    limits = resolve(config, arch, platform.name, is_server=is_server)
-    speculative = read_speculative(config.speculative_config)
-    if speculative is not None and arch.state_specs:
-        raise ConfigError(
-            f"speculative_config: {arch.family} has recurrent layers, whose states a rejected draft would stay in: "
-            "leave --speculative-config out",
-            param="speculative_config",
-        )
-    drafter = None if speculative is None else drafter_of(speculative)
-    draft = None if speculative is None else _draft_source(config, speculative, folder, arch)
-    if draft is not None:
-        draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
-    worker = Worker(config, limits, folder, arch, platform, drafter=drafter, draft=draft)
+    with contextlib.ExitStack() as undo:
+        group = None
+        if shape.n_ranks > 1:
+            group = RankGroup(config, shape, folder, is_server=is_server)
+            undo.callback(group.stop)
+        built = _build(config, folder, arch, group, is_server)
+        undo.pop_all()
+    return built
+
+
+def _build(
+    config: EngineConfig, folder: pathlib.Path, arch: ModelArch, group: RankGroup | None, is_server: bool
+) -> tuple[EngineCore, EngineReady]:
+    """group: the ranks beside this one, if there are any."""
+    made = make_leader(config, folder, arch, group, is_server=is_server)
+    worker, limits, draft, platform = made.worker, made.limits, made.draft, made.worker.platform
     captured = worker.captured
     case = FitCase(
         config, limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
@@ -116,28 +118,12 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         worker.draft_costs(), deterministic_apart=platform.rows_alone is not RowsAlone.NEVER,
         has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
     )  # fmt: skip
-    core.free_memory = functools.partial(worker.sleep, 2)
+    core.free_memory, core.ranks = worker.close, group
     core.expert_load = ExpertLoad(worker.expert_loads) if worker.expert_loads() else None
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
     ready = _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
     return core, msgspec.structs.replace(ready, no_determinism=worker.no_determinism)
-
-
-def _draft_source(
-    config: EngineConfig, speculative: SpeculativeConfig, folder: pathlib.Path, arch: ModelArch
-) -> DraftSource | None:
-    """folder: the checkpoint of the model, which is `arch`."""
-    if speculative.model:
-        folder = find_checkpoint(speculative.model, "", config.download_dir)
-    if speculative.method == "mtp":
-        head = mtp_head(folder, read_arch(folder) if speculative.model else arch, logger)
-        return HeadCheckpoint(folder, head, speculative.tree)
-    if speculative.method == "eagle3":
-        return HeadCheckpoint(folder, read_head(folder), speculative.tree)
-    if not speculative.model:
-        return None
-    return DraftCheckpoint(folder, read_arch(folder, {}, logger))
 
 
 def device_of(config: EngineConfig) -> str:
@@ -146,8 +132,9 @@ def device_of(config: EngineConfig) -> str:
 
 
 def _executor(worker: Worker) -> Executor:
-    """Steps of one worker in this process."""
-    return LaunchExecutor(worker) if worker.platform.computes_alone else ThreadExecutor(worker, worker.prepare)
+    """Steps of the worker in this process, and of the ranks that it leads."""
+    own: Executor = LaunchExecutor(worker) if worker.platform.computes_alone else ThreadExecutor(worker, worker.prepare)
+    return RanksExecutor(own, worker.group) if isinstance(worker, LeadingWorker) else own
 
 
 def _structured_output(

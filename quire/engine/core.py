@@ -27,7 +27,7 @@ from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.engine.command_reader import refusals
-from quire.engine.executors.executor import Executor, is_out_of_memory
+from quire.engine.executors.executor import Executor, OtherRanks, RanksLost, is_out_of_memory
 from quire.engine.expert_load import ExpertLoad
 from quire.engine.grammars.manager import StructuredOutput, Unmasked
 from quire.engine.sleep import ASLEEP, AsleepExecutor, SleepMode
@@ -113,6 +113,8 @@ class EngineCore:
         """What can be given up in sleep; None: nothing."""
         self.free_memory: Callable[[], None] | None = None
         """Gives up all that the executor's worker holds, when nothing runs any more."""
+        self.ranks: OtherRanks | None = None
+        """Those beside the one that the executor has in this process."""
         self.expert_load: ExpertLoad | None = None
         """Of a model with experts."""
         self._committed: list[SeqDelta] = []
@@ -123,7 +125,7 @@ class EngineCore:
     def step(self) -> list[SeqDelta]:
         """Keep the device busy, then take in the oldest finished step. Returns what sequences gained.
 
-        EngineError once `MAX_FAILED_STEPS` in a row have failed.
+        EngineError once `MAX_FAILED_STEPS` in a row have failed, or a rank is lost.
         """
         self.check()
         if self.grammars.n_compiling:
@@ -134,6 +136,8 @@ class EngineCore:
         try:
             owed += self._expire()
             deltas, record = self._advance()
+        except RanksLost:
+            raise
         except Exception as error:
             owed += self._gained()
             return owed + (self._retry(error) if is_out_of_memory(error) else self._fail(error))
@@ -350,6 +354,7 @@ class EngineCore:
         """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""
         stats = self.scheduler.stats(with_map=with_map)
         stats.is_asleep = self.is_asleep
+        stats.is_late = self.ranks is not None and self.ranks.is_late
         if self.expert_load is not None and not self.is_asleep:
             stats.expert_imbalance = self.expert_load.imbalance(self.clock.now_s())
         return stats

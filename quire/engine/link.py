@@ -93,11 +93,15 @@ class EngineLink:
         await self._until_lost(self._take_all(take, other))
 
     def healthy(self) -> bool:
-        """True while an engine is there, its loop reports, and steps end (or there is nothing to do)."""
+        """True while an engine is there, its loop reports, ranks live, and steps end (or there is nothing to do)."""
         silent_s = time.monotonic() - self._last_event_s
         stats = self._stats
-        return self._connected and makes_progress(
-            self._device, silent_s, stats.last_step_age_s, stats.steps_in_flight, self._stall_timeout_s
+        return (
+            self._connected
+            and not stats.is_late
+            and makes_progress(
+                self._device, silent_s, stats.last_step_age_s, stats.steps_in_flight, self._stall_timeout_s
+            )
         )
 
     def close(self) -> None:

@@ -57,22 +57,23 @@ class OneLineFormatter(logging.Formatter):
         return "\n".join(f"  {line}" for line in lines)
 
 
-def set_up() -> None:
+def set_up(who: str = "") -> None:
     """For the start of a process: guarded standard files, stacks on SIGUSR1, warnings in the log, and a handler on
-    stderr if the program has none. Access lines are not damped: they are asked for."""
+    stderr if the program has none. Access lines are not damped: they are asked for. who: stands in each line."""
     stdio.take_over()
     stdio.show_stacks_on_signal()
     logging.raiseExceptions = False
     logging.captureWarnings(True)
-    show()
+    show(who)
 
 
-def show() -> None:
-    """Lines of the log go to stderr if the program has no handler of its own."""
+def show(who: str = "") -> None:
+    """Lines of the log go to stderr if the program has no handler of its own. who: stands in each line."""
     if logging.getLogger().handlers:
         return
     handler = logging.StreamHandler()
-    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    name = f"{who}: " if who else ""
+    handler.setFormatter(OneLineFormatter(f"%(asctime)s %(levelname)s %(name)s: {name}%(message)s"))
     rate_limit = RateLimitFilter()
     handler.addFilter(lambda record: record.name == "quire.access" or rate_limit.filter(record))
     logging.getLogger().addHandler(handler)

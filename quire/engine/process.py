@@ -9,6 +9,7 @@ processes. Owns no policy.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -40,6 +41,7 @@ from quire.core.commands import (
 from quire.core.errors import EngineError, QuireError
 from quire.core.events import (
     Done,
+    EndKind,
     EngineFailed,
     EngineReady,
     Explained,
@@ -54,6 +56,7 @@ from quire.engine import logs
 from quire.engine.child import read_start
 from quire.engine.command_reader import refusals
 from quire.engine.core import EngineCore
+from quire.engine.executors.executor import RanksLost
 from quire.engine.flight_recorder import FlightRecorder
 from quire.engine.garbage import quiet_gc
 from quire.engine.router import ClientRouter
@@ -269,23 +272,34 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
             raise
         status.say(EngineFailed(f"the engine could not be loaded: {reason}"))
         return 1
+    if core.ranks is not None:
+        core.ranks.on_loss = functools.partial(_leave, status)
     ready = msgspec.structs.replace(ready, engine=start.engine, ends=start.ends)
     router = ClientRouter(socket, ready)
     status.say(ready)
     quiet_gc()
     try:
         EngineLoop(core, router, status, log_stats=not config.disable_log_stats, start=start).run()
+    except RanksLost as loss:
+        status.say(EngineFailed(loss.message, loss.kind))
+        return 1
     except EngineError as error:
         logger.error("the engine gives up: %s", error.message)
         status.say(EngineFailed(error.message))
         return 1
     except Exception:
         logger.exception("the engine loop ended")
-        status.say(EngineFailed("the engine failed; see its log", has_answered=False))
+        status.say(EngineFailed("the engine failed; see its log", EndKind.CRASH))
         return 1
     finally:
         router.close()
     return 0
+
+
+def _leave(status: StatusPipe, loss: RanksLost) -> None:
+    """A rank is lost, and rank 0 may stand still in the middle of a step: this process ends at once."""
+    status.say(EngineFailed(loss.message, loss.kind))
+    os._exit(1)
 
 
 def main(build: Build | None = None) -> int:

@@ -181,8 +181,8 @@ class EngineSupervisor:
         match status:
             case Heartbeat():
                 self._beat = status
-            case EngineFailed(message, has_answered):
-                self._said, self._end_kind = message, EndKind.FAILED if has_answered else EndKind.CRASH
+            case EngineFailed(message, kind):
+                self._said, self._end_kind = message, kind
             case Fetching(is_over):
                 self._limit_load(is_over)
             case EngineReady() if self._ready is not None and not self._ready.done():

@@ -53,6 +53,13 @@ class Room:
         """Taken by anybody."""
         return self.total_bytes - self.free_bytes
 
+    def of_one(self, n_ranks: int) -> Room:
+        """What one of several ranks may take: main memory is one for all of them, a device's is each rank's own."""
+        if not self.is_main or n_ranks == 1:
+            return self
+        total, free, swap = (n // n_ranks for n in (self.total_bytes, self.free_bytes, self.swap_bytes))
+        return dataclasses.replace(self, total_bytes=total, free_bytes=free, swap_bytes=swap)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEquation:

@@ -195,6 +195,11 @@ def is_available() -> bool:
     return torch.cuda.is_available()
 
 
+def n_devices() -> int:
+    """That torch sees."""
+    return torch.cuda.device_count()
+
+
 def describe() -> list[str]:
     """One line for each visible GPU: name, memory, compute capability."""
     lines = []

@@ -47,6 +47,17 @@ class Comm(Protocol):
         ...
 
 
+class MeetingComm(Comm, Protocol):
+    """`Comm` of several processes. They meet at `join`, or when something is first asked of it."""
+
+    n_calls: int
+    """That this rank has begun: a rank that hangs is behind the others. Replays of captured steps do not count."""
+
+    def join(self) -> None:
+        """Returns when all are there. RuntimeError if they are not in time."""
+        ...
+
+
 class SoloComm:
     """`Comm` of the only rank: nothing is sent."""
 

@@ -1,9 +1,14 @@
-"""`Comm` between processes on hosts, over torch.distributed's gloo: tensors in main memory."""
+"""`Comm` between processes of one host, over torch.distributed's gloo: tensors in main memory.
+
+Owns a group of gloo's own making, not torch's global one: a process may be in several.
+Invariant: nothing listens but on the loopback interface.
+"""
 
 from __future__ import annotations
 
 import datetime
-from typing import Final
+import functools
+from typing import Any, Final
 
 import torch
 import torch.distributed
@@ -12,6 +17,9 @@ from quire.compute.dist.comm import Reduction
 
 TIMEOUT_S: Final = 600.0
 """A rank that does not answer for so long is taken for dead: RuntimeError in the others. Loading takes minutes."""
+_DISTRIBUTED: Final[Any] = torch.distributed
+"""Whose types leave out the classes of groups."""
+LOOPBACK: Final = "127.0.0.1"
 OPERATIONS: Final = {
     Reduction.SUM: torch.distributed.ReduceOp.SUM,
     Reduction.MIN: torch.distributed.ReduceOp.MIN,
@@ -20,30 +28,42 @@ OPERATIONS: Final = {
 
 
 class GlooComm:
-    """`Comm` of a process with one rank; a process can be in one such group at a time."""
+    """`Comm` of one rank. It meets the others at `join`, or when something is first asked of it."""
 
     def __init__(self, rank: int, size: int, meeting_point: str, timeout_s: float = TIMEOUT_S) -> None:
-        """meeting_point: where all ranks find one another, 'tcp://HOST:PORT' of rank 0 or 'file:///PATH' of a new file.
-
-        Returns when all are there. RuntimeError if they are not within timeout_s.
-        """
+        """meeting_point: path of a file that is not there, and that all ranks can write."""
         self.rank, self.size = rank, size
-        timeout = datetime.timedelta(seconds=timeout_s)
-        torch.distributed.init_process_group(
-            "gloo", init_method=meeting_point, rank=rank, world_size=size, timeout=timeout
-        )
+        self.n_calls = 0
+        """That this rank has begun: it is the one to look at where it is behind the others."""
+        self._meeting_point, self._timeout = meeting_point, datetime.timedelta(seconds=timeout_s)
+
+    @functools.cached_property
+    def _group(self) -> Any:
+        options = _DISTRIBUTED.ProcessGroupGloo._Options()
+        options._devices = [_DISTRIBUTED.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._timeout = self._timeout
+        store = _DISTRIBUTED.FileStore(self._meeting_point, self.size)
+        return _DISTRIBUTED.ProcessGroupGloo(store, self.rank, self.size, options)
+
+    def join(self) -> None:
+        """Returns when all are there. RuntimeError if they are not in time."""
+        self.all_reduce(torch.zeros(1))
 
     def all_reduce(self, x: torch.Tensor, reduction: Reduction = Reduction.SUM) -> torch.Tensor:
         """See `Comm`. x: on the CPU."""
-        torch.distributed.all_reduce(x, OPERATIONS[reduction])
+        self.n_calls += 1
+        options = _DISTRIBUTED.AllreduceOptions()
+        options.reduceOp = OPERATIONS[reduction]
+        self._group.allreduce([x], options).wait()
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """See `Comm`. x: on the CPU."""
+        self.n_calls += 1
         found = x.new_empty(self.size, *x.shape)
-        torch.distributed.all_gather(list(found.unbind(0)), x)
+        self._group.allgather([list(found.unbind(0))], [x]).wait()
         return found
 
     def close(self) -> None:
         """See `Comm`."""
-        torch.distributed.destroy_process_group()
+        self.__dict__.pop("_group", None)

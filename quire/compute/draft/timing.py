@@ -33,10 +33,18 @@ N_QUEUED: Final = 4
 
 
 def measure(
-    runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model_len: int, *, branches: bool = False
+    runner: Runner,
+    drafter: Drafter,
+    most: int,
+    n_slots: int,
+    max_model_len: int,
+    *,
+    branches: bool = False,
+    of_all: Callable[[float], float] = lambda seconds: seconds,
 ) -> DraftCosts:
     """The best of a few rounds each. most: drafts of a sequence; n_slots: that can be open at once. branches: drafts
-    are trees, of which no more nodes are asked together than n_slots."""
+    are trees, of which no more nodes are asked together than n_slots. of_all: seconds of a step on one rank → those of
+    the slowest, by which all ranks time as many steps."""
     context = min(CONTEXT, max_model_len - 2 - most)
     opened = [SlotOpen(slot, [0] * (context + 1), context, GREEDY) for slot in range(min(n_slots, ROWS[-1]))]
     runner.launch(_plan([0], context, 0, opened)).result()
@@ -45,7 +53,7 @@ def measure(
         if rows and rows[-1] >= LEAST_ROWS and step_s[-1] > LONG_S:
             break
         rows.append(n)
-        step_s.append(_step_s(runner, _plan(list(range(n)), context)))
+        step_s.append(of_all(_step_s(runner, _plan(list(range(n)), context))))
     n_together = min(TOGETHER, max(1, len(opened) // most) if branches else len(opened))
     guess_s, together_s = (_guess_s(drafter, n, context, most, branches) for n in (1, n_together))
     each_s, place_s = _shares(guess_s / most, together_s / most, n_together)

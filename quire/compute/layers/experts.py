@@ -54,7 +54,7 @@ class Experts:
         self.router = router
         self.shared_up, self.shared_down, self.shared_gate = map(linear, ("shared_up", "shared_down", "shared_gate"))
         self.up, self.down = (
-            _bank(make, [matrices[f"{place}.{expert}"] for expert in range(spec.n_experts)], schemes)
+            _bank(make, [matrices[f"{place}.{expert}"] for expert in spec.held], schemes)
             for place in ("up", "down")
         )
         correction = parameters.tensors.get("correction")
@@ -92,14 +92,21 @@ class Experts:
         return y if self.shared_up is None else self._add_shared(x, y)
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [n, hidden] → (ids of its experts [n, k] int32, their weights [n, k] float32)."""
+        """x: [n, hidden] → (its experts [n, k] int32, as numbers among those held, -1: not held; their weights [n, k]
+        float32)."""
         if self.is_wide:
             logits = self.router(x.float())
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
         correction = None if self.correction is None else self.correction.values
-        return moe.route(logits, self.spec.routing, correction, self.load)
+        expert_ids, weights = moe.route(logits, self.spec.routing, correction, self.load)
+        return self._held(expert_ids) if self.spec.n_held else expert_ids, weights
+
+    def _held(self, expert_ids: torch.Tensor) -> torch.Tensor:
+        """Numbers among the experts of this rank; -1 of those that others have."""
+        own = expert_ids - self.spec.first
+        return own.masked_fill_((own < 0) | (own >= self.spec.n_held), -1)
 
     @property
     def is_plain(self) -> bool:
@@ -145,9 +152,10 @@ class Experts:
         n, k = expert_ids.shape
         flat = expert_ids.flatten()
         order = flat.argsort(stable=True)
-        ends = torch.bincount(flat, minlength=self.spec.n_experts).cumsum(0).tolist()
+        n_elsewhere, *ends = torch.bincount(flat + 1, minlength=1 + len(self.spec.held)).cumsum(0).tolist()
         x_sorted, each = x[order // k], x.new_empty(n * k, x.shape[1])
-        start = 0
+        start = n_elsewhere
+        each[:start] = 0
         for up, down, end in zip(self.up.linears, self.down.linears, ends, strict=True):
             if start < end:
                 down(self._inner(up, x_sorted[start:end]), out=each[start:end])
@@ -199,8 +207,10 @@ class Experts:
         for n_rows in moe.build_rows(spec.n_experts, n_chosen, max_rows):
             logits = torch.zeros(n_rows, spec.n_experts, device=weight.device)
             x = weight.new_zeros(n_rows, weight.shape[2])
+            expert_ids, factors = moe.route(logits, evenly)
+            expert_ids = self._held(expert_ids) if spec.n_held else expert_ids
             moe.experts(
-                x, *moe.route(logits, evenly), weight, self.down.weight, gating=spec.gating, up_bias=self.up.bias,
+                x, expert_ids, factors, weight, self.down.weight, gating=spec.gating, up_bias=self.up.bias,
                 down_bias=self.down.bias, residual=torch.zeros_like(x),
             )  # fmt: skip
 

@@ -13,7 +13,7 @@ import msgspec
 from quire.compute.schemes.choice import Schemes
 from quire.config.arch import ModelArch
 from quire.config.parameters import Cut, LayerParameters, Matrix, NormTable, Tensor, embedding, head, layer_parameters
-from quire.config.shares import Region, Share, share, share_arch, share_norm, share_tensor
+from quire.config.shares import Region, Share, is_held, share, share_arch, share_norm, share_tensor
 
 
 class RankParts:
@@ -43,7 +43,11 @@ class RankParts:
             norms={place: self._norm(table) for place, table in whole.mixer.norms.items()},
             tensors={place: self._tensor(table) for place, table in whole.mixer.tensors.items()},
         )
-        ffn = {place: self._matrix(matrix) for place, matrix in whole.ffn.matrices.items()}
+        ffn = {
+            place: self._matrix(matrix)
+            for place, matrix in whole.ffn.matrices.items()
+            if is_held(matrix, self._rank, self._n_ranks)
+        }
         return msgspec.structs.replace(whole, mixer=mixer, ffn=msgspec.structs.replace(whole.ffn, matrices=ffn))
 
     def _matrix(self, whole: Matrix) -> Matrix:
@@ -62,7 +66,7 @@ class RankParts:
         return mine
 
     def _cut(self, whole: Matrix, mine: Share) -> Share:
-        if self._n_ranks > 1 and whole.cut is not Cut.REPLICATED:
+        if self._n_ranks > 1 and whole.cut not in (Cut.REPLICATED, Cut.EXPERT):
             self._cuts.append((whole, mine))
         return mine
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from quire.core.errors import DeviceOutOfMemory
+from quire.core.errors import DeviceOutOfMemory, EngineError
+from quire.core.events import EndKind
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
 
@@ -32,6 +34,23 @@ class Executor(Protocol):
     def shutdown(self) -> None:
         """Wait for what runs, free the device. Nothing may be submitted afterwards."""
         ...
+
+
+class RanksLost(EngineError):
+    """A rank is gone, or makes no progress: those that are left cannot go on, and are ended. kind: how it ended."""
+
+    def __init__(self, message: str, kind: EndKind) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class OtherRanks(Protocol):
+    """Those beside rank 0, which is in the engine's process."""
+
+    is_late: bool
+    """One of them gives no sign of life."""
+    on_loss: Callable[[RanksLost], None] | None
+    """Told once they are lost, by a thread that watches: rank 0 may stand still in the middle of a step."""
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -120,7 +120,7 @@ def two(
     (folder / "cases").write_text("\n".join(json.dumps([name, *case]) for name, case in cases.items()))
     ranks = [
         subprocess.Popen(
-            [sys.executable, rank_models.__file__, str(rank), "2", f"file://{folder}/meet", str(folder / "cases")],
+            [sys.executable, rank_models.__file__, str(rank), "2", f"{folder}/meet", str(folder / "cases")],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)

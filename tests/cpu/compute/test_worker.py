@@ -102,7 +102,7 @@ def test_ranks_in_two_processes(tmp_path: pathlib.Path) -> None:
     kind of plan: chunks, logprobs, vectors, masks. (`test_rank_models.py` has the models.)"""
     whole = ready(tmp_path / "alone", dtype="float32")
     alone = run(whole)
-    program, meeting_point = worker_rank.__file__, f"file://{tmp_path}/meet"
+    program, meeting_point = worker_rank.__file__, f"{tmp_path}/meet"
     ranks = [
         subprocess.Popen(
             [sys.executable, program, str(rank), "2", meeting_point, str(tmp_path)],

@@ -24,7 +24,7 @@ from quire.compute.runner.runner import Runner
 from quire.core.commands import Cancel, Submit
 from quire.core.errors import EngineError
 from quire.core.plan import StepPlan
-from quire.engine import build
+from quire.engine import build, workers
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 
 
@@ -65,7 +65,7 @@ def test_a_device_apart(folder: pathlib.Path, captures: bool, depth: int, monkey
     LivePlans(monkeypatch)
     monkeypatch.setattr(platform.cuda, "CudaDevice", DeviceApart)
     apart = CudaPlatform(captures=captures)
-    monkeypatch.setattr(build, "platform_of", lambda config: apart)
+    monkeypatch.setattr(workers, "platform_of", lambda config, rank: apart)
     options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 60, "pipeline_depth": depth}
     llm = engine(folder, **options)
     expected = answers(llm)
@@ -81,7 +81,7 @@ def test_what_is_staged_while_masks_are_made_is_what_is_launched(
     LivePlans(monkeypatch)
     monkeypatch.setattr(platform.cuda, "CudaDevice", DeviceApart)
     apart = CudaPlatform(captures=True)
-    monkeypatch.setattr(build, "platform_of", lambda config: apart)
+    monkeypatch.setattr(workers, "platform_of", lambda config, rank: apart)
     stage, said, n_staged = Runner.stage, list[list[Any]](), 0
 
     def counted(runner: Runner, plan: StepPlan) -> Any:

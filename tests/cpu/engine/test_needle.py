@@ -15,7 +15,7 @@ from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import Sampled
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, InvalidParameter
-from quire.engine import build
+from quire.engine import workers
 from quire.kernels import native
 
 NEEDLE = [random.Random(1).randrange(5, 4000) for _ in range(130)]
@@ -102,13 +102,13 @@ def test_a_device_that_cannot_promise_it_refuses(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ConfigError, match=f"deterministic = True cannot be promised: {reason}"):
             LLM("", deterministic=True)
 
-    def platform(config: EngineConfig) -> CpuPlatform:
+    def platform(config: EngineConfig, rank: int) -> CpuPlatform:
         found = platform_of(config)
         assert isinstance(found, CpuPlatform)
         found.no_determinism = reason
         return found
 
-    monkeypatch.setattr(build, "platform_of", platform)
+    monkeypatch.setattr(workers, "platform_of", platform)
     llm = LLM("")
     with pytest.raises(InvalidParameter, match=r"deterministic.*sums of torch depend on the batch"):
         llm.generate("One", SamplingParams(deterministic=True))

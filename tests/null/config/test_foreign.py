@@ -170,9 +170,9 @@ def test_parts_and_levels_that_ask_for_nothing_are_taken(words: list[str]) -> No
     (["--kv-transfer-config", "--port"], "--kv-transfer-config is known in vLLM, not in Quire: prompts and decodes"),
     (["--limit-mm-per-prompt.image", "2"], "--limit-mm-per-prompt.image = '2' is known in vLLM, not in Quire, where"),
     (["--limit-mm-per-prompt", '{"image": 2}'], "--limit-mm-per-prompt = 2 is known in vLLM, not in Quire, where"),
-    (["--tensor-parallel-size.x", "1"], "unknown option --tensor-parallel-size.x"),
+    (["--data-parallel-size.x", "1"], "unknown option --data-parallel-size.x"),
     (["-Ox"], "unknown option -Ox"),
-    (["--tensor-paralel-size", "1"], "size; did you mean vLLM's --tensor-parallel-size?"),
+    (["--tensor-paralel-size", "1"], "size; did you mean --tensor-parallel-size?"),
     (["--max-num-seq", "1"], "; did you mean --max-num-seqs?"),
 ])  # fmt: skip
 def test_parts_levels_and_misspelt_flags_of_vllm(
@@ -224,7 +224,7 @@ def test_a_file_of_options(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("text, message", [
     ("- 1", "a mapping of options"),
     ("a: [", "is not valid YAML"),
-    ("tensor-parallel-size: 2", "run one server a device"),
+    ("data-parallel-size: 2", "run one server a device"),
     ("max-num-seq: 2", "did you mean --max-num-seqs?"),
     ("seed: -1", "an integer of at least 0"),
     ("when: 2020-01-01", "must be a text"),
@@ -259,10 +259,10 @@ def test_keyword_arguments(values: dict[str, object], expected: dict[str, object
 
 
 @pytest.mark.parametrize("values, message", [
-    ({"tensor_paralel_size": 1}, r"LLM has no option .*; did you mean vLLM's tensor_parallel_size\?"),
+    ({"tensor_paralel_size": 1}, r"LLM has no option .*; did you mean tensor_parallel_size\?"),
     ({"limit_mm_per_prompt": {"image": 1}}, "limit_mm_per_prompt = 1 is known in vLLM.*text alone"),
     ({"max_num_seq": 3}, r"LLM has no option 'max_num_seq'; did you mean max_num_seqs\?"),
-    ({"tensor_parallel_size": 2}, "tensor_parallel_size = 2 is known in vLLM, not in Quire.*one server a device"),
+    ({"data_parallel_size": 2}, "data_parallel_size = 2 is known in vLLM, not in Quire.*one server a device"),
     ({"enable_lora": True}, "enable_lora is known in vLLM, not in Quire: adapters.*merge"),
     ({"load_format": "pt"}, "load_format = 'pt' is known in vLLM, not in Quire: .*safetensors"),
     ({"quantization": "awq"}, "quantization = 'awq' is known in vLLM, not in Quire"),

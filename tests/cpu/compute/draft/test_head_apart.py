@@ -21,7 +21,7 @@ from quire.compute.draft.head_graphs import HeadGraphs, chain_sizes
 from quire.compute.draft.head_steps import EagerSteps, HeadRows
 from quire.compute.platform import CudaPlatform
 from quire.compute.runner.features import Features
-from quire.engine import build
+from quire.engine import workers
 
 TAPS = (1, 2, 4)
 SIZE: dict[str, Any] = {"num_gpu_blocks_override": 200, "max_num_seqs": 64, "max_num_batched_tokens": 128}
@@ -56,7 +56,7 @@ def captures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     LivePlans(monkeypatch)
     LiveChains(monkeypatch)
     monkeypatch.setattr(platform.cuda, "CudaDevice", CallingDevice)
-    monkeypatch.setattr(build, "platform_of", lambda config: CudaPlatform(captures=found))
+    monkeypatch.setattr(workers, "platform_of", lambda config, rank: CudaPlatform(captures=found))
     yield found
     torch.set_num_threads(n_threads)
 

@@ -28,7 +28,7 @@ from quire.core.commands import Cancel, Submit
 from quire.core.events import FinishReason
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
-from quire.engine import build
+from quire.engine import workers
 
 Said = dict[str, list[int]]
 SIZE: dict[str, Any] = {
@@ -68,7 +68,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     LivePlans(monkeypatch)
     LiveChains(monkeypatch)
     monkeypatch.setattr(platform.cuda, "CudaDevice", CallingDevice)
-    monkeypatch.setattr(build, "platform_of", lambda config: CudaPlatform())
+    monkeypatch.setattr(workers, "platform_of", lambda config, rank: CudaPlatform())
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(n_threads)
@@ -159,7 +159,7 @@ def plain(folder: pathlib.Path) -> dict[bool, Said]:
     """With and without the other requests; on the CPU, by operations."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(platform.cuda, "CudaDevice", CallingDevice)
-        patch.setattr(build, "platform_of", lambda config: CudaPlatform(captures=False))
+        patch.setattr(workers, "platform_of", lambda config, rank: CudaPlatform(captures=False))
         return {others: run(folder, (0,), others)[0] for others in (False, True)}
 
 

@@ -22,7 +22,7 @@ from quire.compute.draft.drafter import DraftContext, DraftTree, Guess, straight
 from quire.compute.draft.suffix import SuffixDrafter
 from quire.compute.platform import CudaPlatform
 from quire.config import resolve
-from quire.engine import build
+from quire.engine import workers
 
 TAPS = (1, 2, 4)
 
@@ -121,7 +121,7 @@ def go_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     LivePlans(monkeypatch)
     LiveChains(monkeypatch)
     monkeypatch.setattr(platform.cuda, "CudaDevice", CallingDevice)
-    monkeypatch.setattr(build, "platform_of", lambda config: CudaPlatform(captures=True))
+    monkeypatch.setattr(workers, "platform_of", lambda config, rank: CudaPlatform(captures=True))
     monkeypatch.setattr(resolve, "TREE_DEVICES", ("cpu", "cuda"))
 
 

@@ -1,0 +1,78 @@
+"""`Comm` between processes of one host with a GPU each, over torch.distributed's NCCL. Its calls can be captured.
+
+Owns a group of its own making, and the settings that NCCL reads when the first is made. Not yet run on GPUs.
+Invariants: no NVLink multicast, which on a shared host can put the GPUs out of service; tensors that are not on the
+GPU travel over it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from typing import Any, Final
+
+import torch
+import torch.distributed
+
+from quire.compute.dist.comm import Reduction
+from quire.core import env
+
+TIMEOUT_S: Final = 600.0
+NO_MULTICAST: Final = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+_DISTRIBUTED: Final[Any] = torch.distributed
+"""Whose types leave out the classes of groups."""
+
+
+class NcclComm:
+    """`MeetingComm` of one rank."""
+
+    def __init__(
+        self, rank: int, size: int, meeting_point: str, device: torch.device, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """meeting_point: path of a file that is not there, and that all ranks can write. device: this rank's GPU."""
+        self.rank, self.size, self.n_calls = rank, size, 0
+        self._meeting_point, self._device = meeting_point, device
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._operations = {
+            Reduction.SUM: _DISTRIBUTED.ReduceOp.SUM,
+            Reduction.MIN: _DISTRIBUTED.ReduceOp.MIN,
+            Reduction.MAX: _DISTRIBUTED.ReduceOp.MAX,
+        }
+        for name, value in NO_MULTICAST.items():
+            env.force(name, value)
+
+    @functools.cached_property
+    def _group(self) -> Any:
+        options = _DISTRIBUTED.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        store = _DISTRIBUTED.FileStore(self._meeting_point, self.size)
+        return _DISTRIBUTED.ProcessGroupNCCL(store, self.rank, self.size, options)
+
+    def join(self) -> None:
+        """See `MeetingComm`."""
+        self.all_reduce(torch.zeros(1)).item()
+
+    def all_reduce(self, x: torch.Tensor, reduction: Reduction = Reduction.SUM) -> torch.Tensor:
+        """See `Comm`."""
+        if x.device != self._device:
+            return x.copy_(self.all_reduce(x.to(self._device), reduction))
+        self.n_calls += 1
+        options = _DISTRIBUTED.AllreduceOptions()
+        options.reduceOp = self._operations[reduction]
+        self._group.allreduce([x], options).wait()
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Comm`. x: on the GPU."""
+        self.n_calls += 1
+        found = x.new_empty(self.size, *x.shape)
+        self._group._allgather_base(found, x).wait()
+        return found
+
+    def close(self) -> None:
+        """See `Comm`."""
+        self.__dict__.pop("_group", None)

@@ -1,0 +1,1 @@
+"""Ranks beside the engine's own: their processes, what they are told and how they are watched."""

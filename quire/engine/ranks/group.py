@@ -1,0 +1,303 @@
+"""The other ranks of an engine, seen from rank 0: their start, what they are told, whether they live, their end.
+
+Owns their processes, the memory that is shared with them and the folder in which all meet. Does not own what they do
+(`rank.py`), nor what becomes of requests when one is lost (`engine/core`, `engine/process`).
+Invariants: one lost rank ends all others, at once, for they wait for it; why is said once; no rank outlives this
+process. A rank that somebody has stopped is lost as one that hangs: the others stand still with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from quire.config.engine import EngineConfig
+from quire.config.mesh import MeshShape
+from quire.core.events import EndKind
+from quire.core.shortage import shortage
+from quire.engine.child import DUMP_S, KILLED_S, status_text
+from quire.engine.executors.executor import RanksLost
+from quire.engine.ranks.process import Calls
+from quire.engine.ranks.ring import IDLE, READY, STEPPING, RankMemory, RingWriter, make_memory
+from quire.engine.ranks.start import RankFailed, RankStart
+from quire.engine.ranks.wire import Said, Stop, encode
+from quire.engine.stdio import STACKS_SIGNAL
+
+logger = logging.getLogger("quire.engine")
+
+RANK_COMMAND: Final = ("-m", "quire.engine.ranks.process")
+WATCH_S: Final = 0.1
+MAX_SLEEP_S: Final = 1.0
+"""When the watch itself slept longer, this process was stopped or starved, and the ranks' silence means nothing."""
+LATE_S: Final = 2.0
+"""Without a sign of life, or behind the others in a step, a rank is late; `EngineStats.is_late` tells."""
+LOST_S: Final = 6.0
+"""And then lost."""
+REASON_S: Final = 2.0
+"""After rank 0 has failed at something that ranks do together: so long another one may take to be seen as its cause."""
+LEAVE_S: Final = 3.0
+
+
+class _Rank:
+    """One process and its two pipes."""
+
+    def __init__(self, start: RankStart, status_fd: int) -> None:
+        self.number = start.rank
+        self.status_fd = status_fd
+        waiting = {STACKS_SIGNAL, signal.SIGHUP}  # until it has handlers, as `Child` has it
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE,
+                pass_fds=(start.memory_fd, start.bell_fd, start.status_fd), start_new_session=True,
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self.calls, self.moved_s = 0, time.monotonic()
+        """Of its comm, and since when so many."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it is gone, which its pipe says too
+            self.process.stdin.write(msgspec.json.encode(start) + b"\n")
+            self.process.stdin.flush()
+
+    def loss(self) -> RanksLost:
+        """Why it is gone, in its own words if it has left any."""
+        said = b""
+        with contextlib.suppress(OSError):
+            said = os.read(self.status_fd, 65536)
+        code = self.wait(REASON_S)
+        with contextlib.suppress(msgspec.DecodeError):
+            failed = msgspec.json.decode(said, type=RankFailed)
+            return RanksLost(failed.message, failed.kind)
+        status = "an unknown end" if code is None else status_text(code)
+        kind = EndKind.KILLED if code == -signal.SIGKILL or code == -signal.SIGTERM else EndKind.CRASH
+        return RanksLost(f"rank {self.number} (process {self.process.pid}) ended with {status}", kind)
+
+    def show_stacks(self) -> None:
+        """End it so that the stacks of its threads go to the log, also if it was stopped."""
+        for number in (signal.SIGABRT, signal.SIGCONT):
+            with contextlib.suppress(OSError):
+                self.process.send_signal(number)
+        self.wait(DUMP_S)
+
+    def wait(self, limit_s: float) -> int | None:
+        """Its exit status, None if it lives so long."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self) -> None:
+        """Kill it if it lives, and free everything."""
+        self.process.kill()
+        if self.wait(KILLED_S) is None:
+            logger.error("rank %d (process %d) was killed and does not end", self.number, self.process.pid)
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        os.close(self.status_fd)
+
+
+class RankGroup:
+    """See the module. `start`, then `say` as often as there is something to do, at last `stop`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        shape: MeshShape,
+        folder: pathlib.Path,
+        *,
+        is_server: bool = False,
+    ) -> None:
+        """folder: the checkpoint. Starts nothing."""
+        self._config, self._shape, self._folder, self._is_server = config, shape, folder, is_server
+        self._place = pathlib.Path(tempfile.mkdtemp(prefix="quire-ranks-"))
+        self.meeting_point = str(self._place / "meet")
+        """For the `Comm` of every rank."""
+        self.comm: Calls | None = None
+        """Of rank 0."""
+        self.loss: RanksLost | None = None
+        """Why there are no ranks any more."""
+        self.on_loss: Callable[[RanksLost], None] | None = None
+        """Told of it by the thread that watches, once all ranks are ended."""
+        self.is_late = False
+        """See `LATE_S`."""
+        self._ranks: list[_Rank] = []
+        self._memory: RankMemory | None = None
+        self._writer: RingWriter | None = None
+        self._fds: list[int] = []
+        self._lock = threading.Lock()
+        self._started, self._lost, self._stopping = threading.Event(), threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes, from rank 1 on."""
+        return [rank.process.pid for rank in self._ranks]
+
+    def start(self) -> bool:
+        """Start the processes, and wait until they are ready to meet this one; False if that was done. Raises
+        RanksLost."""
+        if self._thread is not None:
+            return False
+        # The system ends them when the thread ends that has started them: it is to live as long as this process.
+        self._thread = threading.Thread(target=self._live, daemon=True, name="quire-ranks")
+        self._thread.start()
+        self._started.wait()
+        memory = self._memory
+        while memory is None or any(memory.state(rank.number) < READY for rank in self._ranks):
+            if self._lost.wait(WATCH_S):
+                break
+        self.check()
+        return True
+
+    def say(self, said: Said) -> None:
+        """Have every other rank do it, as soon as it has done what was said before. Raises RanksLost."""
+        data = encode(said)
+        with self._lock:
+            self.check()
+            if self._writer is not None:
+                self._writer.put(data)
+
+    def check(self) -> None:
+        """Raises RanksLost once that is so."""
+        if self.loss is not None:
+            raise self.loss
+
+    def cause(self, error: Exception) -> RanksLost:
+        """Rank 0 has failed at something that all ranks do: what to raise, which is a lost rank if that is the reason.
+        In any case no rank can go on."""
+        if not self._lost.wait(REASON_S):
+            self._lose(RanksLost(f"rank 0 failed ({type(error).__name__}: {error})", EndKind.CRASH), [])
+        assert self.loss is not None
+        return self.loss
+
+    def stop(self) -> None:
+        """Ask the processes to leave, then make them (idempotent)."""
+        if not self._stopping.is_set() and self._writer is not None and self.loss is None:
+            with contextlib.suppress(RanksLost):
+                self._stopping.set()
+                self.say(Stop())
+                end_s = time.monotonic() + LEAVE_S
+                for rank in self._ranks:
+                    rank.wait(max(0.0, end_s - time.monotonic()))
+        self._stopping.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._free()
+
+    def _free(self) -> None:
+        with self._lock:
+            ranks, self._ranks = self._ranks, []
+            for rank in ranks:
+                rank.end()
+            fds, self._fds = self._fds, []
+            for fd in fds:
+                os.close(fd)
+            self._writer = None
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    def _live(self) -> None:
+        """The thread."""
+        try:
+            self._start_all()
+        except OSError as error:
+            reason = shortage(error) or str(error)
+            self._lose(RanksLost(f"a process for a rank could not be started: {reason}", EndKind.FAILED), [])
+        finally:
+            self._started.set()
+        self._watch()
+
+    def _start_all(self) -> None:
+        n_ranks = self._shape.n_ranks
+        fd = make_memory(n_ranks)
+        self._fds.append(fd)
+        bells = [os.eventfd(0) for _ in range(1, n_ranks)]
+        self._fds += bells
+        self._memory = RankMemory(fd, n_ranks)
+        self._writer = RingWriter(self._memory, bells, self.check)
+        for number, bell in enumerate(bells, 1):
+            reading, writing = os.pipe()
+            start = RankStart(
+                number, self._shape, self._config, str(self._folder), self.meeting_point, fd, bell, writing,
+                self._is_server,
+            )  # fmt: skip
+            try:
+                self._ranks.append(_Rank(start, reading))
+            finally:
+                os.close(writing)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        for rank in self._ranks:
+            poll.register(rank.status_fd, select.POLLIN)
+        last_s = time.monotonic()
+        while not self._stopping.is_set() and self.loss is None:
+            said = poll.poll(WATCH_S * 1000)
+            slept_s, last_s = time.monotonic() - last_s, time.monotonic()
+            if self._stopping.is_set():
+                return
+            if said:
+                gone = next(rank for rank in self._ranks if rank.status_fd == said[0][0])
+                self._lose(gone.loss(), [])
+                return
+            if slept_s > MAX_SLEEP_S:
+                self._note_moved()
+                continue
+            self._judge()
+
+    def _note_moved(self) -> None:
+        for rank in self._ranks:
+            rank.moved_s = time.monotonic()
+
+    def _judge(self) -> None:
+        """Look whether any rank is late."""
+        memory = self._memory
+        assert memory is not None
+        late = {rank: late_s for rank in self._ranks if (late_s := self._late_s(memory, rank)) > LATE_S}
+        self.is_late = bool(late)
+        lost = [rank for rank, late_s in late.items() if late_s > LOST_S]
+        if lost:
+            names = ", ".join(f"rank {rank.number} (process {rank.process.pid})" for rank in lost)
+            loss = RanksLost(f"{names} made no progress for {LOST_S:g} s and was ended", EndKind.STALL)
+            self._lose(loss, lost)
+
+    def _late_s(self, memory: RankMemory, rank: _Rank) -> float:
+        """How long it has made no progress, as far as that is its own fault. While ranks load it may take any time."""
+        if memory.state(rank.number) < IDLE:
+            return 0.0
+        calls, now_s = memory.n_calls(rank.number), time.monotonic()
+        most = max(memory.n_calls(other.number) for other in self._ranks)
+        if self.comm is not None:
+            most = max(most, self.comm.n_calls)
+        if calls != rank.calls or calls == most or memory.state(rank.number) != STEPPING:
+            rank.calls, rank.moved_s = calls, now_s
+        return max(memory.silent_s(rank.number), now_s - rank.moved_s)
+
+    def _lose(self, loss: RanksLost, with_stacks: list[_Rank]) -> None:
+        with self._lock:
+            if self.loss is not None or self._stopping.is_set():
+                return
+            self.loss = loss
+        logger.error("%s; all ranks are ended", loss.message)
+        for rank in with_stacks:
+            logger.error("the stacks of rank %d follow", rank.number)
+            rank.show_stacks()
+        self._free()
+        self._lost.set()
+        if self.on_loss is not None:
+            self.on_loss(loss)

@@ -1,0 +1,76 @@
+"""The life of a rank that is not rank 0: load its part, then one message of the ring after the other.
+
+Owns the loop. Does not own the worker, nor what is said.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+
+from quire.compute.forward.fused import ReadyStep
+from quire.compute.runner.runner import LaunchedStep
+from quire.compute.worker import Worker
+from quire.config.model import read_arch
+from quire.core.errors import EngineError
+from quire.core.plan import StepMasks, StepPlan
+from quire.engine.ranks.process import Pulse
+from quire.engine.ranks.ring import IDLE, ORDERED, READY, STEPPING, RankMemory, RingReader
+from quire.engine.ranks.start import RankStart
+from quire.engine.ranks.wire import Allocate, Measure, Order, SleepRanks, Stop, WakeRanks, decode
+from quire.engine.workers import make_worker
+
+logger = logging.getLogger("quire.engine")
+
+
+def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
+    """Until told to leave. Raises whatever goes wrong: the rank cannot go on then."""
+    if not start.is_server:
+        logger.setLevel(logging.WARNING)
+    folder = pathlib.Path(start.folder)
+    arch = read_arch(folder, start.config.hf_overrides)
+    made = make_worker(
+        start.config, folder, arch, is_server=start.is_server, rank=start.rank, meeting_point=start.meeting_point
+    )
+    worker, pulse.comm = made.worker, made.comm
+    memory.set_state(start.rank, READY)
+    if made.comm is not None:
+        made.comm.join()
+    worker.load()
+    reader, rank = RingReader(memory, start.rank, start.bell_fd), Rank(worker)
+    while True:
+        memory.set_state(start.rank, IDLE)
+        said = decode(reader.get())
+        memory.set_state(start.rank, STEPPING if isinstance(said, (StepPlan, StepMasks)) else ORDERED)
+        if isinstance(said, Stop):
+            return
+        rank.do(said)
+
+
+class Rank:
+    """What a worker is told."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._unmasked: LaunchedStep | ReadyStep | None = None
+
+    def do(self, said: StepPlan | StepMasks | Order) -> None:
+        """Begin a step, end one, or carry out an order."""
+        match said:
+            case StepPlan():
+                launched = self._worker.launch(said)
+                self._unmasked = launched if said.masked else None
+            case StepMasks(step):
+                if self._unmasked is None:
+                    raise EngineError(f"masks came for step {step}, which waits for none")
+                self._unmasked.mask(said)
+                self._unmasked = None
+            case Allocate(allocation):
+                self._worker.allocate(allocation)
+            case Measure():
+                self._worker.draft_costs()
+            case SleepRanks(level):
+                self._unmasked = None
+                self._worker.sleep(level)
+            case WakeRanks():
+                self._worker.wake()

@@ -1,0 +1,161 @@
+"""Memory that the ranks of an engine share: a ring of numbered messages from rank 0, and where each rank is.
+
+Owns the layout. Does not own what messages say (`wire.py`) nor who watches (`group.py`).
+Invariants: one process writes messages, each of the others reads all of them in order; nobody spins: a reader sleeps on
+an eventfd of its own; a message may be longer than the ring, which is written as it is read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable
+from typing import Final
+
+from quire.core.errors import EngineError
+
+RING_BYTES: Final = 1 << 20
+FULL_S: Final = 0.0005
+"""Between two looks at a full ring: it fills up only with prompts of hundreds of thousands of tokens."""
+_WRITTEN: Final = 0
+"""Index of the number of bytes written so far, of 8 bytes as all before the ring."""
+_FIRST_RANK, _RANK_WORDS = 8, 8
+_READ, _BEAT, _CALLS, _STATE = range(4)
+"""Of each rank: bytes read so far, time of the last sign of life, calls of its `Comm`, and its state."""
+_HEAD: Final = struct.Struct("<QQ")
+"""Before each message: its number, its bytes."""
+
+STARTING, READY, IDLE, ORDERED, STEPPING = range(5)
+"""States of a rank: not there yet; waiting for the others; with nothing to do; at an order; at a step."""
+
+
+def memory_bytes(n_ranks: int) -> int:
+    """Size of the memory."""
+    return _ring_at(n_ranks) + RING_BYTES
+
+
+def _ring_at(n_ranks: int) -> int:
+    return 8 * (_FIRST_RANK + _RANK_WORDS * n_ranks)
+
+
+def make_memory(n_ranks: int) -> int:
+    """A descriptor of zeroed memory, to be inherited."""
+    fd = os.memfd_create("quire-ranks")
+    os.ftruncate(fd, memory_bytes(n_ranks))
+    return fd
+
+
+class RankMemory:
+    """The words before the ring. Each is written by one process alone."""
+
+    def __init__(self, fd: int, n_ranks: int) -> None:
+        memory = memoryview(mmap.mmap(fd, memory_bytes(n_ranks)))
+        self._words, self.ring = memory[: _ring_at(n_ranks)].cast("Q"), memory[_ring_at(n_ranks) :]
+        self.n_ranks = n_ranks
+
+    @property
+    def written(self) -> int:
+        """Bytes of messages."""
+        return self._words[_WRITTEN]
+
+    @written.setter
+    def written(self, value: int) -> None:
+        self._words[_WRITTEN] = value
+
+    def read(self, rank: int) -> int:
+        """Bytes that a rank has read."""
+        return self._word(rank, _READ)
+
+    def set_read(self, rank: int, value: int) -> None:
+        """It has read so many."""
+        self._set(rank, _READ, value)
+
+    def state(self, rank: int) -> int:
+        """One of the states."""
+        return self._word(rank, _STATE)
+
+    def set_state(self, rank: int, state: int) -> None:
+        """It is at something else now."""
+        self._set(rank, _STATE, state)
+
+    def beat(self, rank: int, n_calls: int) -> None:
+        """A sign of life."""
+        self._set(rank, _CALLS, n_calls)
+        self._set(rank, _BEAT, time.monotonic_ns())
+
+    def n_calls(self, rank: int) -> int:
+        """As it said last."""
+        return self._word(rank, _CALLS)
+
+    def silent_s(self, rank: int) -> float:
+        """Since its last sign of life; the clock is one for all processes."""
+        return (time.monotonic_ns() - self._word(rank, _BEAT)) / 1e9
+
+    def _word(self, rank: int, word: int) -> int:
+        return self._words[_FIRST_RANK + _RANK_WORDS * rank + word]
+
+    def _set(self, rank: int, word: int, value: int) -> None:
+        self._words[_FIRST_RANK + _RANK_WORDS * rank + word] = value
+
+
+class RingWriter:
+    """Rank 0's end. bells: an eventfd for each reader, from rank 1 on."""
+
+    def __init__(self, memory: RankMemory, bells: list[int], check: Callable[[], None]) -> None:
+        """check: called while the ring is full; raises when nobody reads any more."""
+        self._memory, self._bells, self._check = memory, bells, check
+        self._number = 0
+
+    def put(self, data: bytes) -> None:
+        """Write a message for every rank. Returns when it is in the ring to its end."""
+        left = memoryview(_HEAD.pack(self._number, len(data)) + data)
+        self._number += 1
+        while left:
+            written = self._memory.written
+            n_free = RING_BYTES - (written - self._least_read())
+            at = written % RING_BYTES
+            n = min(len(left), n_free, RING_BYTES - at)
+            if not n:
+                self._check()
+                time.sleep(FULL_S)
+                continue
+            self._memory.ring[at : at + n] = left[:n]
+            self._memory.written = written + n  # after the bytes: readers look at it first
+            left = left[n:]
+            for bell in self._bells:
+                os.eventfd_write(bell, 1)
+
+    def _least_read(self) -> int:
+        return min(self._memory.read(rank) for rank in range(1, self._memory.n_ranks))
+
+
+class RingReader:
+    """Another rank's end."""
+
+    def __init__(self, memory: RankMemory, rank: int, bell: int) -> None:
+        self._memory, self._rank, self._bell = memory, rank, bell
+        self._number = 0
+
+    def get(self) -> bytes:
+        """The next message, whenever it comes. EngineError if one was lost."""
+        number, n_bytes = _HEAD.unpack(self._take(_HEAD.size))
+        if number != self._number:
+            raise EngineError(f"message {self._number} was expected and number {number} came")
+        self._number += 1
+        return self._take(n_bytes)
+
+    def _take(self, n_bytes: int) -> bytes:
+        pieces = []
+        while n_bytes:
+            read = self._memory.read(self._rank)
+            at = read % RING_BYTES
+            n = min(n_bytes, self._memory.written - read, RING_BYTES - at)
+            if not n:
+                os.eventfd_read(self._bell)
+                continue
+            pieces.append(bytes(self._memory.ring[at : at + n]))
+            self._memory.set_read(self._rank, read + n)
+            n_bytes -= n
+        return b"".join(pieces)

@@ -1,0 +1,35 @@
+"""The first line that a rank's process reads, and the only one that it writes.
+
+Owns both. A process that reads them has no torch yet.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.config.engine import EngineConfig
+from quire.config.mesh import MeshShape
+from quire.core.events import EndKind
+
+
+class RankStart(msgspec.Struct):
+    """First line on a rank's standard input, as JSON."""
+
+    rank: int
+    shape: MeshShape
+    config: EngineConfig
+    folder: str
+    """The checkpoint, whatever `config.model` calls it."""
+    meeting_point: str
+    memory_fd: int
+    bell_fd: int
+    status_fd: int
+    """The pipe to rank 0."""
+    is_server: bool
+
+
+class RankFailed(msgspec.Struct):
+    """The only line that a rank ever writes to rank 0: it cannot go on."""
+
+    message: str
+    kind: EndKind

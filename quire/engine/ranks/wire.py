@@ -1,0 +1,73 @@
+"""What rank 0 says to the other ranks.
+
+Owns the messages: a plan, masks or an order, told apart by a first byte. Does not own how they travel (`ring.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from quire.compute.worker import Allocation
+from quire.core.plan import StepMasks, StepPlan
+
+PLAN, MASKS, ORDER = b"P", b"M", b"O"
+_STEP: Final = struct.Struct("<q")
+
+
+class Allocate(msgspec.Struct, tag="allocate"):
+    """Take memory for pages, and run a first step."""
+
+    allocation: Allocation
+
+
+class Measure(msgspec.Struct, tag="measure"):
+    """Measure what steps with drafts take, see `Worker.draft_costs`."""
+
+
+class SleepRanks(msgspec.Struct, tag="sleep"):
+    """Give memory up, see `Worker.sleep`."""
+
+    level: int
+
+
+class WakeRanks(msgspec.Struct, tag="wake"):
+    """Take it again."""
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """Leave."""
+
+
+Order = Allocate | Measure | SleepRanks | WakeRanks | Stop
+Said = StepPlan | StepMasks | Order
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_plans: Final = msgspec.msgpack.Decoder(StepPlan)
+_orders: Final = msgspec.msgpack.Decoder(Order)
+
+
+def encode(said: Said) -> bytes:
+    """A message."""
+    match said:
+        case StepPlan():
+            return PLAN + _encoder.encode(said)
+        case StepMasks(step, bits):
+            return MASKS + _STEP.pack(step) + bytes(bits)
+    return ORDER + _encoder.encode(said)
+
+
+def decode(data: bytes) -> Said:
+    """What a message says."""
+    rest = memoryview(data)[1:]
+    match data[:1]:
+        case b"P":
+            return _plans.decode(rest)
+        case b"M":
+            (step,) = _STEP.unpack(rest[: _STEP.size])
+            return StepMasks(step, rest[_STEP.size :])
+    found: Order = _orders.decode(rest)
+    return found

@@ -1,0 +1,102 @@
+"""What ranks cannot do is refused before one is started; a rank that is lost is named, and none outlives rank 0."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import psutil
+import pytest
+from rank_cases import NGRAM, SIZE, answers, checkpoint
+
+from quire import LLM, SamplingParams
+from quire.core.errors import ConfigError, EngineError
+from quire.engine.ranks import group
+
+FEW = SamplingParams(temperature=0, max_tokens=4)
+ALONE = "import sys, time, quire\nllm = quire.LLM(sys.argv[1], device='cpu', tensor_parallel_size=2, num_threads=1)\n"
+ALONE += "print(*llm.engine.ranks.pids, flush=True)\ntime.sleep(600)"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return checkpoint("qwen3", tmp_path_factory.mktemp("models") / "qwen3")
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"tensor_parallel_size": 3}, "attention has 4 query heads.*which 3 ranks cannot share equally"),
+    ({"tensor_parallel_size": 0}, "tensor_parallel_size = 0 is not allowed: it must be an integer between 1 and 64"),
+    ({"tensor_parallel_size": 2, "deterministic": True}, "deterministic = True cannot be promised: the order in which"),
+    ({"tensor_parallel_size": 2, "device": "null"}, "device = 'null', which has no model that could be divided"),
+])  # fmt: skip
+def test_what_ranks_cannot_do(
+    model: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group.RankGroup, "start", lambda self: pytest.fail("a process was to be started"))
+    with pytest.raises(ConfigError, match=message):
+        LLM(model, **{**SIZE, **options})
+
+
+def test_a_rank_that_cannot_load_says_why(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", "raise SystemExit(3)"))
+    with pytest.raises(EngineError, match=r"rank 1 \(process \d+\) ended with exit status 3"):
+        LLM(model, **SIZE, tensor_parallel_size=2)
+
+
+def test_ranks_sleep_and_a_killed_one_is_named(model: str) -> None:
+    llm = LLM(model, **SIZE, tensor_parallel_size=2, enable_sleep_mode=True)
+    expected = answers(llm)
+    for level in (1, 2):
+        llm.sleep(level)
+        llm.wake_up()
+    assert answers(llm) == expected
+    assert llm.engine.ranks is not None and not llm.engine.stats().is_late
+    (pid,) = llm.engine.ranks.pids
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(EngineError, match=rf"rank 1 \(process {pid}\) ended with SIGKILL"):
+            llm.generate(["one"], FEW, use_tqdm=False)
+    llm.shutdown()
+    assert is_gone(pid)
+
+
+def test_a_stopped_rank_is_late_and_then_lost(
+    model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(group, "LATE_S", 0.6)
+    llm = LLM(model, **SIZE, tensor_parallel_size=2, speculative_config=NGRAM)
+    assert llm.engine.ranks is not None
+    (pid,) = llm.engine.ranks.pids
+    os.kill(pid, signal.SIGSTOP)
+    end_s = time.monotonic() + 5
+    while not llm.engine.stats().is_late and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert llm.engine.stats().is_late and not is_gone(pid)
+    monkeypatch.setattr(group, "LOST_S", 0.8)
+    with pytest.raises(EngineError, match="rank 1 .* made no progress"):
+        llm.generate(["one"], FEW, use_tqdm=False)
+    llm.shutdown()
+    assert is_gone(pid)
+    assert "in run_rank" in capfd.readouterr().err, "its stack"
+
+
+def test_no_rank_outlives_rank_0(model: str) -> None:
+    """Not even one that is stopped and hears of nothing."""
+    leader = subprocess.Popen([sys.executable, "-c", ALONE, model], stdout=subprocess.PIPE, text=True)
+    assert leader.stdout is not None
+    pid = int(leader.stdout.readline())
+    os.kill(pid, signal.SIGSTOP)
+    leader.kill()
+    leader.wait()
+    end_s = time.monotonic() + 5
+    while not is_gone(pid) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert is_gone(pid)
