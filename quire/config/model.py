@@ -16,10 +16,11 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.config.advice import no_model, not_supported, original_mamba, quantised_with
+from quire.config.advice import no_model, not_supported, quantised_with
 from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
 from quire.config.families import FAMILIES, Family
+from quire.config.families.mamba import original_mamba
 from quire.config.fields import Fields, Watched, is_integer, read_object
 from quire.config.gguf import Header, is_gguf, read_header
 from quire.config.gguf_model import config_of, key_of, rope_divisors

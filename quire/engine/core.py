@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from quire.control.live_seqs import LiveSeqs
 from quire.control.plan_builder import PlanBuilder
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock
@@ -187,7 +188,7 @@ class EngineCore:
             self.grammars.follow(deltas, self._unmasked())
         times.committed_s = now_s()
         self._n_failed = 0
-        return self._gained(), self._record(plan, result, times) if self.on_step is not None else None
+        return self._gained(), _record(self.scheduler.live, plan, result, times) if self.on_step is not None else None
 
     def _gained(self) -> list[SeqDelta]:
         gained, self._committed = self._committed, []
@@ -367,23 +368,24 @@ class EngineCore:
         if self.free_memory is not None:
             self.free_memory()
 
-    def _record(self, plan: StepPlan, result: StepResult, times: HostTimes) -> StepRecord:
-        spans = plan.spans
-        if plan.n_tokens == len(spans):  # most steps
-            n_decode = spans.wants.count(True)
-        else:
-            n_decode = sum([wants for length, wants in zip(spans.lengths, spans.wants, strict=True) if length == 1])
-        return StepRecord(
-            step=plan.step,
-            time_s=times.committed_s,
-            n_spans=len(spans),
-            n_tokens=plan.n_tokens,
-            n_prefill_tokens=plan.n_tokens - n_decode,
-            n_running=len(self.scheduler.live.running),
-            n_waiting=len(self.scheduler.live.waiting),
-            host_s=result.timings.host_s,
-            total_s=result.timings.total_s,
-            times=times,
-            spans=spans,
-            shared_prefixes=plan.shared_prefixes,
-        )
+
+def _record(live: LiveSeqs, plan: StepPlan, result: StepResult, times: HostTimes) -> StepRecord:
+    spans = plan.spans
+    if plan.n_tokens == len(spans):  # most steps
+        n_decode = spans.wants.count(True)
+    else:
+        n_decode = sum([wants for length, wants in zip(spans.lengths, spans.wants, strict=True) if length == 1])
+    return StepRecord(
+        step=plan.step,
+        time_s=times.committed_s,
+        n_spans=len(spans),
+        n_tokens=plan.n_tokens,
+        n_prefill_tokens=plan.n_tokens - n_decode,
+        n_running=len(live.running),
+        n_waiting=len(live.waiting),
+        host_s=result.timings.host_s,
+        total_s=result.timings.total_s,
+        times=times,
+        spans=spans,
+        shared_prefixes=plan.shared_prefixes,
+    )

@@ -6,6 +6,7 @@ from typing import Final
 
 from quire.config.arch import ModelArch
 from quire.config.families.family import Family
+from quire.config.fields import Fields
 from quire.config.layers import LayerSpec
 from quire.config.mamba_fields import mamba
 from quire.config.model_fields import ModelFields
@@ -38,3 +39,21 @@ def mamba2(config: ModelFields) -> ModelArch:
 FAMILIES: Final = (
     Family(name="mamba2", architecture="Mamba2ForCausalLM", model_type="mamba2", describe=mamba2, names=NAMES),
 )
+
+
+def original_mamba(fields: Fields) -> str:
+    """A sentence on a config.json of the authors' own library, which has no model_type; or nothing."""
+    if "ssm_cfg" not in fields and not {"d_model", "n_layer"} <= fields.values.keys():
+        return ""
+    kind = fields.values.get("ssm_cfg")
+    is_second = isinstance(kind, dict) and kind.get("layer") == "Mamba2"
+    what = "a Mamba-2 in" if is_second else "a Mamba in"
+    advice = (
+        "take the checkpoint that was converted for transformers (its name often ends in -hf), or convert it with"
+        " transformers' models/mamba2/convert_mamba2_ssm_checkpoint_to_pytorch.py"
+        if is_second
+        else "Quire runs Mamba-2, and only as transformers saves it"
+    )
+    return (
+        f"this is {what} the layout of the mamba_ssm library (ssm_cfg, d_model, n_layer), which is not read: {advice}"
+    )
