@@ -34,3 +34,10 @@ def test_it_writes_what_plan_reads(
 def test_a_folder_that_is_not_there_is_said_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "calibrate", "--device", "cpu", "--output", "/nowhere/c.json"]) == 2
     assert "--output" in capsys.readouterr().err
+
+
+def test_a_machine_that_was_not_calibrated_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--gpu here`: reads and products are measured, the rest is assumed."""
+    assert run(["plan", "demo", "--gpu", "here", "--workload", "offline"]) == 0
+    text = capsys.readouterr().out
+    assert "assumed: " in text and "`quire bench calibrate` does" in text and "quire serve demo" in text
