@@ -21,6 +21,7 @@ from quire.config.arch import ModelArch
 from quire.config.model import read_arch
 from quire.core.plan import Spans
 from quire.planner.calibration import FOLDER, Calibration, Curve
+from quire.planner.fitting import curve_knobs, descend
 from quire.planner.formats import Formats
 from quire.planner.mesh import Mesh
 from quire.planner.operators import decode_spans, prefill_spans
@@ -75,12 +76,7 @@ def cases() -> list[Case]:
 
 
 def parts_ms(timer: StepTimer, spans: Spans) -> dict[str, float]:
-    """As a breakdown has them."""
-    n_rows, n_wants = sum(spans.lengths), sum(spans.wants)
-    by_rows = dict(timer.row_parts_s(n_rows))
-    others_s = by_rows.pop("norms and rotation") + n_wants * timer.calibration.row_s + timer.calibration.step_s
-    linear_s = sum(by_rows.values()) - timer.spared_s(n_rows, n_wants) + timer.product_s(timer.parts.head, n_wants)
-    return {"linear": 1e3 * linear_s, "attention": 1e3 * timer.attention_s(spans), "other kernels": 1e3 * others_s}
+    return {name: 1e3 * seconds for name, seconds in timer.parts_s(spans).items()}
 
 
 def loss(calibration: Calibration, fitted: list[Case]) -> float:
@@ -115,37 +111,12 @@ def read_arch_of(shape: str) -> ModelArch:
 
 def fit(start: Calibration, fitted: list[Case]) -> Calibration:
     """The numbers of products, attention and row kernels."""
-    knobs: list[tuple[str, str, int]] = [
-        (part, field, i)
-        for part in ("products", "attention", "row_kernels")
-        for field in ("fixed_s", "bytes_share", "flops_share")
-        for i in range(1 if field == "bytes_share" else len(getattr(curve(start, part), field)))
-        if (part, field, i) not in {("products", "flops_share", 0), ("products", "flops_share", 1)}
-    ]
+    fields = ("fixed_s", "bytes_share", "flops_share")
+    parts = ("products.bfloat16", "attention", "row_kernels")
+    knobs = [knob for part in parts for knob in curve_knobs(start, part, fields)]
     # Few rows are bound by memory: their rate of arithmetic cannot be told from a fixed cost.
-    best, value, factor = start, loss(start, fitted), 1.2
-    while factor > 1.001:
-        improved = False
-        for knob in knobs:
-            for times in (factor, 1 / factor):
-                tried = turned(best, knob, times)
-                found = loss(tried, fitted)
-                if found < value:
-                    best, value, improved = tried, found, True
-        factor = factor if improved else 1 + (factor - 1) / 2
-    return best
-
-
-def curve(calibration: Calibration, part: str) -> Curve:
-    return calibration.products["bfloat16"] if part == "products" else getattr(calibration, part)
-
-
-def turned(calibration: Calibration, knob: tuple[str, str, int], times: float) -> Calibration:
-    part, field, i = knob
-    old = getattr(curve(calibration, part), field)
-    new = tuple(v * times if j == i else v for j, v in enumerate(old)) if field != "bytes_share" else old * times
-    changed: Any = msgspec.structs.replace(curve(calibration, part), **{field: new})
-    return msgspec.structs.replace(calibration, **{part: {"bfloat16": changed} if part == "products" else changed})
+    knobs = [knob for knob in knobs if knob[:2] != ("products.bfloat16", "flops_share") or knob[2] > 1]
+    return descend(start, lambda tried: loss(tried, fitted), knobs)
 
 
 def with_experts(calibration: Calibration) -> Calibration:

@@ -7,10 +7,12 @@ Imports no torch, unless `--gpu here` measures this machine.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import pathlib
 
+from quire.bench import plan_check
 from quire.bench.shape import FOLDER, PREFIX, shape_options
 from quire.cli import plan_train
 from quire.config.arch import ModelArch
@@ -18,8 +20,8 @@ from quire.config.flags import FlagParser
 from quire.config.gguf import is_gguf
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
-from quire.planner import report, tables
-from quire.planner.accelerators import Accelerator, accelerator_named, calibration_for
+from quire.planner import chart, report, tables
+from quire.planner.accelerators import REFERENCE, Accelerator, accelerator_named, calibration_for
 from quire.planner.calibration import Calibration, load_calibration
 from quire.planner.formats import formats_named
 from quire.planner.mesh import Mesh
@@ -46,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--weights", default="auto", help="format of weights, such as fp8, int8, int4-g128 (default: the model's type)")
     add("--kv-cache-dtype", default="auto", help="of keys and values: bfloat16, fp8, int8 (default: the model's type)")
     add("--workload", default="chat", help="chat, rag, offline, or a JSON file of lengths (default: chat)")
-    add("--slo", default="", help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms")
+    add("--slo", default="", help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms; none sets none")
     add("--price", type=float, default=0.0, help="dollars an hour of one GPU")
     add("--max-model-len", type=int, default=0, help="longest sequence (default: the model's)")
     add("--max-num-seqs", type=int, default=0, help="most sequences at once of a replica (default: 1024)")
@@ -54,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON")
     add("--plot", default="", metavar="FILE.png", help="draw roofline, memory and frontier (needs matplotlib)")
     add("--check", default="", metavar="RESULT.json", help="compare the model with a recorded result of quire bench")
+    add("--dataset-path", default="", help="with --check of W3: the lengths that it had")
     parser.epilog = "quire plan train plans training, and what a budget is best spent on; see its --help"
     if isinstance(parser, FlagParser):
         plan_train.add_arguments(parser.add_mode(plan_train.NAME, plan_train.MEANING))
@@ -61,6 +64,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """`quire plan`; exit code 0."""
+    if namespace.check:
+        return _check(namespace)
+    if namespace.plot:
+        chart.check_chart_path(namespace.plot)
     task = _task(namespace)
     found = report.plan(
         task, namespace.model, namespace.count, _mesh(namespace.mesh, namespace.count), check_price(namespace.price),
@@ -70,6 +77,23 @@ def run(namespace: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1))
     else:
         print("\n".join(tables.lines(found)))
+    if namespace.plot:
+        if "memory" not in found:
+            raise ConfigError(f"--plot: no mesh of {namespace.count} devices can divide the model: nothing to draw")
+        chart.write_chart(namespace.plot, found)
+    return 0
+
+
+def _check(namespace: argparse.Namespace) -> int:
+    result = plan_check.read_result(namespace.check)
+    given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
+    device = accelerator_named(namespace.gpu or REFERENCE) if namespace.gpu or given else None
+    cost = plan_check.cost_of_result(result, device, given)
+    found = plan_check.compare(result, cost, namespace.dataset_path)
+    if namespace.json:
+        print(json.dumps([dataclasses.asdict(one) | {"error": one.error} for one in found], indent=1))
+    else:
+        print("\n".join(plan_check.lines(found, cost)))
     return 0
 
 
@@ -106,14 +130,14 @@ def _from_hub(model: str) -> pathlib.Path:
 
 def _task(namespace: argparse.Namespace) -> Task:
     _check_counts(namespace)
-    arch = find_arch(namespace.model)
+    arch, workload = find_arch(namespace.model), workload_named(namespace.workload)
     device, calibration = _device(namespace)
     seqs = {"max_num_seqs": namespace.max_num_seqs} if namespace.max_num_seqs else {}
     return Task(
         arch=arch, device=device, calibration=calibration,
         formats=formats_named(namespace.weights, namespace.kv_cache_dtype, arch.dtype),
         limits=Limits(max_model_len=namespace.max_model_len, gpu_memory_utilization=UTILIZATION, **seqs),
-        workload=workload_named(namespace.workload), objective=parse_objective(namespace.slo),
+        workload=workload, objective=parse_objective(namespace.slo or workload.slo),
     )  # fmt: skip
 
 
@@ -126,7 +150,7 @@ def _check_counts(namespace: argparse.Namespace) -> None:
 
 def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
-    device = accelerator_named(namespace.gpu or "h200")
+    device = accelerator_named(namespace.gpu or REFERENCE)
     return device, given or calibration_for(device)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.layers import LayerSpec
-from quire.config.parameters import Cut, Matrix, layer_parameters
+from quire.config.parameters import Cut, LayerParameters, Matrix, layer_parameters
 from quire.config.parameters import shapes as parameter_shapes
 from quire.planner.formats import Formats
 from quire.planner.mesh import Mesh, n_experts_of, rank_layer
@@ -129,7 +129,7 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
         if state is not None:
             numbers = sum(math.prod(part.shape) for part in state.parts)
             states[StateGroup(n_times=1, n_bytes=state.n_bytes(formats.itemsize), n_numbers=numbers)] += n_layers
-        parameters = layer_parameters(own, arch.hidden_size, 0)
+        parameters = _parameters(own, arch.hidden_size)
         n_norms += n_layers * sum(norm.shape == (arch.hidden_size,) for norm in parameters.norms)
         small = sum(math.prod(norm.shape) for norm in parameters.norms)
         small += sum(matrix.n_out for matrix in parameters.matrices if matrix.bias)
@@ -183,37 +183,62 @@ def _head(arch: ModelArch, mesh: Mesh, formats: Formats) -> Product:
     )  # fmt: skip
 
 
-def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mesh, formats: Formats) -> list[Product]:
-    """Of one layer in one rank; own: what the rank has where experts are not divided whole."""
-    parameters = layer_parameters(own, hidden_size, 0)
-    found = [_product(place, matrix, formats) for place, matrix in parameters.mixer.matrices.items()]
-    for place, tensor in parameters.mixer.tensors.items():
-        if len(tensor.shape) == 2:
-            n_out, n_in = tensor.shape
-            found.append(Product(name=NAMES.get(place, place), n_times=1, n_in=n_in, n_out=n_out,
-                                 n_bytes=n_out * n_in * formats.itemsize, products="bfloat16"))  # fmt: skip
-    whole = spec.ffn.parameters("", hidden_size).matrices
-    experts: dict[str, list[Matrix]] = {}
-    for place, matrix in parameters.ffn.matrices.items():
+class _Kinds(msgspec.Struct, frozen=True):
+    """The matrices of a feed-forward, those of one kind together."""
+
+    plain: dict[str, Matrix]
+    experts: dict[str, Matrix]
+    """Kind → the first one."""
+    expert_numbers: int
+    """Weights of all experts."""
+
+
+@functools.lru_cache(maxsize=256)
+def _kinds(spec: LayerSpec, hidden_size: int) -> _Kinds:
+    plain: dict[str, Matrix] = {}
+    experts: dict[str, Matrix] = {}
+    numbers = 0
+    for place, matrix in _parameters(spec, hidden_size).ffn.matrices.items():
         kind, _, number = place.partition(".")
         if number:
-            experts.setdefault(kind, []).append(matrix if mesh.ep == 1 else whole[place])
+            experts.setdefault(kind, matrix)
+            numbers += matrix.n_in * matrix.n_out
         else:
-            found.append(msgspec.structs.replace(_product(place, matrix, formats), is_late=True))
+            plain[place] = matrix
+    return _Kinds(plain, experts, numbers)
+
+
+@functools.lru_cache(maxsize=256)
+def _parameters(spec: LayerSpec, hidden_size: int) -> LayerParameters:
+    return layer_parameters(spec, hidden_size, 0)
+
+
+def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mesh, formats: Formats) -> list[Product]:
+    """Of one layer in one rank; own: what the rank has where experts are not divided whole."""
+    mixer = _parameters(own, hidden_size).mixer
+    found = [_product(place, matrix, formats) for place, matrix in mixer.matrices.items()]
+    for place, tensor in mixer.tensors.items():
+        if len(tensor.shape) == 2:
+            n_out, n_in = tensor.shape
+            found.append(Product(
+                name=NAMES.get(place, place), n_times=1, n_in=n_in, n_out=n_out,
+                n_bytes=n_out * n_in * formats.itemsize, products="bfloat16",
+            ))  # fmt: skip
+    replace = msgspec.structs.replace
+    kinds = _kinds(own, hidden_size)
+    found += [replace(_product(place, matrix, formats), is_late=True) for place, matrix in kinds.plain.items()]
+    if not kinds.experts:
+        return found
     n_all = n_experts_of(spec)
-    for kind, several in experts.items():
-        used = 1 - own.ffn.n_idle_weights(hidden_size, 1) / _numbers(experts, own, hidden_size)
-        found.append(msgspec.structs.replace(
-            _product(kind, several[0], formats), name=f"experts {NAMES.get(kind, kind)}", n_of=n_all // mesh.ep,
+    used = 1 - own.ffn.n_idle_weights(hidden_size, 1) / kinds.expert_numbers
+    whole = kinds.experts if mesh.ep == 1 else _kinds(spec, hidden_size).experts
+    return found + [
+        replace(
+            _product(kind, matrix, formats), name=f"experts {NAMES.get(kind, kind)}", n_of=n_all // mesh.ep,
             n_of_all=n_all, n_chosen=used * n_all, is_late=True,
-        ))  # fmt: skip
-    return found
-
-
-def _numbers(experts: dict[str, list[Matrix]], own: LayerSpec, hidden_size: int) -> int:
-    """Weights of all experts of the layer as `own` has it."""
-    matrices = own.ffn.parameters("", hidden_size).matrices
-    return sum(one.n_in * one.n_out for place, one in matrices.items() if place.partition(".")[0] in experts)
+        )
+        for kind, matrix in whole.items()
+    ]  # fmt: skip
 
 
 def _product(place: str, matrix: Matrix, formats: Formats) -> Product:
@@ -231,7 +256,7 @@ def parameters_by_part(arch: ModelArch) -> dict[str, int]:
         part = "head" if name.startswith("lm_head") else "norms" if "norm" in name else "embedding"
         found[part] += math.prod(shape)
     for spec, n_layers in layer_kinds(arch):
-        parameters = layer_parameters(spec, arch.hidden_size, 0)
+        parameters = _parameters(spec, arch.hidden_size)
         for place, matrix in (*parameters.mixer.matrices.items(), *parameters.ffn.matrices.items()):
             numbers = matrix.n_in * matrix.n_out + (matrix.n_out if matrix.bias else 0)
             found[_part_name(place)] += n_layers * numbers

@@ -21,6 +21,8 @@ from quire.planner.workload import dollars_per_million
 
 TRAINING_FACTOR = 3
 """Forward and backward, to forward alone (Kaplan et al. 2020, table 1)."""
+UNMEASURED = 0.1
+"""Added to an error bar: a guess, as there is nothing to take it from."""
 PROMPT = 1024
 """Tokens of the prompt whose operators are listed."""
 
@@ -34,7 +36,7 @@ def model_facts(task: Task) -> dict[str, Any]:
     return {
         "family": arch.family,
         "layers": arch.n_layers,
-        "parameters": arch.n_parameters,
+        "parameters": sum(parameters_by_part(arch).values()),
         "active_parameters": active_parameters(arch),
         "parameters_by_part": parameters_by_part(arch),
         "flops_token": token_flops,
@@ -90,7 +92,7 @@ def memory_facts(placement: Placement, task: Task) -> dict[str, Any]:
 def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
     """One line of the table of meshes."""
     point = one.best or one.most
-    error = task.calibration.error
+    error = error_bar(task, one.mesh)
     found: dict[str, Any] = {"mesh": one.mesh.words, "fits": one.placement.fits, "meets_slo": one.best is not None}
     if point is None:
         return found
@@ -105,6 +107,16 @@ def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
     return found
 
 
+def error_bar(task: Task, mesh: Mesh) -> float:
+    """Relative: the calibration's, and what is added for each thing that nobody measured there."""
+    parts = rank_parts(task.arch, mesh, task.formats)
+    unmeasured = (
+        mesh.n_devices > mesh.dp, any(one.is_experts for one in parts.products), bool(parts.states),
+        task.formats.weights.products not in task.calibration.products,
+    )  # fmt: skip
+    return task.calibration.error + UNMEASURED * sum(unmeasured)
+
+
 def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float, quantization: str) -> dict[str, Any]:
     """Everything. ConfigError where no mesh of so many devices can divide the model."""
     found, refused = candidates(task, n_devices, mesh)
@@ -114,7 +126,8 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
         "read_bytes_per_s": task.calibration.read_bytes_per_s, "flops_per_s": task.calibration.flops_per_s,
         "source": task.calibration.source, "peaks": task.device.source,
     }  # fmt: skip
-    facts["workload"] = {"name": task.workload.name, "meaning": task.workload.meaning}
+    facts["workload"] = {"name": task.workload.name, "meaning": task.workload.meaning,
+                         "slo": task.objective.words}  # fmt: skip
     facts["refused"] = refused
     facts["meshes"] = [candidate_facts(one, task, price) for one in found]
     if not found:

@@ -57,7 +57,7 @@ def _device(device: Mapping[str, Any], workload: Mapping[str, Any]) -> Iterator[
         f" {device['read_bytes_per_s'] / 1e12:.3g} TB/s, products {_si(device['flops_per_s']['bfloat16'])}/s"
     )
     yield f"  {device['source']}"
-    yield f"workload {workload['name']}: {workload['meaning']}"
+    yield f"workload {workload['name']}: {workload['meaning']}; limits: {workload['slo']}"
 
 
 def _memory(plan: Mapping[str, Any]) -> Iterator[str]:

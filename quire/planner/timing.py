@@ -22,6 +22,7 @@ from quire.planner.parts import AttentionGroup, Product, rank_parts
 
 HALF_PAIR = 0.5
 """Of a layer's two products of experts, whose fixed cost is measured together."""
+ROW_KERNELS = "norms and rotation"
 ROTATED_PARTS = 3
 """Reads and writes of rotation, in queries of a row."""
 
@@ -63,6 +64,18 @@ class StepTimer:
         device_s = self.step_s(spans) - self.calibration.step_s
         return device_s * self.mesh.pp + self.calibration.step_s
 
+    def parts_s(self, spans: Spans) -> dict[str, float]:
+        """A step as a profile's breakdown has it: linear, attention, other kernels."""
+        n_rows, n_wants = sum(spans.lengths), sum(spans.wants)
+        if n_rows == len(spans) and self.calibration.captured:
+            n_rows = n_wants = padded_rows(n_rows, self.calibration.captured)
+        by_rows = dict(self.row_parts_s(n_rows))
+        others_s = by_rows.pop(ROW_KERNELS) + n_wants * self.calibration.row_s + self.calibration.step_s
+        head_s = self.product_s(self.parts.head, n_wants) if n_wants else 0.0
+        linear_s = sum(by_rows.values()) - self.spared_s(n_rows, n_wants) + head_s
+        attention_s = self.attention_s(spans) + self._states_s(spans)
+        return {"linear": linear_s, "attention": attention_s, "other kernels": others_s}
+
     def rows_s(self, n_rows: int) -> float:
         """Products, norms, rotation and collectives of all layers."""
         found = self._rows_s.get(n_rows)
@@ -74,7 +87,7 @@ class StepTimer:
         """(operator, seconds) of what a step's number of rows decides, the head left out."""
         own = max(1.0, n_rows / self.mesh.sp)
         found = [(one.name, one.n_times * self.product_s(one, own)) for one in self.parts.products]
-        found.append(("norms and rotation", self._row_kernels_s(own)))
+        found.append((ROW_KERNELS, self._row_kernels_s(own)))
         found += [
             (one.name, one.n_times * self.transfer_s(one))
             for one in step_transfers(self.parts, self.mesh, own, 0, self.formats.itemsize)

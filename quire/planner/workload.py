@@ -28,6 +28,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """(prompt, output) of requests; one stands for all that are alike."""
     shared: int = 0
     """Of the prompt's front, that every request has and the cache keeps."""
+    slo: str = ""
+    """What its users bear where nothing else is said."""
 
     @property
     def input(self) -> float:
@@ -49,8 +51,9 @@ WORKLOADS: Final = {
     one.name: one
     for one in (
         Workload(name="chat", meaning="a system prompt of 512 that all share, 512 more in, 256 out",
-                 lengths=((512, 256),), shared=512),
-        Workload(name="rag", meaning="4,096 in, 256 out, nothing shared", lengths=((4096, 256),)),
+                 lengths=((512, 256),), shared=512, slo="ttft=500ms,tpot=50ms"),
+        Workload(name="rag", meaning="4,096 in, 256 out, nothing shared", lengths=((4096, 256),),
+                 slo="ttft=2s,tpot=50ms"),
         Workload(name="offline", meaning="1,024 in, 512 out, no user waits", lengths=((1024, 512),)),
     )
 }  # fmt: skip
@@ -92,9 +95,10 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
     tpot_s: float = math.inf
 
     @property
-    def is_set(self) -> bool:
-        """Whether there is any."""
-        return math.isfinite(self.ttft_s) or math.isfinite(self.tpot_s)
+    def words(self) -> str:
+        """As it is written."""
+        limits = (("ttft", self.ttft_s), ("tpot", self.tpot_s))
+        return ",".join(f"{name}={1e3 * limit:g}ms" for name, limit in limits if math.isfinite(limit)) or "none"
 
 
 _TIME: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|us)")
@@ -102,8 +106,9 @@ _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def parse_objective(text: str) -> Objective:
-    """'ttft=200ms,tpot=20ms'. ConfigError that shows the part that cannot be read."""
+    """'ttft=200ms,tpot=20ms', or 'none'. ConfigError that shows the part that cannot be read."""
     found: dict[str, float] = {}
+    text = "" if text == "none" else text
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
         match = _TIME.fullmatch(value.strip())

@@ -1,0 +1,185 @@
+"""`quire bench calibrate`: times steps of the engine on this machine and fits the planner's calibration to them.
+
+Owns which steps are timed and in which order. Does not own the search (`planner/fitting`). Models are bundled shapes
+with fewer layers and random weights. A busy machine only makes steps longer, so of each step the fast ones count.
+Written for CUDA as well; that part has not run yet, and its cases are the CPU's with more rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from quire.bench.ceilings import probe
+from quire.bench.datasets import from_lengths
+from quire.bench.kernels.timing import timer
+from quire.bench.offline import TimedRun, decode_step_times_s, decode_steps, timed_run
+from quire.bench.shape import PREFIX, shape_options
+from quire.config.model import read_arch
+from quire.core.plan import Spans
+from quire.engine.llm import LLM
+from quire.planner.calibration import Calibration, Curve
+from quire.planner.fitting import Knob, Sample, fit
+from quire.planner.formats import formats_named
+from quire.planner.operators import prefill_spans
+
+OUTPUT_LEN = 24
+VOCABULARY = 1000
+MAX_LEN = 2048
+FAST_SHARE = 4
+"""Of the times of a step, the median of the fastest quarter counts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Model:
+    """What is loaded: a shape with some of its layers."""
+
+    shape: str
+    n_layers: int
+    quantization: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cases:
+    """What is timed on a kind of device."""
+
+    models: tuple[Model, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    """Prompt tokens of batches that decode."""
+    prompts: tuple[int, ...]
+    rows: tuple[int, ...]
+    """Knots of the curve of products."""
+
+
+CASES = {
+    "cpu": Cases(
+        models=(
+            Model("qwen3-0.6b", 4, "none"), Model("llama-3.2-1b", 3, "none"),
+            Model("qwen3-0.6b", 4, "int8"), Model("llama-3.2-1b", 3, "int8"),
+        ),
+        batches=(1, 4, 16), contexts=(64, 512), prompts=(64, 256, 768), rows=(1, 4, 16, 64, 256),
+    ),
+    "cuda": Cases(
+        models=(Model("qwen3-0.6b", 28, "none"), Model("llama-3.1-8b", 16, "none")),
+        batches=(1, 8, 32, 128, 256), contexts=(128, 1024), prompts=(128, 512, 1024), rows=(1, 32, 128, 256, 512, 1024),
+    ),
+}  # fmt: skip
+
+
+def calibrate(device: str, rounds: int, say: Callable[[str], None] = print) -> tuple[Calibration, list[Sample]]:
+    """The calibration of this machine, and what it was fitted to. device: 'cpu' or 'cuda'."""
+    cases = CASES[device]
+    clock = timer(device)
+    dtypes = [torch.bfloat16, torch.int8] if device == "cpu" else [torch.bfloat16]
+    rates = {str(dtype).removeprefix("torch."): probe(clock, [dtype]) for dtype in dtypes}
+    ceilings = next(iter(rates.values()))
+    say(f"reads {ceilings.bandwidth_bytes_per_s / 1e9:.1f} GB/s; products " + ", ".join(
+        f"{kind} {found.flops_per_s / 1e12:.2f} T/s" for kind, found in rates.items()))  # fmt: skip
+    samples: list[Sample] = []
+    for model in cases.models:
+        samples += _samples(model, device, cases, rounds)
+        say(f"{model.shape}, {model.n_layers} layers, {model.quantization}: {len(samples)} steps timed so far")
+    flops = {kind: found.flops_per_s for kind, found in rates.items()}
+    best = max(found.bandwidth_bytes_per_s for found in rates.values())
+    found = fit(_start(ceilings.name, best, flops, cases, device), samples, _knobs(flops))
+    errors = [abs(one.expected_s(found) / one.seconds - 1) for one in samples]
+    error = round(max(0.02, statistics.quantiles(errors, n=10)[-1]), 3)
+    source = f"quire bench calibrate: {len(samples)} steps on {ceilings.name}, nine of ten within {100 * error:.1f} %"
+    return msgspec.structs.replace(found, source=source, error=error), samples
+
+
+def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, device: str) -> Calibration:
+    """Where the search begins: near the ceilings."""
+    n = len(cases.rows)
+    curve = Curve(rows=cases.rows, fixed_s=(3e-6,) * n, bytes_share=0.9, flops_share=(0.7,) * n)
+    return Calibration(
+        device=name, source="", read_bytes_per_s=reads, flops_per_s=flops, products=dict.fromkeys(flops, curve),
+        experts=curve, attention=Curve(rows=(1, 256), fixed_s=(5e-6, 2e-5), bytes_share=0.7, flops_share=(0.3,)),
+        state=Curve(fixed_s=(5e-6,), bytes_share=0.5, flops_share=(0.1,)),
+        row_kernels=Curve(rows=(1, 64), fixed_s=(2e-6, 5e-6)), step_s=1e-4, row_s=1e-6, first_token_s=1e-3,
+        captured=0 if device == "cpu" else 1024,
+    )  # fmt: skip
+
+
+def _knobs(flops: dict[str, float]) -> list[Knob]:
+    """Rates of few rows and fixed costs of many cannot be told from what binds there, and stay."""
+    found: list[Knob] = [("step_s", "", 0), ("row_s", "", 0), ("first_token_s", "", 0)]
+    for kind in flops:
+        curve: list[tuple[str, Any]] = [("fixed_s", 0), ("bytes_share", 0)]
+        curve += [("flops_share", i) for i in range(1, 5)]
+        found += [(f"products.{kind}", field, place) for field, place in curve]
+    found += [("attention", "fixed_s", 0), ("attention", "bytes_share", 0), ("attention", "flops_share", 0)]
+    return [*found, ("row_kernels", "fixed_s", 1)]
+
+
+def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sample]:
+    """Each case in turns with the others, so that a busy moment hits all."""
+    options = shape_options(PREFIX + model.shape)
+    overrides: dict[str, Any] = {"num_hidden_layers": model.n_layers}
+    arch = read_arch(pathlib.Path(str(options["model"])), overrides)
+    llm = LLM(
+        **options, hf_overrides=overrides, device=device, dtype="bfloat16", quantization=model.quantization,
+        max_model_len=MAX_LEN, max_num_seqs=max(cases.batches), disable_log_stats=True, enable_prefix_caching=False,
+    )  # type: ignore[arg-type]  # fmt: skip
+    weights = "auto" if model.quantization == "none" else model.quantization
+    formats = formats_named(weights, "auto", "bfloat16")
+    shapes = [(batch, context, OUTPUT_LEN) for context in cases.contexts for batch in cases.batches]
+    shapes += [(1, prompt, 1) for prompt in cases.prompts]
+    times: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
+    spans: dict[tuple[int, int, int], Spans] = {}
+    try:
+        for turn in range(rounds + 1):
+            for shape in shapes:
+                batch, n_in, n_out = shape
+                dataset = from_lengths([(n_in, n_out)] * batch, VOCABULARY, f"calibrate/{shape}")
+                run = timed_run(llm, dataset(turn), temperature=0.0)
+                if turn:  # the first warms up
+                    times[shape] += list(_seconds(run, batch, n_out))
+                    spans[shape] = _spans(run, batch, n_in, n_out)
+    finally:
+        llm.shutdown()
+    title = f"{model.shape} {model.n_layers} layers {model.quantization}"
+    return [
+        Sample(name=f"{title}: {batch} x {n_in}{'' if n_out > 1 else ' prompt'}", arch=arch, formats=formats,
+               spans=spans[batch, n_in, n_out], seconds=_fast(times[batch, n_in, n_out]), waits=n_out == 1)
+        for batch, n_in, n_out in shapes
+    ]  # fmt: skip
+
+
+def _seconds(run: TimedRun, batch: int, n_out: int) -> Iterator[float]:
+    """Of decode steps of the whole batch, or until the first token."""
+    if n_out > 1:
+        yield from decode_step_times_s(run.timeline, batch)
+    else:
+        yield from (
+            one.metrics.first_token_s - one.metrics.arrival_s for one in run.outputs if one.metrics.first_token_s
+        )
+
+
+def _spans(run: TimedRun, batch: int, n_in: int, n_out: int) -> Spans:
+    """Of the step in the middle, or of the prompt."""
+    if n_out == 1:
+        return prefill_spans(n_in)
+    steps = decode_steps(run.timeline, batch)
+    return run.records[steps[len(steps) // 2]].spans
+
+
+def _fast(times_s: Sequence[float]) -> float:
+    """See `FAST_SHARE`."""
+    return statistics.median(sorted(times_s)[: max(1, len(times_s) // FAST_SHARE)])
+
+
+def lines(calibration: Calibration, samples: Sequence[Sample]) -> list[str]:
+    """For people: each step beside what the fit expects."""
+    return [
+        f"{one.name:<48}{1e3 * one.expected_s(calibration):10.3f} ms, measured {1e3 * one.seconds:10.3f}:"
+        f" {100 * (one.expected_s(calibration) / one.seconds - 1):+6.1f} %"
+        for one in samples
+    ]

@@ -1,0 +1,169 @@
+"""Where the planner's model of time errs: what it expects beside what a recorded run took, whole and by part.
+
+Owns the reading of reports of `quire bench`. Does not own the model (`planner`) nor the reports (`report`). No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from quire.bench.shape import FOLDER
+from quire.bench.workloads import THROUGHPUT_WORKLOADS, throughput_dataset
+from quire.config.arch import ModelArch
+from quire.config.model import read_arch
+from quire.core.errors import ConfigError, shown
+from quire.planner.accelerators import ACCELERATORS, Accelerator, calibration_for
+from quire.planner.calibration import Calibration
+from quire.planner.cost import CostModel, calibrated
+from quire.planner.formats import formats_named
+from quire.planner.operators import decode_spans, prefill_spans
+from quire.planner.serving import closed_batch_s
+
+DEFAULT_SEQS, DEFAULT_TOKENS = 1024, 8192
+PREFIX_LEN: Final = {"W5": 2048}
+"""Tokens that all prompts of a workload have at their front."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure."""
+
+    what: str
+    unit: str
+    expected: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Relative: 0.05 is 5 % too much."""
+        return self.expected / self.measured - 1
+
+    def line(self) -> str:
+        """For people."""
+        return (
+            f"{self.what:<44}{_number(self.expected):>12}{_number(self.measured):>12} {self.unit:<6}"
+            f"{100 * self.error:+6.1f} %"
+        )
+
+
+def read_result(path: str) -> dict[str, Any]:
+    """A report of `quire bench`. ConfigError for anything else."""
+    try:
+        found = json.loads(pathlib.Path(path).expanduser().read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--check {shown(path)} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"--check {shown(path)} is no JSON") from None
+    if not isinstance(found, dict) or not {"benchmark", "config", "results"} <= found.keys():
+        raise ConfigError(f"--check {shown(path)} is no report of quire bench: --output-json writes them")
+    return found
+
+
+def device_of_result(result: Mapping[str, Any]) -> Accelerator:
+    """The accelerator of the table on which it ran. ConfigError for one that is not there, and for a CPU."""
+    gpus = result.get("hardware", {}).get("gpus") or [{}]
+    words = str(gpus[0].get("name", "")).lower().replace("nvidia", "").replace("geforce", "").split()
+    name = "-".join(words)
+    for known in sorted(ACCELERATORS, key=len, reverse=True):
+        if name.startswith(known):
+            return ACCELERATORS[known]
+    where = shown(name) if name else "a CPU"
+    raise ConfigError(f"the result was recorded on {where}: give the file of `quire bench calibrate` by --calibration")
+
+
+def cost_of_result(
+    result: Mapping[str, Any], device: Accelerator | None = None, calibration: Calibration | None = None
+) -> CostModel:
+    """With the formats of the run."""
+    config, device = result["config"], device or device_of_result(result)
+    arch = arch_of_result(config["model"])
+    quantization = config.get("quantization", "none")
+    weights = "auto" if quantization in ("auto", "none") else quantization
+    formats = formats_named(weights, config.get("kv_cache_dtype", "auto"), arch.dtype)
+    return calibrated(arch, device, formats=formats, calibration=calibration or calibration_for(device))
+
+
+def arch_of_result(model: str) -> ModelArch:
+    """A report has a bundled shape's folder, as it was on that machine."""
+    name = pathlib.Path(model).name
+    folder = FOLDER / name if (FOLDER / name / "config.json").is_file() else pathlib.Path(model)
+    return read_arch(folder)
+
+
+def compare(result: Mapping[str, Any], cost: CostModel, dataset_path: str = "") -> list[Comparison]:
+    """Every figure of a report that the model has an expectation of."""
+    name = str(result["benchmark"]).partition(" ")[0]
+    if name == "latency":
+        return [one for case in result["results"]["cases"] for one in compare_case(case, cost)]
+    if name == "throughput":
+        return [compare_throughput(result, cost, dataset_path)]
+    raise ConfigError(f"results of `quire bench {name}` have no step that could be compared: latency and throughput do")
+
+
+def compare_case(case: Mapping[str, Any], cost: CostModel) -> Iterator[Comparison]:
+    """One batch of equal requests: its first tokens, where they come from one step, and its decode steps."""
+    batch, n_in, n_out = case["batch_size"], case["input_len"], case["output_len"]
+    title = f"{batch} x {n_in} in, {n_out} out"
+    if batch == 1:
+        first_s = cost.step_s(prefill_spans(n_in)) + cost.first_token_s
+        yield Comparison(f"{title}: first token", "ms", 1e3 * first_s, case["median_ttft_ms"])
+    if case.get("decode_step_ms"):
+        step_s = cost.step_s(decode_spans(batch, n_in + n_out // 2))
+        yield Comparison(f"{title}: decode step", "ms", 1e3 * step_s, case["decode_step_ms"])
+    device = (case.get("breakdown") or {}).get("device_ms")
+    if device and cost.timer is not None:
+        spans = decode_spans(batch, n_in + n_out // 2) if n_out > 1 else prefill_spans(n_in)
+        for part, seconds in cost.timer.parts_s(spans).items():
+            if device.get(part):
+                yield Comparison(f"{title}:   {part}", "ms", 1e3 * seconds, device[part])
+
+
+def compare_throughput(result: Mapping[str, Any], cost: CostModel, dataset_path: str = "") -> Comparison:
+    """All requests at once, without the scheduler: see `closed_batch_s`."""
+    config, results = result["config"], result["results"]
+    workload = config.get("workload", "none")
+    if workload not in THROUGHPUT_WORKLOADS:
+        raise ConfigError("only results of --workload W1, W2, W3 and W5 say which lengths they had")
+    requests = throughput_dataset(workload, dataset_path or config.get("dataset_path", ""))(0)
+    lengths = [(len(one.prompt_token_ids), one.output_len) for one in requests]
+    seconds = closed_batch_s(
+        cost, lengths, config.get("max_num_seqs") or DEFAULT_SEQS,
+        config.get("max_num_batched_tokens") or DEFAULT_TOKENS, 1 << 60, PREFIX_LEN.get(workload, 0),
+    )  # fmt: skip
+    n_tokens = sum(n for _, n in lengths)
+    return Comparison(f"{workload}: output", "tok/s", n_tokens / seconds, results["output_tokens_per_second"])
+
+
+def lines(found: Sequence[Comparison], cost: CostModel) -> list[str]:
+    """For people; where the model is off by more than its error bar, that is said."""
+    timer = cost.timer
+    assert timer is not None
+    text = [f"{'':<44}{'expected':>12}{'measured':>12}", *(one.line() for one in found), timer.calibration.source]
+    wholes = [one for one in found if ":   " not in one.what]
+    worst = max(wholes, key=lambda one: abs(one.error))
+    beyond = abs(worst.error) > timer.calibration.error
+    text.append(
+        f"worst: {worst.what}, {100 * worst.error:+.1f} %" + (
+            f", beyond the {100 * timer.calibration.error:.0f} % that the calibration claims" if beyond else ""
+        )
+    )  # fmt: skip
+    return text
+
+
+def one_line(result: Mapping[str, Any]) -> str:
+    """Model against measurement, at the end of a benchmark; empty where there is nothing to compare."""
+    try:
+        cost = cost_of_result(result)
+        found = [one for one in compare(result, cost) if ":   " not in one.what]
+    except ConfigError:
+        return ""
+    texts = [f"{one.what} {_number(one.expected)} {one.unit} ({100 * one.error:+.1f} %)" for one in found]
+    return "model: " + "; ".join(texts) if texts else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3f}" if value < 10 else f"{value:.1f}"

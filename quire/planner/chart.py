@@ -1,0 +1,86 @@
+"""Draws a plan: the roofline with its operators on it, memory of a device, and the frontier of latency and throughput.
+
+Owns the picture alone. matplotlib is an optional package, imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from quire.core.errors import ConfigError, shown
+from quire.core.files import check_output
+
+COLOURS: Final = {"decode": "#2563eb", "prefill": "#ea580c"}
+GREEN: Final = "#059669"
+INTENSITIES: Final = (0.25, 4096.0)
+
+
+def check_chart_path(path: str) -> None:
+    """ConfigError, before anything is computed, for a name that cannot be drawn to."""
+    if pathlib.Path(path).suffix != ".png":
+        raise ConfigError(f"--plot {shown(path)}: the name must end with .png")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib")
+    check_output(path, "--plot")
+
+
+def write_chart(path: str, plan: Mapping[str, Any]) -> None:
+    """Three panels."""
+    from matplotlib.figure import Figure  # an optional package; a Figure of its own leaves pyplot's state alone
+
+    figure = Figure(figsize=(15, 5), layout="constrained")
+    roofline, memory, frontier = figure.subplots(1, 3, width_ratios=(5, 3, 4))
+    figure.suptitle(f"{plan['model']} on {plan['device']['count']} x {plan['device']['name'].upper()}")
+    _roofline(roofline, plan)
+    _memory(memory, plan)
+    _frontier(frontier, plan)
+    figure.savefig(path, dpi=110)
+
+
+def _roofline(axes: Any, plan: Mapping[str, Any]) -> None:
+    device = plan["device"]
+    reads, rate = device["read_bytes_per_s"], device["flops_per_s"]["bfloat16"]
+    corner = rate / reads
+    xs = [INTENSITIES[0], corner, INTENSITIES[1]]
+    axes.loglog(xs, [min(rate, x * reads) / 1e12 for x in xs], color="#444", label="limit")
+    for name, rows in plan.get("steps", {}).items():
+        shown_rows = [row for row in rows if row["flops"] and row["intensity"] > INTENSITIES[0]]
+        points = [(row["intensity"], min(rate, row["intensity"] * reads) / 1e12) for row in shown_rows]
+        axes.plot(*zip(*points, strict=True), "o", color=COLOURS[name], alpha=0.8, label=name)
+        for row, (x, y) in zip(shown_rows, points, strict=True):
+            axes.annotate(row["operator"], (x, y), xytext=(4, -9), textcoords="offset points", fontsize=7)
+    axes.set_xlabel("FLOPs a byte")
+    axes.set_ylabel("TFLOP/s at most")
+    axes.set_title("roofline")
+    axes.grid(alpha=0.25)
+    axes.legend()
+
+
+def _memory(axes: Any, plan: Mapping[str, Any]) -> None:
+    memory, bottom = plan["memory"], 0.0
+    terms = {name: n for name, n in memory["terms"].items() if n}
+    terms["keys and values"] = memory["pages"] * memory["page_bytes"]
+    for name, n_bytes in terms.items():
+        axes.bar(0, n_bytes / 2**30, bottom=bottom, width=0.6, label=f"{name}, {n_bytes / 2**30:.1f} GiB")
+        bottom += n_bytes / 2**30
+    axes.axhline(memory["budget_bytes"] / 2**30, color="#444", linestyle="--", label="budget")
+    axes.set_xlim(-0.5, 1.8)
+    axes.set_xticks([])
+    axes.set_ylabel("GiB of a device")
+    axes.set_title(f"memory, {plan['meshes'][0]['mesh']}")
+    axes.legend(fontsize=7, loc="center right")
+
+
+def _frontier(axes: Any, plan: Mapping[str, Any]) -> None:
+    points = plan.get("frontier", [])
+    axes.plot([one["tpot_ms"] for one in points], [one["tokens_per_s"] for one in points], "o-", color=GREEN)
+    for one in points:
+        place = one["tpot_ms"], one["tokens_per_s"]
+        axes.annotate(str(one["concurrency"]), place, xytext=(5, -8), textcoords="offset points", fontsize=8)
+    axes.set_xlabel("ms a token (labels: sequences of a replica)")
+    axes.set_ylabel("output tokens a second")
+    axes.set_title(f"frontier, {plan['workload']['name']}")
+    axes.grid(alpha=0.25)

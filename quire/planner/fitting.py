@@ -1,0 +1,103 @@
+"""Fits a calibration to steps that were timed: coordinate descent on the logarithms of its numbers.
+
+Owns the search. Does not own what is measured (`bench/calibrate`) nor the model (`timing`). Numbers stay positive; one
+that does not matter stays where it began.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from quire.config.arch import ModelArch
+from quire.core.plan import Spans
+from quire.planner.calibration import Calibration, Curve
+from quire.planner.formats import Formats
+from quire.planner.mesh import Mesh
+from quire.planner.timing import StepTimer
+
+FIRST_FACTOR, LAST_FACTOR = 1.3, 1.002
+LEAST_GAIN: Final = 1e-9
+CURVES: Final = ("experts", "attention", "state", "row_kernels")
+
+Knob = tuple[str, str, int]
+"""(part, field, place): a number of a curve, of `products.TYPE` too; with an empty field a number of the file."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that was timed."""
+
+    name: str
+    arch: ModelArch
+    formats: Formats
+    spans: Spans
+    seconds: float
+    waits: bool = False
+    """A first token: `first_token_s` is part of it."""
+
+    def expected_s(self, calibration: Calibration) -> float:
+        """With a calibration."""
+        timer = StepTimer(self.arch, calibration, self.formats, Mesh())
+        return timer.step_s(self.spans) + (calibration.first_token_s if self.waits else 0.0)
+
+
+def sample_loss(samples: Sequence[Sample], calibration: Calibration) -> float:
+    """Squares of relative errors."""
+    return sum((one.expected_s(calibration) / one.seconds - 1) ** 2 for one in samples)
+
+
+def fit(start: Calibration, samples: Sequence[Sample], knobs: Sequence[Knob]) -> Calibration:
+    """The calibration with the least `sample_loss` that turning these numbers finds."""
+    return descend(start, functools.partial(sample_loss, samples), knobs)
+
+
+def descend(start: Calibration, loss: Callable[[Calibration], float], knobs: Sequence[Knob]) -> Calibration:
+    """One number after the other, up or down, in smaller and smaller steps."""
+    best, value, factor = start, loss(start), FIRST_FACTOR
+    while factor > LAST_FACTOR:
+        improved = False
+        for knob in knobs:
+            for times in (factor, 1 / factor):
+                tried = turned(best, knob, times)
+                found = loss(tried)
+                if found < value - LEAST_GAIN:
+                    best, value, improved = tried, found, True
+        factor = factor if improved else 1 + (factor - 1) / 2
+    return best
+
+
+def turned(calibration: Calibration, knob: Knob, times: float) -> Calibration:
+    """With one number so many times as large."""
+    part, field, place = knob
+    if not field:
+        return msgspec.structs.replace(calibration, **{part: getattr(calibration, part) * times})
+    old: Any = getattr(curve_of(calibration, part), field)
+    new: Any = (
+        tuple(one * times if i == place else one for i, one in enumerate(old))
+        if isinstance(old, tuple)
+        else old * times
+    )
+    changed = msgspec.structs.replace(curve_of(calibration, part), **{field: new})
+    name, _, kind = part.partition(".")
+    return msgspec.structs.replace(calibration, **{name: calibration.products | {kind: changed} if kind else changed})
+
+
+def curve_of(calibration: Calibration, part: str) -> Curve:
+    """By the name of a knob."""
+    name, _, kind = part.partition(".")
+    found = calibration.products[kind] if kind else getattr(calibration, name)
+    assert isinstance(found, Curve)
+    return found
+
+
+def curve_knobs(calibration: Calibration, part: str, fields: Sequence[str]) -> list[Knob]:
+    """Every number of these fields."""
+    curve = curve_of(calibration, part)
+    found: list[Knob] = []
+    for field in fields:
+        value = getattr(curve, field)
+        found += [(part, field, i) for i in range(len(value) if isinstance(value, tuple) else 1)]
+    return found

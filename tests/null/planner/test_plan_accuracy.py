@@ -1,0 +1,99 @@
+"""What the planner expects, beside recorded runs on one H200 (benchmarks/results/h200): the table of docs/plan.md.
+
+Fitted by benchmarks/plan_fit.py: W4 of both shapes, W6 at 32 and 256. Everything else here is a prediction.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from quire.bench.plan_check import Comparison, compare, cost_of_result, one_line
+from quire.bench.shape import FOLDER
+from quire.config.model import read_arch
+from quire.planner.accelerators import accelerator_named
+from quire.planner.calibration import FOLDER as CALIBRATIONS
+from quire.planner.calibration import load_calibration
+from quire.planner.cost import calibrated
+from quire.planner.operators import decode_spans
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "benchmarks" / "results" / "h200"
+LENGTHS = str(ROOT / "benchmarks" / "w3_lengths.json")
+UNFITTED_06B = {1: 0.81, 8: 1.09, 32: 1.83, 128: 4.80, 256: 8.66}
+"""Batch → ms a step of the 0.6B shape on W6, by an outside script."""
+
+
+def result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+@functools.cache
+def comparisons(name: str) -> list[Comparison]:
+    recorded = result(name)
+    return compare(recorded, cost_of_result(recorded), LENGTHS)
+
+
+@pytest.mark.parametrize("name", ["w1", "w2", "w3", "w5"])
+def test_throughput_is_within_five_per_cent(name: str) -> None:
+    (found,) = comparisons(name)
+    assert abs(found.error) <= 0.05, found.line()
+
+
+@pytest.mark.parametrize("name", ["w4_8b", "w4_06b", "w6"])
+def test_decode_steps_are_within_five_per_cent(name: str) -> None:
+    steps = [one for one in comparisons(name) if one.what.endswith("decode step")]
+    assert len(steps) == (5 if name == "w6" else 1)
+    assert all(abs(one.error) <= 0.05 for one in steps), "\n".join(one.line() for one in steps)
+
+
+@pytest.mark.parametrize("name", ["w4_8b", "w4_06b", "w6"])
+def test_first_tokens_are_within_fifteen_per_cent(name: str) -> None:
+    firsts = [one for one in comparisons(name) if one.what.endswith("first token")]
+    assert firsts and all(abs(one.error) <= 0.15 for one in firsts), "\n".join(one.line() for one in firsts)
+
+
+def test_parts_of_a_step_are_where_the_profile_has_them() -> None:
+    """Products and attention, of every batch of W6."""
+    parts = [one for one in comparisons("w6") if one.what.endswith(("linear", "attention"))]
+    assert len(parts) == 10 and all(abs(one.error) <= 0.10 for one in parts)
+
+
+def step_ms(shape: str, batch: int, context: int) -> float:
+    cost = calibrated(read_arch(FOLDER / shape), accelerator_named("h200"))
+    return 1e3 * cost.step_s(decode_spans(batch, context))
+
+
+@pytest.mark.parametrize("batch", sorted(UNFITTED_06B))
+def test_another_shape_that_nobody_fitted(batch: int) -> None:
+    assert step_ms("qwen3-0.6b", batch, 1024 + 64) == pytest.approx(UNFITTED_06B[batch], rel=0.10)
+
+
+@pytest.mark.parametrize("run", [0, 1])
+def test_lengths_that_nobody_fitted(run: int) -> None:
+    """benchmarks/deterministic_speed.py: 256 in, 120 out, rows where no request asks for determinism."""
+    recorded = result("deterministic")["runs"][run]
+    shape = "qwen3-0.6b" if "0.6b" in recorded["command"] else "llama-3.1-8b"
+    for row in recorded["rows"]:
+        if not row["asking"]:
+            assert step_ms(shape, row["batch_size"], 256 + 60) == pytest.approx(row["step_ms"], rel=0.10)
+
+
+def test_a_benchmark_ends_with_one_line() -> None:
+    assert one_line(result("w1")).startswith("model: W1: output ")
+    assert one_line(result("w6") | {"hardware": {"gpus": []}}) == "", "no calibration of that machine"
+
+
+def test_a_worse_calibration_is_seen() -> None:
+    """What the tests above would say to attention that reads at half its rate."""
+    recorded = result("w6")
+    good = load_calibration(CALIBRATIONS / "h200.json")
+    bad = msgspec.structs.replace(good, attention=msgspec.structs.replace(good.attention, bytes_share=0.5))
+    found = compare(recorded, cost_of_result(recorded, accelerator_named("h200"), bad))
+    assert max(abs(one.error) for one in found if one.what.endswith("decode step")) > 0.3
