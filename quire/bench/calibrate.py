@@ -21,7 +21,9 @@ from quire.bench.datasets import from_lengths
 from quire.bench.kernels.timing import timer
 from quire.bench.offline import TimedRun, decode_step_times_s, decode_steps, timed_run
 from quire.bench.shape import PREFIX, shape_options
+from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
+from quire.config.options import make_options
 from quire.core.plan import Spans
 from quire.engine.llm import LLM
 from quire.planner.calibration import Calibration, Curve
@@ -43,6 +45,14 @@ class Model:
     shape: str
     n_layers: int
     quantization: str
+    vocab_size: int = 32_768
+    """Rows of the head: fewer than the shape's, to load and multiply less of what is like any product."""
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """`hf_overrides`."""
+        return {"num_hidden_layers": self.n_layers, "vocab_size": self.vocab_size, "eos_token_id": 2,
+                "bos_token_id": 1}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,10 +71,10 @@ class Cases:
 CASES = {
     "cpu": Cases(
         models=(
-            Model("qwen3-0.6b", 4, "none"), Model("llama-3.2-1b", 3, "none"),
-            Model("qwen3-0.6b", 4, "int8"), Model("llama-3.2-1b", 3, "int8"),
+            Model("qwen3-0.6b", 3, "none"), Model("llama-3.2-1b", 2, "none"),
+            Model("qwen3-0.6b", 3, "int8"), Model("llama-3.2-1b", 2, "int8"),
         ),
-        batches=(1, 4, 16), contexts=(64, 512), prompts=(64, 256, 768), rows=(1, 4, 16, 64, 256),
+        batches=(1, 4, 16), contexts=(64, 384), prompts=(64, 512), rows=(1, 4, 16, 64, 256),
     ),
     "cuda": Cases(
         models=(Model("qwen3-0.6b", 28, "none"), Model("llama-3.1-8b", 16, "none")),
@@ -73,7 +83,7 @@ CASES = {
 }  # fmt: skip
 
 
-def calibrate(device: str, rounds: int, say: Callable[[str], None] = print) -> tuple[Calibration, list[Sample]]:
+def calibrate(device: str, rounds: int, say: Callable[[str], None]) -> tuple[Calibration, list[Sample]]:
     """The calibration of this machine, and what it was fitted to. device: 'cpu' or 'cuda'."""
     cases = CASES[device]
     clock = timer(device)
@@ -122,12 +132,13 @@ def _knobs(flops: dict[str, float]) -> list[Knob]:
 def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sample]:
     """Each case in turns with the others, so that a busy moment hits all."""
     options = shape_options(PREFIX + model.shape)
-    overrides: dict[str, Any] = {"num_hidden_layers": model.n_layers}
-    arch = read_arch(pathlib.Path(str(options["model"])), overrides)
-    llm = LLM(
-        **options, hf_overrides=overrides, device=device, dtype="bfloat16", quantization=model.quantization,
-        max_model_len=MAX_LEN, max_num_seqs=max(cases.batches), disable_log_stats=True, enable_prefix_caching=False,
-    )  # type: ignore[arg-type]  # fmt: skip
+    arch = read_arch(pathlib.Path(str(options["model"])), model.overrides)
+    config = make_options(EngineConfig, options | {
+        "hf_overrides": model.overrides, "device": device, "dtype": "bfloat16", "quantization": model.quantization,
+        "max_model_len": MAX_LEN, "max_num_seqs": max(cases.batches), "disable_log_stats": True,
+        "enable_prefix_caching": False,
+    })  # fmt: skip
+    llm = LLM.of_command_line(config)
     weights = "auto" if model.quantization == "none" else model.quantization
     formats = formats_named(weights, "auto", "bfloat16")
     shapes = [(batch, context, OUTPUT_LEN) for context in cases.contexts for batch in cases.batches]

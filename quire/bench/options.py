@@ -165,6 +165,18 @@ class ReplayOptions(ReportOptions, kw_only=True):
     ] = 1000
 
 
+class CalibrateOptions(msgspec.Struct, kw_only=True):
+    """Options of `quire bench calibrate`."""
+
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], _doc("What to measure; auto: the GPU if there is one.")
+    ] = "auto"  # fmt: skip
+    rounds: Annotated[int, _doc("Times that every step is timed, in turns, after one that warms up.", ge=1)] = 4
+    output: Annotated[str, _doc("File for the calibration, which `quire plan --calibration FILE` reads.")] = (
+        "calibration.json"
+    )
+
+
 class KernelBenchOptions(msgspec.Struct, kw_only=True):
     """Options of `quire bench kernels`."""
 

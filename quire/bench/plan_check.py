@@ -80,18 +80,18 @@ def cost_of_result(
 ) -> CostModel:
     """With the formats of the run."""
     config, device = result["config"], device or device_of_result(result)
-    arch = arch_of_result(config["model"])
+    arch = arch_of_result(config["model"], config.get("hf_overrides"))
     quantization = config.get("quantization", "none")
     weights = "auto" if quantization in ("auto", "none") else quantization
     formats = formats_named(weights, config.get("kv_cache_dtype", "auto"), arch.dtype)
     return calibrated(arch, device, formats=formats, calibration=calibration or calibration_for(device))
 
 
-def arch_of_result(model: str) -> ModelArch:
+def arch_of_result(model: str, overrides: Mapping[str, Any] | None = None) -> ModelArch:
     """A report has a bundled shape's folder, as it was on that machine."""
     name = pathlib.Path(model).name
     folder = FOLDER / name if (FOLDER / name / "config.json").is_file() else pathlib.Path(model)
-    return read_arch(folder)
+    return read_arch(folder, overrides)
 
 
 def compare(result: Mapping[str, Any], cost: CostModel, dataset_path: str = "") -> list[Comparison]:
@@ -114,7 +114,8 @@ def compare_case(case: Mapping[str, Any], cost: CostModel) -> Iterator[Compariso
     if case.get("decode_step_ms"):
         step_s = cost.step_s(decode_spans(batch, n_in + n_out // 2))
         yield Comparison(f"{title}: decode step", "ms", 1e3 * step_s, case["decode_step_ms"])
-    device = (case.get("breakdown") or {}).get("device_ms")
+    found = case.get("breakdown") or {}  # of a report, or a `Breakdown` of this run
+    device = found.get("device_ms") if isinstance(found, Mapping) else found.device_ms
     if device and cost.timer is not None:
         spans = decode_spans(batch, n_in + n_out // 2) if n_out > 1 else prefill_spans(n_in)
         for part, seconds in cost.timer.parts_s(spans).items():

@@ -1,4 +1,4 @@
-"""`quire bench latency | throughput | speculate | serve | replay | kernels`: options in; a table, JSON, a plot out."""
+"""`quire bench KIND`: options in; a table, JSON, a plot out. The kinds are those of `KINDS`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.bench import limit
+from quire.bench.machine import hardware
 from quire.bench.options import (
+    CalibrateOptions,
     KernelBenchOptions,
     LatencyOptions,
     ReplayOptions,
@@ -20,6 +22,7 @@ from quire.bench.options import (
     SpeculateOptions,
     ThroughputOptions,
 )
+from quire.bench.plan_check import one_line
 from quire.bench.plot import check_plot_path, write_plot
 from quire.bench.report import build_report, check_report_path, write_report
 from quire.bench.timeline import Timeline, from_requests
@@ -30,6 +33,7 @@ from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError
+from quire.core.files import write_output
 
 if TYPE_CHECKING:
     from quire.bench.view import View
@@ -40,6 +44,7 @@ KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "speculate": (SpeculateOptions, "The same requests with drafts and without, in turns, in this process."),
     "serve": (ServeBenchOptions, "Latencies and throughput of a running OpenAI-compatible server."),
     "replay": (ReplayOptions, "Traffic that `quire serve --record FILE` wrote, again, with its timing."),
+    "calibrate": (CalibrateOptions, "Steps of the engine on this machine, as a calibration for quire plan."),
     "kernels": (KernelBenchOptions, "Each op and implementation: error, time against its limit, and against peers."),
 }
 
@@ -48,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the benchmarks and their flags."""
     runs: dict[str, Callable[[argparse.Namespace], int]] = {
         "latency": run_latency, "throughput": run_throughput, "serve": run_serve, "replay": run_replay,
-        "kernels": run_kernels, "speculate": run_speculate,
+        "kernels": run_kernels, "speculate": run_speculate, "calibrate": run_calibrate,
     }  # fmt: skip
     kinds = parser.add_subparsers(title="benchmarks", metavar="KIND", required=True)
     for name, (options, meaning) in KINDS.items():
@@ -189,6 +194,22 @@ def run_kernels(namespace: argparse.Namespace) -> int:
     return 1 if results.failed else 0
 
 
+def run_calibrate(namespace: argparse.Namespace) -> int:
+    """`quire bench calibrate`."""
+    options = read_flags(namespace, CalibrateOptions)
+    check_report_path(options.output, "--output")
+    from quire.bench.calibrate import calibrate, lines
+    from quire.engine.build import device_of
+
+    device = device_of(EngineConfig(device=options.device))
+    found, samples = calibrate(device, options.rounds, print)
+    print("\n".join(lines(found, samples)))
+    print(found.source)
+    write_output(options.output, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+    print(f"written: {options.output}; quire plan MODEL --gpu here --calibration {options.output}")
+    return 0
+
+
 def _engine_for(namespace: argparse.Namespace, workload: str) -> EngineConfig:
     """Engine options as given; a workload stands in for the model and context length that were not."""
     fixed: dict[str, object] = {"disable_log_stats": True}
@@ -236,12 +257,21 @@ def _write(
     timeline: Timeline,
 ) -> None:
     name = name.removesuffix(" none")
+    engine = {} if config is None else msgspec.structs.asdict(config)
     if options.output_json:
-        engine = {} if config is None else msgspec.structs.asdict(config)
         settings = msgspec.structs.asdict(options) | engine
         write_report(options.output_json, build_report(name, settings, results, timeline))
+    if engine and engine["device"] != "null":
+        _say_expected(name, msgspec.structs.asdict(options) | engine, results)
     if options.plot:
         write_plot(options.plot, timeline, f"quire bench {name}")
+
+
+def _say_expected(name: str, settings: Mapping[str, object], results: Mapping[str, object]) -> None:
+    """The planner's expectation beside the measurement, where it has a calibration of this machine."""
+    text = one_line({"benchmark": name, "config": settings, "results": results, "hardware": hardware()})
+    if text:
+        print(text)
 
 
 def _print_table(title: str, figures: Mapping[str, object]) -> None:

@@ -12,6 +12,8 @@ import importlib.util
 import json
 import pathlib
 
+import msgspec
+
 from quire.bench import plan_check
 from quire.bench.shape import FOLDER, PREFIX, shape_options
 from quire.cli import plan_train
@@ -19,16 +21,24 @@ from quire.config.arch import ModelArch
 from quire.config.flags import FlagParser
 from quire.config.gguf import is_gguf
 from quire.config.model import read_arch
+from quire.config.resolve import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS
 from quire.core.errors import ConfigError, shown
 from quire.planner import chart, report, tables
-from quire.planner.accelerators import REFERENCE, Accelerator, accelerator_named, calibration_for
+from quire.planner.accelerators import (
+    REFERENCE,
+    Accelerator,
+    accelerator_named,
+    calibration_for,
+    host_accelerator,
+)
 from quire.planner.calibration import Calibration, load_calibration
 from quire.planner.formats import formats_named
 from quire.planner.mesh import Mesh
-from quire.planner.placement import UTILIZATION, Limits
+from quire.planner.placement import Limits
 from quire.planner.search import MOST_DEVICES, Task
 from quire.planner.workload import check_price, parse_objective, workload_named
 
+HERE = "here"
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
 
@@ -67,16 +77,16 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.check:
         return _check(namespace)
     if namespace.plot:
+        if not namespace.gpu:
+            raise ConfigError("--plot draws a model on hardware: give --gpu")
         chart.check_chart_path(namespace.plot)
-    task = _task(namespace)
-    found = report.plan(
-        task, namespace.model, namespace.count, _mesh(namespace.mesh, namespace.count), check_price(namespace.price),
-        namespace.weights,
-    )  # fmt: skip
-    if namespace.json:
-        print(json.dumps(found, indent=1))
+    price = check_price(namespace.price)
+    task, mesh = _task(namespace), _mesh(namespace.mesh, namespace.count)
+    if namespace.gpu:
+        found = report.plan(task, namespace.model, namespace.count, mesh, price, namespace.weights)
     else:
-        print("\n".join(tables.lines(found)))
+        found = {"model": namespace.model or "demo", "facts": report.model_facts(task)}
+    print(json.dumps(found, indent=1) if namespace.json else "\n".join(tables.lines(found)))
     if namespace.plot:
         if "memory" not in found:
             raise ConfigError(f"--plot: no mesh of {namespace.count} devices can divide the model: nothing to draw")
@@ -87,7 +97,7 @@ def run(namespace: argparse.Namespace) -> int:
 def _check(namespace: argparse.Namespace) -> int:
     result = plan_check.read_result(namespace.check)
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
-    device = accelerator_named(namespace.gpu or REFERENCE) if namespace.gpu or given else None
+    device = _device(namespace)[0] if namespace.gpu or given else None
     cost = plan_check.cost_of_result(result, device, given)
     found = plan_check.compare(result, cost, namespace.dataset_path)
     if namespace.json:
@@ -130,14 +140,20 @@ def _from_hub(model: str) -> pathlib.Path:
 
 def _task(namespace: argparse.Namespace) -> Task:
     _check_counts(namespace)
-    arch, workload = find_arch(namespace.model), workload_named(namespace.workload)
+    workload = workload_named(namespace.workload)
+    objective = parse_objective(namespace.slo or workload.slo)
+    formats_named(namespace.weights, namespace.kv_cache_dtype)  # whatever is wrong is said before a model is fetched
     device, calibration = _device(namespace)
-    seqs = {"max_num_seqs": namespace.max_num_seqs} if namespace.max_num_seqs else {}
+    arch = find_arch(namespace.model)
+    limits = Limits(max_model_len=namespace.max_model_len)
+    if device.is_host:
+        limits = Limits(max_model_len=namespace.max_model_len, max_num_seqs=DEFAULT_SEQS["cpu"],
+                        max_num_batched_tokens=DEFAULT_BATCHED_TOKENS["cpu"], captures=False)  # fmt: skip
+    if namespace.max_num_seqs:
+        limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs)
     return Task(
-        arch=arch, device=device, calibration=calibration,
+        arch=arch, device=device, calibration=calibration, limits=limits, workload=workload, objective=objective,
         formats=formats_named(namespace.weights, namespace.kv_cache_dtype, arch.dtype),
-        limits=Limits(max_model_len=namespace.max_model_len, gpu_memory_utilization=UTILIZATION, **seqs),
-        workload=workload, objective=parse_objective(namespace.slo or workload.slo),
     )  # fmt: skip
 
 
@@ -150,8 +166,15 @@ def _check_counts(namespace: argparse.Namespace) -> None:
 
 def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
-    device = accelerator_named(namespace.gpu or REFERENCE)
-    return device, given or calibration_for(device)
+    if namespace.gpu != HERE:
+        device = accelerator_named(namespace.gpu or REFERENCE)
+        return device, given or calibration_for(device)
+    if given is not None and given.device == "cpu":
+        return host_accelerator(given), given
+    from quire.bench.here import this_machine  # the only place that needs torch
+
+    device, found = this_machine()
+    return device, given or found
 
 
 def _mesh(text: str, count: int) -> Mesh | None:

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from quire.core import host
 from quire.core.errors import ConfigError, shown
 from quire.core.spelling import did_you_mean
 from quire.planner.calibration import Calibration, calibration_of
@@ -100,13 +101,22 @@ def accelerator_named(name: str) -> Accelerator:
     wanted = ALIASES.get(wanted, wanted)
     if wanted in ACCELERATORS:
         return ACCELERATORS[wanted]
-    first = [each for each in ACCELERATORS if each[:2] == wanted[:2]]
+    first = [each for each in ACCELERATORS if each[:1] == wanted[:1]]
     rest = [each for each in ACCELERATORS if each not in first]
     near = did_you_mean(wanted, ACCELERATORS)
     raise ConfigError(
         f"--gpu {shown(name)} is unknown{near}: there are {', '.join(first + rest)}; `here` measures this machine, and"
         " a file of `quire bench calibrate` can be given with --calibration"
     )
+
+
+def host_accelerator(calibration: Calibration) -> Accelerator:
+    """This machine's CPU, as a calibration of it says."""
+    reads = calibration.read_bytes_per_s
+    return Accelerator(
+        name="cpu", memory_bytes=host.total_bytes(), bandwidth_bytes_per_s=reads, link_bytes_per_s=reads,
+        flops_per_s=calibration.flops_per_s, source=calibration.source, n_in_host=1, is_host=True,
+    )  # fmt: skip
 
 
 @functools.cache

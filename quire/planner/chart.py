@@ -15,7 +15,9 @@ from quire.core.files import check_output
 
 COLOURS: Final = {"decode": "#2563eb", "prefill": "#ea580c"}
 GREEN: Final = "#059669"
-INTENSITIES: Final = (0.25, 4096.0)
+INTENSITIES: Final = (0.25, 16384.0)
+NEAR: Final = 2.5
+"""Times the intensity of a point within which others share its label."""
 
 
 def check_chart_path(path: str) -> None:
@@ -47,16 +49,35 @@ def _roofline(axes: Any, plan: Mapping[str, Any]) -> None:
     xs = [INTENSITIES[0], corner, INTENSITIES[1]]
     axes.loglog(xs, [min(rate, x * reads) / 1e12 for x in xs], color="#444", label="limit")
     for name, rows in plan.get("steps", {}).items():
-        shown_rows = [row for row in rows if row["flops"] and row["intensity"] > INTENSITIES[0]]
+        shown_rows = sorted(
+            (row for row in rows if row["flops"] and row["intensity"] > INTENSITIES[0]),
+            key=lambda row: row["intensity"],
+        )
         points = [(row["intensity"], min(rate, row["intensity"] * reads) / 1e12) for row in shown_rows]
         axes.plot(*zip(*points, strict=True), "o", color=COLOURS[name], alpha=0.8, label=name)
-        for row, (x, y) in zip(shown_rows, points, strict=True):
-            axes.annotate(row["operator"], (x, y), xytext=(4, -9), textcoords="offset points", fontsize=7)
+        below = name == "prefill"
+        for place, names in _together(shown_rows, points):
+            axes.annotate(
+                "\n".join(names), place, xytext=(5, -5) if below else (-5, 5), textcoords="offset points", fontsize=7,
+                color=COLOURS[name], va="top" if below else "bottom", ha="left" if below else "right",
+            )  # fmt: skip
     axes.set_xlabel("FLOPs a byte")
     axes.set_ylabel("TFLOP/s at most")
     axes.set_title("roofline")
+    axes.set_ylim(top=10 * rate / 1e12)
     axes.grid(alpha=0.25)
     axes.legend()
+
+
+def _together(rows: list[dict[str, Any]], points: list[tuple[float, float]]) -> list[tuple[Any, list[str]]]:
+    """(place, operators) of points that lie so near each other that one label stands for them."""
+    found: list[tuple[tuple[float, float], list[str]]] = []
+    for row, point in zip(rows, points, strict=True):
+        if found and point[0] < NEAR * found[-1][0][0]:
+            found[-1][1].append(row["operator"])
+        else:
+            found.append((point, [row["operator"]]))
+    return list(found)
 
 
 def _memory(axes: Any, plan: Mapping[str, Any]) -> None:

@@ -1,0 +1,63 @@
+"""`quire plan --gpu here`: this machine as an accelerator of the table, probed. Needs torch.
+
+Owns what is assumed where no calibration was measured. Does not own the probes (`ceilings`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from quire.bench.ceilings import probe
+from quire.bench.kernels.timing import timer
+from quire.core import host
+from quire.planner.accelerators import ASSUMED_ERROR, PCIE4, Accelerator, assumed_calibration
+from quire.planner.calibration import Calibration, Curve
+
+HOST_ERROR = 0.4
+"""Of a CPU that only its reads and one product were measured of."""
+HOST_CURVE = Curve(rows=(1, 64), fixed_s=(5e-6, 2e-5), bytes_share=0.85, flops_share=(0.6,))
+KINDS = {"bfloat16": torch.bfloat16, "int8": torch.int8}
+
+
+def this_machine() -> tuple[Accelerator, Calibration]:
+    """Its GPU if torch sees one, else its CPU; the calibration has measured peaks and assumed shares of them."""
+    return _gpu() if torch.cuda.is_available() else _cpu()
+
+
+def _gpu() -> tuple[Accelerator, Calibration]:
+    """Not run on a GPU yet."""
+    clock = timer("cuda")
+    found = probe(clock, [torch.bfloat16])
+    properties = torch.cuda.get_device_properties(0)
+    device = Accelerator(
+        name=found.name.lower(), memory_bytes=properties.total_memory, link_bytes_per_s=PCIE4,
+        bandwidth_bytes_per_s=found.bandwidth_bytes_per_s, flops_per_s={"bfloat16": found.flops_per_s},
+        source="measured here: reads and a product; links are taken for PCIe 4",
+    )  # fmt: skip
+    calibration = msgspec.structs.replace(
+        assumed_calibration("h200"), device=device.name, read_bytes_per_s=found.bandwidth_bytes_per_s,
+        flops_per_s={"bfloat16": found.flops_per_s}, error=ASSUMED_ERROR,
+        source=f"assumed: {found.name}, reads and products measured now, fixed costs as on the H200",
+    )  # fmt: skip
+    return device, calibration
+
+
+def _cpu() -> tuple[Accelerator, Calibration]:
+    clock = timer("cpu")
+    rates = {kind: probe(clock, [dtype]) for kind, dtype in KINDS.items()}
+    reads = max(found.bandwidth_bytes_per_s for found in rates.values())
+    flops = {kind: found.flops_per_s for kind, found in rates.items()}
+    name = next(iter(rates.values())).name
+    device = Accelerator(
+        name="cpu", memory_bytes=host.total_bytes(), link_bytes_per_s=reads, bandwidth_bytes_per_s=reads,
+        flops_per_s=flops, source=f"measured here, on {name}", n_in_host=1, is_host=True,
+    )  # fmt: skip
+    calibration = Calibration(
+        device="cpu", read_bytes_per_s=reads, flops_per_s=flops, products=dict.fromkeys(flops, HOST_CURVE),
+        experts=HOST_CURVE, attention=Curve(rows=(1, 256), fixed_s=(5e-6, 2e-5), bytes_share=0.7, flops_share=(0.3,)),
+        state=Curve(fixed_s=(5e-6,), bytes_share=0.5, flops_share=(0.1,)), row_kernels=Curve(fixed_s=(3e-6,)),
+        step_s=1e-4, first_token_s=1e-3, error=HOST_ERROR,
+        source=f"assumed: {name}, reads and products measured now, shares of them not: `quire bench calibrate` does",
+    )  # fmt: skip
+    return device, calibration

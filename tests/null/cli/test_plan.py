@@ -1,0 +1,182 @@
+"""`quire plan` as a user types it: figures, refusals, JSON, a picture; and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from quire.bench.shape import FOLDER
+from quire.cli.command import make_parser, run
+from quire.config.engine import EngineConfig
+from quire.planner.calibration import FOLDER as CALIBRATIONS
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "benchmarks" / "results" / "h200"
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(["plan", *words]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(["plan", *words]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_model_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, "shape:llama-3.1-8b")
+    assert "8,030,261,248 parameters" in text and "128.00 KiB a token" in text and "H200" not in text
+
+
+def test_a_plan_for_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, "shape:llama-3.1-70b", "--gpu", "h100", "--count", "4", "--price", "2.5")
+    assert "4 x H100" in text and "$/M tokens" in text and "tp4" in text and "quire serve shape:llama-3.1-70b" in text
+    assert "no step was ever timed on the H100" in text
+
+
+def test_a_model_that_does_not_fit_names_the_least_that_would(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, "shape:llama-3.1-70b", "--gpu", "h100")
+    assert "does not fit: short by" in text and "the least that would: 2 devices" in text
+    assert "quire serve" not in text
+
+
+def test_commands_have_only_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["--count", "8"],
+        ["--mesh", "tp=4,pp=2", "--count", "8"],
+        ["--kv-cache-dtype", "fp8"],
+        ["--weights", "int4"],
+    ):
+        found = json.loads(planned(capsys, "shape:qwen3-32b", "--gpu", "h200", "--json", *words))
+        parser = make_parser("serve")
+        namespace = parser.parse_args(shlex.split(found["command"])[1:])
+        assert namespace.max_num_seqs > 0
+        for degree in ("tensor_parallel_size", "pipeline_parallel_size"):
+            said = any(degree.replace("_", "-") in text for text in found["unknown"])
+            assert not (said and degree in EngineConfig.__struct_fields__)
+
+
+def test_an_objective_chooses_the_concurrency(capsys: pytest.CaptureFixture[str]) -> None:
+    def best(slo: str) -> dict[str, float]:
+        words = ("shape:llama-3.1-8b", "--gpu", "h200", "--slo", slo, "--json")
+        return dict(json.loads(planned(capsys, *words))["meshes"][0])
+
+    loose, tight = best("tpot=30ms"), best("tpot=6ms")
+    assert tight["tpot_ms"] <= 6 < loose["tpot_ms"] <= 30
+    assert tight["concurrency"] < loose["concurrency"] and tight["tokens_per_s"] < loose["tokens_per_s"]
+    assert best("tpot=1ms")["meets_slo"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "h300"], "there are h100, h100-pcie, h100-nvl, h200"),
+        (["--gpu", "h20"], "did you mean h200"),
+        (["--gpu", "h200", "--slo", "ttft=soon"], "'ttft=soon' cannot be read: write ttft=200ms"),
+        (["--gpu", "h200", "--slo", "tpot=0ms"], "nothing takes no time"),
+        (["--gpu", "h200", "--slo", "tpot=1ms,tpot=2ms"], "says tpot twice"),
+        (["--gpu", "h200", "--price", "-1"], "--price -1"),
+        (["--gpu", "h200", "--price", "nan"], "--price nan"),
+        (["--gpu", "h200", "--count", "0"], "--count 0: 1 to"),
+        (["--gpu", "h200", "--mesh", "tp=x"], "'tp=x' cannot be read"),
+        (["--gpu", "h200", "--count", "4", "--mesh", "tp=8"], "has 8 devices, and --count is 4"),
+        (["--weights", "int3"], "did you mean int4"),
+        (["--kv-cache-dtype", "int9"], "'int9' is unknown"),
+        (["--workload", "chatt"], "did you mean chat"),
+        (["--plot", "a.png"], "give --gpu"),
+        (["--gpu", "h200", "--plot", "a.pdf"], "must end with .png"),
+        (["--calibration", "/nowhere.json"], "cannot be read"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_by_name(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert message in refused(capsys, "shape:qwen3-0.6b", *words)
+
+
+def test_missing_and_impossible_models(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    assert "did you mean shape:qwen3-0.6b" in refused(capsys, "shape:qwen3-0.6")
+    assert "neither a folder" in refused(capsys, "nothing-here")
+    assert "config.json" in refused(capsys, str(tmp_path))
+    config = json.loads((FOLDER / "qwen3-0.6b" / "config.json").read_text())
+    for field, value in (
+        ("num_hidden_layers", -1),
+        ("hidden_size", 0),
+        ("num_key_value_heads", 7),
+        ("vocab_size", 2**40),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
+        assert field in refused(capsys, str(tmp_path)), field
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"input": [1], "output": [-2]}', r"request 0 has the lengths"), ('{"input": [1]}', "lists 'input'"),
+        ('{"input": [], "output": []}', "no requests"), ("[", "lists 'input'"),
+        ('{"input": [1], "output": []}', "lists"),
+    ],
+)  # fmt: skip
+def test_bad_lengths(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str) -> None:
+    (tmp_path / "l.json").write_text(text)
+    assert message in refused(capsys, "shape:qwen3-0.6b", "--gpu", "h200", "--workload", str(tmp_path / "l.json"))
+
+
+def test_lengths_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mine.json").write_text('{"input": [100, 300], "output": [50, 150]}')
+    text = planned(capsys, "shape:qwen3-0.6b", "--gpu", "l4", "--workload", str(tmp_path / "mine.json"))
+    assert "workload mine" in text
+
+
+def test_a_result_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, "--check", str(RESULTS / "w6.json"))
+    assert "256 x 1024 in, 128 out: decode step" in text and "linear" in text and "worst:" in text
+    rows = json.loads(planned(capsys, "--check", str(RESULTS / "w5.json"), "--json"))
+    assert rows[0]["unit"] == "tok/s" and abs(rows[0]["error"]) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "is no JSON"), ("{}", "no report"), ('{"benchmark": "kernels", "config": {"model":'
+        ' "shapes/qwen3-0.6b"}, "results": {}, "hardware": {"gpus": [{"name": "NVIDIA H200"}]}}', "bench kernels"),
+        ('{"benchmark": "latency", "config": {"model": "x"}, "results": {}}', "a CPU")],
+)  # fmt: skip
+def test_what_is_no_result(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    assert message in refused(capsys, "--check", str(tmp_path / "r.json"))
+
+
+def test_a_calibration_can_be_given(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    slow = json.loads((CALIBRATIONS / "h200.json").read_text()) | {"read_bytes_per_s": 1e12, "error": 0.33}
+    (tmp_path / "slow.json").write_text(json.dumps(slow))
+    words = ("shape:llama-3.1-8b", "--gpu", "h200", "--slo", "none", "--json")
+    fast = json.loads(planned(capsys, *words))["frontier"][0]["tpot_ms"]
+    found = json.loads(planned(capsys, *words, "--calibration", str(tmp_path / "slow.json")))
+    assert found["frontier"][0]["tpot_ms"] > 3 * fast and found["meshes"][0]["error"] == pytest.approx(0.33)
+
+
+def test_a_picture(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plan.png"
+    planned(capsys, "shape:olmoe-1b-7b", "--gpu", "a10", "--plot", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_neither_torch_nor_numpy_and_little_memory() -> None:
+    """The largest model over all meshes of 64 devices, in a process of its own."""
+    code = (
+        "import pathlib, sys, time\n"
+        "from quire.cli.command import run\n"
+        "code = run(['plan', 'shape:deepseek-v3', '--gpu', 'h200', '--count', '64', '--json'])\n"
+        "loaded = {'torch', 'numpy', 'matplotlib', 'transformers'} & set(sys.modules)\n"
+        "status = pathlib.Path('/proc/self/status').read_text()\n"
+        "print(code, sorted(loaded), status.split('VmHWM:')[1].split()[0], time.process_time(), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    status, loaded, kib, seconds = done.stderr.rsplit(maxsplit=3)
+    assert (status, loaded) == ("0", "[]") and len(json.loads(done.stdout)["meshes"]) > 100
+    assert int(kib) < 100 * 1024
+    assert float(seconds) < 3, "of a processor; about 0.5 on a quiet one"

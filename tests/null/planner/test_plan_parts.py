@@ -1,0 +1,192 @@
+"""What ranks of a mesh have, send and keep: sums over ranks are the whole, and volumes are those of the papers."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+
+import pytest
+from planner_shapes import LLAMA_8B, SHAPES
+
+from quire.config.model import read_arch
+from quire.config.parameters import shapes as parameter_shapes
+from quire.core.errors import ConfigError
+from quire.planner.accelerators import ACCELERATORS, accelerator_named, calibration_for
+from quire.planner.calibration import Curve, load_calibration
+from quire.planner.captured import padded_rows
+from quire.planner.communication import all_reduce_bytes, gradient_bytes, ring_attention_bytes, step_transfers
+from quire.planner.cost import calibrated
+from quire.planner.formats import FORMATS, Formats, formats_named
+from quire.planner.mesh import Mesh, meshes
+from quire.planner.operators import decode_spans, prefill_spans, seen, step_operators
+from quire.planner.parts import rank_parts
+from quire.planner.placement import Limits, place
+from quire.planner.timing import StepTimer
+
+MIXTRAL = read_arch(SHAPES / "mixtral-8x7b")
+DEEPSEEK = read_arch(SHAPES / "deepseek-v3")
+H200 = accelerator_named("h200")
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-0.6b", "mixtral-8x7b", "deepseek-v2-lite", "mamba2-2.7b"])
+def test_a_rank_alone_keeps_every_parameter(name: str) -> None:
+    arch = read_arch(SHAPES / name)
+    wide = sum(math.prod(shape) for tensor, shape in parameter_shapes(arch) if tensor.endswith("float32"))
+    kept = rank_parts(arch, Mesh(), Formats()).weights_bytes
+    assert kept == pytest.approx(2 * arch.n_parameters + 2 * wide, rel=1e-3)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_matrices_of_all_ranks_are_the_whole(tp: int) -> None:
+    whole, part = (rank_parts(LLAMA_8B, Mesh(tp=n), Formats()) for n in (1, tp))
+    for one, own in zip(whole.products, part.products, strict=True):
+        assert own.n_bytes * tp == one.n_bytes and own.flops(7) * tp == one.flops(7), one.name
+    assert sum(group.token_numbers for group in part.attentions) * tp == 2 * 8 * 128
+
+
+def test_experts_of_all_ranks_are_the_whole() -> None:
+    whole, cut, divided = (rank_parts(MIXTRAL, mesh, Formats()) for mesh in (Mesh(), Mesh(tp=4), Mesh(tp=4, ep=4)))
+    for parts in (cut, divided):
+        pairs = [(a, b) for a, b in zip(whole.products, parts.products, strict=True) if a.is_experts]
+        assert len(pairs) == 2
+        for one, own in pairs:
+            assert 4 * own.n_of * own.n_bytes == one.n_of * one.n_bytes
+            assert 4 * own.flops(100) == pytest.approx(one.flops(100))
+    assert {one.n_of for one in divided.products if one.is_experts} == {2}
+
+
+def test_a_matrix_with_scales() -> None:
+    assert FORMATS["int4-g128"].n_bytes(64, 256) == 64 * 256 / 2 + 64 * 2 * 2
+    assert FORMATS["int8"].n_bytes(64, 256) == 64 * 256 + 64 * 4
+    assert Formats(kv="int8").kv_itemsize(128) == 1 + 4 / 128
+
+
+def test_two_all_reduces_a_layer() -> None:
+    """Shoeybi et al. 2019, figure 4; and one of the embedding, which is divided by rows."""
+    parts = rank_parts(LLAMA_8B, Mesh(tp=4), Formats())
+    reduce, logits = step_transfers(parts, Mesh(tp=4), 100, 100, 2)
+    assert reduce.n_times == 2 * 32 + 1 and reduce.n_bytes == 2 * 3 / 4 * 100 * 4096 * 2
+    assert logits.n_bytes == 3 * 100 * parts.head.n_out * 2
+
+
+def test_shared_experts_are_reduced_with_the_others() -> None:
+    (reduce, _) = step_transfers(rank_parts(DEEPSEEK, Mesh(tp=8), Formats()), Mesh(tp=8), 1, 1, 2)
+    assert reduce.n_times == 2 * 61 + 1
+
+
+def test_experts_are_sent_to_and_back() -> None:
+    mesh = Mesh(dp=8, ep=8)
+    found = [one for one in step_transfers(rank_parts(DEEPSEEK, mesh, Formats()), mesh, 16, 16, 2) if "ep" in one.name]
+    assert sum(one.n_times for one in found) == 2 * 58
+    assert found[0].n_bytes == pytest.approx(7 / 8 * 16 * 8 * 7168 * 2)
+
+
+def test_volumes() -> None:
+    assert all_reduce_bytes(80.0, 4) == 120.0
+    assert gradient_bytes(100, 2) == 200.0
+    assert ring_attention_bytes(1000, 8, 4) == 6000.0
+
+
+def test_a_pipeline_sends_rows_between_stages() -> None:
+    (sent,) = step_transfers(rank_parts(LLAMA_8B, Mesh(pp=4), Formats()), Mesh(pp=4), 10, 10, 2)
+    assert sent.n_times == 3 and sent.n_bytes == 10 * 4096 * 2
+
+
+@pytest.mark.parametrize(
+    ("mesh", "reason"),
+    [
+        (Mesh(tp=3), "3 ranks cannot share equally"), (Mesh(ep=2, dp=2), "no experts"), (Mesh(pp=33), "33 stages"),
+        (Mesh(sp=64), "heads among"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_divided_says_why(mesh: Mesh, reason: str) -> None:
+    assert reason in mesh.refusal(LLAMA_8B)
+
+
+def test_all_meshes_are_looked_at() -> None:
+    found = list(meshes(8, experts=True, sequences=False))
+    assert len(set(found)) == len(found) and all(one.n_devices == 8 for one in found)
+    assert Mesh(tp=2, pp=2, dp=2, ep=4) in found and Mesh(tp=8) in found
+
+
+def test_windows_are_seen() -> None:
+    assert seen([100], [1], 0).n_read == 101 and seen([100], [1], 10).n_read == 10
+    assert seen([0], [20], 8).n_pairs == sum(min(i + 1, 8) for i in range(20))
+
+
+def test_a_model_that_does_not_fit_says_what_lacks() -> None:
+    placement = place(MIXTRAL, 80 * GIB, Mesh(), Formats(), Limits())
+    assert not placement.fits and placement.lacking_bytes > 2 * MIXTRAL.n_parameters - 80 * GIB * 0.9
+    assert place(MIXTRAL, 80 * GIB, Mesh(tp=2), Formats(), Limits()).fits
+
+
+def test_as_many_sequences_as_pages_hold() -> None:
+    placement = place(LLAMA_8B, 40 * GIB, Mesh(), Formats(), Limits(max_model_len=4096))
+    n = placement.seqs_within(4096)
+    assert 0 < n < 1024
+    assert n * placement.equation.seq_pages(4096) <= placement.n_pages < (n + 1) * placement.equation.seq_pages(4096)
+    assert placement.seqs_within(4096, n_shared=2048) > 1.9 * n
+
+
+def test_stages_share_the_layers() -> None:
+    whole, stage = (place(LLAMA_8B, 40 * GIB, Mesh(pp=n), Formats(), Limits()) for n in (1, 4))
+    assert stage.weights_bytes == pytest.approx((whole.weights_bytes - 2 * 128256 * 4096 * 2) / 4, rel=0.35)
+    assert stage.page_bytes * 4 == whole.page_bytes
+
+
+def test_steps_are_never_faster_than_the_limit_of_the_peaks() -> None:
+    """Of every accelerator: with what it publishes, not with what was measured."""
+    for device in ACCELERATORS.values():
+        cost = calibrated(LLAMA_8B, device)
+        for spans in (decode_spans(1, 100), decode_spans(64, 2000), prefill_spans(2048)):
+            work = cost.work(spans)
+            limit_s = max(
+                work.n_bytes / device.bandwidth_bytes_per_s,
+                (work.n_flops - 0.05 * work.n_flops) / device.flops_per_s["bfloat16"],
+            )
+            assert cost.step_s(spans) > 0.9 * limit_s, device.name
+
+
+def test_more_work_takes_longer() -> None:
+    cost = calibrated(LLAMA_8B, H200)
+    assert cost.step_s(decode_spans(8, 1000)) < cost.step_s(decode_spans(8, 4000)) < cost.step_s(decode_spans(9, 4000))
+    half = calibrated(LLAMA_8B, H200, formats=formats_named("fp8"))
+    assert half.step_s(decode_spans(1, 10)) < 0.7 * cost.step_s(decode_spans(1, 10))
+    two = calibrated(LLAMA_8B, H200, mesh=Mesh(tp=2))
+    assert 0.5 < two.step_s(decode_spans(1, 10)) / cost.step_s(decode_spans(1, 10)) < 0.9
+
+
+def test_a_shared_prefix_is_cheaper_than_apart() -> None:
+    cost, spans = calibrated(LLAMA_8B, H200), decode_spans(512, 2100)
+    assert cost.step_s(spans, [(spans.slots, 128)]) < 0.6 * cost.step_s(spans)
+
+
+def test_parts_are_the_step() -> None:
+    timer = StepTimer(LLAMA_8B, calibration_for(H200), Formats(), Mesh())
+    for spans in (decode_spans(5, 300), prefill_spans(700)):
+        assert sum(timer.parts_s(spans).values()) == pytest.approx(timer.step_s(spans))
+
+
+def test_steps_are_padded_to_captured_sizes() -> None:
+    assert [padded_rows(n, 1024) for n in (1, 3, 65, 257, 1000, 5000)] == [1, 4, 80, 288, 1024, 5000]
+
+
+def test_a_curve_between_its_knots() -> None:
+    curve = Curve(rows=(1, 4, 16), fixed_s=(1.0, 3.0, 4.0), flops_share=(0.5,), tile=8)
+    assert [curve.fixed(n) for n in (1, 2, 4, 16, 99)] == [1.0, 2.0, 3.0, 4.0, 4.0]
+    assert [curve.multiplied(n) for n in (9, 16, 17, 24)] == [9, 16, 24, 24] and curve.rate_share(7) == 0.5
+
+
+def test_a_bad_calibration_is_named(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "c.json"
+    for text, match in (("{", "c.json"), ('{"device": 3}', "device"), ('{"nothing": 1}', "nothing")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=match):
+            load_calibration(path)
+
+
+def test_every_operator_has_a_kind_and_work() -> None:
+    for name in ("deepseek-v3", "qwen3-next-80b-a3b", "gpt-oss-20b", "gemma-3-1b"):
+        for one in step_operators(read_arch(SHAPES / name), decode_spans(4, 500), Mesh(tp=1)):
+            assert one.n_times > 0 and one.n_bytes > 0, (name, one.name)
