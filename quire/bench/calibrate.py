@@ -110,7 +110,7 @@ def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, devic
     n = len(cases.rows)
     curve = Curve(rows=cases.rows, fixed_s=(3e-6,) * n, bytes_share=0.9, flops_share=(0.7,) * n)
     return Calibration(
-        device=name, source="", read_bytes_per_s=reads, flops_per_s=flops, products=dict.fromkeys(flops, curve),
+        device="cpu" if device == "cpu" else name.lower(), source="", read_bytes_per_s=reads, flops_per_s=flops, products=dict.fromkeys(flops, curve),
         experts=curve, attention=Curve(rows=(1, 256), fixed_s=(5e-6, 2e-5), bytes_share=0.7, flops_share=(0.3,)),
         state=Curve(fixed_s=(5e-6,), bytes_share=0.5, flops_share=(0.1,)),
         row_kernels=Curve(rows=(1, 64), fixed_s=(2e-6, 5e-6)), step_s=1e-4, row_s=1e-6, first_token_s=1e-3,
@@ -149,7 +149,7 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sampl
         for turn in range(rounds + 1):
             for shape in shapes:
                 batch, n_in, n_out = shape
-                dataset = from_lengths([(n_in, n_out)] * batch, VOCABULARY, f"calibrate/{shape}")
+                dataset = from_lengths([(n_in, n_out)] * batch, min(VOCABULARY, model.vocab_size), f"calibrate/{shape}")
                 run = timed_run(llm, dataset(turn), temperature=0.0)
                 if turn:  # the first warms up
                     times[shape] += list(_seconds(run, batch, n_out))

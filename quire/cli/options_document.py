@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from quire.bench.options import (
+    CalibrateOptions,
     KernelBenchOptions,
     LatencyOptions,
     NumericsOptions,
@@ -37,6 +38,7 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
     ("Serving benchmark", "Of `quire bench serve`.", ServeBenchOptions),
     ("Replay", "Of `quire bench replay FILE`.", ReplayOptions),
     ("Kernel benchmark", "Of `quire bench kernels`.", KernelBenchOptions),
+    ("Calibration", "Of `quire bench calibrate`.", CalibrateOptions),
     ("Numerics", "Of `quire doctor numerics [MODEL]`.", NumericsOptions),
 )  # fmt: skip
 

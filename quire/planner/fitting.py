@@ -6,7 +6,6 @@ that does not matter stays where it began.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -17,9 +16,10 @@ from quire.core.plan import Spans
 from quire.planner.calibration import Calibration, Curve
 from quire.planner.formats import Formats
 from quire.planner.mesh import Mesh
+from quire.planner.parts import RankParts, rank_parts
 from quire.planner.timing import StepTimer
 
-FIRST_FACTOR, LAST_FACTOR = 1.3, 1.002
+FIRST_FACTOR, LAST_FACTOR = 1.5, 1.004
 LEAST_GAIN: Final = 1e-9
 CURVES: Final = ("experts", "attention", "state", "row_kernels")
 
@@ -38,20 +38,22 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     waits: bool = False
     """A first token: `first_token_s` is part of it."""
 
-    def expected_s(self, calibration: Calibration) -> float:
-        """With a calibration."""
-        timer = StepTimer(self.arch, calibration, self.formats, Mesh())
+    def expected_s(self, calibration: Calibration, parts: RankParts | None = None) -> float:
+        """With a calibration. parts: of its model, where they are known."""
+        timer = StepTimer(self.arch, calibration, self.formats, Mesh(), parts=parts)
         return timer.step_s(self.spans) + (calibration.first_token_s if self.waits else 0.0)
 
 
-def sample_loss(samples: Sequence[Sample], calibration: Calibration) -> float:
-    """Squares of relative errors."""
-    return sum((one.expected_s(calibration) / one.seconds - 1) ** 2 for one in samples)
+def sample_loss(samples: Sequence[Sample], calibration: Calibration, parts: Sequence[RankParts | None] = ()) -> float:
+    """Squares of relative errors. parts: of each sample's model, or none."""
+    pairs = zip(samples, parts or [None] * len(samples), strict=True)
+    return sum((one.expected_s(calibration, own) / one.seconds - 1) ** 2 for one, own in pairs)
 
 
 def fit(start: Calibration, samples: Sequence[Sample], knobs: Sequence[Knob]) -> Calibration:
     """The calibration with the least `sample_loss` that turning these numbers finds."""
-    return descend(start, functools.partial(sample_loss, samples), knobs)
+    parts = [rank_parts(one.arch, Mesh(), one.formats) for one in samples]
+    return descend(start, lambda tried: sample_loss(samples, tried, parts), knobs)
 
 
 def descend(start: Calibration, loss: Callable[[Calibration], float], knobs: Sequence[Knob]) -> Calibration:

@@ -15,8 +15,8 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     """One way, of one device to those of other hosts: a 400 Gbit/s adapter each."""
     latency_s: float = 10e-6
     """Of a small collective among two devices; each doubling of ranks adds as much."""
-    share: float = 0.75
-    """Of the link that large collectives reach: an assumption."""
+    share: float = 0.45
+    """Of the link that collectives of some megabytes reach, as vLLM publishes of four GPUs with NVLink."""
 
     def bytes_per_s(self, n_devices: int) -> float:
         """Of each of so many devices that lie together."""

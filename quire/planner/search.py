@@ -54,7 +54,7 @@ def candidate(task: Task, mesh: Mesh) -> Candidate:
     if not placement.fits:
         return Candidate(mesh=mesh, placement=placement)
     cost = calibrated(task.arch, task.device, formats=task.formats, mesh=mesh, calibration=task.calibration)
-    points = frontier(cost, task.workload, placement, task.limits.max_num_batched_tokens)
+    points = frontier(cost, task.workload, placement, task.limits.max_num_batched_tokens, task.objective)
     return Candidate(mesh=mesh, placement=placement, points=tuple(points), best=best_point(points, task.objective))
 
 

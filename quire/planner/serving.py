@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,9 @@ from quire.planner.cost import CostModel
 from quire.planner.mesh import Mesh
 from quire.planner.placement import Placement
 from quire.planner.workload import Objective, Workload
+
+FINE: Final = 16
+"""The most sequences within an objective are found to a sixteenth."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,11 +79,21 @@ def batch_sizes(most: int) -> Iterator[int]:
         yield most
 
 
-def frontier(cost: CostModel, workload: Workload, placement: Placement, max_tokens: int) -> list[Point]:
-    """From one sequence to as many as the memory holds at their full length."""
+def frontier(
+    cost: CostModel, workload: Workload, placement: Placement, max_tokens: int, objective: Objective
+) -> list[Point]:
+    """From one sequence to as many as the memory holds at their full length, and the most that meet the objective."""
     most = placement.seqs_within(workload.longest, workload.shared) * placement.mesh.pp
     most = min(most, placement.equation.max_num_seqs)
-    return [steady_point(cost, workload, n, placement.mesh, max_tokens) for n in batch_sizes(most)]
+    points = [steady_point(cost, workload, n, placement.mesh, max_tokens) for n in batch_sizes(most)]
+    met = [one.n_seqs for one in points if one.meets(objective)]
+    beyond = [one.n_seqs for one in points if met and one.n_seqs > met[-1]]
+    low, high = (met[-1], beyond[0]) if beyond else (0, 0)
+    while high - low > max(1, low // FINE):  # the last number of sequences within the objective
+        middle = (low + high) // 2
+        points.append(steady_point(cost, workload, middle, placement.mesh, max_tokens))
+        low, high = (middle, high) if points[-1].meets(objective) else (low, middle)
+    return sorted(points, key=lambda one: one.n_seqs)
 
 
 def best_point(points: list[Point], objective: Objective) -> Point | None:

@@ -18,7 +18,7 @@ from quire.planner.formats import Formats
 from quire.planner.links import Links
 from quire.planner.mesh import Mesh
 from quire.planner.operators import STATE_FLOPS, seen
-from quire.planner.parts import AttentionGroup, Product, rank_parts
+from quire.planner.parts import AttentionGroup, Product, RankParts, rank_parts
 
 HALF_PAIR = 0.5
 """Of a layer's two products of experts, whose fixed cost is measured together."""
@@ -31,11 +31,17 @@ class StepTimer:
     """Of one rank of a mesh; all stages of a pipeline together where `pp` > 1, see `step_s`."""
 
     def __init__(
-        self, arch: ModelArch, calibration: Calibration, formats: Formats, mesh: Mesh, links: Links | None = None
+        self,
+        arch: ModelArch,
+        calibration: Calibration,
+        formats: Formats,
+        mesh: Mesh,
+        links: Links | None = None,
+        parts: RankParts | None = None,
     ) -> None:
-        """links: how devices are joined; None for one device."""
+        """links: how devices are joined; None for one device. parts: those of the mesh, where they are known."""
         self.arch, self.calibration, self.formats, self.mesh, self.links = arch, calibration, formats, mesh, links
-        self.parts = rank_parts(arch, mesh, formats)
+        self.parts = parts or rank_parts(arch, mesh, formats)
         self._rows_s: dict[int, float] = {}
         self._wants_s: dict[int, float] = {}
         self._spared_s: dict[tuple[int, int], float] = {}
