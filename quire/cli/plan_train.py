@@ -1,7 +1,7 @@
 """`quire plan train`: what training a model takes, or which model a budget is best spent on.
 
 Owns the command's flags and which question they ask. Does not own any figure (`planner/training`, `planner/scaling`)
-nor where a model is found (`plan`). Never imports torch.
+nor where a model is found (`plan`). Never imports torch, and numpy only for a fit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from quire.bench.isoflop import write_isoflop_plot
 from quire.bench.plot import check_plot_path
@@ -17,7 +17,6 @@ from quire.core.counts import parse_count
 from quire.core.errors import ConfigError, shown
 from quire.planner.accelerators import Accelerator, accelerator_named
 from quire.planner.scaling import report as scaling_report
-from quire.planner.scaling.fit import Fit, fit_runs, read_runs
 from quire.planner.scaling.laws import DEFAULT_LAW, LAWS, MAX_EXPERTS, ParametricLaw, ScalingLaw, law_named, mixture_law
 from quire.planner.scaling.optimum import curves
 from quire.planner.scaling.report import Budget, Serving
@@ -25,6 +24,9 @@ from quire.planner.training import report as training_report
 from quire.planner.training.cluster import device_hours, flops_of_hours
 from quire.planner.training.plan import DEFAULT_UTILISATION, TrainingPlan, plan_training
 from quire.planner.training.setup import OPTIMIZERS, Checkpointing, TrainingSetup
+
+if TYPE_CHECKING:
+    from quire.planner.scaling.fit import Fit
 
 NAME: Final = "train"
 MEANING: Final = (
@@ -109,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--gpu here measures this machine for quire plan; training is planned for a device by its name"
         )
     gpu = accelerator_named(arguments.gpu)
-    fit = fit_runs(read_runs(arguments.fit)) if arguments.fit else None
+    fit = _fit(arguments.fit) if arguments.fit else None
     law = _law(arguments, fit)
     if arguments.model:
         return _run_model(arguments, gpu, law)
@@ -137,6 +139,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("--law, --fit and --experts each choose a scaling law: give one of them")
     if arguments.plot:
         check_plot_path(arguments.plot)
+
+
+def _fit(path: str) -> Fit:
+    from quire.planner.scaling.fit import fit_runs, read_runs  # with numpy, which nothing else here takes
+
+    return fit_runs(read_runs(path))
 
 
 def _law(arguments: argparse.Namespace, fit: Fit | None) -> ScalingLaw:

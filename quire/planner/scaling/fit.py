@@ -18,7 +18,7 @@ import numpy as np
 
 from quire.core.errors import ConfigError, shown
 from quire.core.files import read_regular
-from quire.planner.scaling.laws import ParametricLaw
+from quire.planner.scaling.laws import CONSTANTS, ParametricLaw
 
 COLUMNS: Final = {"N": ("n", "parameters", "n_parameters"), "D": ("d", "tokens", "n_tokens"), "L": ("l", "loss")}
 """What a run says → names of its column, whatever their case."""
@@ -35,7 +35,6 @@ MAX_ITERATIONS: Final = 300
 STEADY: Final = 1e-9
 """Relative fall of the objective below which a start has arrived."""
 CONFIDENCE: Final = 0.95
-NAMES: Final = ("E", "A", "alpha", "B", "beta")
 
 Array = np.ndarray
 
@@ -59,7 +58,7 @@ class Fit:
     law: ParametricLaw
     n_runs: int
     samples: Array
-    """[n_samples, 5]: the constants of each resampled set of runs, in the order of `NAMES`."""
+    """[n_samples, 5]: the constants of each resampled set of runs, in the order of `CONSTANTS`."""
     rms_residual: float
     """Of log losses, runs beyond `n_outliers` left out."""
     n_outliers: int
@@ -67,7 +66,7 @@ class Fit:
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Constant → its 95 % interval."""
-        return {name: _interval(self.samples[:, i]) for i, name in enumerate(NAMES)}
+        return {name: _interval(self.samples[:, i]) for i, name in enumerate(CONSTANTS)}
 
     def exponent_interval(self) -> tuple[float, float]:
         """Of the budget's exponent in the best number of parameters."""
@@ -126,7 +125,7 @@ def fit_runs(runs: Runs, *, n_samples: int = 400, seed: int = 0) -> Fit:
         n_kinds = len(np.unique(np.round(np.log(values), 3)))
         if len(runs) < LEAST_RUNS or n_kinds < LEAST_SIZES:
             raise ConfigError(
-                f"a fit of {len(NAMES)} constants needs at least {LEAST_RUNS} runs with at least {LEAST_SIZES} "
+                f"a fit of {len(CONSTANTS)} constants needs at least {LEAST_RUNS} runs with at least {LEAST_SIZES} "
                 f"different {what}; these are {len(runs)} with {n_kinds}: train more, of other sizes and lengths"
             )
     if len(runs) > MAX_RUNS:
@@ -236,6 +235,6 @@ class _Points:
         return np.clip(step[:, :, 0], -1.0, 1.0)
 
     def constants(self, places: Array) -> Array:
-        """[S, 5] in the order of `NAMES`, from [S, 5] places."""
+        """[S, 5] in the order of `CONSTANTS`, from [S, 5] places."""
         a, b, e, alpha, beta = places.T
         return np.stack([np.exp(e), np.exp(a + alpha * self.mean_n), alpha, np.exp(b + beta * self.mean_d), beta], 1)

@@ -17,6 +17,8 @@ from quire.core.spelling import did_you_mean
 FLOPS_PER_PARAMETER_TOKEN: Final = 6
 """Two for a multiply and add, thrice: forward, and twice that backward."""
 PETAFLOP_DAY: Final = 1e15 * 86400
+CONSTANTS: Final = ("E", "A", "alpha", "B", "beta")
+"""Of a parametric law, in the order in which they are written."""
 
 
 class Point(msgspec.Struct, frozen=True):

@@ -5,14 +5,16 @@ Owns the tables and their JSON. Does not own any figure (`optimum`, `fit`).
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from quire.core.counts import format_count
-from quire.planner.scaling.fit import NAMES, Fit
-from quire.planner.scaling.laws import LAWS, KaplanLaw, ParametricLaw, Point, ScalingLaw, mixture_total
+from quire.planner.scaling.laws import CONSTANTS, LAWS, KaplanLaw, ParametricLaw, Point, ScalingLaw, mixture_total
 from quire.planner.scaling.optimum import Lifetime, cheapest_lifetime, lifetime
+
+if TYPE_CHECKING:
+    from quire.planner.scaling.fit import Fit  # it takes numpy
 
 WIDTH: Final = 16
 
@@ -116,7 +118,7 @@ def serving_lines(law: ParametricLaw, flops: float, serving: Serving) -> list[st
 def fit_lines(fit: Fit) -> list[str]:
     """Constants with their intervals."""
     law, intervals, n = fit.law, fit.intervals(), fit.n_outliers
-    values = dict(zip(NAMES, (law.e, law.a, law.alpha, law.b, law.beta), strict=True))
+    values = dict(zip(CONSTANTS, (law.e, law.a, law.alpha, law.b, law.beta), strict=True))
     found = [
         row("fit", f"{fit.n_runs} runs, residuals of {fit.rms_residual:.2%}, {n} outlier{'' if n == 1 else 's'}"),
         row("", law.words),

@@ -9,8 +9,8 @@ import pytest
 
 from quire.core.errors import ConfigError
 from quire.planner.scaling import fit
-from quire.planner.scaling.fit import NAMES, Fit, Runs, fit_runs, read_runs
-from quire.planner.scaling.laws import LAWS, ParametricLaw
+from quire.planner.scaling.fit import Fit, Runs, fit_runs, read_runs
+from quire.planner.scaling.laws import CONSTANTS, LAWS, ParametricLaw
 
 LAW = LAWS["besiroglu"]
 HEAD = "N,D,L\n"
@@ -29,7 +29,7 @@ def made_runs(noise: float, n_runs: int = 120, n_outliers: int = 0, seed: int = 
 
 
 def constants(law: ParametricLaw) -> dict[str, float]:
-    return dict(zip(NAMES, (law.e, law.a, law.alpha, law.b, law.beta), strict=True))
+    return dict(zip(CONSTANTS, (law.e, law.a, law.alpha, law.b, law.beta), strict=True))
 
 
 def test_runs_without_noise_give_their_law_back() -> None:
@@ -56,7 +56,7 @@ def test_the_fit_is_robust_and_its_intervals_hold_the_truth(noisy: Fit) -> None:
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     """Over 60 sets of 120 runs, 150 samples each, they held it in 92 to 97 % of cases; here in most of six."""
     assert isinstance(LAW, ParametricLaw)
-    truth, held = constants(LAW), dict.fromkeys(NAMES, 0)
+    truth, held = constants(LAW), dict.fromkeys(CONSTANTS, 0)
     for seed in range(6):
         for name, (low, high) in fit_runs(made_runs(3e-3, 60, seed=seed), n_samples=60).intervals().items():
             held[name] += low < truth[name] < high

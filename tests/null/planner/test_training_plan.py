@@ -171,3 +171,21 @@ def test_what_is_not_known_is_said() -> None:
         device_hours(1e20, msgspec.structs.replace(A100, name="t4x", flops_per_s={"int8": 1e12}), 0.4)
     with pytest.raises(ConfigError, match="32 layers cannot be divided into 64 pipeline stages"):
         plan_training(LLAMA_2["7B"], TrainingSetup(n_devices=64, pipeline_parallel=64), H100)
+
+
+@pytest.mark.parametrize(("name", "stages", "micro_batch", "sequences"), [
+    ("22B", 1, 4, 4), ("175B", 8, 1, 64), ("530B", 35, 1, 280), ("1T", 64, 1, 512),
+])  # fmt: skip
+def test_the_models_of_korthikanti_fit_as_its_figure_shows(
+    name: str, stages: int, micro_batch: int, sequences: int
+) -> None:
+    """Figure 1 there: on A100s with 80 GB none of them fits with tensor parallelism alone, all do with sequence
+    parallelism and selective recomputation, and states alone take less than all."""
+    setup = TrainingSetup(
+        n_devices=8 * stages, tensor_parallel=8, pipeline_parallel=stages, micro_batch=micro_batch, zero=0,
+        batch_tokens=sequences * 2048, seq_len=2048, stores_scores=True, dropout=True, sequence_parallel=False,
+        checkpointing=NONE,
+    )  # fmt: skip
+    assert not plan_training(gpt(name), setup, A100).fits
+    better = msgspec.structs.replace(setup, sequence_parallel=True, checkpointing=SELECTIVE)
+    assert plan_training(gpt(name), better, A100).fits
