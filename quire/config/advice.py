@@ -50,24 +50,6 @@ def _stem(name: str) -> str:
     return name.split("For")[0].lower()
 
 
-def original_mamba(fields: Fields) -> str:
-    """A sentence on a config.json of the authors' own library, which has no model_type; or nothing."""
-    if "ssm_cfg" not in fields and not {"d_model", "n_layer"} <= fields.values.keys():
-        return ""
-    kind = fields.values.get("ssm_cfg")
-    is_second = isinstance(kind, dict) and kind.get("layer") == "Mamba2"
-    what = "a Mamba-2 in" if is_second else "a Mamba in"
-    advice = (
-        "take the checkpoint that was converted for transformers (its name often ends in -hf), or convert it with"
-        " transformers' models/mamba2/convert_mamba2_ssm_checkpoint_to_pytorch.py"
-        if is_second
-        else "Quire runs Mamba-2, and only as transformers saves it"
-    )
-    return (
-        f"this is {what} the layout of the mamba_ssm library (ssm_cfg, d_model, n_layer), which is not read: {advice}"
-    )
-
-
 def quantised_with(fields: Fields) -> str:
     """A sentence on a checkpoint that has a quantization_config."""
     found = fields.values["quantization_config"]

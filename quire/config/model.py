@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.config.advice import no_model, not_supported, original_mamba, quantised_with
+from quire.config.advice import no_model, not_supported, quantised_with
 from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
 from quire.config.families import FAMILIES, Family
@@ -188,7 +188,7 @@ def _family(fields: Fields) -> Family:
         for family in FAMILIES.values():
             if family.model_type == fields.values.get("model_type"):
                 return family
-        if advice := original_mamba(fields):
+        for advice in filter(None, (family.other_layout(fields) for family in FAMILIES.values())):
             raise ConfigError(f"{fields.where}: {advice}", param="architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.error("architectures", f"a list with one of {', '.join(FAMILIES)}")
