@@ -13,7 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from quire.engine.core import HostTimes, StepRecord
 
+EXPERTS, STATE = "experts", "state"
 KINDS = (
+    (
+        EXPERTS,
+        re.compile(r"quire_moe|QuireMoe|moe_(few|wide)|quire_experts|^(route|count|place|up|down|add)$"),
+    ),
+    (STATE, re.compile(r"quire_state|^((convolve|solve|scan)_pieces|(convolve|scan|norm)_rows|keep_inputs)$")),
     (
         "attention",
         re.compile(r"QuireAttn|attention|attn|fmha|flash|small_lines_kernel|merge_kernel|^(small|large|merge)$", re.I),
@@ -25,6 +31,8 @@ KINDS = (
 )
 """Kind → names of its kernels, the first match counts: ours in CUDA (by the type of their arguments) and Triton, those
 of cuBLAS and other libraries, and torch's operators and ours on a CPU. Whatever matches nothing is `OTHER`."""
+OPTIONAL = (EXPERTS, STATE)
+"""Parts only of models that have them."""
 OTHER, GAPS, OTHER_HOST = "other kernels", "gaps", "other"
 WHOLE, WHOLE_NAME = "native step", "quire_fused_step"
 """A CPU's step in one native call, which no profiler looks into; a part only where there is one."""
@@ -93,7 +101,7 @@ class Breakdown:
 
 
 def kind_of(name: str) -> str:
-    """'attention', 'linear', `WHOLE` or `OTHER`."""
+    """One of `KINDS`, `WHOLE` or `OTHER`."""
     if name == WHOLE_NAME:
         return WHOLE
     return next((kind for kind, pattern in KINDS if pattern.search(name)), OTHER)
@@ -103,7 +111,8 @@ def breakdown(capture: Capture) -> Breakdown:
     """Divide the window among its steps."""
     n_steps, window_s = len(capture.steps), capture.end_s - capture.begin_s
     per_step_ms = 1e3 / n_steps
-    device_s: dict[str, float] = {kind: 0.0 for kind, _ in KINDS} | {OTHER: 0.0}
+    kinds = sorted((kind for kind, _ in KINDS), key=lambda kind: kind in OPTIONAL)
+    device_s: dict[str, float] = dict.fromkeys([*kinds, OTHER], 0.0)
     names_s: collections.Counter[str] = collections.Counter()
     calls: collections.Counter[str] = collections.Counter()
     for kernel, seconds in own_times(capture):
@@ -111,6 +120,7 @@ def breakdown(capture: Capture) -> Breakdown:
         device_s[kind] = device_s.get(kind, 0.0) + seconds
         names_s[kernel.name] += seconds  # type: ignore[assignment]  # Counter adds floats as well
         calls[kernel.name] += 1
+    device_s = {kind: seconds for kind, seconds in device_s.items() if seconds or kind not in OPTIONAL}
     device_s[GAPS] = window_s - sum(device_s.values())
     host_s = {name: 0.0 for name, _, _ in PHASES}
     for record in capture.records:

@@ -46,7 +46,8 @@ def _line(figure: str, row: Mapping[str, float]) -> str:
     if share > MOST_SHARE:
         return (
             f"attained {attained}; the limit from this run's ceilings, {_number(row['limit'])}, is none: other work "
-            "kept the cores from their best while these were measured, or the weights fit a cache"
+            "kept the cores from their best while these were measured, or the weights fit a cache, or of experts fewer "
+            "were chosen than an even choice touches"
         )
     return f"limit {_number(row['limit'])} {MEANINGS[figure]}; attained {_number(row['attained'])} = " + (
         f"{100 * share:.{0 if share >= 0.1 else 1}f} %"

@@ -24,11 +24,16 @@ from quire.core import env
 from quire.core.errors import EngineError
 from quire.engine.core import StepRecord
 from quire.kernels import native
+from quire.kernels.moe import op as moe_op
+from quire.kernels.moe import packed as moe_packed
+from quire.kernels.state import op as state_op
 
 MAX_STEPS = 32
 """Steps of a window."""
 SETTLING_STEPS = 4
 """Steps between the start of the profiler, which stops the host for a while, and the window."""
+NAMED_OPS: tuple[Any, ...] = (moe_op, moe_packed, state_op)
+"""Modules that choose implementations of ops which are a part of the breakdown of their own."""
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST_CATEGORIES = ("cpu_op", "user_annotation")
 """What the profiler calls the work of a GPU and of a CPU."""
@@ -90,7 +95,7 @@ def capture(llm: Any, run: Callable[[], object], n_steps: int, device: str) -> C
     first = (n_steps - n) // 2
     recorder = _Recorder(device, first, n) if first > SETTLING_STEPS else _Recorder(device, 0, 1)
     llm.on_step = recorder.on_step
-    with _native_calls_named() if device == "cpu" else contextlib.nullcontext():
+    with _calls_named() if device == "cpu" else contextlib.nullcontext():
         if not recorder.first:
             recorder.start()
         try:
@@ -132,19 +137,29 @@ def _exported(profiler: profile) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _native_calls_named() -> Iterator[None]:
-    """Calls of the native CPU library appear in the profile as operators do, under the names of its functions."""
+def _calls_named() -> Iterator[None]:
+    """Calls of the native CPU library appear in the profile as operators do, under the names of its functions, and so
+    do whole ops of experts and states, whatever they are made of."""
     library = native.library()
     functions = {} if library is None else {n: f for n, f in vars(library).items() if n.startswith("quire_")}
+    selects = {module: module.select for module in NAMED_OPS}
     try:
         for name, function in functions.items():
             setattr(library, name, functools.partial(_named_call, name, function))
+        for module, select in selects.items():
+            module.select = functools.partial(_named_choice, select)
         yield
     finally:
         for name, function in functions.items():
             setattr(library, name, function)
+        for module, select in selects.items():
+            module.select = select
 
 
-def _named_call(name: str, function: Callable[..., None], *arguments: object) -> None:
+def _named_choice(select: Callable[..., Any], op: str, function: str, *arguments: Any) -> Callable[..., Any]:
+    return functools.partial(_named_call, f"quire_{op}_{function}", select(op, function, *arguments))
+
+
+def _named_call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     with record_function(name):
-        function(*arguments)
+        return function(*arguments)

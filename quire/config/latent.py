@@ -59,11 +59,12 @@ class LatentAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_row_numbers(self) -> int:
-        """The projections, and the larger of: queries against lines and what these give; the lines of a token, keys and
-        values made of them, queries and results as large."""
+        """The projections, and the larger of: queries against lines and what these give; the lines of a token, what is
+        made of them or given by attention, keys, values and queries of one size, and rows that are taken out."""
         d, v = self.qk_head_dim, self.v_head_dim
+        size, taken_out = max(d, v), d + self.qk_rope_head_dim + v
         against_lines = self.n_heads * (self.line_dim + self.kv_lora_rank)
-        of_head = self.qk_rope_head_dim + self.qk_nope_head_dim + v + 4 * max(d, v)
+        of_head = self.qk_rope_head_dim + taken_out + 3 * size + max(self.qk_nope_head_dim + v, size)
         made = self.line_dim + self.n_heads * of_head
         return self.q_lora_rank + self.line_dim + self.n_heads * (d + v) + max(against_lines, made)
 

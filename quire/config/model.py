@@ -20,7 +20,6 @@ from quire.config.advice import no_model, not_supported, quantised_with
 from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
 from quire.config.families import FAMILIES, Family
-from quire.config.families.mamba import original_mamba
 from quire.config.fields import Fields, Watched, is_integer, read_object
 from quire.config.gguf import Header, is_gguf, read_header
 from quire.config.gguf_model import config_of, key_of, rope_divisors
@@ -189,7 +188,7 @@ def _family(fields: Fields) -> Family:
         for family in FAMILIES.values():
             if family.model_type == fields.values.get("model_type"):
                 return family
-        if advice := original_mamba(fields):
+        for advice in filter(None, (family.other_layout(fields) for family in FAMILIES.values())):
             raise ConfigError(f"{fields.where}: {advice}", param="architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.error("architectures", f"a list with one of {', '.join(FAMILIES)}")

@@ -70,7 +70,8 @@ class CostModel:
         read = arch.n_layers * read_weights(arch, n_tokens)
         weights_bytes = read * self.weight_itemsize + (head * self.head_itemsize if n_wants else 0)
         kv_bytes = (n_read + n_tokens) * kv_numbers_per_token(arch) * self.kv_itemsize
-        kv_bytes += 2 * len(spans) * state_bytes(arch)  # read and written
+        n_fresh = spans.starts.count(0)  # which begin with a state of zeros
+        kv_bytes += (2 * len(spans) - n_fresh) * state_bytes(arch)  # read and written
         attention = pair_flops(arch) * n_pairs - spared_flops(arch, spans.starts, spans.lengths)
         return StepWork(weights_bytes + kv_bytes, 2 * body * n_tokens + 2 * head * n_wants + attention)
 

@@ -99,11 +99,12 @@ class LatentAttention:
         spec, rows, others = self.spec, apart.rows, apart.others
         rotated = q.new_empty(len(q), spec.n_heads, spec.qk_rope_head_dim)
         self._store(first, q, rotated, positions, context)
+        if not len(others):
+            return self._expanded(q, rotated, context, apart)
         y = q.new_empty(len(q), spec.n_heads * spec.v_head_dim)
-        if len(others):
-            asked = self._asked(q[others])
-            asked[:, :, spec.kv_lora_rank :] = rotated[others]
-            y[others] = self._seen(asked, context)
+        asked = self._asked(q[others])
+        asked[:, :, spec.kv_lora_rank :] = rotated[others]
+        y[others] = self._seen(asked, context)
         y[rows] = self._expanded(q[rows], rotated[rows], context, apart)
         return y
 

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.fields import Fields
 from quire.config.heads import NEXTN, HeadLayout
 from quire.config.model_fields import ModelFields
 
@@ -69,6 +70,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Key that most families have → its name in this one's config.json."""
     assumed: Mapping[str, int] = {}
     """Key that config.json may lack, though nearly all families demand it → its value then."""
+    other_layout: Callable[[Fields], str] = lambda _: ""
+    """Of a config.json that names no architecture: a sentence if it is this one's as another library writes it."""
     names: Names = {}
     stacks: Stacks = {}
     """Beside `STACKS`, or in their place."""

@@ -36,24 +36,23 @@ def mamba2(config: ModelFields) -> ModelArch:
     return config.model([layer] * config.n_layers, norm, max_position=CONTEXT, float32_stream=wide)
 
 
-FAMILIES: Final = (
-    Family(name="mamba2", architecture="Mamba2ForCausalLM", model_type="mamba2", describe=mamba2, names=NAMES),
-)
-
-
-def original_mamba(fields: Fields) -> str:
-    """A sentence on a config.json of the authors' own library, which has no model_type; or nothing."""
-    if "ssm_cfg" not in fields and not {"d_model", "n_layer"} <= fields.values.keys():
+def of_authors(config: Fields) -> str:
+    """See `Family.other_layout`: that of mamba_ssm, the authors' own library."""
+    if "ssm_cfg" not in config and not {"d_model", "n_layer"} <= config.values.keys():
         return ""
-    kind = fields.values.get("ssm_cfg")
-    is_second = isinstance(kind, dict) and kind.get("layer") == "Mamba2"
-    what = "a Mamba-2 in" if is_second else "a Mamba in"
-    advice = (
-        "take the checkpoint that was converted for transformers (its name often ends in -hf), or convert it with"
-        " transformers' models/mamba2/convert_mamba2_ssm_checkpoint_to_pytorch.py"
-        if is_second
-        else "Quire runs Mamba-2, and only as transformers saves it"
-    )
+    kind = config.values.get("ssm_cfg")
+    layout = "in the layout of the mamba_ssm library (ssm_cfg, d_model, n_layer), which is not read"
+    if not isinstance(kind, dict) or kind.get("layer") != "Mamba2":
+        return f"this is a Mamba {layout}: Quire runs Mamba-2, and only as transformers saves it"
     return (
-        f"this is {what} the layout of the mamba_ssm library (ssm_cfg, d_model, n_layer), which is not read: {advice}"
+        f"this is a Mamba-2 {layout}: take the checkpoint that was converted for transformers (its name often ends in"
+        " -hf), or convert it with transformers' models/mamba2/convert_mamba2_ssm_checkpoint_to_pytorch.py"
     )
+
+
+FAMILIES: Final = (
+    Family(
+        name="mamba2", architecture="Mamba2ForCausalLM", model_type="mamba2", describe=mamba2, names=NAMES,
+        other_layout=of_authors,
+    ),
+)  # fmt: skip

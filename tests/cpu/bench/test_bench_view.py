@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from family_cases import checkpoint_of
 
+from quire.bench.breakdown import breakdown
 from quire.bench.ceilings import higher, probe
 from quire.bench.kernels.timing import timer
 from quire.bench.limit import lines
@@ -18,7 +20,7 @@ from quire.bench.profiling import MAX_STEPS, capture, read_kernels
 from quire.cli.main import main
 from quire.core.sampling import SamplingParams
 from quire.engine.llm import LLM
-from quire.kernels import native
+from quire.kernels import moe, native, state
 from quire.planner.hardware import Hardware
 
 ENGINE = ("--num-gpu-blocks-override", "600", "--num-threads", "1", "--device", "cpu")
@@ -110,6 +112,24 @@ def test_a_pass_ends_with_its_window_and_the_next_is_clean(llm: LLM) -> None:
     short = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, detokenize=False)
     (output,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], short, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 3
+
+
+@pytest.mark.parametrize(("case", "kind"), [("mixtral", "experts"), ("mamba2", "state")])
+def test_experts_and_states_are_told_apart(tmp_path: pathlib.Path, case: str, kind: str) -> None:
+    """Whatever operators they are made of; afterwards calls have no names again."""
+    checkpoint_of(case, tmp_path)
+    engine = LLM(
+        str(tmp_path), num_gpu_blocks_override=20, num_threads=1, device="cpu", dtype="float32",
+        skip_tokenizer_init=True,
+    )  # fmt: skip
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    selects = moe.op.select, state.op.select
+    found = breakdown(
+        capture(engine, lambda: engine.generate([[5, 6, 7]], params, use_tqdm=False), 40, "cpu")
+    ).device_ms
+    engine.shutdown()
+    assert found[kind] > 0 and {"experts", "state"} & found.keys() == {kind}
+    assert (moe.op.select, state.op.select) == selects
 
 
 def test_kernels_of_a_gpu_trace() -> None:

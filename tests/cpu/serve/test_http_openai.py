@@ -287,7 +287,7 @@ def test_errors_have_the_sdks_classes(server: Any, client: openai.OpenAI) -> Non
         for path, body in bodies.items():
             error = http.post(f"/v1/{path}", json=body).json()["error"]
             assert (error["param"], error["code"]) == ("model", "missing_required_parameter")
-            assert error["message"] == "model is missing. This server has: fake."
+            assert error["message"] == "model is missing. This server has: fake, fake-alias."
     server.engine.fault = lambda request: True
     with pytest.raises(openai.InternalServerError):
         client.chat.completions.create(model="fake", messages=messages, max_tokens=9)

@@ -8,6 +8,7 @@ import pathlib
 
 import pytest
 import torch
+from family_cases import checkpoint_of
 
 from quire.cli.main import main
 
@@ -15,6 +16,17 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@pytest.mark.parametrize(("case", "kind"), [("mixtral", "experts"), ("mamba2", "state")])
+def test_experts_and_states_are_parts(tmp_path: pathlib.Path, case: str, kind: str) -> None:
+    checkpoint_of(case, tmp_path)
+    report = tmp_path / "r.json"
+    words = ["bench", "latency", str(tmp_path), "--device", "cuda", "--input-len", "32", "--output-len", "64"]
+    words += ["--num-iters", "2", "--max-model-len", "128", "--skip-tokenizer-init", "--output-json", str(report)]
+    assert main(words) == 0
+    (row,) = json.loads(report.read_text())["results"]["cases"]
+    assert row["breakdown"]["device_ms"][kind] > 0
 
 
 def test_latency_of_the_demo_model(tmp_path: pathlib.Path) -> None:

@@ -71,7 +71,8 @@ def test_lines_for_people() -> None:
         "limit 11,900 output tok/s; attained 10,900 = 92 %",
         "limit 1 ms to the first token; attained 20 = 5.0 %",
         "attained 11.4 ms in all; the limit from this run's ceilings, 711, is none: other work kept the cores from "
-        "their best while these were measured, or the weights fit a cache",
+        "their best while these were measured, or the weights fit a cache, or of experts fewer were chosen than an "
+        "even choice touches",
     ]
     hardware = Hardware("toy", 4.54e12, 790e12, 0.0)
     assert ceilings_line(hardware, "bfloat16") == (
@@ -98,8 +99,18 @@ KERNELS = {
         "gemm(CUtensorMap, CUtensorMap, QuireGemmArgs)",
         "mkldnn::_linear_pointwise", "aten::linear", "aten::addmm", "aten::mm", "quire_linear",
     ],
+    "experts": [
+        "sort_kernel(QuireMoeSortArgs)", "moe_few(CUtensorMap, CUtensorMap, QuireMoeFewArgs)",
+        "void moe_wide<true>(CUtensorMap, CUtensorMap, CUtensorMap)", "route", "place", "up", "down",
+        "quire_moe_experts", "quire_experts",
+    ],
+    "state": [
+        "convolve_pieces", "convolve_rows", "keep_inputs", "solve_pieces", "scan_pieces", "scan_rows", "norm_rows",
+        "quire_state_scan_ssm",
+    ],
     "other kernels": [
         "_norm", "_silu_mul", "_rotate_and_store", "_select", "quire_rms_norm", "quire_rope", "aten::embedding",
+        "aten::add",
         "Memcpy DtoH (Device -> Pinned)",
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>",
         "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel>",
@@ -110,6 +121,15 @@ KERNELS = {
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KERNELS.items() for name in names])
 def test_kinds_of_kernels(kind: str, name: str) -> None:
     assert kind_of(name) == kind
+
+
+def test_experts_and_states_are_parts_where_a_model_has_them() -> None:
+    kernels = [Kernel("moe_few", 11.0, 12.0), Kernel("nvjet", 12.0, 14.0), Kernel("scan_rows", 14.0, 17.0)]
+    capture = dataclasses.replace(captured(), kernels=kernels)
+    found = breakdown(capture).device_ms
+    assert list(found) == ["attention", "linear", "experts", "state", "other kernels", "gaps"]
+    assert found["state"] == 3 * found["experts"] > 0
+    assert list(breakdown(captured()).device_ms) == ["attention", "linear", "other kernels", "gaps"]
 
 
 def captured() -> Capture:

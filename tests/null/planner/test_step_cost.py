@@ -12,7 +12,7 @@ from quire.core.errors import ConfigError
 from quire.core.plan import Spans
 from quire.planner.cost import CostModel
 from quire.planner.hardware import HARDWARE, hardware_named
-from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights, read_weights
+from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights, read_weights, state_bytes
 
 COST = CostModel(arch=LLAMA_8B, hardware=dataclasses.replace(HARDWARE["h200"], step_overhead_s=0.0))
 
@@ -80,6 +80,12 @@ def test_prompts_of_latent_attention_count_the_way_that_takes_fewer() -> None:
     behind = 1024 * 8192 + 1024 * 1025 / 2
     assert of_pairs(8192, 1024) == pytest.approx(behind * 640 + 8192 * 2 * 512 * 256, rel=1e-3)
     assert of_pairs(8192, 64) == pytest.approx((64 * 8192 + 64 * 65 / 2) * 2176, rel=1e-3), "making them takes more"
+
+
+def test_a_sequence_that_begins_has_no_state_to_read() -> None:
+    mamba = dataclasses.replace(COST, arch=read_arch(SHAPES / "mamba2-2.7b"))
+    fresh, later = (mamba.work(spans((start, 1))).n_bytes for start in (0, 7))
+    assert later - fresh == state_bytes(mamba.arch) > 1e8
 
 
 def test_a_shared_prefix_is_read_once() -> None:
