@@ -9,6 +9,7 @@ runs are benchmarks/results/h200/w1.json, w2, w3, w5 (all at once), w6 (batches)
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import pathlib
@@ -30,7 +31,6 @@ from quire.bench.simulate.replica import EngineReplica
 from quire.bench.simulate.requests import SimRequest, at_rate, of_lengths, workload_requests
 from quire.bench.simulate.router import RoundRobin
 from quire.bench.timeline import Timeline
-from quire.bench.workloads import WORKLOADS
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.engine.simulated import SimulatedMachine
@@ -65,7 +65,7 @@ def decode_ms(timeline: Any, n_running: int) -> float:
     rows = list(zip(timeline["time_s"], timeline["n_running"], timeline["n_prefill_tokens"], strict=True))
     gaps = [
         1000 * (after[0] - before[0])
-        for before, after in zip(rows, rows[1:], strict=False)
+        for before, after in itertools.pairwise(rows)
         if not before[2] and not after[2] and after[1] >= least
     ]
     return statistics.median(gaps) if gaps else math.nan

@@ -104,8 +104,12 @@ def _write_batches(path: str, points: Sequence[Point]) -> None:
     for axis, point, colour in zip(axes, points, COLOURS, strict=False):
         line = point.run.logs[0].timeline.thinned(MAX_POINTS)
         axis.step(line.time_s, line.n_running, where="post", color=colour, lw=1)
-        axis.step(line.time_s, line.n_waiting, where="post", color="#dc2626", lw=0.7, alpha=0.7)
+        queue = axis.twinx()
+        queue.step(line.time_s, line.n_waiting, where="post", color="#dc2626", lw=0.7, alpha=0.6)
+        queue.tick_params(labelsize=7, colors="#dc2626")
+        queue.set_ylim(bottom=0)
         axis.set_title(f"{point.variant}: requests in the batch, and waiting (red)", fontsize=8, loc="left", pad=2)
+        axis.set_ylim(bottom=0)
         _finish(axis, "", "")
     end_s = max(one.arrival_s for one in points[0].run.outcomes)
     axes[-1].set_xlim(0, min(2 * end_s, axes[-1].get_xlim()[1]))

@@ -55,7 +55,7 @@ class FlatCost:
 
     a_row: bool = False
 
-    def step_s(self, spans: Spans) -> float:
+    def step_s(self, spans: Spans, shared_prefixes: object = ()) -> float:
         return float(sum(spans.lengths)) if self.a_row else 1.0
 
 
