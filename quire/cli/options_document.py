@@ -31,7 +31,8 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
     ("Engine", "Of `quire serve`, `chat`, `generate`, `bench latency` and `bench throughput`; in Python the keyword "
      "arguments of `LLM` and the fields of `EngineConfig`.", EngineConfig),
     ("Server", "Of `quire serve`.", ServerConfig),
-    ("Replicas", "Of `quire serve` and, but for the last, `quire run-batch`; see [cluster.md](cluster.md).", ClusterConfig),
+    ("Replicas", "Of `quire serve` and, but for the last, `quire run-batch`: see [cluster.md](cluster.md).",
+     ClusterConfig),
     ("Sampling", "Of `quire chat` and `quire generate`.", SamplingFlags),
     ("Latency benchmark", "Of `quire bench latency`.", LatencyOptions),
     ("Speculation benchmark", "Of `quire bench speculate`.", SpeculateOptions),

@@ -229,7 +229,8 @@ LLAMA_CPP: Final = {
     "--metrics --slots --props": "leave it out: /metrics is always there",
     "--reasoning-format": "--reasoning-parser",
     "--temp": "requests say temperature; --override-generation-config '{\"temperature\": 0.7}' gives a default",
-    "-md --model-draft --draft --draft-max": '--speculative-config \'{"method": "draft_model", "model": FOLDER, "num_speculative_tokens": N}\'',
+    "-md --model-draft --draft --draft-max":
+        "--speculative-config '{\"method\": \"draft_model\", \"model\": FOLDER, \"num_speculative_tokens\": N}'",
     "--lora --lora-scaled": "merge the adapter into the weights",
     "-mm --mmproj": "leave it out: models are of text alone",
     "-sm --split-mode -ts --tensor-split -mg --main-gpu": "set CUDA_VISIBLE_DEVICES: one engine computes on one GPU",
