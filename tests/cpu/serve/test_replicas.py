@@ -33,7 +33,10 @@ class Cluster:
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         self.process = process
         self.url = f"http://127.0.0.1:{port}"
-        self.client = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
+
+    def client(self) -> openai.AsyncOpenAI:
+        """One for each call, as each test has an event loop of its own."""
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
 
     def pids(self, what: str) -> list[int]:
         below = psutil.Process(self.process.pid).children(recursive=True)
@@ -51,22 +54,25 @@ class Cluster:
 
     async def say(self, number: int) -> str:
         """The text, streamed to the end, or the code of the error event."""
-        text = ""
+        text, client = "", self.client()
         try:
-            stream = await self.client.chat.completions.create(
+            stream = await client.chat.completions.create(
                 messages=[{"role": "user", "content": f"{number}: a story, please"}], stream=True, **OPTIONS
             )  # type: ignore[call-overload]
             async for event in stream:
                 text += event.choices[0].delta.content or "" if event.choices else ""
         except openai.APIError as error:
             return str(error.code)
+        finally:
+            await client.close()
         return text
 
     async def ask(self, number: int) -> int:
         """Tokens of a whole answer."""
-        answer = await self.client.chat.completions.create(
-            messages=[{"role": "user", "content": f"{number}: a poem, please"}], **OPTIONS
-        )  # type: ignore[call-overload]
+        async with self.client() as client:
+            answer = await client.chat.completions.create(
+                messages=[{"role": "user", "content": f"{number}: a poem, please"}], **OPTIONS
+            )  # type: ignore[call-overload]
         return int(answer.usage.completion_tokens)
 
 
