@@ -20,6 +20,7 @@ from quire.bench.options import (
 )
 from quire.bench.simulate.options import SimulateOptions
 from quire.cli.sampling import SamplingFlags
+from quire.config.cluster import ClusterConfig
 from quire.config.engine import EngineConfig
 from quire.config.flags import options_list
 from quire.core import env
@@ -32,6 +33,8 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
     ("Engine", "Of `quire serve`, `chat`, `generate`, `bench latency` and `bench throughput`; in Python the keyword "
      "arguments of `LLM` and the fields of `EngineConfig`.", EngineConfig),
     ("Server", "Of `quire serve`.", ServerConfig),
+    ("Replicas", "Of `quire serve` and, but for the last, `quire run-batch`: see [cluster.md](cluster.md).",
+     ClusterConfig),
     ("Sampling", "Of `quire chat` and `quire generate`.", SamplingFlags),
     ("Latency benchmark", "Of `quire bench latency`.", LatencyOptions),
     ("Speculation benchmark", "Of `quire bench speculate`.", SpeculateOptions),

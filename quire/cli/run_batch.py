@@ -7,6 +7,8 @@ import sys
 
 from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
+from quire.config.cluster import ClusterConfig
+from quire.config.flags import add_flags, read_flags
 from quire.engine import stdio
 
 CONCURRENCY = 256
@@ -24,18 +26,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--concurrency", type=_at_least_one, default=CONCURRENCY, metavar="N",
-        help=f"most requests that are given to the engine at once (default {CONCURRENCY})",
+        help=f"most requests that are given to an engine at once (default {CONCURRENCY})",
     )  # fmt: skip
     add_engine_flags(parser)
+    add_flags(parser, ClusterConfig, title="options of replicas", skip=("autoscaling_config",))
 
 
 def run(namespace: argparse.Namespace) -> int:
     """Answer the file; returns the exit code. Lines that fail are told in the output and counted on stderr."""
     stdio.take_over()
     engine = engine_config(namespace, disable_log_stats=True)
-    with instant_exit():
-        from quire.serve.batch.offline import run_batch
-    summary = run_batch(engine, namespace.input_file, namespace.output_file, namespace.concurrency)
+    cluster = read_flags(namespace, ClusterConfig)
+    files = namespace.input_file, namespace.output_file
+    if cluster.is_used:
+        with instant_exit():
+            from quire.serve.batch.spread import spread_batch
+        summary = spread_batch(engine, cluster, *files, namespace.concurrency)
+    else:
+        with instant_exit():
+            from quire.serve.batch.offline import run_batch
+        summary = run_batch(engine, *files, namespace.concurrency)
     print(f"{summary.n_answered} lines answered, {summary.n_failed} failed", file=sys.stderr)
     return 0
 

@@ -39,6 +39,7 @@ ENGINE_INTERFACE = {"async_llm": "the engine", "stream": "what AsyncLLM.submit h
 """Modules of the engine that every module of the server may import. Values stand in core."""
 PROCESS_IMPORTS = {
     "quire/serve/replicas.py": {"replicas": "the engines that it serves"},
+    "quire/serve/batch/spread.py": {"replicas": "the engines that answer"},
     "quire/serve/server.py": {
         "supervisor": "names the command of the engine process to those that start it",
         "logs": "the log of a server's processes is set up alike",

@@ -79,6 +79,8 @@ class ReplicaLink:
         self._n_lost = 0
         self._lost: set[str] = set()
         """Replicas whose loss is counted."""
+        self._suspects: set[str] = set()
+        """Replicas that have lost requests: their engine is started again, or they are gone, which is known later."""
         self._was_routable: set[str] = set()
         self._questions: dict[int, _Question] = {}
         self._take: Take | None = None
@@ -174,6 +176,7 @@ class ReplicaLink:
         """A replica is gone, or is without an engine: then it takes no request before it has said that it has one."""
         replica = self._chooser.replica_of(attempt.wire_id)
         if not is_gone:
+            self._suspects.add(replica)
             if self._introduced_s.get(replica, 0.0) < attempt.began_s:  # else it has one again already
                 self._chooser.dismiss(replica)
         elif replica and replica not in self._lost:
@@ -250,6 +253,7 @@ class ReplicaLink:
     def _introduce(self, replica: str, ready: EngineReady) -> None:
         if replica in self._figures:
             self._n_lost += 1  # of its engines
+            self._suspects.discard(replica)
         self._introduced_s[replica] = time.monotonic()
         self._figures.introduce(replica, ready)
         self._chooser.introduce(replica, ready.max_num_seqs, ready.n_pages, ready.page_size)
@@ -319,6 +323,7 @@ class ReplicaLink:
             for name in self._figures.names():
                 is_out = name in self._was_routable and name not in routable
                 if is_out and now_s - self._heard_s.get(name, 0.0) > 4 * LOOK_S:
+                    self._n_lost += name in self._suspects
                     self._dismiss(name)
 
     def _check_start(self) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -44,6 +46,9 @@ GONE = "the replica that ran this request is gone; others serve: send the reques
 DEPLOYMENT: Final = "engine"
 OBJECT_STORE_BYTES: Final = 200_000_000
 """Of a Ray that is started here. Requests alone go through it."""
+ROWS_A_BLOCK: Final = 8
+"""Rows that a replica is given at once, in Ray Data's blocks; two blocks are under way."""
+MAX_BLOCKS: Final = 10_000
 LOGGING: Final = {"log_level": "WARNING", "enable_access_log": False}
 """Of Ray Serve in a replica: a line for each request is the server's business."""
 LOOPBACK: Final = "127.0.0.1"
@@ -53,6 +58,7 @@ DEFAULT_ONGOING: Final = 512
 DRAIN_S: Final = 600.0
 """Longest time that a replica which is to go gets for the requests that it has."""
 LOOK_S: Final = 0.25
+CONNECT_S: Final = 5.0
 SLOW_S: Final = 30.0
 """A start that takes longer is told every so many seconds, in Ray's words."""
 
@@ -131,26 +137,7 @@ class RayFleet:
     def connect(self) -> str:
         """Join the cluster or start one; the address of this machine in it. ConfigError if there is none, or it has no
         room for the replicas."""
-        try:
-            if self._is_ours:
-                env.set_for_children("RAY_USAGE_STATS_ENABLED", "0")
-                ray.init(
-                    "local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
-                    logging_level=logging.ERROR,
-                )  # fmt: skip
-            else:
-                ray.init(self._cluster.ray_address, logging_level=logging.ERROR)
-        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            if self._is_ours:
-                raise ConfigError(f"a Ray of this machine cannot be started: {reason}") from None
-            raise ConfigError(
-                f"the Ray cluster at {self._cluster.ray_address} cannot be used: {reason}. It must run (`ray status`), "
-                "with the versions of Ray and Python that are here, and its token be known here (RAY_AUTH_MODE=token)"
-            ) from None
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns once for each request of a lost replica
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        check_room(self._cluster.n_at_start, self._cluster.ray_actor_options, nodes)
+        join_ray(self._cluster)
         return LOOPBACK if self._is_ours else str(ray.util.get_node_ip_address())
 
     async def start(self, address: EndpointAddress) -> None:
@@ -217,7 +204,9 @@ class RayFleet:
                 ),
             )
             application = deployment.bind(
-                msgspec.json.encode(self._replica_config()), msgspec.json.encode(self._address), self._revision
+                msgspec.json.encode(engine_of_replica(self._engine, self._cluster)),
+                msgspec.json.encode(self._address),
+                self._revision,
             )
             target = serve.RunTarget(application, name=self._name, route_prefix=None, logging_config=LOGGING)
             (handle,) = serve.run_many([target], wait_for_applications_running=False)
@@ -226,13 +215,6 @@ class RayFleet:
         except (RayError, RayServeException) as error:
             raise ConfigError(f"the replicas cannot be deployed: {str(error).splitlines()[0]}") from None
         self._method = handle.run
-
-    def _replica_config(self) -> EngineConfig:
-        """A replica without a GPU computes on as many cores as Ray sets aside for it."""
-        options = self._cluster.ray_actor_options
-        if self._engine.num_threads or options.get("num_gpus"):
-            return self._engine
-        return msgspec.structs.replace(self._engine, num_threads=max(1, int(options.get("num_cpus", 1))))
 
     async def _wait_running(self) -> None:
         """ConfigError if the replicas cannot be started."""
@@ -250,6 +232,94 @@ class RayFleet:
                 told_s = loop.time()
                 logger.warning("replicas are still being started: %s", message or "Ray does not say what it waits for")
             await asyncio.sleep(LOOK_S)
+
+
+def join_ray(cluster: ClusterConfig) -> None:
+    """Join the cluster, or start one of this machine that ends with this process. ConfigError if that cannot be, or it
+    has no room for the replicas."""
+    try:
+        if not cluster.ray_address:
+            env.set_for_children("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(
+                "local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, logging_level=logging.ERROR
+            )
+        else:
+            _knock(cluster.ray_address)
+            ray.init(cluster.ray_address, logging_level=logging.ERROR)
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if not cluster.ray_address:
+            raise ConfigError(f"a Ray of this machine cannot be started: {reason}") from None
+        raise ConfigError(
+            f"the Ray cluster at {cluster.ray_address} cannot be used: {reason}. It must run (`ray status`), with the "
+            "versions of Ray and Python that are here, and its token be known here (RAY_AUTH_MODE=token)"
+        ) from None
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns once for each request of a lost replica
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    check_room(cluster.n_at_start, cluster.ray_actor_options, nodes)
+
+
+def _knock(address: str) -> None:
+    """OSError if nobody listens at HOST:PORT: Ray would try for minutes. Other addresses are left to Ray."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+
+
+def engine_of_replica(engine: EngineConfig, cluster: ClusterConfig) -> EngineConfig:
+    """A replica without a GPU computes on as many cores as Ray sets aside for it."""
+    options = cluster.ray_actor_options
+    if engine.num_threads or options.get("num_gpus"):
+        return engine
+    return msgspec.structs.replace(engine, num_threads=max(1, int(options.get("num_cpus", 1))))
+
+
+class RayMap:
+    """Work on many rows by actors of Ray Data: `with RayMap(cluster) as ray_map`."""
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        self._cluster = cluster
+
+    def __enter__(self) -> RayMap:
+        """Raises as `join_ray`."""
+        join_ray(self._cluster)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ray.shutdown()
+
+    def engine_config(self, engine: EngineConfig) -> EngineConfig:
+        """See `engine_of_replica`."""
+        return engine_of_replica(engine, self._cluster)
+
+    def run(self, worker: type, arguments: tuple[Any, ...], rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """What `worker(*arguments)`, one on each replica, makes of the rows, in their order: it is an async generator
+        of a row for a row, and works on several at once. One that is killed is made anew, and gets its rows again.
+        EngineError with the reason if one fails."""
+        if not rows:
+            return
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = False
+        options = {"num_cpus": 1, **self._cluster.ray_actor_options}
+        n_rows = min(ROWS_A_BLOCK, -(-len(rows) // (2 * self._cluster.n_at_start)))
+        n_blocks = min(MAX_BLOCKS, -(-len(rows) // n_rows))
+        found = ray.data.from_items(rows, override_num_blocks=n_blocks).map(
+            worker,
+            fn_constructor_args=arguments,
+            compute=ray.data.ActorPoolStrategy(
+                size=self._cluster.n_at_start, max_tasks_in_flight_per_actor=2, max_concurrent_calls_per_actor=2
+            ),
+            **options,
+        )
+        try:
+            yield from found.iter_rows()
+        except RayError as error:
+            raise EngineError(f"a replica could not go on: {_last_line(str(error))}") from None
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "Ray does not say why")
 
 
 def _reason(status: Any) -> str:

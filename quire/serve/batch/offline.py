@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Container, Coroutine, Iterator
 from typing import IO, Any
 
 from quire.config.engine import EngineConfig
@@ -53,11 +54,21 @@ def run_batch(
 ) -> BatchSummary:
     """Answer every line of `source` into `target`. Raises ConfigError when a file cannot be opened, EngineError when
     the engine is lost or the output cannot be written."""
+    with (
+        told_errors(source, target),
+        os.fdopen(open_regular(source), "rb") as lines,
+        output_file(target) as output,
+    ):
+        return asyncio.run(_run(engine, lines, output, concurrency, load))
+
+
+@contextlib.contextmanager
+def told_errors(source: str, target: str) -> Iterator[None]:
+    """Errors of files in words; ConfigError at once if both are one."""
     try:
         if os.path.exists(target) and os.path.samefile(source, target):
             raise ConfigError("the input file and the output file are the same")
-        with os.fdopen(open_regular(source), "rb") as lines, _output(target) as output:
-            return asyncio.run(_run(engine, lines, output, concurrency, load))
+        yield
     except OSError as error:
         where = error.filename or target
         kind = ConfigError if error.filename else EngineError
@@ -69,7 +80,7 @@ async def _run(engine: EngineConfig, lines: IO[bytes], output: IO[bytes], concur
     state = ServerState(ServerConfig())
     state.attach(llm)
     try:
-        return await _Batch(state, concurrency).run(lines, output)
+        return await Batch(state, concurrency).run(lines, output)
     finally:
         state.close()
         await llm.shutdown()
@@ -79,9 +90,12 @@ class _Reader:
     """The lines of the input, in their order, as requests or as the outputs of those that cannot be asked. For a thread
     of its own: reading and decoding take long where lines are."""
 
-    def __init__(self, lines: IO[bytes], max_line_bytes: int) -> None:
+    def __init__(self, lines: IO[bytes], max_line_bytes: int, repeated: Container[int] = ()) -> None:
         self._lines = lines
         self._max_line_bytes = max_line_bytes
+        self._repeated = repeated
+        self._number = -1
+        """Of the line that was read last."""
         self._seen: set[bytes] = set()
         self.is_done = False
 
@@ -95,6 +109,7 @@ class _Reader:
                 self.is_done = True
                 break
             n_bytes += len(data)
+            self._number += 1
             if data.strip() or not data.endswith(b"\n"):
                 found += self._made(data)
         return found
@@ -112,26 +127,28 @@ class _Reader:
         except Refusal as refusal:
             return [failed(custom_id_of(data, self._max_line_bytes), refusal.code, refusal.message)]
         mark = mark_of(line.custom_id)
-        if mark in self._seen:
+        if mark in self._seen or self._number in self._repeated:
             return [failed(line.custom_id, "duplicate_custom_id", "An earlier line has this custom_id.")]
         self._seen.add(mark)
         return [line]
 
 
-class _Batch:
-    """One file under way."""
+class Batch:
+    """A file under way, or parts of one at once."""
 
     def __init__(self, state: ServerState, concurrency: int) -> None:
+        """concurrency: most requests of all parts that are given to the engine at once."""
         self._state = state
         self._app = App(state)
         self._free = asyncio.Semaphore(concurrency)
         self._n_ahead = WINDOW * concurrency
         self._held_bytes = 0
         """Of lines that are not answered, and of answers that are not written."""
-        self._summary = BatchSummary()
 
-    async def run(self, lines: IO[bytes], output: IO[bytes]) -> BatchSummary:
-        reader = _Reader(lines, self._state.config.max_body_bytes)
+    async def run(self, lines: IO[bytes], output: IO[bytes], repeated: Container[int] = ()) -> BatchSummary:
+        """Answer `lines` into `output`. repeated: numbers of lines, from 0, whose ids stand in an earlier part."""
+        reader = _Reader(lines, self._state.config.max_body_bytes, repeated)
+        summary = BatchSummary()
         waiting: collections.deque[asyncio.Task[tuple[bytes, bool]]] = collections.deque()
         try:
             while waiting or not reader.is_done:
@@ -142,18 +159,18 @@ class _Batch:
                         waiting.append(asyncio.create_task(self._line(line)))
                         self._held_bytes += len(line if isinstance(line, bytes) else line.body)
                 elif waiting:
-                    await self._write(output, waiting.popleft())
+                    await self._write(output, waiting.popleft(), summary)
                 while waiting and waiting[0].done():
-                    await self._write(output, waiting.popleft())
+                    await self._write(output, waiting.popleft(), summary)
         finally:
             for task in waiting:
                 task.cancel()
-        return self._summary
+        return summary
 
-    async def _write(self, output: IO[bytes], task: asyncio.Task[tuple[bytes, bool]]) -> None:
+    async def _write(self, output: IO[bytes], task: asyncio.Task[tuple[bytes, bool]], summary: BatchSummary) -> None:
         line, is_good = await task
-        self._summary.n_answered += is_good
-        self._summary.n_failed += not is_good
+        summary.n_answered += is_good
+        summary.n_failed += not is_good
         await asyncio.to_thread(_put, output, line + b"\n")
         self._held_bytes -= len(line)
 
@@ -181,7 +198,8 @@ class _Batch:
             await asyncio.sleep(RETRY_S)
 
 
-def _output(target: str) -> IO[bytes]:
+def output_file(target: str) -> IO[bytes]:
+    """`target`, empty."""
     return os.fdopen(open_output(target, os.O_CREAT | os.O_TRUNC), "wb")
 
 
