@@ -55,7 +55,7 @@ class CallingDevice(CpuDevice):
 
     is_host = False
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
         super().__init__()
         self.n_replays = self.n_captures = 0
 

@@ -91,6 +91,12 @@ def make_worker(
         )
     drafter = None if speculative is None else drafter_of(speculative)
     draft = None if speculative is None else _draft_source(config, speculative, folder, arch)
+    if draft is not None and speculative is not None and n_ranks > 1:
+        raise ConfigError(
+            f"speculative_config: method {speculative.method!r} has weights, which {n_ranks} ranks have not been tried"
+            " with: take 'ngram' or 'suffix', or leave --speculative-config out",
+            param="speculative_config",
+        )
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
     worker = kind(config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft)

@@ -54,8 +54,7 @@ class Experts:
         self.router = router
         self.shared_up, self.shared_down, self.shared_gate = map(linear, ("shared_up", "shared_down", "shared_gate"))
         self.up, self.down = (
-            _bank(make, [matrices[f"{place}.{expert}"] for expert in spec.held], schemes)
-            for place in ("up", "down")
+            _bank(make, [matrices[f"{place}.{expert}"] for expert in spec.held], schemes) for place in ("up", "down")
         )
         correction = parameters.tensors.get("correction")
         self.correction = None if correction is None else Table(make, correction)

@@ -1,1 +1,1 @@
-"""Executors: the in-process device, the null device, and later worker processes."""
+"""Executors: this process alone, this process and ranks beside it, the null device."""

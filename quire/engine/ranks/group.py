@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -125,8 +126,9 @@ class RankGroup:
     ) -> None:
         """folder: the checkpoint. Starts nothing."""
         self._config, self._shape, self._folder, self._is_server = config, shape, folder, is_server
-        self._place = pathlib.Path(tempfile.mkdtemp(prefix="quire-ranks-"))
-        self.meeting_point = str(self._place / "meet")
+        place = tempfile.mkdtemp(prefix="quire-ranks-")
+        self._remove_place = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
+        self.meeting_point = os.path.join(place, "meet")
         """For the `Comm` of every rank."""
         self.comm: Calls | None = None
         """Of rank 0."""
@@ -209,7 +211,7 @@ class RankGroup:
             for fd in fds:
                 os.close(fd)
             self._writer = None
-        shutil.rmtree(self._place, ignore_errors=True)
+        self._remove_place()
 
     def _live(self) -> None:
         """The thread."""

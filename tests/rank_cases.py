@@ -24,7 +24,7 @@ REGEX: Final = "[a-c]{3,9}-(\\d\\d|x+)"
 
 def checkpoint(name: str, folder: pathlib.Path) -> str:
     """With weights of a fixed seed and a tokenizer of bytes."""
-    family, fields = CASES[name] if name in CASES else ("Qwen3", {"head_dim": 32})
+    family, fields = CASES.get(name, ("Qwen3", {"head_dim": 32}))
     if not folder.exists():
         folder.mkdir()
         random_checkpoint(folder, family, **{**fields, "vocab_size": byte_model.N_LOGITS, "eos_token_id": 0})
