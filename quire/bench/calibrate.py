@@ -110,9 +110,9 @@ def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, devic
     n = len(cases.rows)
     curve = Curve(rows=cases.rows, fixed_s=(3e-6,) * n, bytes_share=0.9, flops_share=(0.7,) * n)
     return Calibration(
-        device="cpu" if device == "cpu" else name.lower(), source="", read_bytes_per_s=reads, flops_per_s=flops,
-        products=dict.fromkeys(flops, curve), experts=curve,
-        attention=Curve(rows=(1, 256), fixed_s=(5e-6, 2e-5), bytes_share=0.7, flops_share=(0.3,)),
+        device="cpu" if device == "cpu" else name.lower(), source="", read_bytes_per_s=reads,
+        flops_per_s=flops, products=dict.fromkeys(flops, curve),
+        experts=curve, attention=Curve(rows=(1, 256), fixed_s=(5e-6, 2e-5), bytes_share=0.7, flops_share=(0.3,)),
         state=Curve(fixed_s=(5e-6,), bytes_share=0.5, flops_share=(0.1,)),
         row_kernels=Curve(rows=(1, 64), fixed_s=(2e-6, 5e-6)), step_s=1e-4, row_s=1e-6, first_token_s=1e-3,
         captured=0 if device == "cpu" else 1024,

@@ -10,7 +10,10 @@ import torch
 
 from quire.bench.ceilings import probe
 from quire.bench.kernels.timing import timer
+from quire.bench.machine import gpus
+from quire.config.engine import EngineConfig
 from quire.core import host
+from quire.engine.build import device_of
 from quire.planner.accelerators import ASSUMED_ERROR, PCIE4, Accelerator, assumed_calibration
 from quire.planner.calibration import Calibration, Curve
 
@@ -22,16 +25,17 @@ KINDS = {"bfloat16": torch.bfloat16, "int8": torch.int8}
 
 def this_machine() -> tuple[Accelerator, Calibration]:
     """Its GPU if torch sees one, else its CPU; the calibration has measured peaks and assumed shares of them."""
-    return _gpu() if torch.cuda.is_available() else _cpu()
+    return _gpu() if device_of(EngineConfig()) == "cuda" else _cpu()
 
 
 def _gpu() -> tuple[Accelerator, Calibration]:
     """Not run on a GPU yet."""
     clock = timer("cuda")
     found = probe(clock, [torch.bfloat16])
-    properties = torch.cuda.get_device_properties(0)
+    found_gpus = gpus()
+    mib = found_gpus[0]["memory.total"].split()[0] if found_gpus else "0"
     device = Accelerator(
-        name=found.name.lower(), memory_bytes=properties.total_memory, link_bytes_per_s=PCIE4,
+        name=found.name.lower(), memory_bytes=int(mib) << 20, link_bytes_per_s=PCIE4,
         bandwidth_bytes_per_s=found.bandwidth_bytes_per_s, flops_per_s={"bfloat16": found.flops_per_s},
         source="measured here: reads and a product; links are taken for PCIe 4",
     )  # fmt: skip

@@ -23,7 +23,7 @@ SHELLS = {
 """Shell → how its script is installed."""
 FILE_FLAGS = {"--config", "--output-json", "--output", "--plot", "--profile", "--record", "--dataset-path",
               "--chat-template", "--api-key-file", "--ssl-keyfile", "--ssl-certfile", "--input-file",
-              "--output-file"}  # fmt: skip
+              "--output-file", "--trace"}  # fmt: skip
 FOLDER_FLAGS = {"--download-dir", "--tokenizer", "--data-dir"}
 
 

@@ -159,6 +159,15 @@ def test_a_shared_prefix_is_found_and_counted() -> None:
     assert figures(untreed)["prefix_hit_rate"] is None or not figures(untreed)["prefix_hit_rate"]
 
 
+def test_decodes_give_back_the_pages_behind_a_window() -> None:
+    """They are committed in a loop of their own. With windows of 512 tokens most groups stay small."""
+    arch = read_arch(FOLDER / "gemma-3-1b")
+    made = SimulatedMachine.of(EngineConfig(max_model_len=4096), arch, "h200", 141 * GIB, is_server=False)
+    run = one_run(EngineReplica(dataclasses.replace(made, cost=FlatCost())), of_lengths([(10, 3000)]))  # type: ignore[arg-type]
+    n_windows = len(made.layout.windows) - made.layout.n_full
+    assert n_windows > 1 and run.logs[0].most_taken < 3100 * made.layout.n_full + 600 * n_windows
+
+
 def test_what_the_engine_refuses_is_counted_and_the_rest_goes_on() -> None:
     requests = of_lengths([(2000, 10), (10, 10), (1020, 10)])
     outcomes = one_run(EngineReplica(machine()), requests).outcomes
