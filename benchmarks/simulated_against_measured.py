@@ -25,7 +25,6 @@ from quire.bench.report import build_report, write_report
 from quire.bench.shape import shape_options
 from quire.bench.simulate.figures import figures
 from quire.bench.simulate.fleet import Fleet
-from quire.bench.simulate.options import MEMORY_BYTES
 from quire.bench.simulate.record import Run
 from quire.bench.simulate.replica import EngineReplica
 from quire.bench.simulate.requests import SimRequest, at_rate, of_lengths, workload_requests
@@ -34,6 +33,7 @@ from quire.bench.timeline import Timeline
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.engine.simulated import SimulatedMachine
+from quire.planner.accelerators import accelerator_named
 
 RESULTS = pathlib.Path(__file__).with_name("results")
 Row = dict[str, Any]
@@ -46,7 +46,7 @@ def simulate(
     known = {name: value for name, value in config.items() if name in EngineConfig.__struct_fields__}
     engine = msgspec.convert(known | {"model": config["model"]}, EngineConfig)
     arch = read_arch(pathlib.Path(engine.model))
-    machine = SimulatedMachine.of(engine, arch, gpu, MEMORY_BYTES[gpu], is_server=is_server)
+    machine = SimulatedMachine.of(engine, arch, gpu, int(accelerator_named(gpu).memory_bytes), is_server=is_server)
     run = Fleet([EngineReplica(machine)], RoundRobin(1)).run(requests)
     return run, run.logs[0].timeline
 

@@ -21,7 +21,9 @@ from quire.engine.capacity import ITEMSIZES, kv_itemsize, layout_of, size_pool, 
 from quire.engine.core import EngineCore
 from quire.engine.executors.null_timed import TimedNullExecutor
 from quire.engine.grammars.manager import StructuredOutput
-from quire.planner.cost import CostModel
+from quire.planner.accelerators import accelerator_named
+from quire.planner.cost import CostModel, calibrated
+from quire.planner.formats import formats_named
 from quire.planner.hardware import hardware_named
 from quire.planner.memory import Room
 
@@ -43,8 +45,8 @@ class SimulatedMachine:
     arch: ModelArch
     limits: EngineLimits
     layout: KVLayout
-    hardware: str
-    """Name in `planner/hardware`."""
+    device: str
+    """Its kind, 'cuda' or 'cpu'."""
     n_pages: int
     """The dummy page counted in."""
     n_snapshots: int
@@ -54,12 +56,12 @@ class SimulatedMachine:
     def of(
         cls, config: EngineConfig, arch: ModelArch, hardware: str, memory_bytes: int, *, is_server: bool
     ) -> SimulatedMachine:
-        """memory_bytes: of the device. is_server: defaults for streams that people wait for, as in `build_engine`.
+        """hardware: a name in `planner/accelerators`, or 'cpu'. memory_bytes: of the device.
+        is_server: defaults for streams that people wait for, as in `build_engine`.
 
         ConfigError for what does not fit, or cannot be simulated.
         """
         device = "cpu" if hardware == "cpu" else "cuda"
-        machine = hardware_named(hardware)
         if config.speculative_config:
             raise ConfigError("drafts are not simulated, since nobody knows which are right: leave them out")
         if config.quantization not in NOT_ROUNDED:
@@ -77,26 +79,18 @@ class SimulatedMachine:
         n_pages, limits = size_pool(
             config, limits, arch, room, weights_bytes=weights_bytes, n_snapshots=n_snapshots
         )  # fmt: skip
-        cost = CostModel(
-            arch=arch, hardware=machine, weight_itemsize=ITEMSIZES[limits.dtype],
-            head_itemsize=ITEMSIZES[limits.dtype], kv_itemsize=kv_itemsize(limits, arch), windows=arch.windows,
-            page_size=config.block_size,
-        )  # fmt: skip
-        return cls(config, arch, limits, layout, hardware, n_pages, n_snapshots, cost)
+        cost = _cost(arch, hardware, limits, config.block_size)
+        return cls(config, arch, limits, layout, device, n_pages, n_snapshots, cost)
 
     def step_s(self, plan: StepPlan) -> float:
-        """Seconds of a step. What several sequences share is read once, which the cost of spans alone leaves out."""
-        cost, seconds = self.cost, self.cost.step_s(plan.spans)
-        if plan.shared_prefixes:
-            apart, together = cost.work(plan.spans), cost.work(plan.spans, plan.shared_prefixes)
-            seconds -= cost.limit_s(apart) - cost.limit_s(together)
-        return seconds
+        """Seconds of a step. What several sequences share is read once."""
+        return self.cost.step_s(plan.spans, plan.shared_prefixes)
 
     def engine(self) -> SimulatedEngine:
         """A new one. Its pace is of the ratios that any GPU is taken to have, as in the real engine."""
         clock = VirtualClock()
         executor = TimedNullExecutor(clock, self.step_s)
-        limits, device = self.limits, "cpu" if self.hardware == "cpu" else "cuda"
+        limits, device = self.limits, self.device
         core = assemble(
             self.config, limits, self.layout, executor, clock, self.n_pages, StructuredOutput(None),
             0 if self.config.deterministic else MIN_SHARED_TOKENS[device],
@@ -104,3 +98,15 @@ class SimulatedMachine:
             has_states=bool(self.arch.state_specs), n_snapshots=self.n_snapshots,
         )  # fmt: skip
         return SimulatedEngine(core, clock, executor)
+
+
+def _cost(arch: ModelArch, hardware: str, limits: EngineLimits, page_size: int) -> CostModel:
+    """As measured on the device, or assumed; of a CPU that nobody has measured, the limit and a constant."""
+    if hardware != "cpu":
+        formats = formats_named(limits.dtype, limits.kv_dtype, limits.dtype)
+        return calibrated(arch, accelerator_named(hardware), formats=formats, page_size=page_size)
+    itemsize = ITEMSIZES[limits.dtype]
+    return CostModel(
+        arch=arch, hardware=hardware_named(hardware), weight_itemsize=itemsize, head_itemsize=itemsize,
+        kv_itemsize=kv_itemsize(limits, arch), windows=arch.windows, page_size=page_size,
+    )  # fmt: skip

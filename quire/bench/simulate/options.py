@@ -12,11 +12,12 @@ from quire.bench.options import DatasetOptions
 from quire.bench.simulate import requests as made
 from quire.bench.simulate.requests import SimRequest
 from quire.bench.simulate.trace import read_trace
-from quire.core.errors import ConfigError, shown
+from quire.core.errors import ConfigError
 from quire.core.units import parse_bytes
+from quire.planner.accelerators import accelerator_named
 
-MEMORY_BYTES = {"h200": 143_771 << 20, "cpu": 16 << 30}
-"""Of machines whose speed is known, as their drivers say; of `cpu` what a small server has."""
+CPU_BYTES = 16 << 30
+"""What a small server has."""
 
 
 def _doc(text: str, **bounds: Any) -> Meta:
@@ -36,7 +37,7 @@ class SimulateOptions(DatasetOptions, kw_only=True):
         _doc("Requests a second, at random gaps; several make a curve; inf: all at once. A trace is stretched to it."),
     ] = []
     burstiness: Annotated[float, _doc("Shape of the gaps: 1 is Poisson, less is burstier.", gt=0)] = 1.0
-    gpu: Annotated[str, _doc("The machine, by its name in planner/hardware.")] = "h200"
+    gpu: Annotated[str, _doc("The machine: a name that `quire plan --gpu` knows, or cpu.")] = "h200"
     gpu_memory: Annotated[str, _doc("Its memory, for instance 80GiB; default: what is known of it.")] = ""
     replicas: Annotated[int, _doc("Engines behind the router, each on a machine of its own.", ge=1, le=10_000)] = 1
     router: Annotated[
@@ -63,12 +64,10 @@ class SimulateOptions(DatasetOptions, kw_only=True):
 
     @property
     def memory_bytes(self) -> int:
-        """Of one machine. ConfigError where it is not known."""
+        """Of one machine. ConfigError for an unknown one."""
         if self.gpu_memory:
             return parse_bytes(self.gpu_memory)
-        if self.gpu not in MEMORY_BYTES:
-            raise ConfigError(f"the memory of {shown(self.gpu)} is not known here: give --gpu-memory, such as 80GiB")
-        return MEMORY_BYTES[self.gpu]
+        return CPU_BYTES if self.gpu == "cpu" else int(accelerator_named(self.gpu).memory_bytes)
 
     def requests(self, seed: int) -> tuple[list[SimRequest], list[str]]:
         """(requests, notes for people), at their own times if they have some, else all at once."""

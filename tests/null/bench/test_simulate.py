@@ -187,8 +187,8 @@ def test_what_cannot_be_simulated_is_refused() -> None:
             machine(**options)
     with pytest.raises(ConfigError, match="weights take"):
         SimulatedMachine.of(EngineConfig(), ARCH, "h200", GIB, is_server=False)
-    with pytest.raises(ConfigError, match="'h2000' is unknown: choose one of cpu, h200"):
-        SimulatedMachine.of(EngineConfig(), ARCH, "h2000", GIB, is_server=False)
+    with pytest.raises(ConfigError, match="'h2000' is unknown; did you mean h200"):
+        SimulatedMachine.of(EngineConfig(), ARCH, "h2000", 141 * GIB, is_server=False)
 
 
 # ---- requests ---------------------------------------------------------------------------------------------------

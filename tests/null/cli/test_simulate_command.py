@@ -75,8 +75,7 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpu", "b900"], "--gpu-memory"),
-        (["--gpu", "b900", "--gpu-memory", "80GiB"], "'b900' is unknown: choose one of"),
+        (["--gpu", "h2000"], "'h2000' is unknown; did you mean h200?"),
         (["--slo", "ttft=fast"], "write limits such as ttft=200ms"),
         (["--capacity"], "give one, such as"),
         (["--baselines", "--compare", "max-num-seqs=2"], "a comparison of its own"),
