@@ -11,7 +11,9 @@ import dataclasses
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
+from quire.config.mesh import mesh_shape, placed
 from quire.config.resolve import MIN_SHARED_TOKENS, NOT_ROUNDED, EngineLimits, resolve
+from quire.config.shares import share_arch
 from quire.core.clock import VirtualClock
 from quire.core.errors import ConfigError
 from quire.core.plan import StepPlan
@@ -26,6 +28,7 @@ from quire.planner.cost import CostModel, calibrated
 from quire.planner.formats import formats_named
 from quire.planner.hardware import hardware_named
 from quire.planner.memory import Room
+from quire.planner.mesh import Mesh
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,20 +69,27 @@ class SimulatedMachine:
             raise ConfigError("drafts are not simulated, since nobody knows which are right: leave them out")
         if config.quantization not in NOT_ROUNDED:
             raise ConfigError("weights that are rounded while loading are not simulated: leave --quantization out")
+        n_ranks = mesh_shape(config).n_ranks
+        if n_ranks > 1 and device == "cpu":
+            raise ConfigError(
+                f"tensor_parallel_size = {n_ranks} is not simulated on a CPU: leave it out, or choose a --gpu",
+                param="tensor_parallel_size",
+            )
         limits = resolve(config, arch, device, is_server=is_server)
-        layout = layout_of(config, limits, arch)
-        weights_bytes = arch.n_parameters * ITEMSIZES[limits.dtype]
+        own = share_arch(placed(arch, config), 0, n_ranks)
+        layout = layout_of(config, limits, own)
+        weights_bytes = _parameters(own, n_ranks) * ITEMSIZES[limits.dtype]
         if weights_bytes >= memory_bytes:
             raise ConfigError(
                 f"the weights take {format_bytes(weights_bytes)}, {hardware} has {format_bytes(memory_bytes)}: "
                 "choose a larger --gpu or a smaller model"
             )
         room = Room(memory_bytes, memory_bytes - weights_bytes, is_main=device == "cpu")
-        n_snapshots = snapshots_within(config, limits, arch, room)
+        n_snapshots = snapshots_within(config, limits, own, room)
         n_pages, limits = size_pool(
-            config, limits, arch, room, weights_bytes=weights_bytes, n_snapshots=n_snapshots
+            config, limits, own, room, weights_bytes=weights_bytes, n_snapshots=n_snapshots
         )  # fmt: skip
-        cost = _cost(arch, hardware, limits, config.block_size)
+        cost = _cost(arch, hardware, limits, config)
         return cls(config, arch, limits, layout, device, n_pages, n_snapshots, cost)
 
     def step_s(self, plan: StepPlan) -> float:
@@ -100,11 +110,20 @@ class SimulatedMachine:
         return SimulatedEngine(core, clock, executor)
 
 
-def _cost(arch: ModelArch, hardware: str, limits: EngineLimits, page_size: int) -> CostModel:
+def _parameters(own: ModelArch, n_ranks: int) -> int:
+    """Of one rank, whose description has its part of the layers: vocabularies are divided too."""
+    n_tables = 1 if own.tie_embeddings else 2
+    return own.n_parameters - n_tables * own.vocab_size * own.hidden_size * (n_ranks - 1) // n_ranks
+
+
+def _cost(arch: ModelArch, hardware: str, limits: EngineLimits, config: EngineConfig) -> CostModel:
     """As measured on the device, or assumed; of a CPU that nobody has measured, the limit and a constant."""
+    page_size = config.block_size
     if hardware != "cpu":
         formats = formats_named(limits.dtype, limits.kv_dtype, limits.dtype)
-        return calibrated(arch, accelerator_named(hardware), formats=formats, page_size=page_size)
+        n_ranks = mesh_shape(config).n_ranks
+        mesh = Mesh(tp=n_ranks, ep=n_ranks if config.enable_expert_parallel else 1)
+        return calibrated(arch, accelerator_named(hardware), formats=formats, mesh=mesh, page_size=page_size)
     itemsize = ITEMSIZES[limits.dtype]
     return CostModel(
         arch=arch, hardware=hardware_named(hardware), weight_itemsize=itemsize, head_itemsize=itemsize,
