@@ -164,7 +164,7 @@ async def serving(
     llm = await AsyncLLM.over(config, ReplicaLink(fleet, Inbox("127.0.0.1"), chooser), 0)
     try:
         async with asyncio.timeout(60):
-            while len(fleet.replicas) < n:
+            while len(chooser._n_slots) < n or len(fleet.replicas) < n:
                 await asyncio.sleep(0.02)
         yield llm, fleet, chooser
     finally:
