@@ -29,11 +29,13 @@ from quire.engine.llm import LLM
 from quire.planner.calibration import Calibration, Curve
 from quire.planner.fitting import Knob, Sample, fit
 from quire.planner.formats import formats_named
-from quire.planner.operators import prefill_spans
+from quire.planner.operators import prefill_spans, step_operators, totals
 
 OUTPUT_LEN = 24
 VOCABULARY = 1000
 MAX_LEN = 2048
+MOST_ERROR = 0.25
+"""Of nine steps of ten; beyond it other programs were measured."""
 FAST_SHARE = 4
 """Of the times of a step, the median of the fastest quarter counts."""
 
@@ -98,6 +100,11 @@ def calibrate(device: str, rounds: int, say: Callable[[str], None]) -> tuple[Cal
         say(f"{model.shape}, {model.n_layers} layers, {model.quantization}: {len(samples)} steps timed so far")
     flops = {kind: found.flops_per_s for kind, found in rates.items()}
     best = max(found.bandwidth_bytes_per_s for found in rates.values())
+    for one in samples:  # a ceiling that was probed in a busy moment is at least what a step reached
+        n_bytes, n_flops, _ = totals(step_operators(one.arch, one.spans, formats=one.formats))
+        kind = one.formats.weights.products
+        best = max(best, n_bytes / one.seconds)
+        flops[kind] = max(flops[kind], n_flops / one.seconds)
     found = fit(_start(ceilings.name, best, flops, cases, device), samples, _knobs(flops))
     errors = [abs(one.expected_s(found) / one.seconds - 1) for one in samples]
     error = round(max(0.02, statistics.quantiles(errors, n=10)[-1]), 3)
@@ -189,9 +196,12 @@ def _fast(times_s: Sequence[float]) -> float:
 
 
 def lines(calibration: Calibration, samples: Sequence[Sample]) -> list[str]:
-    """For people: each step beside what the fit expects."""
-    return [
+    """For people: each step beside what the fit expects, and whether that is worth anything."""
+    text = [
         f"{one.name:<48}{1e3 * one.expected_s(calibration):10.3f} ms, measured {1e3 * one.seconds:10.3f}:"
         f" {100 * (one.expected_s(calibration) / one.seconds - 1):+6.1f} %"
         for one in samples
     ]
+    if calibration.error > MOST_ERROR:
+        text.append("the steps contradict each other: this machine was busy; calibrate again when it rests")
+    return text
