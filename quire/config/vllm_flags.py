@@ -149,7 +149,7 @@ REFUSED: Final = (
           " dp_supervisor_probe_failure_threshold dcp_comm_backend dcp_kv_cache_interleave_size"
           " cp_kv_cache_interleave_size enable_dbo! ubatch_size dbo_decode_token_threshold"
           " dbo_prefill_token_threshold ray_workers_use_nsight! worker_use_ray! all2all_backend",
-          "ranks of one machine share every layer: leave it out, and run one server a machine behind a balancer"),
+          "ranks are of one machine: leave it out, and run one server a machine behind a balancer"),
     Group("enable_ep_weight_filter! enable_elastic_ep! enable_eplb! eplb_config"
           " expert_placement_strategy", "experts stay where the checkpoint's order puts them: leave it out"),
     Group("mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode"
