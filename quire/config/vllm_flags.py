@@ -49,11 +49,11 @@ SHORT_OF_PARTS: Final = SHORT | {"-O": "compilation_config"}
 
 SAME: Final = (
     Same("pipeline_parallel_size data_parallel_size data_parallel_size_local nnodes prefill_context_parallel_size"
-         " decode_context_parallel_size", "1", "one engine computes on one device",
+         " decode_context_parallel_size", "1", "ranks of one machine share every layer (--tensor-parallel-size)",
          "leave it out, and run one server a device behind a balancer"),
-    Same("node_rank data_parallel_rank data_parallel_start_rank", "0", "there is one process that computes",
+    Same("node_rank data_parallel_rank data_parallel_start_rank", "0", "one engine is on one machine",
          "run one server a device behind a balancer"),
-    Same("distributed_executor_backend", "mp uni none auto", "the engine is one process of its own", "leave it out"),
+    Same("distributed_executor_backend", "mp uni none auto", "ranks are processes of one machine", "leave it out"),
     Same("enable_chunked_prefill!", "true", "long prompts are always read in parts",
          "--max-num-batched-tokens of the longest prompt reads each prompt in one step"),
     Same("enable_log_requests! enable_log_outputs!", "false", "requests are not logged",
@@ -137,7 +137,8 @@ NO_EFFECT: Final = (
           " enable_logging_iteration_details! show_hidden_metrics_for_version jit_monitor_mode jit_monitor_verbose!"
           " collect_detailed_traces* enable_mm_processor_stats!", "/metrics and the web page have what is measured"),
     Group("max_log_len disable_access_log_for_endpoints", "contents are never logged, requests only by --access-log"),
-    Group("distributed_timeout_seconds cpu_distributed_timeout_seconds", "there is one process that computes"),
+    Group("distributed_timeout_seconds cpu_distributed_timeout_seconds",
+          "a rank that gives no sign of life for 6 s is lost"),
     Group("guided_decoding_backend guided_decoding_disable_fallback!", "constrained output is made by llguidance"),
 )  # fmt: skip
 
@@ -148,7 +149,7 @@ REFUSED: Final = (
           " dp_supervisor_probe_failure_threshold dcp_comm_backend dcp_kv_cache_interleave_size"
           " cp_kv_cache_interleave_size enable_dbo! ubatch_size dbo_decode_token_threshold"
           " dbo_prefill_token_threshold ray_workers_use_nsight! worker_use_ray! all2all_backend",
-          "one engine computes on one device: leave it out, and run one server a device behind a balancer"),
+          "ranks are of one machine: leave it out, and run one server a machine behind a balancer"),
     Group("enable_ep_weight_filter! enable_elastic_ep! enable_eplb! eplb_config"
           " expert_placement_strategy", "experts stay where the checkpoint's order puts them: leave it out"),
     Group("mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode"
@@ -231,7 +232,8 @@ LLAMA_CPP: Final = {
         "--speculative-config '{\"method\": \"draft_model\", \"model\": FOLDER, \"num_speculative_tokens\": N}'",
     "--lora --lora-scaled": "merge the adapter into the weights",
     "-mm --mmproj": "leave it out: models are of text alone",
-    "-sm --split-mode -ts --tensor-split -mg --main-gpu": "set CUDA_VISIBLE_DEVICES: one engine computes on one GPU",
+    "-sm --split-mode -ts --tensor-split -mg --main-gpu":
+        "--tensor-parallel-size N, and CUDA_VISIBLE_DEVICES for which GPUs",
     "--no-webui": "--disable-page",
     "--rope-freq-base": "--hf-overrides '{\"rope_theta\": ...}'",
     "-s": "--seed N",

@@ -16,6 +16,7 @@ import msgspec
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
 from quire.config.keywords import EngineOptions
+from quire.config.mesh import mesh_shape
 from quire.config.options import keyword_options, keyword_signature
 from quire.config.wording import in_python
 from quire.core.beams import BeamSearchOutput, BeamSearchParams
@@ -314,8 +315,8 @@ class LLM(VectorEngine):
         ]
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """1: one engine computes on one device."""
-        return 1
+        """Its ranks."""
+        return mesh_shape(self.config).n_ranks
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget the pages that no open request holds; True if none are left. Other arguments must be False."""

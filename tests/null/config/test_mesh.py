@@ -1,0 +1,58 @@
+"""Experts by rank: each is on one of the ranks, and what several ranks of one machine may take of its memory."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from test_shares import SHAPES
+
+from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.config.experts import ExpertsSpec
+from quire.config.mesh import mesh_shape, placed
+from quire.config.model import read_arch
+from quire.config.parameters import Cut, layer_parameters
+from quire.config.shares import is_held, share_layer
+from quire.core.errors import ConfigError
+from quire.planner.memory import Room
+
+APART = EngineConfig(enable_expert_parallel=True, tensor_parallel_size=4)
+
+
+@pytest.fixture(scope="module")
+def sparse() -> ModelArch:
+    found = (read_arch(folder) for folder in sorted(SHAPES.iterdir()))
+    return next(arch for arch in found if isinstance(arch.layers[-1].ffn, ExpertsSpec))
+
+
+def test_each_expert_is_on_one_rank(sparse: ModelArch) -> None:
+    assert placed(sparse, EngineConfig(tensor_parallel_size=4)) == sparse
+    whole = placed(sparse, APART).layers[-1]
+    assert isinstance(whole.ffn, ExpertsSpec)
+    matrices = layer_parameters(whole, sparse.hidden_size, 0).ffn.matrices
+    seen = []
+    for rank in range(4):
+        own = share_layer(whole, rank, 4)
+        assert isinstance(own.ffn, ExpertsSpec) and own.ffn.size == whole.ffn.size
+        held = {place for place, one in matrices.items() if one.cut is Cut.EXPERT and is_held(one, rank, 4)}
+        assert held == {f"{part}.{expert}" for expert in own.ffn.held for part in ("up", "down")}
+        assert held < layer_parameters(own, sparse.hidden_size, 0).ffn.matrices.keys()
+        seen += own.ffn.held
+    assert seen == list(range(whole.ffn.n_experts))
+
+
+def test_what_cannot_be_apart_is_refused(sparse: ModelArch) -> None:
+    whole = placed(sparse, APART).layers[-1]
+    with pytest.raises(ConfigError, match=r"there are \d+ experts, which 11 ranks cannot share equally"):
+        share_layer(whole, 0, 11)
+    dense = msgspec.structs.replace(sparse, layers=(read_arch(SHAPES / "qwen3-0.6b").layers[0],))
+    with pytest.raises(ConfigError, match="has no experts: leave --enable-expert-parallel out"):
+        placed(dense, APART)
+
+
+def test_ranks_share_main_memory_alone() -> None:
+    main = Room(1000, 600, swap_bytes=100, own_bytes=7)
+    assert main.of_one(4) == Room(250, 150, swap_bytes=25, own_bytes=7) and main.of_one(1) is main
+    of_gpu = Room(1000, 600, is_main=False)
+    assert of_gpu.of_one(4) is of_gpu
+    assert mesh_shape(APART).n_ranks == 4 and mesh_shape(EngineConfig()).n_ranks == 1
