@@ -191,6 +191,18 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         SimulatedMachine.of(EngineConfig(), ARCH, "h2000", 141 * GIB, is_server=False)
 
 
+def test_ranks_share_weights_and_pages_and_wait_for_one_another() -> None:
+    one, two = machine(), machine(tensor_parallel_size=2)
+    assert two.n_pages > 2 * one.n_pages
+    plan = StepPlan(0, Spans())
+    plan.spans.add(0, 0, 32000, True)
+    assert one.step_s(plan) / 2 < two.step_s(plan) < one.step_s(plan)
+    with pytest.raises(ConfigError, match="which 3 ranks cannot share"):
+        machine(tensor_parallel_size=3)
+    with pytest.raises(ConfigError, match="not simulated on a CPU"):
+        SimulatedMachine.of(EngineConfig(tensor_parallel_size=2), ARCH, "cpu", 141 * GIB, is_server=False)
+
+
 # ---- requests ---------------------------------------------------------------------------------------------------
 
 
