@@ -49,7 +49,7 @@ SHORT_OF_PARTS: Final = SHORT | {"-O": "compilation_config"}
 
 SAME: Final = (
     Same("pipeline_parallel_size data_parallel_size data_parallel_size_local nnodes prefill_context_parallel_size"
-         " decode_context_parallel_size", "1", "ranks of one machine share every layer (--tensor-parallel-size)",
+         " decode_context_parallel_size", "1", "ranks share each layer (--tensor-parallel-size)",
          "leave it out, and run one server a device behind a balancer"),
     Same("node_rank data_parallel_rank data_parallel_start_rank", "0", "one engine is on one machine",
          "run one server a device behind a balancer"),
