@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -14,12 +17,27 @@ import pytest
 from rank_cases import NGRAM, SIZE, answers, checkpoint
 
 from quire import LLM, SamplingParams
+from quire.config.engine import EngineConfig
+from quire.config.mesh import MeshShape
 from quire.core.errors import ConfigError, EngineError
+from quire.core.plan import StepMasks
+from quire.engine.executors.executor import RanksLost
 from quire.engine.ranks import group
+from quire.engine.ranks.ring import RING_BYTES
 
 FEW = SamplingParams(temperature=0, max_tokens=4)
 ALONE = "import sys, time, quire\nllm = quire.LLM(sys.argv[1], device='cpu', tensor_parallel_size=2, num_threads=1)\n"
 ALONE += "print(*llm.engine.ranks.pids, flush=True)\ntime.sleep(600)"
+
+DEAF = """
+import sys, time, msgspec
+from quire.engine.ranks.ring import READY, RankMemory
+from quire.engine.ranks.start import RankStart
+start = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankStart)
+RankMemory(start.memory_fd, start.shape.n_ranks).set_state(start.rank, READY)
+time.sleep(600)
+"""
+"""A rank that reads nothing from the ring."""
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +118,41 @@ def test_no_rank_outlives_rank_0(model: str) -> None:
     while not is_gone(pid) and time.monotonic() < end_s:
         time.sleep(0.02)
     assert is_gone(pid)
+
+
+def begin(work: Callable[[], object]) -> tuple[threading.Thread, list[RanksLost]]:
+    """In a thread that no test waits for when it hangs, and what it has raised."""
+    raised: list[RanksLost] = []
+
+    def run() -> None:
+        try:
+            work()
+        except RanksLost as loss:
+            raised.append(loss)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, raised
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_full_ring_holds_up_neither_a_loss_nor_the_end(
+    is_killed: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF))
+    monkeypatch.setattr(group, "LEAVE_S", 0.3)
+    ranks = group.RankGroup(EngineConfig(), MeshShape(2), tmp_path)
+    ranks.start()
+    (pid,) = ranks.pids
+    writing, raised = begin(lambda: ranks.say(StepMasks(0, memoryview(bytes(RING_BYTES)))))
+    writing.join(0.1)
+    assert writing.is_alive(), "the ring is full"
+    if is_killed:
+        os.kill(pid, signal.SIGKILL)
+        writing.join(1)
+        assert not writing.is_alive() and "SIGKILL" in raised[0].message
+    stopping, _ = begin(ranks.stop)
+    for thread in (stopping, writing):
+        thread.join(3)
+        assert not thread.is_alive()
+    assert is_gone(pid) and raised

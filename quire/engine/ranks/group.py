@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import pathlib
 import select
@@ -51,6 +52,7 @@ LOST_S: Final = 6.0
 REASON_S: Final = 2.0
 """After rank 0 has failed at something that ranks do together: so long another one may take to be seen as its cause."""
 LEAVE_S: Final = 3.0
+"""The ranks may take so long to hear that they are to leave, and to leave."""
 
 
 class _Rank:
@@ -142,7 +144,10 @@ class RankGroup:
         self._memory: RankMemory | None = None
         self._writer: RingWriter | None = None
         self._fds: list[int] = []
-        self._lock = threading.Lock()
+        self._lock, self._loss_lock = threading.Lock(), threading.Lock()
+        """Of the writer and what it needs, held while the ring is full; of `loss`, which ends that."""
+        self._end_s = math.inf
+        """When a stop no longer waits for room in the ring."""
         self._started, self._lost, self._stopping = threading.Event(), threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -180,23 +185,29 @@ class RankGroup:
         if self.loss is not None:
             raise self.loss
 
+    def _check_ring(self) -> None:
+        """Raises RanksLost once nobody will make room in a full ring."""
+        self.check()
+        if time.monotonic() > self._end_s:
+            raise RanksLost("the ranks are ended, and do not read what they are told", EndKind.STALL)
+
     def cause(self, error: Exception) -> RanksLost:
         """Rank 0 has failed at something that all ranks do: what to raise, which is a lost rank if that is the reason.
         In any case no rank can go on."""
+        own = RanksLost(f"rank 0 failed ({type(error).__name__}: {error})", EndKind.CRASH)
         if not self._lost.wait(REASON_S):
-            self._lose(RanksLost(f"rank 0 failed ({type(error).__name__}: {error})", EndKind.CRASH), [])
-        assert self.loss is not None
-        return self.loss
+            self._lose(own, [])
+        return self.loss or own
 
     def stop(self) -> None:
         """Ask the processes to leave, then make them (idempotent)."""
         if not self._stopping.is_set() and self._writer is not None and self.loss is None:
             with contextlib.suppress(RanksLost):
                 self._stopping.set()
+                self._end_s = time.monotonic() + LEAVE_S
                 self.say(Stop())
-                end_s = time.monotonic() + LEAVE_S
                 for rank in self._ranks:
-                    rank.wait(max(0.0, end_s - time.monotonic()))
+                    rank.wait(max(0.0, self._end_s - time.monotonic()))
         self._stopping.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -231,7 +242,7 @@ class RankGroup:
         bells = [os.eventfd(0) for _ in range(1, n_ranks)]
         self._fds += bells
         self._memory = RankMemory(fd, n_ranks)
-        self._writer = RingWriter(self._memory, bells, self.check)
+        self._writer = RingWriter(self._memory, bells, self._check_ring)
         for number, bell in enumerate(bells, 1):
             reading, writing = os.pipe()
             start = RankStart(
@@ -291,7 +302,7 @@ class RankGroup:
         return max(memory.silent_s(rank.number), now_s - rank.moved_s)
 
     def _lose(self, loss: RanksLost, with_stacks: list[_Rank]) -> None:
-        with self._lock:
+        with self._loss_lock:
             if self.loss is not None or self._stopping.is_set():
                 return
             self.loss = loss
