@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pathlib
 import signal
@@ -17,13 +18,18 @@ import pytest
 from rank_cases import NGRAM, SIZE, answers, checkpoint
 
 from quire import LLM, SamplingParams
+from quire.compute.worker import Worker
 from quire.config.engine import EngineConfig
 from quire.config.mesh import MeshShape
 from quire.core.errors import ConfigError, EngineError
-from quire.core.plan import StepMasks
+from quire.core.plan import StepMasks, StepPlan
+from quire.core.result import StepResult
 from quire.engine.executors.executor import RanksLost
+from quire.engine.executors.ranks import RanksExecutor
 from quire.engine.ranks import group
+from quire.engine.ranks.leader import LeadingWorker
 from quire.engine.ranks.ring import RING_BYTES
+from quire.engine.sleep import AsleepExecutor
 
 FEW = SamplingParams(temperature=0, max_tokens=4)
 ALONE = "import sys, time, quire\nllm = quire.LLM(sys.argv[1], device='cpu', tensor_parallel_size=2, num_threads=1)\n"
@@ -120,6 +126,15 @@ def test_no_rank_outlives_rank_0(model: str) -> None:
     assert is_gone(pid)
 
 
+def started(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> group.RankGroup:
+    """Two ranks, of which one is deaf."""
+    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF))
+    monkeypatch.setattr(group, "LEAVE_S", 0.3)
+    ranks = group.RankGroup(EngineConfig(), MeshShape(2), folder)
+    ranks.start()
+    return ranks
+
+
 def begin(work: Callable[[], object]) -> tuple[threading.Thread, list[RanksLost]]:
     """In a thread that no test waits for when it hangs, and what it has raised."""
     raised: list[RanksLost] = []
@@ -139,10 +154,7 @@ def begin(work: Callable[[], object]) -> tuple[threading.Thread, list[RanksLost]
 def test_a_full_ring_holds_up_neither_a_loss_nor_the_end(
     is_killed: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF))
-    monkeypatch.setattr(group, "LEAVE_S", 0.3)
-    ranks = group.RankGroup(EngineConfig(), MeshShape(2), tmp_path)
-    ranks.start()
+    ranks = started(tmp_path, monkeypatch)
     (pid,) = ranks.pids
     writing, raised = begin(lambda: ranks.say(StepMasks(0, memoryview(bytes(RING_BYTES)))))
     writing.join(0.1)
@@ -156,3 +168,53 @@ def test_a_full_ring_holds_up_neither_a_loss_nor_the_end(
         thread.join(3)
         assert not thread.is_alive()
     assert is_gone(pid) and raised
+
+
+@pytest.mark.parametrize("order, given", [("allocate", (None,)), ("draft_costs", ()), ("sleep", (1,)), ("wake", ())])
+def test_a_rank_lost_in_an_order_is_named(
+    order: str, given: tuple[object, ...], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 sees no more than a closed connection."""
+    worker = LeadingWorker.__new__(LeadingWorker)
+    worker.group = started(tmp_path, monkeypatch)
+    (pid,) = worker.group.pids
+
+    def fail(*_: object) -> None:
+        os.kill(pid, signal.SIGKILL)
+        raise RuntimeError("connection closed by peer")
+
+    monkeypatch.setattr(Worker, order, fail)
+    with pytest.raises(RanksLost, match=rf"rank 1 \(process {pid}\) ended with SIGKILL"):
+        getattr(worker, order)(*given)
+    worker.group.stop()
+
+
+def test_masks_for_lost_ranks_free_rank_0_and_its_step_says_why(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(AsleepExecutor):
+        masked: list[StepMasks] = []
+
+        def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
+            return concurrent.futures.Future()
+
+        def mask(self, masks: StepMasks) -> None:
+            self.masked.append(masks)
+
+    ranks = started(tmp_path, monkeypatch)
+    executor, masks = RanksExecutor(Own(), ranks), StepMasks(0, memoryview(b""))
+    future = executor.submit(StepPlan(0, []))
+    os.kill(ranks.pids[0], signal.SIGKILL)
+    assert ranks._lost.wait(5)
+    executor.mask(masks)
+    assert Own.masked == [masks]
+    with pytest.raises(RanksLost, match="SIGKILL"):
+        future.result(0)
+    ranks.stop()
+
+
+def test_what_fails_while_ranks_are_ended_has_a_reason(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "REASON_S", 0.0)
+    ranks = group.RankGroup(EngineConfig(), MeshShape(2), tmp_path)
+    ranks.stop()
+    assert ranks.cause(ValueError("late")).message == "rank 0 failed (ValueError: late)"

@@ -8,6 +8,7 @@ middle of theirs.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
@@ -28,6 +29,7 @@ class RanksFuture(concurrent.futures.Future[StepResult]):
 
     def result(self, timeout: float | None = None) -> StepResult:
         """Raises RanksLost, or TimeoutError."""
+        self._group.check()
         try:
             return self._step.result(timeout)
         except TimeoutError:
@@ -60,7 +62,9 @@ class RanksExecutor:
         return self._own.drafts()
 
     def mask(self, masks: StepMasks) -> None:
-        self._group.say(masks)
+        """A rank that is lost is told of by the step's future; rank 0 is not to wait for its masks in any case."""
+        with contextlib.suppress(RanksLost):
+            self._group.say(masks)
         self._own.mask(masks)
 
     def shutdown(self) -> None:

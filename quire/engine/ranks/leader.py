@@ -5,9 +5,11 @@ Owns that. Steps reach the others through `executors/ranks.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from quire.compute.worker import Allocation, Worker, WorkerFacts
+from quire.engine.executors.executor import is_out_of_memory
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.wire import Allocate, Measure, SleepRanks, WakeRanks
 from quire.planner.drafts import DraftCosts
@@ -23,30 +25,41 @@ class LeadingWorker(Worker):
 
     def load(self) -> WorkerFacts:
         """Start the other ranks, and load with them."""
-        is_first = self.group.start()
-        try:
-            if is_first:
+        with self._together():
+            if self.group.start():
                 self.meet()
             return super().load()
-        except RuntimeError as error:  # a rank is gone
-            raise self.group.cause(error) from error
 
     def allocate(self, allocation: Allocation) -> None:
-        self.group.say(Allocate(allocation))
-        super().allocate(allocation)
+        with self._together():
+            self.group.say(Allocate(allocation))
+            super().allocate(allocation)
 
     def draft_costs(self) -> DraftCosts | None:
-        self.group.say(Measure())
-        return super().draft_costs()
+        with self._together():
+            self.group.say(Measure())
+            return super().draft_costs()
 
     def sleep(self, level: int) -> None:
-        self.group.say(SleepRanks(level))
-        super().sleep(level)
+        with self._together():
+            self.group.say(SleepRanks(level))
+            super().sleep(level)
 
     def wake(self) -> None:
-        self.group.say(WakeRanks())
-        super().wake()
+        with self._together():
+            self.group.say(WakeRanks())
+            super().wake()
 
     def close(self) -> None:
         self.group.stop()
         super().sleep(2)
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """What all ranks do: rank 0 sees only that it speaks to nobody when another one is gone, which has a reason."""
+        try:
+            yield
+        except RuntimeError as error:
+            if is_out_of_memory(error):  # its own memory
+                raise
+            raise self.group.cause(error) from error
