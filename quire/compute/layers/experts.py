@@ -111,7 +111,8 @@ class Experts:
     def is_plain(self) -> bool:
         """See `Ffn`."""
         is_gated = self.shared_gate is not None
-        return self.sum.adds and not self.is_wide and not is_gated and self._all_packed() is not None
+        is_whole = self.sum.adds and not self.spec.n_held  # the fused step does not take numbers among those held
+        return is_whole and not self.is_wide and not is_gated and self._all_packed() is not None
 
     def record(self, fused: FusedStep, rows: LayerRows, norm: Norm) -> None:
         """See `Ffn`."""

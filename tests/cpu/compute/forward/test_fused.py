@@ -165,6 +165,8 @@ def test_an_expert_for_all_tokens_beside_those_chosen(tmp_path: pathlib.Path) ->
     expected, recorded = Side(model), Side(model, top_k=5, temperatures=(1.0,) * 4)
     forward = recorded.fused(model)
     (load,) = (layer.ffn.load for layer in model.layers if isinstance(layer.ffn, Experts))
+    part = replace(experts, are_apart=True).share(1, 2)
+    assert not make_model(replace(arch, layers=(replace(first, ffn=part),)), torch.bfloat16, "int8").is_plain
     for spans in STEPS:
         before = load.clone()
         states = forward.run(recorded.step(spans))
