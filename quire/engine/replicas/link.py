@@ -57,7 +57,8 @@ class _Attempt:
 class _Question:
     """A question to all replicas."""
 
-    n_left: int
+    left: set[str]
+    """Replicas that have not answered."""
     answer: Explained | Done
 
 
@@ -224,7 +225,7 @@ class ReplicaLink:
         if not names:
             raise EngineLost("no replica is there: try again later")
         empty = Explained(command.ticket) if isinstance(command, Explain) else Done(command.ticket)
-        self._questions[command.ticket] = _Question(len(names), empty)
+        self._questions[command.ticket] = _Question(set(names), empty)
         for name in names:
             await self._inbox.send(name, command)
 
@@ -242,19 +243,21 @@ class ReplicaLink:
         self._heard_s[replica] = time.monotonic()
         match event:
             case None:
+                self._miss_answers(replica)
                 await self._lose([one for one in self._wires.values() if self._is_at(one, replica)], HOLE)
             case EngineReady():
                 self._introduce(replica, event)
             case StepOutputs():
                 await self._take_outputs(replica, event)
             case Explained() | Done():
-                await self._take_answer(event)
+                self._take_answer(replica, event)
 
     def _introduce(self, replica: str, ready: EngineReady) -> None:
         if replica in self._figures:
             self._n_lost += 1  # of its engines
             self._suspects.discard(replica)
         self._introduced_s[replica] = time.monotonic()
+        self._miss_answers(replica)
         self._figures.introduce(replica, ready)
         self._chooser.introduce(replica, ready.max_num_seqs, ready.n_pages, ready.page_size)
         logger.info("replica %s serves: %d sequences, %d pages", replica, ready.max_num_seqs, ready.n_pages)
@@ -267,6 +270,7 @@ class ReplicaLink:
         self._chooser.dismiss(replica)
         self._heard_s.pop(replica, None)
         self._introduced_s.pop(replica, None)
+        self._miss_answers(replica)
         self._tell_ready()
 
     def _tell_ready(self) -> None:
@@ -289,17 +293,28 @@ class ReplicaLink:
             stats = self._figures.stats() if outputs.stats is not None else None
             await self.send(*self._take(StepOutputs(deltas, stats)))
 
-    async def _take_answer(self, answer: Explained | Done) -> None:
+    def _miss_answers(self, replica: str) -> None:
+        """A replica does not answer any more what it was asked before."""
+        for ticket, question in list(self._questions.items()):
+            if replica not in question.left:
+                continue
+            if isinstance(question.answer, Done):
+                lost = Done(ticket, value=False, error=f"replica {replica} was lost before it answered: try again")
+                self._take_answer(replica, lost)
+            else:
+                self._take_answer(replica, Explained(ticket))
+
+    def _take_answer(self, replica: str, answer: Explained | Done) -> None:
         question = self._questions.get(answer.ticket)
-        if question is None:
+        if question is None or replica not in question.left:
             return
-        question.n_left -= 1
+        question.left.discard(replica)
         if isinstance(question.answer, Explained) and isinstance(answer, Explained):
             question.answer.found += answer.found
         elif isinstance(question.answer, Done) and isinstance(answer, Done):
             question.answer.value &= answer.value
             question.answer.error = question.answer.error or answer.error
-        if question.n_left <= 0 and self._other is not None:
+        if not question.left and self._other is not None:
             del self._questions[answer.ticket]
             self._other(question.answer)
 

@@ -7,13 +7,14 @@ import os
 import signal
 
 import pytest
-from replicas.local_fleet import LocalFleet, serving
+from replicas.local_fleet import LocalFleet, ToyReplica, serving
 
-from quire.core.errors import EngineLost, QueueFull, RequestQuarantined
+from quire.core.errors import EngineError, EngineLost, QueueFull, RequestQuarantined
 from quire.core.events import FinishReason, SeqDelta, StepOutputs
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.replicas.channel import Outbox
+from quire.engine.replicas.link import ReplicaLink
 from quire.engine.replicas.replica import EngineReplica
 
 WHOLE = SamplingParams(seed=1, max_tokens=300, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
@@ -141,6 +142,28 @@ async def test_orders_go_to_all() -> None:
     async with serving(2) as (llm, _, _):
         await until(lambda: llm.ready.max_num_seqs == 128)
         assert await llm.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("end", ["gone", "gap", "new engine"])
+async def test_an_order_does_not_wait_for_a_replica_that_was_lost(end: str) -> None:
+    """Of two replicas the first one hears the order and never answers."""
+    async with serving(2) as (llm, fleet, _):
+        await until(lambda: llm.ready.max_num_seqs == 128)
+        silent, link = fleet.replicas["r0"], llm._client
+        assert isinstance(silent, ToyReplica) and isinstance(link, ReplicaLink)
+        silent._tasks[0].cancel()  # it listens no more
+        order = asyncio.create_task(llm.reset_prefix_cache())
+        await until(lambda: any(question.left == {"r0"} for question in link._questions.values()))
+        if end == "gone":
+            await until(lambda: "r0" in link._was_routable)
+            await fleet.kill("r0")
+        elif end == "gap":
+            silent._outbox._number += 1
+        else:
+            silent._outbox.send(silent._ready)
+        with pytest.raises(EngineError, match="replica r0 was lost before it answered"):
+            await asyncio.wait_for(order, 10)
+        assert not link._questions
 
 
 async def test_real_engines_answer_count_cancel_and_explain() -> None:
