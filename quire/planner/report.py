@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from quire.planner.command import serve_command
+from quire.planner.command import format_refusal, serve_command
 from quire.planner.communication import step_transfers
 from quire.planner.mesh import Mesh
 from quire.planner.operators import Operator, decode_spans, prefill_spans, step_operators, totals
@@ -93,7 +93,8 @@ def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
     """One line of the table of meshes."""
     point = one.best or one.most
     error = error_bar(task, one.mesh)
-    found: dict[str, Any] = {"mesh": one.mesh.words, "fits": one.placement.fits, "meets_slo": one.best is not None}
+    found: dict[str, Any] = {"mesh": one.mesh.words, "fits": one.placement.fits, "meets_slo": one.best is not None,
+                             "refusal": one.refusal}  # fmt: skip
     if point is None:
         return found
     speed = point.tokens_per_s
@@ -150,11 +151,14 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
          "tokens_per_s": one.tokens_per_s}
         for one in first.points
     ]  # fmt: skip
-    least = None if point else least_devices(task)
-    facts["least"] = None if least is None else {"mesh": least.words, "devices": least.n_devices}
-    if point is not None:
+    least, other = (None, None) if point else least_devices(task)
+    facts["least"], facts["least_other"] = (
+        None if mesh is None else {"mesh": mesh.words, "devices": mesh.n_devices} for mesh in (least, other)
+    )
+    facts["cannot"] = first.refusal or format_refusal(task.formats, task.device)
+    if point is not None and not facts["cannot"]:
         facts["command"], unsaid = serve_command(
-            model, first.mesh, task.formats, device="cpu" if task.device.is_host else "cuda", max_num_seqs=n_seqs,
+            model, first.mesh, task.formats, max_num_seqs=n_seqs,
             max_model_len=min(task.limits.max_model_len or task.arch.max_position, max(1, first.placement.longest)),
             quantization=quantization,
         )  # fmt: skip

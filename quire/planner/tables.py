@@ -8,6 +8,7 @@ from typing import Any
 from quire.core.units import format_bytes
 
 N_MESHES = 8
+NOT_HERE = "not in this engine"
 
 
 def lines(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -20,6 +21,8 @@ def lines(plan: Mapping[str, Any]) -> Iterator[str]:
         yield from _steps(plan)
         if plan.get("command"):
             yield from ("", "to serve it:", f"  {plan['command']}")
+        elif plan.get("cannot"):
+            yield from ("", f"cannot be served by this version: {plan['cannot']}")
         if plan.get("unknown"):
             yield from ("", "not known:", *(f"  - {text}" for text in plan["unknown"]))
 
@@ -78,6 +81,9 @@ def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
         yield f"  it does not fit: short by {format_bytes(memory['lacking_bytes'])}"
     if plan.get("least"):
         yield f"  the least that would: {plan['least']['devices']} devices ({plan['least']['mesh']})"
+    if plan.get("least_other"):
+        other = plan["least_other"]
+        yield f"  it would fit on {other['devices']} devices as {other['mesh']} ({NOT_HERE})"
 
 
 def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -85,7 +91,8 @@ def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
     if not rows:
         return
     yield ""
-    head = ("mesh", "sequences", "TTFT ms", "TPOT ms", "output tok/s", "within", "SLO")
+    head: tuple[str, ...] = ("mesh", "sequences", "TTFT ms", "TPOT ms", "output tok/s", "within", "SLO")
+    marked = any(row["refusal"] for row in rows[:N_MESHES])
     priced = "dollars_per_million" in rows[0]
     body = []
     for row in rows[:N_MESHES]:
@@ -93,8 +100,10 @@ def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
             row["mesh"], f"{row['concurrency']:,}", f"{row['ttft_ms']:,.1f}", f"{row['tpot_ms']:.2f}",
             f"{row['tokens_per_s']:,.0f}", f"± {100 * row['error']:.0f} %", "met" if row["meets_slo"] else "missed",
             *((f"{row['dollars_per_million']:.3f}",) if priced else ()),
+            *((NOT_HERE if row["refusal"] else "",) if marked else ()),
         ))  # fmt: skip
-    yield from _table((*head, "$/M tokens") if priced else head, body)
+    head += ("$/M tokens",) if priced else ()
+    yield from _table((*head, "") if marked else head, body)
     if len(plan["meshes"]) > N_MESHES:
         yield f"  ({len(plan['meshes'])} meshes compared, {len(plan['refused'])} refused)"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from quire.bench.shape import FOLDER
@@ -36,7 +38,8 @@ def test_a_model_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_plan_for_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     text = planned(capsys, "shape:llama-3.1-70b", "--gpu", "h100", "--count", "4", "--price", "2.5")
-    assert "4 x H100" in text and "$/M tokens" in text and "tp4" in text and "quire serve shape:llama-3.1-70b" in text
+    assert "4 x H100" in text and "$/M tokens" in text and "tp4" in text
+    assert "quire serve shape:llama-3.1-70b --tensor-parallel-size 4" in text and "not in this engine" in text
     assert "no step was ever timed on the H100" in text
 
 
@@ -46,20 +49,48 @@ def test_a_model_that_does_not_fit_names_the_least_that_would(capsys: pytest.Cap
     assert "quire serve" not in text
 
 
-def test_commands_have_only_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (
-        ["--count", "8"],
-        ["--mesh", "tp=4,pp=2", "--count", "8"],
-        ["--kv-cache-dtype", "fp8"],
-        ["--weights", "int4"],
-    ):
-        found = json.loads(planned(capsys, "shape:qwen3-32b", "--gpu", "h200", "--json", *words))
-        parser = make_parser("serve")
-        namespace = parser.parse_args(shlex.split(found["command"])[1:])
-        assert namespace.max_num_seqs > 0
-        for degree in ("tensor_parallel_size", "pipeline_parallel_size"):
-            said = any(degree.replace("_", "-") in text for text in found["unknown"])
-            assert not (said and degree in EngineConfig.__struct_fields__)
+@pytest.mark.parametrize("model", ["qwen3-32b", "mixtral-8x7b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixture[str], model: str, n: int) -> None:
+    meshes: list[list[str]] = [[], ["--mesh", f"tp={n}"], ["--mesh", f"tp={n},ep={n}"] if "32b" not in model else []]
+    for words in meshes:
+        found = json.loads(
+            planned(capsys, f"shape:{model}", "--gpu", "h200", "--count", str(n), "--json", "--slo", "none", *words)
+        )
+        config = made_config(found["command"])
+        degrees = dict(re.fullmatch(r"([a-z]+)(\d+)", word).groups() for word in found["meshes"][0]["mesh"].split()
+                       if word[-1].isdecimal())  # fmt: skip
+        assert degrees.keys() <= {"tp", "ep", "dp"} and degrees.get("ep", "1") in ("1", degrees.get("tp", "1"))
+        assert config.tensor_parallel_size == int(degrees.get("tp", 1))
+        assert config.enable_expert_parallel == ("ep" in degrees)
+
+
+def made_config(command: str) -> EngineConfig:
+    namespace = make_parser("serve").parse_args(shlex.split(command)[1:])
+    known = {name: getattr(namespace, name) for name in EngineConfig.__struct_fields__ if hasattr(namespace, name)}
+    config = msgspec.convert(known, EngineConfig)
+    config.verify()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--mesh", "tp=4,pp=2", "--count", "8"], "pp = 2: the engine has no pipeline"),
+        (["--mesh", "tp=2,sp=2", "--count", "4"], "sp = 2: the engine does not divide"),
+        (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
+        (["--kv-cache-dtype", "fp8"], "keys and values in fp8 are not among"),
+        (["--kv-cache-dtype", "int8"], "keys and values in int8 run on a CPU only"),
+        (["--weights", "int4"], "weights in int4 run on a CPU only"),
+        (["--weights", "fp8"], "weights in fp8 are not among"),
+        (["--gpu", "mi300x"], "no kernels for the MI300X"),
+    ],
+)  # fmt: skip
+def test_what_this_engine_cannot_do_has_no_command(
+    capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+) -> None:
+    text = planned(capsys, "shape:qwen2.5-72b" if "tp=16" in words else "shape:qwen3-32b", "--gpu", "h200", *words)
+    assert "cannot be served by this version: " in text and reason in text and "quire serve" not in text
 
 
 def test_an_objective_chooses_the_concurrency(capsys: pytest.CaptureFixture[str]) -> None:
