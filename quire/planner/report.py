@@ -91,7 +91,7 @@ def memory_facts(placement: Placement, task: Task) -> dict[str, Any]:
 
 def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
     """One line of the table of meshes."""
-    point = one.best or one.most
+    point = one.best or one.nearest
     error = error_bar(task, one.mesh)
     found: dict[str, Any] = {"mesh": one.mesh.words, "fits": one.placement.fits, "meets_slo": one.best is not None,
                              "refusal": one.refusal}  # fmt: skip
@@ -102,7 +102,7 @@ def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
         "concurrency": point.n_seqs * one.mesh.dp, "ttft_ms": 1e3 * point.ttft_s, "tpot_ms": 1e3 * point.tpot_s,
         "tokens_per_s": speed, "requests_per_s": point.requests_per_s, "error": error,
     }  # fmt: skip
-    if price:
+    if price and one.best:
         dollars = dollars_per_million(price, one.mesh.n_devices, speed)
         found |= {"dollars_per_million": dollars if math.isfinite(dollars) else None}
     return found
@@ -136,7 +136,7 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
     first = found[0]
     facts["memory"] = memory_facts(first.placement, task)
     context = round(task.workload.shared + task.workload.input + task.workload.output / 2)
-    point = first.best or first.most
+    point = first.best or first.nearest
     n_seqs = point.n_seqs if point else 1
     steps = {"decode": decode_spans(n_seqs, context), "prefill": prefill_spans(PROMPT)}
     facts["steps"] = {
@@ -156,7 +156,9 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
         None if mesh is None else {"mesh": mesh.words, "devices": mesh.n_devices} for mesh in (least, other)
     )
     facts["cannot"] = first.refusal or format_refusal(task.formats, task.device)
-    if point is not None and not facts["cannot"]:
+    if first.nearest:
+        facts["missed"] = {"slo": task.objective.words, **facts["meshes"][0]}
+    if first.best and not facts["cannot"]:
         facts["command"], unsaid = serve_command(
             model, first.mesh, task.formats, max_num_seqs=n_seqs,
             max_model_len=min(task.limits.max_model_len or task.arch.max_position, max(1, first.placement.longest)),

@@ -5,6 +5,8 @@ Owns the comparison. Does not own fit (`placement`) nor time (`cost`). Every mes
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from quire.config.arch import ModelArch
@@ -32,11 +34,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Of rising concurrency; empty: it does not fit, or not a sequence of the workload."""
     best: Point | None = None
     """Within the objective."""
-
-    @property
-    def most(self) -> Point | None:
-        """The most tokens a second, whatever the objective."""
-        return max(self.points, key=lambda one: one.tokens_per_s, default=None)
+    nearest: Point | None = None
+    """To the objective, where none is within it."""
+    excess: float = math.inf
+    """Of the nearest, as in `Point`."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +60,13 @@ def candidate(task: Task, mesh: Mesh) -> Candidate:
         return Candidate(mesh=mesh, placement=placement, refusal=refusal)
     cost = calibrated(task.arch, task.device, formats=task.formats, mesh=mesh, calibration=task.calibration)
     points = frontier(cost, task.workload, placement, task.limits.max_num_batched_tokens, task.objective)
+    best, nearest = best_point(points, task.objective), None
+    if best is None:
+        nearest = min(points, key=lambda one: one.excess(task.objective), default=None)
     return Candidate(
-        mesh=mesh, placement=placement, refusal=refusal, points=tuple(points), best=best_point(points, task.objective)
-    )
+        mesh=mesh, placement=placement, refusal=refusal, points=tuple(points), best=best, nearest=nearest,
+        excess=nearest.excess(task.objective) if nearest else math.inf,
+    )  # fmt: skip
 
 
 def candidates(task: Task, n_devices: int, mesh: Mesh | None = None) -> tuple[list[Candidate], dict[str, str]]:
@@ -77,14 +82,14 @@ def candidates(task: Task, n_devices: int, mesh: Mesh | None = None) -> tuple[li
     return sorted(found, key=_merit, reverse=True), refused
 
 
-def _merit(one: Candidate) -> tuple[bool, bool, float, bool, float, int]:
-    """What this engine has first, then within the objective, then speed, then what lacks least memory."""
-    best, most = one.best, one.most
-    speed = best.tokens_per_s if best else most.tokens_per_s if most else 0.0
+def _merit(one: Candidate) -> tuple[bool, bool, float, float, bool, float, int]:
+    """What this engine has first, then within the objective, then speed or how near, then what lacks least memory."""
+    speed = one.best.tokens_per_s if one.best else 0.0
     return (
         not one.refusal,
-        best is not None,
+        one.best is not None,
         speed,
+        -one.excess,
         one.placement.fits,
         -float(one.placement.lacking_bytes),
         -one.mesh.n_devices,

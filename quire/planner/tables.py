@@ -93,19 +93,31 @@ def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     head: tuple[str, ...] = ("mesh", "sequences", "TTFT ms", "TPOT ms", "output tok/s", "within", "SLO")
     marked = any(row["refusal"] for row in rows[:N_MESHES])
-    priced = "dollars_per_million" in rows[0]
+    priced = any("dollars_per_million" in row for row in rows)
     body = []
     for row in rows[:N_MESHES]:
         body.append((
             row["mesh"], f"{row['concurrency']:,}", f"{row['ttft_ms']:,.1f}", f"{row['tpot_ms']:.2f}",
             f"{row['tokens_per_s']:,.0f}", f"± {100 * row['error']:.0f} %", "met" if row["meets_slo"] else "missed",
-            *((f"{row['dollars_per_million']:.3f}",) if priced else ()),
+            *((_price(row),) if priced else ()),
             *((NOT_HERE if row["refusal"] else "",) if marked else ()),
         ))  # fmt: skip
     head += ("$/M tokens",) if priced else ()
     yield from _table((*head, "") if marked else head, body)
+    missed = plan.get("missed")
+    if missed:
+        yield (
+            f"  no concurrency meets {missed['slo']}; nearest is a TTFT of {missed['ttft_ms']:,.1f} ms and a TPOT of"
+            f" {missed['tpot_ms']:.2f} ms at {missed['concurrency']:,} sequences ({missed['mesh']})"
+        )
     if len(plan["meshes"]) > N_MESHES:
         yield f"  ({len(plan['meshes'])} meshes compared, {len(plan['refused'])} refused)"
+
+
+def _price(row: Mapping[str, Any]) -> str:
+    """Of what meets its limits; another does not compete."""
+    dollars = row.get("dollars_per_million")
+    return "" if dollars is None else f"{dollars:.3f}"
 
 
 def _steps(plan: Mapping[str, Any]) -> Iterator[str]:

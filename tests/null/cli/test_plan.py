@@ -104,6 +104,28 @@ def test_an_objective_chooses_the_concurrency(capsys: pytest.CaptureFixture[str]
     assert best("tpot=1ms")["meets_slo"] is False
 
 
+def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "shape:llama-3.1-8b",
+        "--gpu",
+        "h200",
+        "--count",
+        "4",
+        "--mesh",
+        "dp=4",
+        "--slo",
+        "tpot=2ms",
+        "--price",
+        "3",
+    )
+    text = planned(capsys, *words)
+    assert "no concurrency meets tpot=2ms; nearest is a TTFT of" in text and "at 4 sequences (dp4)" in text
+    assert "quire serve" not in text and "$/M" not in text
+    found = json.loads(planned(capsys, *words, "--json"))
+    assert "command" not in found and "dollars_per_million" not in found["meshes"][0]
+    assert found["meshes"][0]["tpot_ms"] == min(one["tpot_ms"] for one in found["frontier"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
