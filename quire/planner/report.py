@@ -83,6 +83,7 @@ def memory_facts(placement: Placement, task: Task) -> dict[str, Any]:
     return {
         "budget_bytes": placement.budget_bytes, "terms": placement.terms, "page_bytes": placement.page_bytes,
         "pages": max(0, placement.n_pages), "kv_tokens": placement.pool_tokens, "fits": placement.fits,
+        "max_num_seqs": placement.equation.max_num_seqs, "asked_num_seqs": task.limits.max_num_seqs,
         "lacking_bytes": max(0, placement.lacking_bytes),
         "largest_batch": placement.seqs_within(longest, task.workload.shared), "batch_tokens": longest,
         "longest_context": min(placement.longest, task.arch.max_position_scaled),

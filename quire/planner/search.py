@@ -5,6 +5,7 @@ Owns the comparison. Does not own fit (`placement`) nor time (`cost`). Every mes
 
 from __future__ import annotations
 
+import bisect
 import math
 
 import msgspec
@@ -54,7 +55,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 def candidate(task: Task, mesh: Mesh) -> Candidate:
     """ConfigError where the mesh cannot divide the model."""
-    placement = place(task.arch, task.device.memory_bytes, mesh, task.formats, task.limits)
+    placement = placed(task, mesh)
     refusal = mesh_refusal(mesh, task.device)
     if not placement.fits:
         return Candidate(mesh=mesh, placement=placement, refusal=refusal)
@@ -114,5 +115,22 @@ def least_devices(task: Task) -> tuple[Mesh | None, Mesh | None]:
 
 
 def _holds(task: Task, mesh: Mesh) -> bool:
-    placement = place(task.arch, task.device.memory_bytes, mesh, task.formats, task.limits)
+    placement = placed(task, mesh)
     return placement.fits and placement.seqs_within(task.workload.longest) > 0
+
+
+def placed(task: Task, mesh: Mesh) -> Placement:
+    """With as many sequences as were asked for, or fewer where what is reserved for each of them leaves too little."""
+
+    def with_seqs(n_seqs: int) -> Placement:
+        limits = msgspec.structs.replace(task.limits, max_num_seqs=n_seqs)
+        return place(task.arch, task.device.memory_bytes, mesh, task.formats, limits)
+
+    def holds(n_seqs: int) -> bool:
+        placement = with_seqs(n_seqs)
+        return placement.fits and placement.seqs_within(task.workload.longest) > 0
+
+    asked = task.limits.max_num_seqs
+    if holds(asked) or not holds(1):
+        return with_seqs(asked)
+    return with_seqs(bisect.bisect_left(range(1, asked), True, key=lambda n: not holds(n)))

@@ -72,9 +72,14 @@ def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
     terms = ", ".join(f"{name} {format_bytes(n)}" for name, n in memory["terms"].items() if n)
     yield f"memory of a device ({plan['meshes'][0]['mesh']}), of {format_bytes(memory['budget_bytes'])}: {terms}"
     if memory["fits"]:
+        if memory["max_num_seqs"] < memory["asked_num_seqs"]:
+            yield (
+                f"  that is for {memory['max_num_seqs']:,} sequences at once: what is reserved for"
+                f" {memory['asked_num_seqs']:,} does not fit"
+            )
+        kept = f"{memory['kv_tokens']:,} tokens of keys and values; " if plan["facts"]["kv_bytes_token"] else ""
         yield (
-            f"  it fits: {memory['kv_tokens']:,} tokens of keys and values; at most"
-            f" {memory['largest_batch']:,} sequences of {memory['batch_tokens']:,} tokens,"
+            f"  it fits: {kept}at most {memory['largest_batch']:,} sequences of {memory['batch_tokens']:,} tokens,"
             f" or one of {memory['longest_context']:,}"
         )
     else:

@@ -104,6 +104,18 @@ def test_an_objective_chooses_the_concurrency(capsys: pytest.CaptureFixture[str]
     assert best("tpot=1ms")["meets_slo"] is False
 
 
+def test_as_many_recurrent_states_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, "shape:mamba2-2.7b", "--gpu", "h100", "--slo", "none")
+    assert "what is reserved for 1,024 does not fit" in text and "quire serve" in text
+    assert "tokens of keys and values; at most" not in text
+    memory = json.loads(planned(capsys, "shape:mamba2-2.7b", "--gpu", "h100", "--json"))["memory"]
+    n = memory["max_num_seqs"]
+    assert 1 < n < 1024 and memory["fits"]
+    one = json.loads(planned(capsys, "shape:mamba2-2.7b", "--gpu", "h100", "--json", "--max-num-seqs", str(n + 1)))
+    assert one["memory"]["max_num_seqs"] == n
+    assert sum(memory["terms"].values()) <= memory["budget_bytes"]
+
+
 def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> None:
     words = (
         "shape:llama-3.1-8b",
