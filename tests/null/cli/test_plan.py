@@ -148,6 +148,13 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h200", "--slo", "tpot=1ms,tpot=2ms"], "says tpot twice"),
         (["--gpu", "h200", "--price", "-1"], "--price -1"),
         (["--gpu", "h200", "--price", "nan"], "--price nan"),
+        (["--gpu", "h200", "--price", "0"], "--price 0: dollars an hour of one GPU are a number above 0"),
+        (["--gpu", ""], "--gpu names nothing"),
+        (["--price", "2"], "--price is about devices: say which with --gpu"),
+        (["--count", "2"], "--count is about devices"),
+        (["--mesh", "tp=2"], "--mesh is about devices"),
+        (["--gpu", "h200", "--max-model-len", "99999999"], "--max-model-len 99,999,999 exceeds the 40,960 positions"),
+        (["--gpu", "h200", "--max-model-len", "1000"], "of 1,280 tokens, prompt and output, and the longest is 1,000"),
         (["--gpu", "h200", "--count", "0"], "--count 0: 1 to"),
         (["--gpu", "h200", "--mesh", "tp=x"], "'tp=x' cannot be read"),
         (["--gpu", "h200", "--count", "4", "--mesh", "tp=8"], "has 8 devices, and --count is 4"),
@@ -167,6 +174,8 @@ def test_missing_and_impossible_models(capsys: pytest.CaptureFixture[str], tmp_p
     assert "did you mean shape:qwen3-0.6b" in refused(capsys, "shape:qwen3-0.6")
     assert "neither a folder" in refused(capsys, "nothing-here")
     assert "config.json" in refused(capsys, str(tmp_path))
+    for path in ("./nothing-here", "/nowhere/model", "../nothing/", "~/no/model", "no/model/"):
+        assert "there is no such folder" in refused(capsys, path)
     config = json.loads((FOLDER / "qwen3-0.6b" / "config.json").read_text())
     for field, value in (
         ("num_hidden_layers", -1),
@@ -189,6 +198,14 @@ def test_missing_and_impossible_models(capsys: pytest.CaptureFixture[str], tmp_p
 def test_bad_lengths(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str) -> None:
     (tmp_path / "l.json").write_text(text)
     assert message in refused(capsys, "shape:qwen3-0.6b", "--gpu", "h200", "--workload", str(tmp_path / "l.json"))
+
+
+def test_lengths_beyond_the_context(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "long.json").write_text('{"input": [200000], "output": [50]}')
+    words = ("--gpu", "h200", "--workload", str(tmp_path / "long.json"))
+    assert "200,050 tokens, prompt and output, and the longest is 131,072" in refused(
+        capsys, "shape:llama-3.1-8b", *words
+    )
 
 
 def test_lengths_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
