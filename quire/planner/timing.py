@@ -130,8 +130,10 @@ class StepTimer:
             curve.bytes_share * self._bytes_per_s
         )
         rate = self.calibration.flops_per_s.get(product.products) or self.calibration.flops_per_s["bfloat16"]
-        arithmetic_s = product.flops(curve.multiplied(n_rows)) / (curve.rate_share(n_rows) * rate)
-        fixed_s = curve.fixed(n_rows) * (HALF_PAIR if product.is_experts else 1.0)
+        n_all = n_rows * product.row_factor
+        n_flops = product.flops(curve.multiplied(n_all) / product.row_factor)
+        arithmetic_s = n_flops / (curve.rate_share(n_all) * rate)
+        fixed_s = curve.fixed(n_all) * (HALF_PAIR if product.is_experts else 1.0)
         return fixed_s + _joined(memory_s, arithmetic_s)
 
     def _curve(self, product: Product) -> Curve:

@@ -56,6 +56,29 @@ def test_experts_of_all_ranks_are_the_whole() -> None:
     assert {one.n_of for one in divided.products if one.is_experts} == {2}
 
 
+@pytest.mark.parametrize("n", [4, 8])
+def test_the_work_on_experts_is_the_same_in_every_mesh(n: int) -> None:
+    """64 rows of all replicas together, whatever ranks they lie on: FLOPs over all ranks and stages."""
+    spans, found = prefill_spans(64), {}
+    (whole,) = {sum(one.n_times * one.flops(64) for one in rank_parts(MIXTRAL, Mesh(), Formats()).products
+                    if one.is_experts)}  # fmt: skip
+    for mesh in meshes(n, experts=True, sequences=True):
+        if mesh.refusal(MIXTRAL):
+            continue
+        n_rows = sum(spans.lengths) / mesh.dp / mesh.sp
+        own = sum(one.n_times * one.flops(n_rows) for one in rank_parts(MIXTRAL, mesh, Formats()).products
+                  if one.is_experts)  # fmt: skip
+        found[mesh.words] = own * mesh.n_devices / mesh.pp
+    assert len(found) > 10 and found == pytest.approx(dict.fromkeys(found, whole))
+
+
+def test_experts_of_many_replicas_are_read_for_all_their_rows() -> None:
+    alone, eight = (rank_parts(DEEPSEEK, mesh, Formats()) for mesh in (Mesh(), Mesh(dp=8, ep=8)))
+    for one, own in zip(alone.products, eight.products, strict=True):
+        if one.is_experts:
+            assert 8 * own.read_bytes(4) == pytest.approx(one.read_bytes(32))
+
+
 def test_a_matrix_with_scales() -> None:
     assert FORMATS["int4-g128"].n_bytes(64, 256) == 64 * 256 / 2 + 64 * 2 * 2
     assert FORMATS["int8"].n_bytes(64, 256) == 64 * 256 + 64 * 4
@@ -80,6 +103,13 @@ def test_experts_are_sent_to_and_back() -> None:
     found = [one for one in step_transfers(rank_parts(DEEPSEEK, mesh, Formats()), mesh, 16, 16, 2) if "ep" in one.name]
     assert sum(one.n_times for one in found) == 2 * 58
     assert found[0].n_bytes == pytest.approx(7 / 8 * 16 * 8 * 7168 * 2)
+
+
+def test_experts_among_the_ranks_of_tp_are_reduced_as_without() -> None:
+    """Their ranks have the same rows: nothing is sent to experts."""
+    plain, apart = (step_transfers(rank_parts(DEEPSEEK, mesh, Formats()), mesh, 16, 16, 2)
+                    for mesh in (Mesh(tp=8), Mesh(tp=8, ep=8)))  # fmt: skip
+    assert plain == apart and not any("ep" in one.name for one in apart)
 
 
 def test_volumes() -> None:
