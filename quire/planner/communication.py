@@ -59,6 +59,17 @@ def gradient_bytes(n_parameters: float, n_ranks: int, itemsize: int = 2) -> floa
     return all_reduce_bytes(n_parameters * itemsize, n_ranks)
 
 
+def logits_transfers(parts: RankParts, mesh: Mesh, n_wants: int, itemsize: int) -> list[Transfer]:
+    """Of the rows that want a token."""
+    if mesh.tp == 1 or not n_wants:
+        return []
+    logits = n_wants * parts.head.n_out * itemsize
+    return [Transfer(
+        name="logits (tp)", pattern=Pattern.ALL_GATHER, n_ranks=mesh.tp, n_times=1, n_bytes=(mesh.tp - 1) * logits,
+        data_bytes=mesh.tp * logits,
+    )]  # fmt: skip
+
+
 def step_transfers(parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, itemsize: int) -> list[Transfer]:
     """Of one rank of each stage; n_rows: of this rank's part of the tokens."""
     found = []
@@ -72,11 +83,7 @@ def step_transfers(parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, it
             name="all-reduce (tp)", pattern=Pattern.ALL_REDUCE, n_ranks=mesh.tp, n_times=n_times,
             n_bytes=all_reduce_bytes(data, mesh.tp), data_bytes=data,
         ))  # fmt: skip
-        logits = n_wants * parts.head.n_out * itemsize
-        found.append(Transfer(
-            name="logits (tp)", pattern=Pattern.ALL_GATHER, n_ranks=mesh.tp, n_times=1,
-            n_bytes=(mesh.tp - 1) * logits, data_bytes=mesh.tp * logits,
-        ))  # fmt: skip
+        found += logits_transfers(parts, mesh, n_wants, itemsize)
     experts = [one for one in parts.products if one.is_experts and one.reduces]
     if mesh.sends_rows:
         for one in experts:

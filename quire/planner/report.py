@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from quire.core.plan import Spans
 from quire.planner.command import format_refusal, serve_command
 from quire.planner.communication import step_transfers
 from quire.planner.mesh import Mesh
-from quire.planner.operators import Operator, decode_spans, prefill_spans, step_operators, totals
+from quire.planner.operators import Kind, decode_spans, prefill_spans, step_operators, totals
 from quire.planner.parts import active_parameters, parameters_by_part, rank_parts
 from quire.planner.placement import Placement
 from quire.planner.search import Candidate, Task, candidates, least_devices
@@ -50,30 +51,33 @@ def model_facts(task: Task) -> dict[str, Any]:
     }
 
 
-def operator_rows(task: Task, mesh: Mesh, operators: list[Operator]) -> list[dict[str, Any]]:
+def operator_rows(task: Task, mesh: Mesh, spans: Spans) -> list[dict[str, Any]]:
     """Each with its intensity, and what binds it on the device."""
     rate = task.calibration.flops_per_s["bfloat16"]
     reads = task.calibration.read_bytes_per_s
+    n_rows, n_wants = sum(spans.lengths) / mesh.sp, sum(spans.wants)
+    sent_us = iter([row["us"] for row in communication_rows(task, mesh, n_rows, n_wants)])
     rows = []
-    for one in operators:
+    for one in step_operators(task.arch, spans, mesh, task.formats):
         memory_s, arithmetic_s = one.n_bytes / reads, one.n_flops / rate
         rows.append({
             "operator": one.name, "kind": one.kind.value, "times": one.n_times, "bytes": one.n_bytes,
             "flops": one.n_flops, "wire_bytes": one.wire_bytes, "intensity": one.intensity,
-            "limit_us": 1e6 * one.n_times * max(memory_s, arithmetic_s),
-            "bound": "wire" if one.wire_bytes else "memory" if memory_s >= arithmetic_s else "arithmetic",
+            "limit_us": next(sent_us) if one.kind is Kind.COLLECTIVE
+            else 1e6 * one.n_times * max(memory_s, arithmetic_s),
+            "bound": "wire" if one.kind is Kind.COLLECTIVE else "memory" if memory_s >= arithmetic_s else "arithmetic",
         })  # fmt: skip
     return rows
 
 
-def communication_rows(task: Task, mesh: Mesh, n_rows: int) -> list[dict[str, Any]]:
+def communication_rows(task: Task, mesh: Mesh, n_rows: float, n_wants: int) -> list[dict[str, Any]]:
     """What a step of so many rows sends, and for how long."""
     links = task.device.links if mesh.n_devices > 1 else None
     timer = StepTimer(task.arch, task.calibration, task.formats, mesh, links)
     return [
         {"name": one.name, "pattern": one.pattern.value, "ranks": one.n_ranks, "times": one.n_times,
          "bytes": one.n_bytes, "us": 1e6 * one.n_times * timer.transfer_s(one)}
-        for one in step_transfers(timer.parts, mesh, n_rows, n_rows, task.formats.itemsize)
+        for one in step_transfers(timer.parts, mesh, n_rows, n_wants, task.formats.itemsize)
     ]  # fmt: skip
 
 
@@ -140,13 +144,10 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
     point = first.best or first.nearest
     n_seqs = point.n_seqs if point else 1
     steps = {"decode": decode_spans(n_seqs, context), "prefill": prefill_spans(PROMPT)}
-    facts["steps"] = {
-        name: operator_rows(task, first.mesh, step_operators(task.arch, spans, first.mesh, task.formats))
-        for name, spans in steps.items()
-    }
+    facts["steps"] = {name: operator_rows(task, first.mesh, spans) for name, spans in steps.items()}
     facts["step_spans"] = {"decode": [n_seqs, context], "prefill": [1, PROMPT]}
     if first.mesh.n_devices > 1:
-        facts["communication"] = communication_rows(task, first.mesh, n_seqs)
+        facts["communication"] = communication_rows(task, first.mesh, n_seqs / first.mesh.sp, n_seqs)
     facts["frontier"] = [
         {"concurrency": one.n_seqs, "tpot_ms": 1e3 * one.tpot_s, "ttft_ms": 1e3 * one.ttft_s,
          "tokens_per_s": one.tokens_per_s}

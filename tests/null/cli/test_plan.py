@@ -104,6 +104,16 @@ def test_an_objective_chooses_the_concurrency(capsys: pytest.CaptureFixture[str]
     assert best("tpot=1ms")["meets_slo"] is False
 
 
+def test_operators_that_send_take_time(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(
+        planned(capsys, "shape:llama-3.1-8b", "--gpu", "h200", "--count", "2", "--mesh", "tp=2", "--json")
+    )
+    rows = {row["operator"]: row for row in found["steps"]["decode"]}
+    for sent in found["communication"]:
+        assert rows[sent["name"]]["limit_us"] == pytest.approx(sent["us"]) and sent["us"] > 0
+        assert rows[sent["name"]]["bound"] == "wire"
+
+
 def test_as_many_recurrent_states_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
     text = planned(capsys, "shape:mamba2-2.7b", "--gpu", "h100", "--slo", "none")
     assert "what is reserved for 1,024 does not fit" in text and "quire serve" in text

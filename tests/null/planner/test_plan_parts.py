@@ -198,6 +198,19 @@ def test_parts_are_the_step() -> None:
         assert sum(timer.parts_s(spans).values()) == pytest.approx(timer.step_s(spans))
 
 
+def test_logits_that_ranks_send_take_time() -> None:
+    links = H200.links
+    timer = StepTimer(LLAMA_8B, calibration_for(H200), Formats(), Mesh(tp=4), links)
+    spans = decode_spans(256, 300)
+    (_, logits) = step_transfers(timer.parts, Mesh(tp=4), 256, 256, 2)
+    sent_s = timer.transfer_s(logits)
+    assert sent_s > logits.n_bytes / links.device_bytes_per_s
+    head_s = timer.product_s(timer.parts.head, 256)
+    assert timer.wants_s(256) == pytest.approx(head_s + sent_s + 256 * timer.calibration.row_s)
+    assert timer.wants_s(0) == 0 and "logits (tp)" not in dict(timer.row_parts_s(256))
+    assert sum(timer.parts_s(spans).values()) == pytest.approx(timer.step_s(spans))
+
+
 def test_steps_are_padded_to_captured_sizes() -> None:
     assert [padded_rows(n, 1024) for n in (1, 3, 65, 257, 1000, 5000)] == [1, 4, 80, 288, 1024, 5000]
 
