@@ -13,7 +13,7 @@ import math
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.config.layers import LayerSpec
+from quire.config.layers import KVSpec, LayerSpec
 from quire.config.parameters import Cut, LayerParameters, Matrix, layer_parameters
 from quire.config.parameters import shapes as parameter_shapes
 from quire.planner.formats import Formats
@@ -168,13 +168,20 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
     )
 
 
+def kv_share(kv: KVSpec, sp: int) -> float:
+    """Of a token's numbers in a layer of a rank, what one of `sp` ranks has: whole heads, at least one. A latent line
+    is one head."""
+    return max(1, -(-kv.n_kv_heads // sp)) / kv.n_kv_heads
+
+
 def _attention(own: LayerSpec, numbers: int, mesh: Mesh) -> AttentionGroup:
     mixer = own.mixer
     kv = mixer.kv_spec
     assert kv is not None
     return AttentionGroup(
-        n_times=1, window=kv.window, token_numbers=-(-numbers // mesh.sp), pair_flops=mixer.n_pair_flops // mesh.sp,
-        q_numbers=mixer.n_heads * kv.head_dim // mesh.sp, head_dim=kv.head_dim,
+        n_times=1, window=kv.window, token_numbers=round(numbers * kv_share(kv, mesh.sp)),
+        pair_flops=mixer.n_pair_flops // mesh.sp, q_numbers=mixer.n_heads * kv.head_dim // mesh.sp,
+        head_dim=kv.head_dim,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 from planner_shapes import LLAMA_8B, SHAPES
 
+from quire.config.arch import ModelArch
 from quire.config.model import read_arch
 from quire.config.parameters import shapes as parameter_shapes
 from quire.core.errors import ConfigError
@@ -157,6 +158,21 @@ def test_as_many_sequences_as_pages_hold() -> None:
     assert 0 < n < 1024
     assert n * placement.equation.seq_pages(4096) <= placement.n_pages < (n + 1) * placement.equation.seq_pages(4096)
     assert placement.seqs_within(4096, n_shared=2048) > 1.9 * n
+
+
+@pytest.mark.parametrize(
+    ("arch", "mesh", "share"),
+    [
+        (LLAMA_8B, Mesh(sp=2), 1 / 2), (LLAMA_8B, Mesh(tp=4, sp=2), 1 / 8), (LLAMA_8B, Mesh(tp=4, sp=4), 1 / 8),
+        (LLAMA_8B, Mesh(tp=16), 1 / 8), (LLAMA_8B, Mesh(sp=16), 1 / 8), (DEEPSEEK, Mesh(sp=8), 1.0),
+        (DEEPSEEK, Mesh(tp=4, sp=2), 1.0),
+    ],
+)  # fmt: skip
+def test_heads_of_keys_are_whole_and_lines_are_not_divided(arch: ModelArch, mesh: Mesh, share: float) -> None:
+    whole, own = (rank_parts(arch, one, Formats()).attentions for one in (Mesh(), mesh))
+    assert [one.token_numbers for one in own] == [share * one.token_numbers for one in whole]
+    pages = [place(arch, 80 * GIB, one, Formats(), Limits()).page_bytes for one in (Mesh(), mesh)]
+    assert pages[1] == share * pages[0]
 
 
 def test_stages_share_the_layers() -> None:
