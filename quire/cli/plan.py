@@ -36,7 +36,7 @@ from quire.planner.formats import formats_named
 from quire.planner.mesh import Mesh
 from quire.planner.placement import Limits
 from quire.planner.search import MOST_DEVICES, Task
-from quire.planner.workload import check_price, parse_objective, workload_named
+from quire.planner.workload import Workload, check_price, parse_objective, workload_named
 
 HERE = "here"
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
@@ -52,14 +52,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="folder with config.json, .gguf file, hub name, or shape:NAME",
     )
-    add("--gpu", default="", help="accelerator, such as h200; here: measure this machine")
-    add("--count", type=int, default=1, help="how many of them (default: 1)")
+    add("--gpu", default=None, help="accelerator, such as h200; here: measure this machine")
+    add("--count", type=int, default=None, help="how many of them (default: 1)")
     add("--mesh", default="", help="only this one, such as tp=4,pp=2; otherwise all of --count are compared")
     add("--weights", default="auto", help="format of weights, such as fp8, int8, int4-g128 (default: the model's type)")
     add("--kv-cache-dtype", default="auto", help="of keys and values: bfloat16, fp8, int8 (default: the model's type)")
     add("--workload", default="chat", help="chat, rag, offline, or a JSON file of lengths (default: chat)")
     add("--slo", default="", help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms; none sets none")
-    add("--price", type=float, default=0.0, help="dollars an hour of one GPU")
+    add("--price", type=float, default=None, help="dollars an hour of one GPU")
     add("--max-model-len", type=int, default=0, help="longest sequence (default: the model's)")
     add("--max-num-seqs", type=int, default=0, help="most sequences at once of a replica (default: 1024)")
     add("--calibration", default="", help="file of `quire bench calibrate`, in place of what comes with Quire")
@@ -74,22 +74,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """`quire plan`; exit code 0."""
+    if namespace.gpu == "":
+        raise ConfigError("--gpu names nothing: give an accelerator, such as h200, or leave it out")
     if namespace.check:
         return _check(namespace)
     if namespace.plot:
         if not namespace.gpu:
             raise ConfigError("--plot draws a model on hardware: give --gpu")
         chart.check_chart_path(namespace.plot)
-    price = check_price(namespace.price)
-    task, mesh = _task(namespace), _mesh(namespace.mesh, namespace.count)
+    _check_counts(namespace)
+    count = namespace.count or 1
+    price = 0.0 if namespace.price is None else check_price(namespace.price)
+    task, mesh = _task(namespace), _mesh(namespace.mesh, count)
     if namespace.gpu:
-        found = report.plan(task, namespace.model, namespace.count, mesh, price, namespace.weights)
+        found = report.plan(task, namespace.model, count, mesh, price, namespace.weights)
     else:
         found = {"model": namespace.model or "demo", "facts": report.model_facts(task)}
     print(json.dumps(found, indent=1) if namespace.json else "\n".join(tables.lines(found)))
     if namespace.plot:
         if "memory" not in found:
-            raise ConfigError(f"--plot: no mesh of {namespace.count} devices can divide the model: nothing to draw")
+            raise ConfigError(f"--plot: no mesh of {count} devices can divide the model: nothing to draw")
         chart.write_chart(namespace.plot, found)
     return 0
 
@@ -119,6 +123,8 @@ def find_arch(model: str) -> ModelArch:
         return read_arch(path)
     if path.is_file():
         raise ConfigError(f"{shown(model)} is a file, but no GGUF: name the folder of config.json")
+    if path.is_absolute() or model.startswith((".", "~")) or model.endswith("/"):
+        raise ConfigError(f"{shown(model)}: there is no such folder or file")
     return read_arch(_from_hub(model))
 
 
@@ -139,12 +145,12 @@ def _from_hub(model: str) -> pathlib.Path:
 
 
 def _task(namespace: argparse.Namespace) -> Task:
-    _check_counts(namespace)
     workload = workload_named(namespace.workload)
     objective = parse_objective(namespace.slo or workload.slo)
     formats_named(namespace.weights, namespace.kv_cache_dtype)  # whatever is wrong is said before a model is fetched
     device, calibration = _device(namespace)
     arch = find_arch(namespace.model)
+    _check_lengths(arch, namespace.max_model_len, workload if namespace.gpu else None)
     limits = Limits(max_model_len=namespace.max_model_len)
     if device.is_host:
         limits = Limits(max_model_len=namespace.max_model_len, max_num_seqs=DEFAULT_SEQS["cpu"],
@@ -157,9 +163,29 @@ def _task(namespace: argparse.Namespace) -> Task:
     )  # fmt: skip
 
 
+def _check_lengths(arch: ModelArch, max_model_len: int, workload: Workload | None) -> None:
+    """Against the model's context."""
+    most = arch.max_position_scaled
+    if max_model_len > most:
+        raise ConfigError(f"--max-model-len {max_model_len:,} exceeds the {most:,} positions of the model: lower it")
+    limit = max_model_len or arch.max_position
+    if workload is None or workload.longest <= limit:
+        return
+    raised = f"add --max-model-len {workload.longest}, or " if workload.longest <= most else ""
+    raise ConfigError(
+        f"--workload {workload.name} has a sequence of {workload.longest:,} tokens, prompt and output, and the longest"
+        f" is {limit:,}: {raised}give a JSON file of shorter ones"
+    )
+
+
 def _check_counts(namespace: argparse.Namespace) -> None:
+    for flag in ("price", "count", "mesh"):
+        if getattr(namespace, flag) not in (None, "") and not namespace.gpu:
+            raise ConfigError(f"--{flag} is about devices: say which with --gpu")
     for flag, least, most in (("count", 1, MOST_DEVICES), ("max_model_len", 0, 1 << 30), ("max_num_seqs", 0, 65536)):
         value = getattr(namespace, flag)
+        if value is None:
+            continue
         if not least <= value <= most:
             raise ConfigError(f"--{flag.replace('_', '-')} {value}: {least} to {most:,} are possible")
 

@@ -1,51 +1,72 @@
-"""The command line that serves a plan. Only flags that the engine has; what has none is said.
+"""The command line that serves a plan, or why this version cannot serve it.
 
-Owns the words. Invariant: every flag in a command is an option of `EngineConfig`.
+Owns the words. Invariant: every command can be read as an `EngineConfig` of that mesh.
 """
 
 from __future__ import annotations
 
 import shlex
 import typing
+from typing import Final
 
 from quire.config.engine import EngineConfig
+from quire.planner.accelerators import Accelerator
 from quire.planner.formats import Formats
 from quire.planner.mesh import Mesh
 
-DEGREES = {
-    "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "ep": "expert_parallel_size",
-    "sp": "sequence_parallel_size",
-}  # fmt: skip
-"""Kind of parallelism → the option that says its degree."""
+FLOATING: Final = ("bfloat16", "float16", "float32")
+MOST_RANKS: Final = 64
+"""Of one engine."""
+
+
+def mesh_refusal(mesh: Mesh, device: Accelerator) -> str:
+    """Why this engine has no such mesh; empty: it has, replicas as engines of their own."""
+    if mesh.pp > 1:
+        return f"pp = {mesh.pp}: the engine has no pipeline of stages"
+    if mesh.sp > 1:
+        return f"sp = {mesh.sp}: the engine does not divide the tokens of a prompt"
+    if mesh.ep not in (1, mesh.tp):
+        return f"ep = {mesh.ep}: the engine divides experts among the ranks of tp alone, which are {mesh.tp}"
+    most = min(device.n_in_host, MOST_RANKS)
+    if mesh.tp > most:
+        return f"tp = {mesh.tp}: the ranks of an engine are in one host, at most {most}"
+    return ""
+
+
+def format_refusal(formats: Formats, device: Accelerator) -> str:
+    """Why this engine cannot have such weights, keys and values on the device; empty: it can."""
+    if not device.runs:
+        return f"there are no kernels for the {device.name.upper()}"
+    weights = formats.weights
+    if weights.is_rounded and not (device.is_host and weights.name in choices("quantization")):
+        return f"weights in {weights.name} {_where(weights.name, 'quantization')}"
+    if formats.kv not in FLOATING and not (device.is_host and formats.kv in choices("kv_cache_dtype")):
+        return f"keys and values in {formats.kv} {_where(formats.kv, 'kv_cache_dtype')}"
+    return ""
+
+
+def _where(name: str, option: str) -> str:
+    return "run on a CPU only" if name in choices(option) else "are not among what the engine can compute with"
 
 
 def serve_command(
-    model: str, mesh: Mesh, formats: Formats, *, device: str, max_num_seqs: int, max_model_len: int, quantization: str
+    model: str, mesh: Mesh, formats: Formats, *, max_num_seqs: int, max_model_len: int, quantization: str
 ) -> tuple[str, list[str]]:
-    """(the command, what it cannot say). quantization: the weights' format as it was asked for."""
+    """(the command, what it cannot say), of a mesh and formats without a refusal. quantization: the weights' format as
+    it was asked for."""
     words, unsaid = ["quire", "serve", model], []
-    for degree, option in DEGREES.items():
-        value = getattr(mesh, degree)
-        if value == 1:
-            continue
-        if option in EngineConfig.__struct_fields__:
-            words += [f"--{option.replace('_', '-')}", str(value)]
-        else:
-            unsaid.append(f"{degree} = {value}: this version of the engine has no --{option.replace('_', '-')}")
+    if mesh.tp > 1:
+        words += ["--tensor-parallel-size", str(mesh.tp)]
+    if mesh.ep > 1:
+        words.append("--enable-expert-parallel")
     if mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
-    if quantization not in ("auto", "bfloat16", "float16", "float32"):
-        if quantization in choices("quantization"):
-            words += ["--quantization", quantization]
-            if device != "cpu":
-                unsaid.append(f"--quantization {quantization} rounds weights on a CPU only")
-        else:
-            unsaid.append(f"weights in {quantization}: the engine has no such --quantization; a checkpoint may hold it")
-    if formats.kv not in ("bfloat16", "float16", "float32"):
-        if formats.kv in choices("kv_cache_dtype"):
-            words += ["--kv-cache-dtype", formats.kv]
-        else:
-            unsaid.append(f"keys and values in {formats.kv}: the engine has no such --kv-cache-dtype")
+    if quantization in FLOATING:
+        words += ["--dtype", quantization]
+    elif formats.weights.is_rounded:
+        words += ["--quantization", formats.weights.name]
+    if formats.kv not in FLOATING:
+        words += ["--kv-cache-dtype", formats.kv]
     words += ["--max-num-seqs", str(max_num_seqs), "--max-model-len", str(max_model_len)]
     return shlex.join(words), unsaid
 

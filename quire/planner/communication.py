@@ -59,26 +59,33 @@ def gradient_bytes(n_parameters: float, n_ranks: int, itemsize: int = 2) -> floa
     return all_reduce_bytes(n_parameters * itemsize, n_ranks)
 
 
+def logits_transfers(parts: RankParts, mesh: Mesh, n_wants: int, itemsize: int) -> list[Transfer]:
+    """Of the rows that want a token."""
+    if mesh.tp == 1 or not n_wants:
+        return []
+    logits = n_wants * parts.head.n_out * itemsize
+    return [Transfer(
+        name="logits (tp)", pattern=Pattern.ALL_GATHER, n_ranks=mesh.tp, n_times=1, n_bytes=(mesh.tp - 1) * logits,
+        data_bytes=mesh.tp * logits,
+    )]  # fmt: skip
+
+
 def step_transfers(parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, itemsize: int) -> list[Transfer]:
     """Of one rank of each stage; n_rows: of this rank's part of the tokens."""
     found = []
     data = n_rows * parts.hidden_size * itemsize
-    reduced = sum(one.n_times for one in parts.products if one.reduces and not (one.is_experts and mesh.ep > 1))
+    reduced = sum(one.n_times for one in parts.products if one.reduces and not (one.is_experts and mesh.sends_rows))
     if mesh.tp > 1:
         # A shared expert and the chosen ones are summed before they are reduced, and so are both matrices of a layer.
         shared = sum(one.n_times for one in parts.products if one.name == "shared down")
-        n_times = reduced - (shared if mesh.ep == 1 else 0) + 1  # the embedding is divided by rows
+        n_times = reduced - (0 if mesh.sends_rows else shared) + 1  # the embedding is divided by rows
         found.append(Transfer(
             name="all-reduce (tp)", pattern=Pattern.ALL_REDUCE, n_ranks=mesh.tp, n_times=n_times,
             n_bytes=all_reduce_bytes(data, mesh.tp), data_bytes=data,
         ))  # fmt: skip
-        logits = n_wants * parts.head.n_out * itemsize
-        found.append(Transfer(
-            name="logits (tp)", pattern=Pattern.ALL_GATHER, n_ranks=mesh.tp, n_times=1,
-            n_bytes=(mesh.tp - 1) * logits, data_bytes=mesh.tp * logits,
-        ))  # fmt: skip
+        found += logits_transfers(parts, mesh, n_wants, itemsize)
     experts = [one for one in parts.products if one.is_experts and one.reduces]
-    if mesh.ep > 1:
+    if mesh.sends_rows:
         for one in experts:
             sent = all_to_all_bytes(n_rows / mesh.tp * one.n_chosen * parts.hidden_size * itemsize, mesh.ep)
             found.append(Transfer(

@@ -42,6 +42,12 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return self.tp * self.sp
 
     @property
+    def sends_rows(self) -> bool:
+        """Whether rows travel to their experts. Where experts are divided among the ranks of `tp`, these have the same
+        rows already, and their sum is an all-reduce."""
+        return self.ep > 1 and self.ep != self.tp
+
+    @property
     def words(self) -> str:
         """`tp4 pp2`; 'one device' for one."""
         found = [f"{name}{getattr(self, name)}" for name in ("tp", "pp", "dp", "ep", "sp") if getattr(self, name) > 1]

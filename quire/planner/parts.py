@@ -13,7 +13,7 @@ import math
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.config.layers import LayerSpec
+from quire.config.layers import KVSpec, LayerSpec
 from quire.config.parameters import Cut, LayerParameters, Matrix, layer_parameters
 from quire.config.parameters import shapes as parameter_shapes
 from quire.planner.formats import Formats
@@ -43,6 +43,9 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     n_chosen: float = 1.0
     """Matrices that a row takes, of the `n_of_all` in the whole layer."""
     n_of_all: int = 1
+    row_factor: float = 1.0
+    """Rows that choose among its matrices, to those that this rank has: experts divided among replicas have the rows
+    of all of these."""
     reduces: bool = False
     """Its result is a term that ranks sum."""
     is_late: bool = False
@@ -57,7 +60,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
         """Of the weights that so many rows need, where experts are chosen evenly."""
         if not self.is_experts:
             return self.n_bytes
-        unread = float((1 - self.n_chosen / self.n_of_all) ** n_rows)
+        unread = float((1 - self.n_chosen / self.n_of_all) ** (n_rows * self.row_factor))
         return self.n_bytes * self.n_of * (1 - unread)
 
     def flops(self, n_rows: float) -> float:
@@ -66,8 +69,8 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def products_of_row(self) -> float:
-        """Of one row in this rank, in the mean."""
-        return self.n_chosen * self.n_of / self.n_of_all if self.is_experts else 1.0
+        """Of this rank for each row that it has, in the mean."""
+        return self.row_factor * self.n_chosen * self.n_of / self.n_of_all if self.is_experts else 1.0
 
 
 class AttentionGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,13 +168,20 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
     )
 
 
+def kv_share(kv: KVSpec, sp: int) -> float:
+    """Of a token's numbers in a layer of a rank, what one of `sp` ranks has: whole heads, at least one. A latent line
+    is one head."""
+    return max(1, -(-kv.n_kv_heads // sp)) / kv.n_kv_heads
+
+
 def _attention(own: LayerSpec, numbers: int, mesh: Mesh) -> AttentionGroup:
     mixer = own.mixer
     kv = mixer.kv_spec
     assert kv is not None
     return AttentionGroup(
-        n_times=1, window=kv.window, token_numbers=-(-numbers // mesh.sp), pair_flops=mixer.n_pair_flops // mesh.sp,
-        q_numbers=mixer.n_heads * kv.head_dim // mesh.sp, head_dim=kv.head_dim,
+        n_times=1, window=kv.window, token_numbers=round(numbers * kv_share(kv, mesh.sp)),
+        pair_flops=mixer.n_pair_flops // mesh.sp, q_numbers=mixer.n_heads * kv.head_dim // mesh.sp,
+        head_dim=kv.head_dim,
     )  # fmt: skip
 
 
@@ -236,6 +246,7 @@ def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mes
         replace(
             _product(kind, matrix, formats), name=f"experts {NAMES.get(kind, kind)}", n_of=n_all // mesh.ep,
             n_of_all=n_all, n_chosen=used * n_all, is_late=True,
+            row_factor=mesh.ep / mesh.tp if mesh.ep > 1 else 1.0,
         )
         for kind, matrix in whole.items()
     ]  # fmt: skip

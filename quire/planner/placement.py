@@ -18,7 +18,7 @@ from quire.planner.captured import decode_sizes
 from quire.planner.formats import Formats
 from quire.planner.memory import MemoryEquation
 from quire.planner.mesh import Mesh
-from quire.planner.parts import rank_parts
+from quire.planner.parts import kv_share, rank_parts
 
 UTILIZATION: Final = 0.9
 """Of a device's memory: the engine's default."""
@@ -98,11 +98,12 @@ def place(arch: ModelArch, memory_bytes: float, mesh: Mesh, formats: Formats, li
         ends_bytes = max(parts.embedding_bytes, parts.head.n_bytes)
         layer_bytes *= -(-arch.n_layers // mesh.pp) / arch.n_layers
     n_seqs = limits.max_num_seqs
+    share = max((kv_share(kv, mesh.sp) for kv in own.kv_specs.values()), default=1.0)
     equation = MemoryEquation(
         arch=own, page_size=PAGE_SIZE, max_num_seqs=n_seqs,
         max_num_batched_tokens=max(n_seqs, -(-limits.max_num_batched_tokens // mesh.sp)),
         max_model_len=limits.max_model_len or arch.max_position, weights_bytes=round(layer_bytes + ends_bytes),
-        itemsize=formats.itemsize, kv_itemsize=formats.kv_itemsize(arch.head_dim) / mesh.sp,
+        itemsize=formats.itemsize, kv_itemsize=formats.kv_itemsize(arch.head_dim) * share,
         graph_sizes=tuple(decode_sizes(n_seqs)) if limits.captures else (),
         kv=kv_layout(own, limits.max_model_len or arch.max_position), in_flight=IN_FLIGHT,
         prompt_in_flight=IN_FLIGHT * limits.max_num_batched_tokens,

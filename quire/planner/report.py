@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from quire.planner.command import serve_command
+from quire.core.plan import Spans
+from quire.planner.command import format_refusal, serve_command
 from quire.planner.communication import step_transfers
 from quire.planner.mesh import Mesh
-from quire.planner.operators import Operator, decode_spans, prefill_spans, step_operators, totals
+from quire.planner.operators import Kind, decode_spans, prefill_spans, step_operators, totals
 from quire.planner.parts import active_parameters, parameters_by_part, rank_parts
 from quire.planner.placement import Placement
 from quire.planner.search import Candidate, Task, candidates, least_devices
@@ -50,30 +51,33 @@ def model_facts(task: Task) -> dict[str, Any]:
     }
 
 
-def operator_rows(task: Task, mesh: Mesh, operators: list[Operator]) -> list[dict[str, Any]]:
+def operator_rows(task: Task, mesh: Mesh, spans: Spans) -> list[dict[str, Any]]:
     """Each with its intensity, and what binds it on the device."""
     rate = task.calibration.flops_per_s["bfloat16"]
     reads = task.calibration.read_bytes_per_s
+    n_rows, n_wants = sum(spans.lengths) / mesh.sp, sum(spans.wants)
+    sent_us = iter([row["us"] for row in communication_rows(task, mesh, n_rows, n_wants)])
     rows = []
-    for one in operators:
+    for one in step_operators(task.arch, spans, mesh, task.formats):
         memory_s, arithmetic_s = one.n_bytes / reads, one.n_flops / rate
         rows.append({
             "operator": one.name, "kind": one.kind.value, "times": one.n_times, "bytes": one.n_bytes,
             "flops": one.n_flops, "wire_bytes": one.wire_bytes, "intensity": one.intensity,
-            "limit_us": 1e6 * one.n_times * max(memory_s, arithmetic_s),
-            "bound": "wire" if one.wire_bytes else "memory" if memory_s >= arithmetic_s else "arithmetic",
+            "limit_us": next(sent_us) if one.kind is Kind.COLLECTIVE
+            else 1e6 * one.n_times * max(memory_s, arithmetic_s),
+            "bound": "wire" if one.kind is Kind.COLLECTIVE else "memory" if memory_s >= arithmetic_s else "arithmetic",
         })  # fmt: skip
     return rows
 
 
-def communication_rows(task: Task, mesh: Mesh, n_rows: int) -> list[dict[str, Any]]:
+def communication_rows(task: Task, mesh: Mesh, n_rows: float, n_wants: int) -> list[dict[str, Any]]:
     """What a step of so many rows sends, and for how long."""
     links = task.device.links if mesh.n_devices > 1 else None
     timer = StepTimer(task.arch, task.calibration, task.formats, mesh, links)
     return [
         {"name": one.name, "pattern": one.pattern.value, "ranks": one.n_ranks, "times": one.n_times,
          "bytes": one.n_bytes, "us": 1e6 * one.n_times * timer.transfer_s(one)}
-        for one in step_transfers(timer.parts, mesh, n_rows, n_rows, task.formats.itemsize)
+        for one in step_transfers(timer.parts, mesh, n_rows, n_wants, task.formats.itemsize)
     ]  # fmt: skip
 
 
@@ -83,6 +87,7 @@ def memory_facts(placement: Placement, task: Task) -> dict[str, Any]:
     return {
         "budget_bytes": placement.budget_bytes, "terms": placement.terms, "page_bytes": placement.page_bytes,
         "pages": max(0, placement.n_pages), "kv_tokens": placement.pool_tokens, "fits": placement.fits,
+        "max_num_seqs": placement.equation.max_num_seqs, "asked_num_seqs": task.limits.max_num_seqs,
         "lacking_bytes": max(0, placement.lacking_bytes),
         "largest_batch": placement.seqs_within(longest, task.workload.shared), "batch_tokens": longest,
         "longest_context": min(placement.longest, task.arch.max_position_scaled),
@@ -91,9 +96,10 @@ def memory_facts(placement: Placement, task: Task) -> dict[str, Any]:
 
 def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
     """One line of the table of meshes."""
-    point = one.best or one.most
+    point = one.best or one.nearest
     error = error_bar(task, one.mesh)
-    found: dict[str, Any] = {"mesh": one.mesh.words, "fits": one.placement.fits, "meets_slo": one.best is not None}
+    found: dict[str, Any] = {"mesh": one.mesh.words, "fits": one.placement.fits, "meets_slo": one.best is not None,
+                             "refusal": one.refusal}  # fmt: skip
     if point is None:
         return found
     speed = point.tokens_per_s
@@ -101,7 +107,7 @@ def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
         "concurrency": point.n_seqs * one.mesh.dp, "ttft_ms": 1e3 * point.ttft_s, "tpot_ms": 1e3 * point.tpot_s,
         "tokens_per_s": speed, "requests_per_s": point.requests_per_s, "error": error,
     }  # fmt: skip
-    if price:
+    if price and one.best:
         dollars = dollars_per_million(price, one.mesh.n_devices, speed)
         found |= {"dollars_per_million": dollars if math.isfinite(dollars) else None}
     return found
@@ -135,26 +141,28 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
     first = found[0]
     facts["memory"] = memory_facts(first.placement, task)
     context = round(task.workload.shared + task.workload.input + task.workload.output / 2)
-    point = first.best or first.most
+    point = first.best or first.nearest
     n_seqs = point.n_seqs if point else 1
     steps = {"decode": decode_spans(n_seqs, context), "prefill": prefill_spans(PROMPT)}
-    facts["steps"] = {
-        name: operator_rows(task, first.mesh, step_operators(task.arch, spans, first.mesh, task.formats))
-        for name, spans in steps.items()
-    }
+    facts["steps"] = {name: operator_rows(task, first.mesh, spans) for name, spans in steps.items()}
     facts["step_spans"] = {"decode": [n_seqs, context], "prefill": [1, PROMPT]}
     if first.mesh.n_devices > 1:
-        facts["communication"] = communication_rows(task, first.mesh, n_seqs)
+        facts["communication"] = communication_rows(task, first.mesh, n_seqs / first.mesh.sp, n_seqs)
     facts["frontier"] = [
         {"concurrency": one.n_seqs, "tpot_ms": 1e3 * one.tpot_s, "ttft_ms": 1e3 * one.ttft_s,
          "tokens_per_s": one.tokens_per_s}
         for one in first.points
     ]  # fmt: skip
-    least = None if point else least_devices(task)
-    facts["least"] = None if least is None else {"mesh": least.words, "devices": least.n_devices}
-    if point is not None:
+    least, other = (None, None) if point else least_devices(task)
+    facts["least"], facts["least_other"] = (
+        None if mesh is None else {"mesh": mesh.words, "devices": mesh.n_devices} for mesh in (least, other)
+    )
+    facts["cannot"] = first.refusal or format_refusal(task.formats, task.device)
+    if first.nearest:
+        facts["missed"] = {"slo": task.objective.words, **facts["meshes"][0]}
+    if first.best and not facts["cannot"]:
         facts["command"], unsaid = serve_command(
-            model, first.mesh, task.formats, device="cpu" if task.device.is_host else "cuda", max_num_seqs=n_seqs,
+            model, first.mesh, task.formats, max_num_seqs=n_seqs,
             max_model_len=min(task.limits.max_model_len or task.arch.max_position, max(1, first.placement.longest)),
             quantization=quantization,
         )  # fmt: skip

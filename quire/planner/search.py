@@ -5,11 +5,15 @@ Owns the comparison. Does not own fit (`placement`) nor time (`cost`). Every mes
 
 from __future__ import annotations
 
+import bisect
+import math
+
 import msgspec
 
 from quire.config.arch import ModelArch
 from quire.planner.accelerators import Accelerator
 from quire.planner.calibration import Calibration
+from quire.planner.command import mesh_refusal
 from quire.planner.cost import calibrated
 from quire.planner.formats import Formats
 from quire.planner.mesh import Mesh, meshes, n_experts_of
@@ -25,15 +29,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     mesh: Mesh
     placement: Placement
+    refusal: str = ""
+    """Why this engine has no such mesh; empty: it has."""
     points: tuple[Point, ...] = ()
     """Of rising concurrency; empty: it does not fit, or not a sequence of the workload."""
     best: Point | None = None
     """Within the objective."""
-
-    @property
-    def most(self) -> Point | None:
-        """The most tokens a second, whatever the objective."""
-        return max(self.points, key=lambda one: one.tokens_per_s, default=None)
+    nearest: Point | None = None
+    """To the objective, where none is within it."""
+    excess: float = math.inf
+    """Of the nearest, as in `Point`."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,12 +55,19 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 def candidate(task: Task, mesh: Mesh) -> Candidate:
     """ConfigError where the mesh cannot divide the model."""
-    placement = place(task.arch, task.device.memory_bytes, mesh, task.formats, task.limits)
+    placement = placed(task, mesh)
+    refusal = mesh_refusal(mesh, task.device)
     if not placement.fits:
-        return Candidate(mesh=mesh, placement=placement)
+        return Candidate(mesh=mesh, placement=placement, refusal=refusal)
     cost = calibrated(task.arch, task.device, formats=task.formats, mesh=mesh, calibration=task.calibration)
     points = frontier(cost, task.workload, placement, task.limits.max_num_batched_tokens, task.objective)
-    return Candidate(mesh=mesh, placement=placement, points=tuple(points), best=best_point(points, task.objective))
+    best, nearest = best_point(points, task.objective), None
+    if best is None:
+        nearest = min(points, key=lambda one: one.excess(task.objective), default=None)
+    return Candidate(
+        mesh=mesh, placement=placement, refusal=refusal, points=tuple(points), best=best, nearest=nearest,
+        excess=nearest.excess(task.objective) if nearest else math.inf,
+    )  # fmt: skip
 
 
 def candidates(task: Task, n_devices: int, mesh: Mesh | None = None) -> tuple[list[Candidate], dict[str, str]]:
@@ -71,22 +83,54 @@ def candidates(task: Task, n_devices: int, mesh: Mesh | None = None) -> tuple[li
     return sorted(found, key=_merit, reverse=True), refused
 
 
-def _merit(one: Candidate) -> tuple[bool, float, bool, float, int]:
-    """Within the objective first, then speed, then what lacks least memory."""
-    best, most = one.best, one.most
-    speed = best.tokens_per_s if best else most.tokens_per_s if most else 0.0
-    return best is not None, speed, one.placement.fits, -float(one.placement.lacking_bytes), -one.mesh.n_devices
+def _merit(one: Candidate) -> tuple[bool, bool, float, float, bool, float, int]:
+    """What this engine has first, then within the objective, then speed or how near, then what lacks least memory."""
+    speed = one.best.tokens_per_s if one.best else 0.0
+    return (
+        not one.refusal,
+        one.best is not None,
+        speed,
+        -one.excess,
+        one.placement.fits,
+        -float(one.placement.lacking_bytes),
+        -one.mesh.n_devices,
+    )
 
 
-def least_devices(task: Task) -> Mesh | None:
-    """The smallest mesh of one replica, in powers of two, that holds one sequence of the workload; None: not even
-    `MOST_DEVICES`."""
-    n = 1
+def least_devices(task: Task) -> tuple[Mesh | None, Mesh | None]:
+    """(the smallest mesh of one replica, in powers of two, that this engine has and that holds one sequence of the
+    workload; a smaller one that it has not). None: there is none within `MOST_DEVICES`."""
+    other, n = None, 1
     while n <= MOST_DEVICES:
         for mesh in meshes(n, experts=False, sequences=False):
-            if mesh.dp == 1 and not mesh.refusal(task.arch):
-                placement = place(task.arch, task.device.memory_bytes, mesh, task.formats, task.limits)
-                if placement.fits and placement.seqs_within(task.workload.longest):
-                    return mesh
+            is_had = not mesh_refusal(mesh, task.device)
+            if mesh.dp == 1 and (is_had or other is None) and not mesh.refusal(task.arch) and _holds(task, mesh):
+                if is_had:
+                    return mesh, other if other is None or other.n_devices < n else None
+                other = mesh
+        if other is not None and n >= task.device.n_in_host:
+            break
         n *= 2
-    return None
+    return None, other
+
+
+def _holds(task: Task, mesh: Mesh) -> bool:
+    placement = placed(task, mesh)
+    return placement.fits and placement.seqs_within(task.workload.longest) > 0
+
+
+def placed(task: Task, mesh: Mesh) -> Placement:
+    """With as many sequences as were asked for, or fewer where what is reserved for each of them leaves too little."""
+
+    def with_seqs(n_seqs: int) -> Placement:
+        limits = msgspec.structs.replace(task.limits, max_num_seqs=n_seqs)
+        return place(task.arch, task.device.memory_bytes, mesh, task.formats, limits)
+
+    def holds(n_seqs: int) -> bool:
+        placement = with_seqs(n_seqs)
+        return placement.fits and placement.seqs_within(task.workload.longest) > 0
+
+    asked = task.limits.max_num_seqs
+    if holds(asked) or not holds(1):
+        return with_seqs(asked)
+    return with_seqs(bisect.bisect_left(range(1, asked), True, key=lambda n: not holds(n)))

@@ -37,6 +37,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         """Both limits."""
         return self.ttft_s <= objective.ttft_s and self.tpot_s <= objective.tpot_s
 
+    def excess(self, objective: Objective) -> float:
+        """The worse of its times to its limit; at most 1 where it meets both."""
+        return max(self.ttft_s / objective.ttft_s, self.tpot_s / objective.tpot_s)
+
 
 def steady_point(cost: CostModel, workload: Workload, n_seqs: int, mesh: Mesh, max_tokens: int) -> Point:
     """n_seqs: of each replica; a pipeline has them in as many steps as stages, which run beside each other."""

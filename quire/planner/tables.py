@@ -8,6 +8,7 @@ from typing import Any
 from quire.core.units import format_bytes
 
 N_MESHES = 8
+NOT_HERE = "not in this engine"
 
 
 def lines(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -20,6 +21,8 @@ def lines(plan: Mapping[str, Any]) -> Iterator[str]:
         yield from _steps(plan)
         if plan.get("command"):
             yield from ("", "to serve it:", f"  {plan['command']}")
+        elif plan.get("cannot"):
+            yield from ("", f"cannot be served by this version: {plan['cannot']}")
         if plan.get("unknown"):
             yield from ("", "not known:", *(f"  - {text}" for text in plan["unknown"]))
 
@@ -69,15 +72,23 @@ def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
     terms = ", ".join(f"{name} {format_bytes(n)}" for name, n in memory["terms"].items() if n)
     yield f"memory of a device ({plan['meshes'][0]['mesh']}), of {format_bytes(memory['budget_bytes'])}: {terms}"
     if memory["fits"]:
+        if memory["max_num_seqs"] < memory["asked_num_seqs"]:
+            yield (
+                f"  that is for {memory['max_num_seqs']:,} sequences at once: what is reserved for"
+                f" {memory['asked_num_seqs']:,} does not fit"
+            )
+        kept = f"{memory['kv_tokens']:,} tokens of keys and values; " if plan["facts"]["kv_bytes_token"] else ""
         yield (
-            f"  it fits: {memory['kv_tokens']:,} tokens of keys and values; at most"
-            f" {memory['largest_batch']:,} sequences of {memory['batch_tokens']:,} tokens,"
+            f"  it fits: {kept}at most {memory['largest_batch']:,} sequences of {memory['batch_tokens']:,} tokens,"
             f" or one of {memory['longest_context']:,}"
         )
     else:
         yield f"  it does not fit: short by {format_bytes(memory['lacking_bytes'])}"
     if plan.get("least"):
         yield f"  the least that would: {plan['least']['devices']} devices ({plan['least']['mesh']})"
+    if plan.get("least_other"):
+        other = plan["least_other"]
+        yield f"  it would fit on {other['devices']} devices as {other['mesh']} ({NOT_HERE})"
 
 
 def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -85,18 +96,33 @@ def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
     if not rows:
         return
     yield ""
-    head = ("mesh", "sequences", "TTFT ms", "TPOT ms", "output tok/s", "within", "SLO")
-    priced = "dollars_per_million" in rows[0]
+    head: tuple[str, ...] = ("mesh", "sequences", "TTFT ms", "TPOT ms", "output tok/s", "within", "SLO")
+    marked = any(row["refusal"] for row in rows[:N_MESHES])
+    priced = any("dollars_per_million" in row for row in rows)
     body = []
     for row in rows[:N_MESHES]:
         body.append((
             row["mesh"], f"{row['concurrency']:,}", f"{row['ttft_ms']:,.1f}", f"{row['tpot_ms']:.2f}",
             f"{row['tokens_per_s']:,.0f}", f"± {100 * row['error']:.0f} %", "met" if row["meets_slo"] else "missed",
-            *((f"{row['dollars_per_million']:.3f}",) if priced else ()),
+            *((_price(row),) if priced else ()),
+            *((NOT_HERE if row["refusal"] else "",) if marked else ()),
         ))  # fmt: skip
-    yield from _table((*head, "$/M tokens") if priced else head, body)
+    head += ("$/M tokens",) if priced else ()
+    yield from _table((*head, "") if marked else head, body)
+    missed = plan.get("missed")
+    if missed:
+        yield (
+            f"  no concurrency meets {missed['slo']}; nearest is a TTFT of {missed['ttft_ms']:,.1f} ms and a TPOT of"
+            f" {missed['tpot_ms']:.2f} ms at {missed['concurrency']:,} sequences ({missed['mesh']})"
+        )
     if len(plan["meshes"]) > N_MESHES:
         yield f"  ({len(plan['meshes'])} meshes compared, {len(plan['refused'])} refused)"
+
+
+def _price(row: Mapping[str, Any]) -> str:
+    """Of what meets its limits; another does not compete."""
+    dollars = row.get("dollars_per_million")
+    return "" if dollars is None else f"{dollars:.3f}"
 
 
 def _steps(plan: Mapping[str, Any]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from quire.config.arch import ModelArch
 from quire.core.plan import Spans
 from quire.planner.calibration import SHARPNESS, Calibration, Curve
 from quire.planner.captured import padded_rows
-from quire.planner.communication import Pattern, Transfer, step_transfers
+from quire.planner.communication import Pattern, Transfer, logits_transfers, step_transfers
 from quire.planner.formats import Formats
 from quire.planner.links import Links
 from quire.planner.mesh import Mesh
@@ -77,7 +77,7 @@ class StepTimer:
             n_rows = n_wants = padded_rows(n_rows, self.calibration.captured)
         by_rows = dict(self.row_parts_s(n_rows))
         others_s = by_rows.pop(ROW_KERNELS) + n_wants * self.calibration.row_s + self.calibration.step_s
-        head_s = self.product_s(self.parts.head, n_wants) if n_wants else 0.0
+        head_s = self._head_s(n_wants) if n_wants else 0.0
         linear_s = sum(by_rows.values()) - self.spared_s(n_rows, n_wants) + head_s
         attention_s = self.attention_s(spans) + self._states_s(spans)
         return {"linear": linear_s, "attention": attention_s, "other kernels": others_s}
@@ -118,9 +118,14 @@ class StepTimer:
         if found is None:
             found = 0.0
             if n_wants:
-                found = self.product_s(self.parts.head, n_wants) + n_wants * self.calibration.row_s
+                found = self._head_s(n_wants) + n_wants * self.calibration.row_s
             self._wants_s[n_wants] = found
         return found
+
+    def _head_s(self, n_wants: int) -> float:
+        """The product, and what ranks send each other of its result."""
+        sent = logits_transfers(self.parts, self.mesh, n_wants, self.formats.itemsize)
+        return self.product_s(self.parts.head, n_wants) + sum(self.transfer_s(one) for one in sent)
 
     def product_s(self, product: Product, n_rows: float) -> float:
         """One call; of experts, of all of a layer."""
@@ -130,8 +135,10 @@ class StepTimer:
             curve.bytes_share * self._bytes_per_s
         )
         rate = self.calibration.flops_per_s.get(product.products) or self.calibration.flops_per_s["bfloat16"]
-        arithmetic_s = product.flops(curve.multiplied(n_rows)) / (curve.rate_share(n_rows) * rate)
-        fixed_s = curve.fixed(n_rows) * (HALF_PAIR if product.is_experts else 1.0)
+        n_all = n_rows * product.row_factor
+        n_flops = product.flops(curve.multiplied(n_all) / product.row_factor)
+        arithmetic_s = n_flops / (curve.rate_share(n_all) * rate)
+        fixed_s = curve.fixed(n_all) * (HALF_PAIR if product.is_experts else 1.0)
         return fixed_s + _joined(memory_s, arithmetic_s)
 
     def _curve(self, product: Product) -> Curve:

@@ -124,9 +124,9 @@ def parse_objective(text: str) -> Objective:
 
 
 def check_price(price: float) -> float:
-    """Dollars an hour of one device. ConfigError where it is negative or no number."""
-    if not math.isfinite(price) or price < 0:
-        raise ConfigError(f"--price {price:g}: dollars an hour of one GPU are a number from 0 on")
+    """Dollars an hour of one device. ConfigError where it is none, negative or no number."""
+    if not math.isfinite(price) or price <= 0:
+        raise ConfigError(f"--price {price:g}: dollars an hour of one GPU are a number above 0; leave it out for none")
     return price
 
 

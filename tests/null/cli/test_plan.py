@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from quire.bench.shape import FOLDER
@@ -36,7 +38,8 @@ def test_a_model_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_plan_for_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     text = planned(capsys, "shape:llama-3.1-70b", "--gpu", "h100", "--count", "4", "--price", "2.5")
-    assert "4 x H100" in text and "$/M tokens" in text and "tp4" in text and "quire serve shape:llama-3.1-70b" in text
+    assert "4 x H100" in text and "$/M tokens" in text and "tp4" in text
+    assert "quire serve shape:llama-3.1-70b --tensor-parallel-size 4" in text and "not in this engine" in text
     assert "no step was ever timed on the H100" in text
 
 
@@ -46,20 +49,48 @@ def test_a_model_that_does_not_fit_names_the_least_that_would(capsys: pytest.Cap
     assert "quire serve" not in text
 
 
-def test_commands_have_only_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (
-        ["--count", "8"],
-        ["--mesh", "tp=4,pp=2", "--count", "8"],
-        ["--kv-cache-dtype", "fp8"],
-        ["--weights", "int4"],
-    ):
-        found = json.loads(planned(capsys, "shape:qwen3-32b", "--gpu", "h200", "--json", *words))
-        parser = make_parser("serve")
-        namespace = parser.parse_args(shlex.split(found["command"])[1:])
-        assert namespace.max_num_seqs > 0
-        for degree in ("tensor_parallel_size", "pipeline_parallel_size"):
-            said = any(degree.replace("_", "-") in text for text in found["unknown"])
-            assert not (said and degree in EngineConfig.__struct_fields__)
+@pytest.mark.parametrize("model", ["qwen3-32b", "mixtral-8x7b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixture[str], model: str, n: int) -> None:
+    meshes: list[list[str]] = [[], ["--mesh", f"tp={n}"], ["--mesh", f"tp={n},ep={n}"] if "32b" not in model else []]
+    for words in meshes:
+        found = json.loads(
+            planned(capsys, f"shape:{model}", "--gpu", "h200", "--count", str(n), "--json", "--slo", "none", *words)
+        )
+        config = made_config(found["command"])
+        degrees = dict(re.fullmatch(r"([a-z]+)(\d+)", word).groups() for word in found["meshes"][0]["mesh"].split()
+                       if word[-1].isdecimal())  # fmt: skip
+        assert degrees.keys() <= {"tp", "ep", "dp"} and degrees.get("ep", "1") in ("1", degrees.get("tp", "1"))
+        assert config.tensor_parallel_size == int(degrees.get("tp", 1))
+        assert config.enable_expert_parallel == ("ep" in degrees)
+
+
+def made_config(command: str) -> EngineConfig:
+    namespace = make_parser("serve").parse_args(shlex.split(command)[1:])
+    known = {name: getattr(namespace, name) for name in EngineConfig.__struct_fields__ if hasattr(namespace, name)}
+    config = msgspec.convert(known, EngineConfig)
+    config.verify()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--mesh", "tp=4,pp=2", "--count", "8"], "pp = 2: the engine has no pipeline"),
+        (["--mesh", "tp=2,sp=2", "--count", "4"], "sp = 2: the engine does not divide"),
+        (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
+        (["--kv-cache-dtype", "fp8"], "keys and values in fp8 are not among"),
+        (["--kv-cache-dtype", "int8"], "keys and values in int8 run on a CPU only"),
+        (["--weights", "int4"], "weights in int4 run on a CPU only"),
+        (["--weights", "fp8"], "weights in fp8 are not among"),
+        (["--gpu", "mi300x"], "no kernels for the MI300X"),
+    ],
+)  # fmt: skip
+def test_what_this_engine_cannot_do_has_no_command(
+    capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+) -> None:
+    text = planned(capsys, "shape:qwen2.5-72b" if "tp=16" in words else "shape:qwen3-32b", "--gpu", "h200", *words)
+    assert "cannot be served by this version: " in text and reason in text and "quire serve" not in text
 
 
 def test_an_objective_chooses_the_concurrency(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +104,50 @@ def test_an_objective_chooses_the_concurrency(capsys: pytest.CaptureFixture[str]
     assert best("tpot=1ms")["meets_slo"] is False
 
 
+def test_operators_that_send_take_time(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(
+        planned(capsys, "shape:llama-3.1-8b", "--gpu", "h200", "--count", "2", "--mesh", "tp=2", "--json")
+    )
+    rows = {row["operator"]: row for row in found["steps"]["decode"]}
+    for sent in found["communication"]:
+        assert rows[sent["name"]]["limit_us"] == pytest.approx(sent["us"]) and sent["us"] > 0
+        assert rows[sent["name"]]["bound"] == "wire"
+
+
+def test_as_many_recurrent_states_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, "shape:mamba2-2.7b", "--gpu", "h100", "--slo", "none")
+    assert "what is reserved for 1,024 does not fit" in text and "quire serve" in text
+    assert "tokens of keys and values; at most" not in text
+    memory = json.loads(planned(capsys, "shape:mamba2-2.7b", "--gpu", "h100", "--json"))["memory"]
+    n = memory["max_num_seqs"]
+    assert 1 < n < 1024 and memory["fits"]
+    one = json.loads(planned(capsys, "shape:mamba2-2.7b", "--gpu", "h100", "--json", "--max-num-seqs", str(n + 1)))
+    assert one["memory"]["max_num_seqs"] == n
+    assert sum(memory["terms"].values()) <= memory["budget_bytes"]
+
+
+def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "shape:llama-3.1-8b",
+        "--gpu",
+        "h200",
+        "--count",
+        "4",
+        "--mesh",
+        "dp=4",
+        "--slo",
+        "tpot=2ms",
+        "--price",
+        "3",
+    )
+    text = planned(capsys, *words)
+    assert "no concurrency meets tpot=2ms; nearest is a TTFT of" in text and "at 4 sequences (dp4)" in text
+    assert "quire serve" not in text and "$/M" not in text
+    found = json.loads(planned(capsys, *words, "--json"))
+    assert "command" not in found and "dollars_per_million" not in found["meshes"][0]
+    assert found["meshes"][0]["tpot_ms"] == min(one["tpot_ms"] for one in found["frontier"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -83,6 +158,13 @@ def test_an_objective_chooses_the_concurrency(capsys: pytest.CaptureFixture[str]
         (["--gpu", "h200", "--slo", "tpot=1ms,tpot=2ms"], "says tpot twice"),
         (["--gpu", "h200", "--price", "-1"], "--price -1"),
         (["--gpu", "h200", "--price", "nan"], "--price nan"),
+        (["--gpu", "h200", "--price", "0"], "--price 0: dollars an hour of one GPU are a number above 0"),
+        (["--gpu", ""], "--gpu names nothing"),
+        (["--price", "2"], "--price is about devices: say which with --gpu"),
+        (["--count", "2"], "--count is about devices"),
+        (["--mesh", "tp=2"], "--mesh is about devices"),
+        (["--gpu", "h200", "--max-model-len", "99999999"], "--max-model-len 99,999,999 exceeds the 40,960 positions"),
+        (["--gpu", "h200", "--max-model-len", "1000"], "of 1,280 tokens, prompt and output, and the longest is 1,000"),
         (["--gpu", "h200", "--count", "0"], "--count 0: 1 to"),
         (["--gpu", "h200", "--mesh", "tp=x"], "'tp=x' cannot be read"),
         (["--gpu", "h200", "--count", "4", "--mesh", "tp=8"], "has 8 devices, and --count is 4"),
@@ -102,6 +184,8 @@ def test_missing_and_impossible_models(capsys: pytest.CaptureFixture[str], tmp_p
     assert "did you mean shape:qwen3-0.6b" in refused(capsys, "shape:qwen3-0.6")
     assert "neither a folder" in refused(capsys, "nothing-here")
     assert "config.json" in refused(capsys, str(tmp_path))
+    for path in ("./nothing-here", "/nowhere/model", "../nothing/", "~/no/model", "no/model/"):
+        assert "there is no such folder" in refused(capsys, path)
     config = json.loads((FOLDER / "qwen3-0.6b" / "config.json").read_text())
     for field, value in (
         ("num_hidden_layers", -1),
@@ -124,6 +208,14 @@ def test_missing_and_impossible_models(capsys: pytest.CaptureFixture[str], tmp_p
 def test_bad_lengths(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str) -> None:
     (tmp_path / "l.json").write_text(text)
     assert message in refused(capsys, "shape:qwen3-0.6b", "--gpu", "h200", "--workload", str(tmp_path / "l.json"))
+
+
+def test_lengths_beyond_the_context(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "long.json").write_text('{"input": [200000], "output": [50]}')
+    words = ("--gpu", "h200", "--workload", str(tmp_path / "long.json"))
+    assert "200,050 tokens, prompt and output, and the longest is 131,072" in refused(
+        capsys, "shape:llama-3.1-8b", *words
+    )
 
 
 def test_lengths_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:

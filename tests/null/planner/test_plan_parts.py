@@ -8,6 +8,7 @@ import pathlib
 import pytest
 from planner_shapes import LLAMA_8B, SHAPES
 
+from quire.config.arch import ModelArch
 from quire.config.model import read_arch
 from quire.config.parameters import shapes as parameter_shapes
 from quire.core.errors import ConfigError
@@ -56,6 +57,29 @@ def test_experts_of_all_ranks_are_the_whole() -> None:
     assert {one.n_of for one in divided.products if one.is_experts} == {2}
 
 
+@pytest.mark.parametrize("n", [4, 8])
+def test_the_work_on_experts_is_the_same_in_every_mesh(n: int) -> None:
+    """64 rows of all replicas together, whatever ranks they lie on: FLOPs over all ranks and stages."""
+    spans, found = prefill_spans(64), {}
+    (whole,) = {sum(one.n_times * one.flops(64) for one in rank_parts(MIXTRAL, Mesh(), Formats()).products
+                    if one.is_experts)}  # fmt: skip
+    for mesh in meshes(n, experts=True, sequences=True):
+        if mesh.refusal(MIXTRAL):
+            continue
+        n_rows = sum(spans.lengths) / mesh.dp / mesh.sp
+        own = sum(one.n_times * one.flops(n_rows) for one in rank_parts(MIXTRAL, mesh, Formats()).products
+                  if one.is_experts)  # fmt: skip
+        found[mesh.words] = own * mesh.n_devices / mesh.pp
+    assert len(found) > 10 and found == pytest.approx(dict.fromkeys(found, whole))
+
+
+def test_experts_of_many_replicas_are_read_for_all_their_rows() -> None:
+    alone, eight = (rank_parts(DEEPSEEK, mesh, Formats()) for mesh in (Mesh(), Mesh(dp=8, ep=8)))
+    for one, own in zip(alone.products, eight.products, strict=True):
+        if one.is_experts:
+            assert 8 * own.read_bytes(4) == pytest.approx(one.read_bytes(32))
+
+
 def test_a_matrix_with_scales() -> None:
     assert FORMATS["int4-g128"].n_bytes(64, 256) == 64 * 256 / 2 + 64 * 2 * 2
     assert FORMATS["int8"].n_bytes(64, 256) == 64 * 256 + 64 * 4
@@ -80,6 +104,13 @@ def test_experts_are_sent_to_and_back() -> None:
     found = [one for one in step_transfers(rank_parts(DEEPSEEK, mesh, Formats()), mesh, 16, 16, 2) if "ep" in one.name]
     assert sum(one.n_times for one in found) == 2 * 58
     assert found[0].n_bytes == pytest.approx(7 / 8 * 16 * 8 * 7168 * 2)
+
+
+def test_experts_among_the_ranks_of_tp_are_reduced_as_without() -> None:
+    """Their ranks have the same rows: nothing is sent to experts."""
+    plain, apart = (step_transfers(rank_parts(DEEPSEEK, mesh, Formats()), mesh, 16, 16, 2)
+                    for mesh in (Mesh(tp=8), Mesh(tp=8, ep=8)))  # fmt: skip
+    assert plain == apart and not any("ep" in one.name for one in apart)
 
 
 def test_volumes() -> None:
@@ -129,6 +160,21 @@ def test_as_many_sequences_as_pages_hold() -> None:
     assert placement.seqs_within(4096, n_shared=2048) > 1.9 * n
 
 
+@pytest.mark.parametrize(
+    ("arch", "mesh", "share"),
+    [
+        (LLAMA_8B, Mesh(sp=2), 1 / 2), (LLAMA_8B, Mesh(tp=4, sp=2), 1 / 8), (LLAMA_8B, Mesh(tp=4, sp=4), 1 / 8),
+        (LLAMA_8B, Mesh(tp=16), 1 / 8), (LLAMA_8B, Mesh(sp=16), 1 / 8), (DEEPSEEK, Mesh(sp=8), 1.0),
+        (DEEPSEEK, Mesh(tp=4, sp=2), 1.0),
+    ],
+)  # fmt: skip
+def test_heads_of_keys_are_whole_and_lines_are_not_divided(arch: ModelArch, mesh: Mesh, share: float) -> None:
+    whole, own = (rank_parts(arch, one, Formats()).attentions for one in (Mesh(), mesh))
+    assert [one.token_numbers for one in own] == [share * one.token_numbers for one in whole]
+    pages = [place(arch, 80 * GIB, one, Formats(), Limits()).page_bytes for one in (Mesh(), mesh)]
+    assert pages[1] == share * pages[0]
+
+
 def test_stages_share_the_layers() -> None:
     whole, stage = (place(LLAMA_8B, 40 * GIB, Mesh(pp=n), Formats(), Limits()) for n in (1, 4))
     assert stage.weights_bytes == pytest.approx((whole.weights_bytes - 2 * 128256 * 4096 * 2) / 4, rel=0.35)
@@ -166,6 +212,19 @@ def test_parts_are_the_step() -> None:
     timer = StepTimer(LLAMA_8B, calibration_for(H200), Formats(), Mesh())
     for spans in (decode_spans(5, 300), prefill_spans(700)):
         assert sum(timer.parts_s(spans).values()) == pytest.approx(timer.step_s(spans))
+
+
+def test_logits_that_ranks_send_take_time() -> None:
+    links = H200.links
+    timer = StepTimer(LLAMA_8B, calibration_for(H200), Formats(), Mesh(tp=4), links)
+    spans = decode_spans(256, 300)
+    (_, logits) = step_transfers(timer.parts, Mesh(tp=4), 256, 256, 2)
+    sent_s = timer.transfer_s(logits)
+    assert sent_s > logits.n_bytes / links.device_bytes_per_s
+    head_s = timer.product_s(timer.parts.head, 256)
+    assert timer.wants_s(256) == pytest.approx(head_s + sent_s + 256 * timer.calibration.row_s)
+    assert timer.wants_s(0) == 0 and "logits (tp)" not in dict(timer.row_parts_s(256))
+    assert sum(timer.parts_s(spans).values()) == pytest.approx(timer.step_s(spans))
 
 
 def test_steps_are_padded_to_captured_sizes() -> None:
