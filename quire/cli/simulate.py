@@ -10,7 +10,7 @@ import msgspec
 
 from quire.bench.plot import check_plot_path, write_plot
 from quire.bench.report import build_report, check_report_path, write_report
-from quire.bench.simulate import charts, tables
+from quire.bench.simulate import charts, subject, tables
 from quire.bench.simulate.figures import Slo, parse_slo
 from quire.bench.simulate.options import SimulateOptions, is_known_at_once
 from quire.bench.simulate.requests import SimRequest
@@ -48,7 +48,8 @@ def run(namespace: argparse.Namespace) -> int:
     variants = [_variant("as given", config, options, at_once)]
     for text in options.compare:
         variants.append(_variant(text, *_changed(namespace, text), at_once))
-    results: dict[str, object] = {}
+    _say(subject.lines(variants, requests))
+    results: dict[str, object] = {"simulated": {one.name: subject.subject(one, requests) for one in variants}}
     if options.capacity and slo is not None:
         results["capacity"] = _capacities(variants, requests, slo, options.slo_share)
     elif options.baselines:
