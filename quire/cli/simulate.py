@@ -24,6 +24,7 @@ from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
 from quire.engine.simulated import SimulatedMachine
 
+DEFAULT_MODEL = "shape:llama-3.1-8b"
 UNCHANGED = {"compare", "baselines", "capacity", "output_json", "plot", "trace", "workload", "request_rate"}
 """Options that say what is compared, not how it is served."""
 
@@ -32,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "quire simulate [MODEL] [options]"
     add_flags(parser, SimulateOptions, title="simulation options")
-    add_engine_flags(parser)
+    add_engine_flags(parser, default=DEFAULT_MODEL)
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -81,7 +82,7 @@ def _check(options: SimulateOptions, slo: Slo | None) -> None:
 
 
 def _config(namespace: argparse.Namespace, options: SimulateOptions, **changes: object) -> EngineConfig:
-    fixed: dict[str, object] = {"model": "shape:llama-3.1-8b"}
+    fixed: dict[str, object] = {"model": DEFAULT_MODEL}
     if options.workload in WORKLOADS:
         workload = WORKLOADS[options.workload]
         fixed = {"model": workload.model, "max_model_len": workload.max_model_len}

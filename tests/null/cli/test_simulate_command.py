@@ -26,6 +26,15 @@ def test_the_command_needs_no_torch() -> None:
     assert "request_throughput" in done.stdout
 
 
+def test_help_names_the_model_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "without it shape:llama-3.1-8b is used" in words and "shape:llama-3.1-8b in `quire simulate`" in words
+    assert main(["simulate", *SMALL]) == 0
+    assert capsys.readouterr().out.startswith("model       shape:llama-3.1-8b")
+
+
 def test_one_run_goes_to_json_and_a_page(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, page = str(tmp_path / "r.json"), str(tmp_path / "p.html")
     assert main(["simulate", MODEL, *SMALL, "--slo", "ttft=1s", "--output-json", path, "--plot", page]) == 0
