@@ -105,6 +105,7 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--gpu-memory", "1GiB"], "or divide it over several GPUs with --tensor-parallel-size"),
         (["--gpu", "h2000"], "'h2000' is unknown; did you mean h200?"),
         (["--slo", "ttft=fast"], "write limits such as ttft=200ms"),
         (["--capacity"], "give one, such as"),
