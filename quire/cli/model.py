@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from quire.engine.llm import LLM
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
-    """Add the MODEL argument and the flags of `EngineConfig`."""
+def add_engine_flags(
+    parser: argparse.ArgumentParser, *, skip: Collection[str] = (), default: str = "the bundled demo model"
+) -> None:
+    """Add the MODEL argument and the flags of `EngineConfig`. default: what is taken without MODEL, in words."""
     parser.add_argument(
         "model_argument", nargs="?", default="", metavar="MODEL",
-        help="folder, .gguf file or hub name; without it the bundled demo model is used",
+        help=f"folder, .gguf file or hub name; without it {default} is used",
     )  # fmt: skip
     add_flags(parser, EngineConfig, title="engine options", skip=skip)
     parser.add_argument(

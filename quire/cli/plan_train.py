@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quire.bench.isoflop import write_isoflop_plot
 from quire.bench.plot import check_plot_path
-from quire.core.counts import parse_count
+from quire.core.counts import format_count, parse_count
 from quire.core.errors import ConfigError, shown
 from quire.planner.accelerators import Accelerator, accelerator_named
 from quire.planner.scaling import report as scaling_report
@@ -26,6 +26,7 @@ from quire.planner.training.plan import DEFAULT_UTILISATION, TrainingPlan, plan_
 from quire.planner.training.setup import OPTIMIZERS, Checkpointing, TrainingSetup
 
 if TYPE_CHECKING:
+    from quire.config.arch import ModelArch
     from quire.planner.scaling.fit import Fit
 
 NAME: Final = "train"
@@ -38,6 +39,8 @@ PLOTTED: Final = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """Of the budget."""
 MAX_DEVICES: Final = 1 << 20
 HERE: Final = "here"
+LEAST_MODEL: Final = 1e6
+"""Parameters of the smallest model that a budget is named for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +60,12 @@ def _cluster(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--gpu", default="h100", metavar="NAME", help="accelerator, as in quire plan (default: h100)")
     add("--gpus", type=int, default=8, metavar="N", help="how many (default: 8)")
-    add("--price", type=float, default=0.0, metavar="DOLLARS", help="of one for an hour")
+    add("--price", type=float, metavar="DOLLARS", help="of one for an hour")
     add(
-        "--hfu", type=float, default=0.0, metavar="X",
+        "--hfu", type=float, metavar="X",
         help=f"part of the peak that all arithmetic reaches, recomputation counted (default: {DEFAULT_UTILISATION})",
     )  # fmt: skip
-    add("--mfu", type=float, default=0.0, metavar="X", help="the same, recomputation not counted; in place of --hfu")
+    add("--mfu", type=float, metavar="X", help="the same, recomputation not counted; in place of --hfu")
 
 
 def _model(group: argparse._ArgumentGroup) -> None:
@@ -71,7 +74,10 @@ def _model(group: argparse._ArgumentGroup) -> None:
     add("--batch-tokens", default="4M", metavar="N", help="tokens of a step (default: 4M)")
     add("--seq-len", default="4096", metavar="N", help="tokens of a sequence (default: 4096)")
     add("--micro-batch", type=int, default=1, metavar="N", help="sequences at once on a replica (default: 1)")
-    add("--zero", type=int, choices=range(4), default=1, help="share out 1: optimizer states, 2: gradients, 3: weights")
+    add(
+        "--zero", type=int, choices=range(4), default=1,
+        help="share out 1: optimizer states, 2: gradients, 3: weights (default: 1)",
+    )  # fmt: skip
     add("--tp", type=int, default=1, metavar="N", help="tensor-parallel devices (default: 1)")
     add("--pp", type=int, default=1, metavar="N", help="pipeline stages (default: 1)")
     add("--no-sequence-parallel", action="store_true", help="tensor-parallel devices keep whole norms and inputs")
@@ -89,7 +95,9 @@ def _model(group: argparse._ArgumentGroup) -> None:
 
 def _budget(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--budget", nargs="+", metavar="FLOPS", help="FLOPs of training, as 1e24 or '1e24 flops'")
+    add(
+        "--budget", nargs="+", metavar="FLOPS", help="FLOPs of training, as 1e24; of MODEL: what its tokens follow from"
+    )
     add("--gpu-hours", default="", metavar="N", help="hours of one --gpu, in place of FLOPs")
     add("--dollars", default="", metavar="N", help="dollars, with --price, in place of FLOPs")
     add("--sizes", nargs="+", default=[], metavar="N", help="for which budgets models of these sizes are the best")
@@ -99,7 +107,7 @@ def _budget(group: argparse._ArgumentGroup) -> None:
         "--experts", type=int, default=0, metavar="N", help=f"law of mixtures of 1 to {MAX_EXPERTS} experts, one chosen"
     )
     add("--serve-tokens", default="", metavar="N", help="tokens that the model will serve: count them too")
-    add("--serve-mfu", type=float, default=0.0, metavar="X", help="part of the peak then (default: as in training)")
+    add("--serve-mfu", type=float, metavar="X", help="part of the peak then (default: as in training)")
     add("--plot", default="", metavar="FILE", help="loss over size for budgets around it: .html, or .png (matplotlib)")
 
 
@@ -127,14 +135,14 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag.replace('_', '-')} {value} is out of range: {least} to {most:,} are possible")
     for flag in ("hfu", "mfu", "serve_mfu"):
         value = getattr(arguments, flag)
-        if not 0 <= value <= 1:
+        if value is not None and not 0 < value <= 1:
             raise ConfigError(
                 f"--{flag.replace('_', '-')} {value:g} is out of range: a part of the peak is above 0 to 1"
             )
     if arguments.hfu and arguments.mfu:
         raise ConfigError("--hfu and --mfu say the same in two ways: give one of them")
-    if not 0 <= arguments.price < float("inf"):
-        raise ConfigError(f"--price {arguments.price:g} is out of range: dollars of one device for an hour, above 0")
+    if arguments.price is not None and not 0 <= arguments.price < float("inf"):
+        raise ConfigError(f"--price {arguments.price:g} is out of range: dollars of one device for an hour, from 0 on")
     if sum(map(bool, (arguments.law, arguments.fit, arguments.experts))) > 1:
         raise ConfigError("--law, --fit and --experts each choose a scaling law: give one of them")
     if arguments.plot:
@@ -166,8 +174,10 @@ def _flops(arguments: argparse.Namespace, gpu: Accelerator) -> float:
                 "1e24 flops; hours and dollars are --gpu-hours and --dollars, and MODEL comes first"
             )
         return parse_count(number, "--budget")
-    if arguments.dollars and not arguments.price:
+    if arguments.dollars and arguments.price is None:
         raise ConfigError("--dollars needs --price, the dollars of one device for an hour")
+    if arguments.dollars and not arguments.price:
+        raise ConfigError("--price 0 buys hours without end: with --dollars give one above 0")
     hours = parse_count(arguments.gpu_hours, "--gpu-hours") if arguments.gpu_hours else 0.0
     if arguments.dollars:
         hours = parse_count(arguments.dollars, "--dollars") / arguments.price
@@ -190,7 +200,8 @@ def _run_budget(arguments: argparse.Namespace, gpu: Accelerator, law: ScalingLaw
     budget = None
     if flops:
         hours = device_hours(flops, gpu, used)
-        budget = Budget(flops=flops, hours=hours, gpu=gpu.name, utilisation=used, price=arguments.price)
+        budget = Budget(flops=flops, hours=hours, gpu=gpu.name, utilisation=used, price=arguments.price or 0.0)
+        _check_budget(law, flops)
     serving = _serving(arguments, law, flops, used)
     if arguments.plot:
         write_isoflop_plot(arguments.plot, curves(law, [flops * part for part in PLOTTED]), f"{law.name}: {law.source}")
@@ -204,6 +215,17 @@ def _run_budget(arguments: argparse.Namespace, gpu: Accelerator, law: ScalingLaw
     parts += [[scaling_report.row("plot", arguments.plot)]] if arguments.plot else []
     print("\n\n".join("\n".join(lines) for lines in parts))
     return 0
+
+
+def _check_budget(law: ScalingLaw, flops: float) -> None:
+    """ConfigError where the law has no model of it."""
+    best = law.optimum(flops)
+    if min(best.n_parameters, best.n_tokens) < 1:
+        raise ConfigError(
+            f"a budget of {flops:.3g} FLOPs is too small for {law.name}, which takes {best.n_parameters:.2g} "
+            f"parameters and {best.n_tokens:.2g} tokens for it; a model of "
+            f"{format_count(LEAST_MODEL)} parameters takes {law.optimum_of_size(LEAST_MODEL).flops:.1e}"
+        )
 
 
 def _serving(arguments: argparse.Namespace, law: ScalingLaw, flops: float, used: float) -> Serving | None:
@@ -245,19 +267,36 @@ def _run_model(arguments: argparse.Namespace, gpu: Accelerator, law: ScalingLaw)
         raise ConfigError("--serve-tokens, --sizes and --plot are about the best model for a budget: leave MODEL out")
     arch = find_arch(arguments.model)
     plan = plan_training(
-        arch, _setup(arguments), gpu, utilisation=arguments.hfu, model_utilisation=arguments.mfu,
+        arch, _setup(arguments), gpu, utilisation=arguments.hfu or 0.0, model_utilisation=arguments.mfu or 0.0,
         masked=arguments.count_masked,
     )  # fmt: skip
+    _warn(arguments, arch, plan.setup)
     n_tokens, why = _tokens(arguments, plan, gpu, law)
+    price = arguments.price or 0.0
     loss = law.loss(plan.n_active, n_tokens)
     if arguments.json:
-        found = training_report.as_json(arch, plan, n_tokens, arguments.price)
+        found = training_report.as_json(arch, plan, n_tokens, price)
         return _print_json(found | {"law": law.name, "loss": loss})
     expected = "" if loss is None else f"{loss:.3f} by {law.name}"
     if expected and not arguments.experts and plan.n_active < plan.n_parameters / 2:
         expected += ", of a dense model with as many parameters as a token goes through"
-    print("\n".join(training_report.lines(arch, plan, n_tokens, why, arguments.price, expected)))
+    print("\n".join(training_report.lines(arch, plan, n_tokens, why, price, expected)))
     return 0
+
+
+def _warn(arguments: argparse.Namespace, arch: ModelArch, setup: TrainingSetup) -> None:
+    """Says what is otherwise than asked, or longer than the model knows."""
+    found = []
+    if 0 < arch.max_position < setup.seq_len:
+        found.append(f"--seq-len {setup.seq_len:,} is beyond the model's context of {arch.max_position:,} tokens")
+    least = setup.micro_tokens * setup.n_replicas
+    if setup.batch_tokens < least:
+        found.append(
+            f"--batch-tokens {arguments.batch_tokens} is less than a micro-batch on every replica: a step takes "
+            f"{format_count(least)} tokens"
+        )
+    for text in found:
+        print(f"quire plan train: {text}", file=sys.stderr)
 
 
 def _tokens(

@@ -10,7 +10,7 @@ import msgspec
 
 from quire.bench.plot import check_plot_path, write_plot
 from quire.bench.report import build_report, check_report_path, write_report
-from quire.bench.simulate import charts, tables
+from quire.bench.simulate import charts, subject, tables
 from quire.bench.simulate.figures import Slo, parse_slo
 from quire.bench.simulate.options import SimulateOptions, is_known_at_once
 from quire.bench.simulate.requests import SimRequest
@@ -24,6 +24,7 @@ from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
 from quire.engine.simulated import SimulatedMachine
 
+DEFAULT_MODEL = "shape:llama-3.1-8b"
 UNCHANGED = {"compare", "baselines", "capacity", "output_json", "plot", "trace", "workload", "request_rate"}
 """Options that say what is compared, not how it is served."""
 
@@ -32,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "quire simulate [MODEL] [options]"
     add_flags(parser, SimulateOptions, title="simulation options")
-    add_engine_flags(parser)
+    add_engine_flags(parser, default=DEFAULT_MODEL)
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -48,7 +49,8 @@ def run(namespace: argparse.Namespace) -> int:
     variants = [_variant("as given", config, options, at_once)]
     for text in options.compare:
         variants.append(_variant(text, *_changed(namespace, text), at_once))
-    results: dict[str, object] = {}
+    _say(subject.lines(variants, requests))
+    results: dict[str, object] = {"simulated": {one.name: subject.subject(one, requests) for one in variants}}
     if options.capacity and slo is not None:
         results["capacity"] = _capacities(variants, requests, slo, options.slo_share)
     elif options.baselines:
@@ -80,7 +82,7 @@ def _check(options: SimulateOptions, slo: Slo | None) -> None:
 
 
 def _config(namespace: argparse.Namespace, options: SimulateOptions, **changes: object) -> EngineConfig:
-    fixed: dict[str, object] = {"model": "shape:llama-3.1-8b"}
+    fixed: dict[str, object] = {"model": DEFAULT_MODEL}
     if options.workload in WORKLOADS:
         workload = WORKLOADS[options.workload]
         fixed = {"model": workload.model, "max_model_len": workload.max_model_len}

@@ -37,8 +37,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of one engine. Spelling follows vLLM: field `max_num_seqs` is flag `--max-num-seqs`."""
 
     model: Annotated[
-        str, _doc("Folder in the Hugging Face layout, .gguf file, or hub name; empty serves the bundled demo model.")
-    ] = ""
+        str, _doc("Folder in the Hugging Face layout, .gguf file, or hub name; empty: the bundled demo model, but"
+                  " shape:llama-3.1-8b in `quire simulate`.")
+    ] = ""  # fmt: skip
     tokenizer: Annotated[str, _doc("Folder, .gguf file or hub name of a tokenizer that is not with the model.")] = ""
     revision: Annotated[str, _doc("Branch, tag or commit of a hub model.")] = ""
     served_model_name: Annotated[

@@ -19,7 +19,9 @@ def parse_count(text: str, what: str = "this") -> float:
         raise ConfigError(f"{what} {shown(text)} is not a number: write one as 4096, 4M, 1.5T or 1e24")
     digits, power = match.groups()
     value = float(digits.replace(",", "").replace("_", "")) * 1000.0 ** POWERS[power.lower()]
-    if not 0 < value < math.inf:
+    if value == math.inf:
+        raise ConfigError(f"{what} {shown(text)} is too large: numbers end at 1.8e308")
+    if not value > 0:
         raise ConfigError(f"{what} {shown(text)} is out of range: give a number above 0")
     return value
 

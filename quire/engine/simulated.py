@@ -82,7 +82,7 @@ class SimulatedMachine:
         if weights_bytes >= memory_bytes:
             raise ConfigError(
                 f"the weights take {format_bytes(weights_bytes)}, {hardware} has {format_bytes(memory_bytes)}: "
-                "choose a larger --gpu or a smaller model"
+                "choose a larger --gpu or a smaller model, or divide it over several GPUs with --tensor-parallel-size"
             )
         room = Room(memory_bytes, memory_bytes - weights_bytes, is_main=device == "cpu")
         n_snapshots = snapshots_within(config, limits, own, room)

@@ -48,17 +48,6 @@ def all_to_all_bytes(data_bytes: float, n_ranks: int) -> float:
     return (n_ranks - 1) / n_ranks * data_bytes
 
 
-def ring_attention_bytes(n_tokens: float, token_bytes: float, n_ranks: int) -> float:
-    """Keys and values of a layer that a rank passes on while a prompt of `n_tokens` is attended to in a ring: those of
-    its own tokens, n - 1 times."""
-    return (n_ranks - 1) / n_ranks * n_tokens * token_bytes
-
-
-def gradient_bytes(n_parameters: float, n_ranks: int, itemsize: int = 2) -> float:
-    """All-reduce of gradients over replicas in training; replicas that serve send each other nothing."""
-    return all_reduce_bytes(n_parameters * itemsize, n_ranks)
-
-
 def logits_transfers(parts: RankParts, mesh: Mesh, n_wants: int, itemsize: int) -> list[Transfer]:
     """Of the rows that want a token."""
     if mesh.tp == 1 or not n_wants:

@@ -97,7 +97,7 @@ def memory_facts(placement: Placement, task: Task) -> dict[str, Any]:
 def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
     """One line of the table of meshes."""
     point = one.best or one.nearest
-    error = error_bar(task, one.mesh)
+    error = error_bar(StepTimer(task.arch, task.calibration, task.formats, one.mesh))
     found: dict[str, Any] = {"mesh": one.mesh.words, "fits": one.placement.fits, "meets_slo": one.best is not None,
                              "refusal": one.refusal}  # fmt: skip
     if point is None:
@@ -113,14 +113,14 @@ def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
     return found
 
 
-def error_bar(task: Task, mesh: Mesh) -> float:
+def error_bar(timer: StepTimer) -> float:
     """Relative: the calibration's, and what is added for each thing that nobody measured there."""
-    parts = rank_parts(task.arch, mesh, task.formats)
+    mesh, parts, calibration = timer.mesh, timer.parts, timer.calibration
     unmeasured = (
         mesh.n_devices > mesh.dp, any(one.is_experts for one in parts.products), bool(parts.states),
-        task.formats.weights.products not in task.calibration.products,
+        timer.formats.weights.products not in calibration.products,
     )  # fmt: skip
-    return task.calibration.error + UNMEASURED * sum(unmeasured)
+    return calibration.error + UNMEASURED * sum(unmeasured)
 
 
 def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float, quantization: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -24,6 +23,8 @@ from quire.core.errors import ConfigError, shown
 from quire.core.files import read_regular
 
 MAX_TRACE_BYTES: Final = 2 << 30
+LONGEST_S: Final = 366 * 86400.0
+"""From the first request to the last: more is a wrong unit."""
 HASH_TOKENS, MARK_TOKENS = 512, 32
 """Tokens that a hash of Mooncake's, or a mark of our own record, stands for."""
 
@@ -35,6 +36,8 @@ class _Reader:
         self.path, self.line = path, 0
         self._keys: dict[object, int] = {}
         self._origin_s: float | None = None
+        self.n_early = self.first_early = 0
+        """Requests before the one above them, and the line of the first."""
 
     def refuse(self, what: str) -> ConfigError:
         return ConfigError(f"trace {shown(self.path)}, line {self.line}: {what}")
@@ -47,6 +50,19 @@ class _Reader:
         if self._origin_s is None:
             self._origin_s = time_s
         return time_s - self._origin_s
+
+    def check_span(self, request: SimRequest, before: list[SimRequest]) -> None:
+        """Counts a request that comes before the one above it. ConfigError for one too far from the first."""
+        if not before:
+            return
+        if request.arrival_s < before[-1].arrival_s:
+            self.n_early += 1
+            self.first_early = self.first_early or self.line
+        away_s = abs(request.arrival_s - before[0].arrival_s)
+        if away_s > LONGEST_S:
+            raise self.refuse(
+                f"it comes {away_s:.3g} s away from the first request, more than a year: is its time in the right unit?"
+            )
 
     def seconds(self, row: Mapping[str, Any], name: str, unit_s: float = 1.0) -> float:
         value = row[name]
@@ -128,13 +144,15 @@ def _record(reader: _Reader, row: Mapping[str, Any]) -> list[SimRequest]:
     return found
 
 
-FORMS: Final[tuple[tuple[str, Callable[[_Reader, Mapping[str, Any]], list[SimRequest]]], ...]] = (
-    ("arrival_s", _own),
-    ("timestamp", _mooncake),
-    ("TIMESTAMP", _azure),
-    ("at_s", _record),
-)
+FORMS: Final[dict[str, Callable[[_Reader, Mapping[str, Any]], list[SimRequest]]]] = {
+    "arrival_s": _own, "timestamp": _mooncake, "TIMESTAMP": _azure, "at_s": _record,
+}  # fmt: skip
 """Name of the time → who reads the line."""
+COLUMNS: Final = {
+    "arrival_s": ("input_len", "output_len"), "timestamp": ("input_length", "output_length"),
+    "TIMESTAMP": ("ContextTokens", "GeneratedTokens"),
+}  # fmt: skip
+"""Name of the time → what a table has beside it."""
 
 
 def read_trace(path: str) -> tuple[list[SimRequest], list[str]]:
@@ -149,14 +167,20 @@ def read_trace(path: str) -> tuple[list[SimRequest], list[str]]:
         raise ConfigError(f"trace {shown(path)} cannot be read: {error.strerror}") from None
     requests: list[SimRequest] = []
     for row in _rows(reader, content):
-        form = next((read for name, read in FORMS if name in row), None)
+        form = next((read for name, read in FORMS.items() if name in row), None)
         if form is None:
-            raise reader.refuse(f"there is no time: name it {' or '.join(name for name, _ in FORMS)}")
-        requests += form(reader, row)
+            raise reader.refuse(f"there is no time: name it {' or '.join(FORMS)}")
+        for request in form(reader, row):
+            reader.check_span(request, requests)
+            requests.append(request)
     if not requests:
         raise ConfigError(f"trace {shown(path)} has no request")
-    n_early = sum(b.arrival_s < a.arrival_s for a, b in itertools.pairwise(requests))
-    notes = [f"{n_early} requests of the trace came before the one above them: it was sorted"] if n_early else []
+    notes = []
+    if reader.n_early:
+        notes = [
+            f"{reader.n_early} requests of the trace came before the one above them, the first in line "
+            f"{reader.first_early}: it was sorted"
+        ]
     requests.sort(key=lambda one: one.arrival_s)
     if requests[0].arrival_s < 0:  # times of a day, counted from a line that was not the first
         first_s = requests[0].arrival_s
@@ -181,6 +205,14 @@ def _rows(reader: _Reader, content: bytes) -> Iterator[Mapping[str, Any]]:
         rows = csv.DictReader(content.decode("utf-8-sig").splitlines(), skipinitialspace=True)
     except UnicodeDecodeError:
         raise ConfigError(f"trace {shown(reader.path)} is neither JSON lines nor CSV in UTF-8") from None
+    heads = [name for name in rows.fieldnames or () if name]
+    lacking = [name for time, names in COLUMNS.items() if time in heads for name in names if name not in heads]
+    if "prompt_token_ids" in heads:
+        lacking = [name for name in lacking if name != "input_len"]
+    if lacking:
+        raise ConfigError(
+            f"trace {shown(reader.path)}: the header lacks {', '.join(lacking)}; it has {shown(', '.join(heads))}"
+        )
     for row in rows:
         reader.line = rows.line_num
         if None in row or None in row.values():

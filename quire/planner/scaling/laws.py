@@ -229,9 +229,7 @@ def mixture_law(n_experts: int) -> ParametricLaw:
     has the form of Hoffmann et al. (their table 4).
     """
     if not 1 <= n_experts <= MAX_EXPERTS:
-        raise ConfigError(
-            f"--experts {n_experts} is out of range: the law was fitted to 1 to 32; give 1 to {MAX_EXPERTS}"
-        )
+        raise ConfigError(f"--experts {n_experts} is out of range: 1 to {MAX_EXPERTS} are possible")
     start = 1 / (1 / _EXPERTS_START - 1 / _EXPERTS_MAX)
     log_experts = -math.log(1 / (n_experts - 1 + start) + 1 / _EXPERTS_MAX)
     return ParametricLaw(

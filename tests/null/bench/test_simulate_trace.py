@@ -77,7 +77,7 @@ def test_a_trace_out_of_order_is_sorted_and_that_is_said(tmp_path: pathlib.Path)
     rows = [{"arrival_s": at, "input_len": 1, "output_len": 1} for at in (2, 1, 3, 0)]
     requests, notes = read_trace(written(tmp_path, lines(*rows)))
     assert [one.arrival_s for one in requests] == [0, 1, 2, 3]
-    assert notes == ["2 requests of the trace came before the one above them: it was sorted"]
+    assert notes == ["2 requests of the trace came before the one above them, the first in line 2: it was sorted"]
 
 
 GOOD = {"arrival_s": 1.0, "input_len": 5, "output_len": 5}
@@ -91,6 +91,7 @@ GOOD = {"arrival_s": 1.0, "input_len": 5, "output_len": 5}
         (GOOD | {"arrival_s": "nan"}, "line 2: arrival_s is 'nan': write a finite number"),
         (GOOD | {"arrival_s": "inf"}, "line 2: arrival_s is 'inf': write a finite number"),
         (GOOD | {"arrival_s": True}, "line 2: arrival_s is 'True'"),
+        (GOOD | {"arrival_s": 4e7}, "line 2: it comes 4e+07 s away from the first request, more than a year"),
         (GOOD | {"input_len": 0}, "line 2: input_len is '0': write a whole number of tokens from 1"),
         (GOOD | {"input_len": 2.5}, "line 2: input_len is '2.5'"),
         (GOOD | {"output_len": 1e300}, "line 2: output_len is"),
@@ -115,6 +116,11 @@ def test_bad_lines_are_named(tmp_path: pathlib.Path, bad: object, words: str) ->
 def test_bad_files_are_named(tmp_path: pathlib.Path) -> None:
     for path, words in (
         (written(tmp_path, "", "empty"), "has no request"),
+        (
+            written(tmp_path, "arrival_s,input_len\n1,2\n", "lacks"),
+            "the header lacks output_len; it has 'arrival_s, input_len'",
+        ),
+        (written(tmp_path, "TIMESTAMP,GeneratedTokens\nx,2\n", "azure"), "the header lacks ContextTokens; it has"),
         (written(tmp_path, "arrival_s,input_len,output_len\n1,2\n", "short"), "line 2: it has not as many values"),
         (written(tmp_path, "arrival_s,input_len,output_len\n1,2,3\n-1,2,3\n"), "line 3: arrival_s is -1"),
         (str(tmp_path / "none"), "cannot be read: No such file"),

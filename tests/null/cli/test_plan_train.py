@@ -166,6 +166,11 @@ def test_how_long_a_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None
     (("--budget", "1e20", "--law", "chinchilla-2", "--plot", "a.html"), "not how good"),
     (("--budget", "1e20", "--plot", "a.pdf"), "must end with .png or .html"),
     (("--budget", "1e20", "--mfu", "40"), "--mfu 40 is out of range"),
+    (("--budget", "1e20", "--mfu", "0"), "--mfu 0 is out of range"),
+    (("--dollars", "1M", "--price", "0"), "--price 0 buys hours without end"),
+    (("--budget", "1e400"), "--budget '1e400' is too large"),
+    (("--budget", "1"), "1 FLOPs is too small for besiroglu.*1.00M"),
+    (("--budget", "1e20", "--experts", "65"), "--experts 65 is out of range: 1 to 64 are possible"),
     (("--budget", "1e20", "--mfu", "0.4", "--hfu", "0.4"), "give one of them"),
     (("--budget", "1e20", "--gpu", "h101"), "--gpu 'h101' is unknown"),
     (("--budget", "1e20", "--price", "-2"), "--price -2 is out of range"),
@@ -186,6 +191,16 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, .
     import re
 
     assert re.search(message, complaint(capsys, *words))
+
+
+def test_what_is_otherwise_than_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*TRAIN, SHAPE, "--batch-tokens", "1", "--seq-len", "200000"]) == 0
+    said = capsys.readouterr().err
+    assert "--seq-len 200,000 is beyond the model's context of 131,072 tokens" in said
+    assert "--batch-tokens 1 is less than a micro-batch on every replica: a step takes 1.60M tokens" in said
+    assert run([*TRAIN, SHAPE]) == 0 and not capsys.readouterr().err
+    assert run([*TRAIN, SHAPE, "--price", "0", "--budget", "1e22"]) == 0
+    assert "what the budget pays for" in capsys.readouterr().out
 
 
 def test_it_loads_no_torch() -> None:

@@ -26,6 +26,15 @@ def test_the_command_needs_no_torch() -> None:
     assert "request_throughput" in done.stdout
 
 
+def test_help_names_the_model_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "without it shape:llama-3.1-8b is used" in words and "shape:llama-3.1-8b in `quire simulate`" in words
+    assert main(["simulate", *SMALL]) == 0
+    assert capsys.readouterr().out.startswith("model       shape:llama-3.1-8b")
+
+
 def test_one_run_goes_to_json_and_a_page(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, page = str(tmp_path / "r.json"), str(tmp_path / "p.html")
     assert main(["simulate", MODEL, *SMALL, "--slo", "ttft=1s", "--output-json", path, "--plot", page]) == 0
@@ -33,8 +42,28 @@ def test_one_run_goes_to_json_and_a_page(tmp_path: pathlib.Path, capsys: pytest.
     assert "slo_attainment" in out and "processor time" in out
     report = json.loads(pathlib.Path(path).read_text())
     (run,) = report["results"]["runs"]
+    told = report["results"]["simulated"]["as given"]
+    assert (told["model"], told["device"], told["n_requests"]) == (MODEL, "h200", 12) and told["error"] < 0.25
     assert run["completed"] == 12 and run["slo_attainment"] == 1.0 and report["config"]["n_pages"] > 100
     assert "<svg" in pathlib.Path(page).read_text()
+
+
+def test_what_was_simulated_is_said_first(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "r.json"
+    words = ["simulate", MODEL, *SMALL, "--gpu", "a100", "--tensor-parallel-size", "2", "--request-rate", "5"]
+    assert main([*words, "--compare", "gpu=h200", "replicas=3", "--output-json", str(path)]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert found[0].startswith("model       shape:qwen3-0.6b, ")
+    assert "a100-80, 79.30 GiB; times ± 35 %" in found[1], "25 of a device assumed, 10 of several"
+    assert "assumed, never measured: peaks of NVIDIA data sheet A100" in found[2]
+    assert found[3].endswith("2 GPUs share each layer: times of several GPUs are computed, never measured")
+    assert "random, 40 tokens in, 6 out: 12 requests, 5 a second" in found[4] and found[5] == "replicas    1"
+    assert "h200, 140.40 GiB" in found[6] and found[6].endswith("(with gpu=h200)") and "measured: " in found[7]
+    assert found[8] == "replicas    3, chosen by prefix (with replicas=3)" and not found[9]
+    told = json.loads(path.read_text())["results"]["simulated"]
+    assert told["as given"]["error"] == pytest.approx(0.35) and told["as given"]["n_ranks"] == 2
+    assert main(["simulate", MODEL, *SMALL, "--gpu", "cpu"]) == 0
+    assert "how far they are off is not known" in capsys.readouterr().out.splitlines()[1]
 
 
 def test_rates_make_a_curve_and_flags_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +80,8 @@ def test_rates_make_a_curve_and_flags_a_comparison(capsys: pytest.CaptureFixture
         == 0
     )
     table = capsys.readouterr().out
-    assert "max-num-batched-tokens=64,max_num_seqs=4" in table.splitlines()[0]
+    (head,) = [line for line in table.splitlines() if line.lstrip().startswith("as given")]
+    assert "max-num-batched-tokens=64,max_num_seqs=4" in head
     (steps,) = [line.split() for line in table.splitlines() if line.startswith("steps")]
     assert int(steps[1]) < int(steps[2]), "two at a time take more steps than all at once"
 
@@ -75,6 +105,7 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--gpu-memory", "1GiB"], "or divide it over several GPUs with --tensor-parallel-size"),
         (["--gpu", "h2000"], "'h2000' is unknown; did you mean h200?"),
         (["--slo", "ttft=fast"], "write limits such as ttft=200ms"),
         (["--capacity"], "give one, such as"),

@@ -15,7 +15,7 @@ from quire.core.errors import ConfigError
 from quire.planner.accelerators import ACCELERATORS, accelerator_named, calibration_for
 from quire.planner.calibration import Curve, load_calibration
 from quire.planner.captured import padded_rows
-from quire.planner.communication import all_reduce_bytes, gradient_bytes, ring_attention_bytes, step_transfers
+from quire.planner.communication import all_reduce_bytes, step_transfers
 from quire.planner.cost import calibrated
 from quire.planner.formats import FORMATS, Formats, formats_named
 from quire.planner.mesh import Mesh, meshes
@@ -115,8 +115,6 @@ def test_experts_among_the_ranks_of_tp_are_reduced_as_without() -> None:
 
 def test_volumes() -> None:
     assert all_reduce_bytes(80.0, 4) == 120.0
-    assert gradient_bytes(100, 2) == 200.0
-    assert ring_attention_bytes(1000, 8, 4) == 6000.0
 
 
 def test_a_pipeline_sends_rows_between_stages() -> None:

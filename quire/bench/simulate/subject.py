@@ -1,0 +1,104 @@
+"""What was simulated, before any figure: model, device and how far its times are known, ranks, workload, replicas.
+
+Owns those facts and their lines. Does not own what a time is (`planner/cost`) nor its error bar (`planner/report`).
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from quire.bench.shape import FOLDER, PREFIX
+from quire.bench.simulate.options import SimulateOptions
+from quire.bench.simulate.requests import SimRequest, rate_of
+from quire.bench.simulate.session import Variant
+from quire.config.mesh import mesh_shape
+from quire.core.counts import format_count
+from quire.core.units import format_bytes
+from quire.planner.accelerators import accelerator_named
+from quire.planner.report import error_bar
+
+WIDTH: Final = 12
+COMPUTED: Final = "times of several GPUs are computed, never measured"
+Facts = dict[str, Any]
+
+
+def subject(variant: Variant, requests: Sequence[SimRequest]) -> Facts:
+    """Of one variant, as plain values."""
+    options, machine = variant.options, variant.machine
+    return {
+        "model": _model_name(machine.config.model), "n_parameters": machine.arch.n_parameters,
+        "dtype": machine.limits.dtype, **_device(variant), "memory_bytes": options.memory_bytes,
+        "n_ranks": mesh_shape(machine.config).n_ranks, "workload": _workload(options), "n_requests": len(requests),
+        "arrivals": _arrivals(options, requests), "replicas": options.replicas, "router": options.router,
+    }  # fmt: skip
+
+
+def lines(variants: Sequence[Variant], requests: Sequence[SimRequest]) -> Iterator[str]:
+    """Of the first variant; of the others, what is different."""
+    first = _rows(subject(variants[0], requests))
+    yield from (f"{name:<{WIDTH}}{text}" for name, text in first.items())
+    for variant in variants[1:]:
+        for name, text in _rows(subject(variant, requests)).items():
+            if text != first[name]:
+                yield f"{name:<{WIDTH}}{text} (with {variant.name})"
+    yield ""
+
+
+def _rows(facts: Facts) -> dict[str, str]:
+    error = "how far they are off is not known" if facts["error"] is None else f"times ± {100 * facts['error']:.0f} %"
+    ranks = f"{facts['n_ranks']} GPUs share each layer: {COMPUTED}" if facts["n_ranks"] > 1 else "one device"
+    router = f", chosen by {facts['router']}" if facts["replicas"] > 1 else ""
+    return {
+        "model": f"{facts['model']}, {format_count(facts['n_parameters'])} parameters in {facts['dtype']}",
+        "device": f"{facts['device']}, {format_bytes(facts['memory_bytes'])}; {error}",
+        "times": facts["source"],
+        "ranks": ranks,
+        "workload": f"{facts['workload']}: {facts['n_requests']:,} requests, {facts['arrivals']}",
+        "replicas": f"{facts['replicas']:,}{router}",
+    }
+
+
+def _model_name(model: str) -> str:
+    path = pathlib.Path(model)
+    return PREFIX + path.name if path.parent == FOLDER else model
+
+
+def _device(variant: Variant) -> Facts:
+    """Its name, how far its times may be off, and where they are from."""
+    timer = variant.machine.cost.timer
+    if timer is None:
+        source = "assumed, never measured: the limit of a usual machine of two cores, and a constant"
+        return {"device": variant.options.gpu, "error": None, "source": source}
+    device, source = accelerator_named(variant.options.gpu), timer.calibration.source
+    if source.startswith("assumed"):
+        source = f"assumed, never measured{source.removeprefix('assumed')}"
+    else:
+        source = f"measured: {source}"
+    if not device.runs:
+        source += "; Quire has no kernels for it"
+    return {"device": device.name, "error": error_bar(timer), "source": source}
+
+
+def _workload(options: SimulateOptions) -> str:
+    if options.trace:
+        return f"trace {options.trace}"
+    if options.workload != "none":
+        return options.workload
+    if options.dataset_name == "lengths":
+        return f"lengths of {options.dataset_path}"
+    return f"{options.dataset_name}, {options.input_len:,} tokens in, {options.output_len:,} out"
+
+
+def _arrivals(options: SimulateOptions, requests: Sequence[SimRequest]) -> str:
+    if options.capacity:
+        return "at the highest rate that keeps the SLO"
+    if options.request_rate:
+        rates = ["all at once" if math.isinf(rate) else f"{rate:g} a second" for rate in options.request_rate]
+        return ", ".join(rates)
+    if options.baselines:
+        return "at shares of what the engine does of all at once"
+    rate = rate_of(requests)
+    return "all at once" if math.isinf(rate) else f"at their own times, {rate:.3g} a second"
