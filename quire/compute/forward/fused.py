@@ -47,7 +47,7 @@ def obstacle(model: Decoder) -> str | None:
 def _lacking(model: Decoder) -> str:
     """Parts of a model that is not plain, in words."""
     found = {layer.spec.mixer.words: None for layer in model.layers if not layer.mixer.is_plain}
-    found |= {layer.spec.ffn.words: None for layer in model.layers if not layer.ffn.is_plain}
+    found |= {layer.spec.ffn.words: None for layer in model.layers if layer.ffn.sum.adds and not layer.ffn.is_plain}
     return "; ".join(found) or "what stands around the model's products"
 
 
