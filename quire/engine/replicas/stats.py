@@ -70,6 +70,7 @@ class ReplicaFigures:
         for name in GAUGES:
             setattr(whole, name, sum(getattr(one, name) for one in every))
         whole.expert_imbalance = max((one.expert_imbalance for one in every), default=0.0)
+        whole.is_late = any(one.is_late for one in every)
         whole.last_step_age_s = max((one.last_step_age_s for one in every), default=0.0)
         whole.is_asleep = bool(every) and all(one.is_asleep for one in every)
         for one in every:
