@@ -17,7 +17,7 @@ from quire.bench.shape import FOLDER
 
 Q4, Q6 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q6_K
 SPREAD: Final = 0.02
-KEYS: Final = {
+COMMON_KEYS: Final = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
@@ -25,9 +25,9 @@ KEYS: Final = {
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
     "vocab_size": "vocab_size",
-    "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
 }
+"""Field of config.json → key of every architecture."""
+KEYS: Final = COMMON_KEYS | {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 
 
 def write_experts(path: pathlib.Path, shape: str) -> None:

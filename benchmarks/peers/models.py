@@ -15,7 +15,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from benchmarks.peers.experts import write_experts
+from benchmarks.peers.experts import COMMON_KEYS, write_experts
 from quire.bench.shape import FOLDER
 from quire.compute.models.decoder import decoder_on
 from quire.compute.weights.dummy import fill_random
@@ -37,16 +37,7 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-KEYS = {
-    "max_position_embeddings": "context_length",
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "rope.dimension_count",
-    "vocab_size": "vocab_size",
-}
+KEYS = COMMON_KEYS | {"head_dim": "rope.dimension_count"}
 CONTROL, NORMAL = 3, 1
 
 
