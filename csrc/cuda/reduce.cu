@@ -11,6 +11,7 @@
 // the matrix, cut among the blocks of a cluster. A thread has one cell of each row of its block.
 #include <cooperative_groups.h>
 
+#include "reduce/numbers.h"
 #include "reduce/peers.h"
 
 struct QuireReduceArgs {       // _Args in quire/kernels/reduce/hopper.py
@@ -44,36 +45,6 @@ struct Call {
 };
 
 // ---- numbers -------------------------------------------------------------------------------------------------------
-
-template <class T> struct Numbers;
-template <> struct Numbers<float> {
-    static constexpr int OF_WORD = 1;
-    static __device__ __forceinline__ void widen(float* to, uint32_t word) { to[0] = __uint_as_float(word); }
-    static __device__ __forceinline__ uint32_t narrow(const float* x) { return __float_as_uint(x[0]); }
-};
-template <> struct Numbers<__nv_bfloat16> {
-    static constexpr int OF_WORD = 2;
-    static __device__ __forceinline__ void widen(float* to, uint32_t word) {
-        to[0] = __uint_as_float(word << 16), to[1] = __uint_as_float(word & 0xffff0000u);
-    }
-    static __device__ __forceinline__ uint32_t narrow(const float* x) {
-        uint32_t word;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(x[1]), "f"(x[0]));
-        return word;
-    }
-};
-template <> struct Numbers<__half> {
-    static constexpr int OF_WORD = 2;
-    static __device__ __forceinline__ void widen(float* to, uint32_t word) {
-        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&word));
-        to[0] = pair.x, to[1] = pair.y;
-    }
-    static __device__ __forceinline__ uint32_t narrow(const float* x) {
-        uint32_t word;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(x[1]), "f"(x[0]));
-        return word;
-    }
-};
 
 template <class T> struct Wide {  // a cell in float32
     static constexpr int OF_WORD = Numbers<T>::OF_WORD, WIDTH = 4 * OF_WORD;
@@ -399,34 +370,17 @@ template <class T> cudaError_t run(const QuirePeers& peers, const Call& call, vo
 }  // namespace
 }  // namespace quire
 
-// Memory of one rank and the word in which it says whom it lost, both zero; handle: 64 bytes for the others.
 extern "C" int quire_peers_take(int64_t n_bytes, void** base, int64_t** fault, void* handle) {
-    cudaError_t error = cudaMalloc(base, n_bytes);
-    if (error == cudaSuccess) error = cudaMemset(*base, 0, n_bytes);
-    if (error == cudaSuccess) error = cudaDeviceSynchronize();
-    if (error == cudaSuccess) error = cudaHostAlloc(fault, 2 * sizeof(int64_t), cudaHostAllocMapped);
-    if (error == cudaSuccess) (*fault)[0] = (*fault)[1] = 0;
-    if (error == cudaSuccess) error = cudaIpcGetMemHandle(static_cast<cudaIpcMemHandle_t*>(handle), *base);
-    cudaGetLastError();  // what is launched next would raise it
-    return error;
+    return quire::take_shared(n_bytes, base, fault, handle);
 }
-
-// The memory of another rank, seen from here.
-extern "C" int quire_peers_map(const void* handle, void** base) {
-    cudaIpcMemHandle_t copy = *static_cast<const cudaIpcMemHandle_t*>(handle);
-    const cudaError_t error = cudaIpcOpenMemHandle(base, copy, cudaIpcMemLazyEnablePeerAccess);
-    cudaGetLastError();
-    return error;
-}
+extern "C" int quire_peers_map(const void* handle, void** base) { return quire::map_shared(handle, base); }
 
 // What `take` and `map` gave; null is nothing.
 extern "C" void quire_peers_leave(QuirePeers* peers) {
     for (int i = 0; i < peers->size; ++i) {
-        if (i != peers->rank && peers->base[i]) cudaIpcCloseMemHandle(peers->base[i]);
+        if (i != peers->rank && peers->base[i]) quire::leave_mapped(peers->base[i]);
     }
-    if (peers->base[peers->rank]) cudaFree(peers->base[peers->rank]);
-    if (peers->fault) cudaFreeHost(peers->fault);
-    cudaGetLastError();
+    quire::leave_own(peers->base[peers->rank], peers->fault);
 }
 
 extern "C" int quire_reduce(const QuirePeers* peers, const QuireReduceArgs* args, void* stream) {
@@ -444,6 +398,6 @@ extern "C" int quire_reduce(const QuirePeers* peers, const QuireReduceArgs* args
         call.n_slices = slices_of(args->row_cells, args->two_shots ? ceil_div(call.n_rows, N) : call.n_rows);
         if (call.n_slices == 0) return cudaErrorInvalidValue;
     }
-    if (args->dtype == 0) return run<__nv_bfloat16>(*peers, call, stream);
-    return args->dtype == 1 ? run<__half>(*peers, call, stream) : run<float>(*peers, call, stream);
+    if (args->dtype == 0) return run<BFloat16>(*peers, call, stream);
+    return args->dtype == 1 ? run<Float16>(*peers, call, stream) : run<float>(*peers, call, stream);
 }

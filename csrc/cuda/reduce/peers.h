@@ -16,6 +16,7 @@
 // again. Results are void then; the host sees it.
 #pragma once
 #include "../hopper.h"
+#include "memory.h"
 
 constexpr int QUIRE_MAX_RANKS = 8;
 constexpr int QUIRE_MAX_BLOCKS = 128;
@@ -32,51 +33,6 @@ namespace quire {
 constexpr int64_t CELL_BYTES = 16;
 constexpr int64_t FLAGS_AT = 128;
 constexpr int64_t TURN_WORD = 0, TICKET_WORD = 1, GIVEN_UP_WORD = 2;  // of 4 bytes, from base
-
-// ---- memory that several GPUs see ----------------------------------------------------------------------------------
-
-struct Pair {                  // two times 4 bytes of data and the number of a call, each read and written as one
-    uint64_t low, high;
-};
-
-__device__ __forceinline__ void store_pair(void* to, const Pair& x) {
-    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(x.low), "l"(x.high) : "memory");
-}
-__device__ __forceinline__ Pair load_pair(const void* from) {
-    Pair x;
-    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(x.low), "=l"(x.high) : "l"(from) : "memory");
-    return x;
-}
-__device__ __forceinline__ void store_release(uint32_t* to, uint32_t x) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
-}
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
-    uint32_t x;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-    return x;
-}
-__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* from) {
-    uint32_t x;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-    return x;
-}
-__device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t x) {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
-}
-// From the L2 cache: another GPU may have written it since this multiprocessor last read it.
-__device__ __forceinline__ int4 load_arrived(const int4* from) {
-    int4 x;
-    asm volatile("ld.global.cg.v4.s32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(from)
-                 : "memory");
-    return x;
-}
-__device__ __forceinline__ uint64_t now_ns() {
-    uint64_t x;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(x));
-    return x;
-}
 
 // ---- calls ---------------------------------------------------------------------------------------------------------
 

@@ -54,44 +54,40 @@ class PeerComm:
 
     def _shared_memory(self) -> PeerMemory | None:
         """None where any rank cannot reach the others."""
-        if env.read("QUIRE_PEER_MEMORY") == "0":
-            reason: str | None = "QUIRE_PEER_MEMORY=0"
-        else:
-            reason = hopper.obstacle(self.size)
-        if not self._all_have(reason):
+        is_off = env.read("QUIRE_PEER_MEMORY") == "0"
+        if not self._all_have("QUIRE_PEER_MEMORY=0" if is_off else hopper.obstacle(self.size)):
             return None
-        memory = None
+        memory, reason = None, None
         try:
             memory = PeerMemory(self.rank, self.size, self._one_shot_bytes, self._two_shots_bytes)
         except RuntimeError as error:
             reason = str(error)
-        if not self._all_have(reason):
-            return self._without(memory)
-        assert memory is not None
+        if self._all_have(reason) and memory is not None and self._all_have(self._mapped(memory)):
+            if self.rank == 0:
+                logger.info(
+                    "sums over %d GPUs up to %d MiB go through memory that they share (%d MiB each)",
+                    self.size, self._two_shots_bytes >> 20, memory.n_bytes >> 20,
+                )  # fmt: skip
+            return memory
+        if memory is not None:
+            memory.close()
+        return None
+
+    def _mapped(self, memory: PeerMemory) -> str | None:
+        """Why this rank cannot reach the memory of another one, or None."""
         handle = torch.frombuffer(bytearray(memory.handle), dtype=torch.uint8).to(self._device)
         handles = self._nccl.all_gather(handle).cpu().numpy()
         try:
             memory.map([one.tobytes() for one in handles])
         except RuntimeError as error:
-            reason = str(error)
-        if not self._all_have(reason):
-            return self._without(memory)
-        if self.rank == 0:
-            logger.info(
-                "sums over %d GPUs up to %d MiB go through memory that they share (%d MiB each)",
-                self.size, self._two_shots_bytes >> 20, memory.n_bytes >> 20,
-            )  # fmt: skip
-        return memory
+            return str(error)
+        return None
 
     def _all_have(self, reason: str | None) -> bool:
         """Whether no rank has a reason against it. All ranks ask together."""
         if reason:
             logger.warning("rank %d: all sums over GPUs go through NCCL, short ones more slowly: %s", self.rank, reason)
         return bool(self._nccl.all_reduce(torch.tensor([not reason], dtype=torch.int32), Reduction.MIN).item())
-
-    def _without(self, memory: PeerMemory | None) -> None:
-        if memory is not None:
-            memory.close()
 
     def _way(self, x: torch.Tensor, residual: torch.Tensor | None = None, norm: Norm | None = None) -> bool | None:
         """Whether x goes in two shots; None: through NCCL."""
