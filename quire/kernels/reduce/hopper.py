@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from collections.abc import Sequence
 from typing import Final
 
@@ -104,6 +105,8 @@ class PeerMemory:
         peers.whole_at = peers.parts_at + _PARITIES * size * peers.part_cells * CELL_BYTES
         self.n_bytes = int(peers.whole_at + _PARITIES * whole * CELL_BYTES)
         self._most = (one_shot_bytes, two_shots_bytes)
+        self._leave = weakref.finalize(self, _leave, self._library, peers)
+        self._leave.atexit = False
         handle, base = ctypes.create_string_buffer(HANDLE_BYTES), ctypes.c_void_p()
         code = self._library.quire_peers_take(self.n_bytes, ctypes.byref(base), ctypes.byref(peers.fault), handle)
         peers.base[rank] = base.value
@@ -176,8 +179,12 @@ class PeerMemory:
     def close(self) -> None:
         """No rank may sum afterwards. A second call does nothing."""
         torch.cuda.synchronize()
-        peers, self._peers = self._peers, _Peers(rank=self._peers.rank, size=self._peers.size)
-        self._library.quire_peers_leave(ctypes.byref(peers))
+        self._leave()
+
+
+def _leave(library: ctypes.CDLL, peers: _Peers) -> None:
+    library.quire_peers_leave(ctypes.byref(peers))
+    ctypes.memset(ctypes.byref(peers), 0, ctypes.sizeof(peers))
 
 
 def _rounded_up(n: int, step: int) -> int:
