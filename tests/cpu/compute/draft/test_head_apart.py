@@ -101,10 +101,18 @@ def test_guesses_of_a_head(
     assert all_right(oracle, seen)
 
 
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[pathlib.Path, mtp_case.Oracle]]:
+    folders = {case: tmp_path_factory.mktemp(case) for case in mtp_case.CASES}
+    return {case: (folder, mtp_case.write(folder, case)) for case, folder in folders.items()}
+
+
 @pytest.mark.parametrize("case", mtp_case.CASES)
-def test_guesses_of_a_module(tmp_path: pathlib.Path, seen: list[Guess], captures: bool, case: str) -> None:
-    oracle = mtp_case.write(tmp_path, case)
-    llm = drafting(tmp_path, speculative_config={"method": "mtp"}, **SIZE)
+def test_guesses_of_a_module(
+    modules: dict[str, tuple[pathlib.Path, mtp_case.Oracle]], seen: list[Guess], captures: bool, case: str
+) -> None:
+    model, oracle = modules[case]
+    llm = drafting(model, speculative_config={"method": "mtp"}, **SIZE)
     seen.clear()
     work(llm)
     llm.shutdown()
