@@ -63,8 +63,8 @@ def test_a_random_head(
     how: str,
     n_pages: int,
 ) -> None:
-    """mixed: steps that verify drafts are captured as those with prompts are. A step follows where each of its sequences
-    has drafts: four of them leave room for that, and so do few pages."""
+    """mixed: steps that verify drafts are captured as those with prompts are. A step follows where all of its
+    sequences have drafts: four leave room for that, and so do few pages."""
     if how == "mixed":
         monkeypatch.setattr(graphs, "AGAIN_BYTES", 0)
     followed: list[object] = []
