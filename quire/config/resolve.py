@@ -36,8 +36,6 @@ class EngineLimits(msgspec.Struct, frozen=True):
 
 NOT_ROUNDED = ("auto", "none")
 """Values of `quantization` that every device takes."""
-TREE_DEVICES: tuple[str, ...] = ("cpu",)
-"""Where drafts may branch: on a GPU no test has run yet."""
 DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
@@ -87,12 +85,6 @@ def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | No
         raise ConfigError(
             f"{what} needs a model and the device is null, which has none: add --device cpu or cuda, or leave "
             "--speculative-config out",
-            param="speculative_config",
-        )
-    if speculative.tree is not None and device not in TREE_DEVICES:
-        raise ConfigError(
-            f"{what}: trees of drafts work on the CPU only and the device is {device}: leave branching and "
-            "speculative_token_tree out, or add --device cpu",
             param="speculative_config",
         )
 
