@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 from quire.kernels import jit
+from quire.kernels.around import Norm
 from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
@@ -27,9 +28,6 @@ ALIGNMENT_BYTES = 16
 ROW_STEP = 8
 """As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
 MAX_ROWS = 1 << 16
-
-Norm = tuple[torch.Tensor, float]
-"""Weight [k] and eps of an RMS norm of x."""
 
 
 class _Args(ctypes.Structure):
