@@ -182,6 +182,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     _reference("gemm", "linear"),
     _native("qgemm", "linear", "pack"),
     _reference("qgemm", "linear", "pack", devices=("cpu",)),
+    _hopper("w8a8", "linear_fp8"),
     _triton("w8a8", "linear_fp8", "linear_int8"),
     _reference("w8a8", "linear_fp8", "linear_int8"),
     _triton("w4a16", "linear"),
