@@ -67,13 +67,18 @@ def words(values: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch
     return torch.where(total >= 1 << 31, total - (1 << 32), total).int()
 
 
+def order_of(k: int) -> torch.Tensor:
+    """An order of inputs, the same for all matrices that read them, as GPTQ makes it."""
+    return torch.randperm(k, generator=torch.Generator().manual_seed(k))
+
+
 def gptq(bits: int, group: int, *, symmetric: bool = True, act_order: bool = False, less: int = 1) -> Format:
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": act_order}
 
     def store(weight: torch.Tensor) -> Stored:
         k = weight.shape[1]
         size = k if group == -1 else group
-        order = torch.randperm(k) if act_order else torch.arange(k)
+        order = order_of(k) if act_order else torch.arange(k)
         codes, scales, zeros = rounded(weight[:, order], bits, size, symmetric)
         back = order.argsort()
         codes, index = codes[:, back], (torch.arange(k) // size)[back]
@@ -117,7 +122,7 @@ def packed(bits: int, group: int, *, symmetric: bool = True, act_order: bool = F
     def store(weight: torch.Tensor) -> Stored:
         n, k = weight.shape
         size = group or k
-        order = torch.randperm(k) if act_order else torch.arange(k)
+        order = order_of(k) if act_order else torch.arange(k)
         codes, scales, zeros = rounded(weight[:, order], bits, size, symmetric)
         scales = scales.bfloat16()
         back = order.argsort()
@@ -159,7 +164,7 @@ def fp8(block: tuple[int, int] | None, *, static: bool = False) -> Format:
         codes = (weight / wide).to(torch.float8_e4m3fn)
         tensors = {".weight": codes, ".weight_scale_inv" if block else ".weight_scale": scales if block else scales[0]}
         if static:
-            tensors[".input_scale"] = torch.tensor(0.02)
+            tensors[".input_scale"] = torch.tensor(0.2)
         return tensors, codes.float() * wide
 
     scheme = {"activation_scheme": "static" if static else "dynamic"}

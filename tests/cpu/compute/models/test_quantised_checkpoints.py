@@ -13,17 +13,27 @@ import transformers
 from coded_checkpoints import FORMATS, quantise
 from family_cases import IDS, random_checkpoint
 
+from quire.compute.layers.linear import Linear
+from quire.compute.schemes import holding
 from quire.compute.schemes.packed import PackedProduct
 from quire.compute.weights.footprint import Weights
 from quire.config.model import read_arch
 from quire.kernels import native
 from quire.kernels.qgemm import reference
+from quire.kernels.w8a8 import reference as w8a8
 
 KEPT = {
     "packed-g128": "int4-g128", "packed-channel": "int4-g128", "packed-8": "int8-g32", "gptq-g128": "int4-g128",
     "gptq-v2-8": "int8", "int8": "int8",
 }  # fmt: skip
 """Coding → form of the CPU's kernels that holds its integers."""
+
+
+ON_GPU = {
+    **dict.fromkeys((name for name in FORMATS if name.startswith(("packed", "gptq", "awq"))), "int4"),
+    "packed-8": "", "gptq-v2-8": "", "int8": "int8", "fp8-blocks": "fp8", "fp8-static": "fp8", "fp8-odd-blocks": "",
+}  # fmt: skip
+"""Coding → scheme that holds it on a GPU; empty: none does."""
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +77,33 @@ def test_logits_are_those_of_the_numbers(
             x = torch.randn(3, packed.k)
             near = {"rtol": 2e-5, "atol": 2e-5 * float(whole.norm(dim=1).max())}
             torch.testing.assert_close(linear(x), reference.linear(x, packed), **near)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_gpus_hold_has_the_same_numbers(
+    floating: pathlib.Path, tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Their schemes on a CPU, where the references of their ops multiply."""
+    monkeypatch.setitem(holding.HOLDERS, "cpu", holding.HOLDERS["cuda"])
+    quantise(floating, tmp_path / "coded", FORMATS[name], tmp_path / "plain")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    expected = oracle(torch.tensor([IDS])).logits[0]
+    model = tools["load"](tmp_path / "coded", quantization="auto")
+    linears = [linear for layer in model.layers for linear in layer.linears]
+    assert {linear.scheme.name for linear in linears} == {ON_GPU[name] or "float32"}
+    found = tools["run_chunks"](model, torch.float32, IDS, [len(IDS)])
+    rounds = ON_GPU[name] in ("int8", "fp8")
+    assert float((found - expected).norm() / expected.norm()) < (0.3 if rounds else 1e-4)
+    weights = oracle.state_dict()
+    for linear in linears if ON_GPU[name] else ():
+        tensors = linear.product.tensors
+        declared = {one.name: (one.shape, one.dtype) for one in linear.scheme.stored(*whole_shape(linear))}
+        assert {name: (tuple(one.shape), one.dtype) for name, one in tensors.items()} == declared
+        if rounds:
+            whole = torch.cat([weights[f"{part}.weight"] for part, _ in linear.matrix.parts])
+            assert torch.equal(w8a8.dequantise(tensors["weight"], tensors["scale"]).float(), whole)
+
+
+def whole_shape(linear: Linear) -> tuple[int, int]:
+    return linear.matrix.n_out, linear.matrix.n_in
