@@ -37,9 +37,9 @@ def pack(
         raise ValueError(f"zeros {tuple(zeros.shape)} {zeros.dtype} must be {shape} uint8")
     if order is not None and order.shape != (k,):
         raise ValueError(f"order {tuple(order.shape)} must be [{k}]")
-    turned = None if zeros is None else zeros.to(scales.dtype).T.contiguous()
+    lines = scales if zeros is None else torch.stack([scales, zeros.to(scales.dtype)], dim=2).flatten(1)
     own_order = None if order is None else order.to(torch.int32)
-    return Int4Weight(k, group, nibbles.pack(codes), scales.T.contiguous(), turned, own_order)
+    return Int4Weight(k, group, nibbles.pack(codes), lines.T.contiguous(), zeros is not None, own_order)
 
 
 def linear(

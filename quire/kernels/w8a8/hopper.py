@@ -172,7 +172,7 @@ def _arguments(
         x.codes.data_ptr(), w.data_ptr(), None, None if bias is None else bias.data_ptr(),
         None if residual is None else residual.data_ptr(), y.data_ptr(), x.scales.data_ptr(), w_scale.data_ptr(),
         x.codes.stride(0), 0 if residual is None else residual.stride(0), y.stride(0),
-        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), *steps, 0.0,
+        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), *steps, 0, 0.0,
     )  # fmt: skip
 
 
