@@ -37,7 +37,8 @@ class Args(ctypes.Structure):
         *[(name, ctypes.c_void_p) for name in ("x", "w", "norm_weight", "bias", "residual", "y", "x_scale", "w_scale")],
         *[(name, ctypes.c_int64) for name in ("x_row", "residual_row", "y_row")],
         *[(name, ctypes.c_int32) for name in (
-            "m", "n", "k", "n_clusters", "n_stages", "n_ahead", "dependent", "token_bits", "x_scale_step", "w_scale_step", "group",
+            "m", "n", "k", "n_clusters", "n_stages", "n_ahead", "dependent", "token_bits",
+            "x_scale_step", "w_scale_step", "group",
         )],
         ("eps", ctypes.c_float),
     ]  # fmt: skip

@@ -52,6 +52,7 @@ def product(
     if m:
         kernels.product[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
             x, x.stride(0), codes, scales, bias, y, m, n,
-            K=k, WORDS=codes.shape[1], GROUP=group, ZEROS=has_zeros, FP4=fp4, BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=3,
+            K=k, WORDS=codes.shape[1], GROUP=group, ZEROS=has_zeros, FP4=fp4, BM=bm, BN=bn, BK=bk,
+            num_warps=4, num_stages=3,
         )  # fmt: skip
     return y

@@ -8,14 +8,14 @@ import triton.language as tl
 MIDDLE = tl.constexpr(8.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _place(column):  # type: ignore[no-untyped-def]
     """`kernels.nibbles.place`."""
     step, half, lane, odd = column // 16 % 4, column // 8 % 2, column // 2 % 4, column % 2
     return column // 64 * 64 + lane * 16 + step // 2 * 8 + odd * 4 + step % 2 * 2 + half
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _fp4(code, exponent):  # type: ignore[no-untyped-def]
     """e2m1 times 2^(exponent - 127), in float32."""
     size, low = (code >> 1) & 3, (code & 1).to(tl.float32)

@@ -75,7 +75,9 @@ class Launch:
             args = _arguments(self.plan, rounded, weight, weight_scale, bias, residual, y, steps)
         code = self.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
         if code:
-            raise RuntimeError(f"w8a8 {tuple(x.shape)} x {tuple(weight.shape)} could not be launched: CUDA error {code}")
+            raise RuntimeError(
+                f"w8a8 {tuple(x.shape)} x {tuple(weight.shape)} could not be launched: CUDA error {code}"
+            )
         return y
 
 
