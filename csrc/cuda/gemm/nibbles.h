@@ -3,36 +3,15 @@
 // is more work than one of them can do while the chunk after is read; the first adds the sums of all, in their order.
 #pragma once
 #include "gemm/block.h"
+#include "gemm/codes.h"
 
 namespace quire {
 
-// Codes in the lower four bits of each half → two elements, exactly. A code is the last digits of 128 (half: 1,024) + it.
-__device__ __forceinline__ uint32_t numbers(uint32_t word, uint32_t point) {
-    constexpr uint32_t MAGIC = QUIRE_BF16 ? 0x43004300u : 0x64006400u;
-    const uint32_t raised = (word & 0x000F000Fu) | MAGIC;
-    uint32_t y;
-#if QUIRE_BF16
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(raised), "r"(point));
-#else
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(raised), "r"(point));
-#endif
-    return y;
-}
-__device__ __forceinline__ uint32_t raised_point(float point) {
-    const float raised = point + (QUIRE_BF16 ? 128.0f : 1024.0f);
-    return pack(raised, raised);
-}
 __device__ __forceinline__ float read_element(uint32_t address) {
     uint16_t x;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(address) : "memory");
     return low(x);
 }
-__device__ __forceinline__ uint2 read_pair(uint32_t address) {
-    uint2 x;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
-    return x;
-}
-
 // One chunk: 16 rows a warp, of which a thread has row lane / 4 and the one 8 below, 16 codes side by side of each 64.
 __device__ inline void GemmBlock::multiply_codes(float (&d)[TOKENS / 2], int unit, int stage_index) const {
     constexpr int STEPS = 16 / QUIRE_CHUNK_GROUPS;  // of 16 columns, of a group

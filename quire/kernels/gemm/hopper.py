@@ -50,8 +50,10 @@ class WideArgs(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("x", "w", "bias", "y", "sums", "x_scale", "w_scale")],
         *[(name, ctypes.c_int64) for name in ("x_row", "y_row")],
-        *[(name, ctypes.c_int32) for name in ("m", "n", "k", "x_scale_step", "w_scale_step", "n_teams", "n_together")],
-    ]
+        *[(name, ctypes.c_int32) for name in (
+            "m", "n", "k", "x_scale_step", "w_scale_step", "group", "n_teams", "n_together",
+        )],
+    ]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -280,7 +282,7 @@ def _wide_arguments(
 ) -> WideArgs:
     return WideArgs(
         x.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), sums.data_ptr(),
-        None, None, x.stride(0), y.stride(0), x.shape[0], *w.shape, 0, 0, plan.n_teams, plan.n_together,
+        None, None, x.stride(0), y.stride(0), x.shape[0], *w.shape, 0, 0, 0, plan.n_teams, plan.n_together,
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ ROWS = 64
 GROUPS, CROWDED_GROUPS = 4, 2
 """Warpgroups, which take the chunks of a tile in turn; of two blocks on a multiprocessor, which has registers for
 both."""
-MAX_ROWS = MAX_RESIDENT_ROWS
+MAX_FEW_ROWS = MAX_RESIDENT_ROWS
 CLUSTERS = (1, 2, 4, 8)
 
 

@@ -191,7 +191,7 @@ def _wide_arguments(
     return WideArgs(
         x.codes.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), sums.data_ptr(),
         x.scales.data_ptr(), w_scale.data_ptr(), x.codes.stride(0), y.stride(0),
-        len(x.codes), *w.shape, *steps, plan.n_teams, plan.n_together,
+        len(x.codes), *w.shape, *steps, 0, plan.n_teams, plan.n_together,
     )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ import quantised_case as case
 import torch
 
 from quire.kernels import catalog, w4a16
+from quire.kernels.gemm.plan import ProductShape
+from quire.kernels.gemm.wide import WidePlan, n_tiles
 from quire.kernels.invariance import rows_alone
 from quire.kernels.w4a16 import hopper, reference, triton
 
@@ -16,7 +18,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 ROWS = (*range(1, 18), 33, 64, 257)
 KINDS = ((4096, 1024, 128, False), (1040, 3072, 64, True), (576, 7168, 32, False), (2048, 14336, 14336, True))
 KINDS += ((256, 2048, 512, True), (200, 392, 32, True), (37, 130, 130, False))
-"""n, k, group, zero points; all but the last two are for the Hopper kernel."""
+"""n, k, group, zero points; all but the last two are for the Hopper kernels."""
 
 
 def op(x, weight, bias, norm, residual, silu_mul, out):
@@ -39,7 +41,7 @@ def test_it_matches_float64(kind: tuple[int, int, int, bool]) -> None:
             got, again = (function(x, weight, *around.own().arguments) for _ in range(2))
             assert case.error(got, expected) <= reference.TOLERANCE[dtype], (m, kind, function)
             assert torch.equal(got, again)
-        if m <= 16 and kind in KINDS[:-2] and catalog.hopper_obstacle() is None:
+        if kind in KINDS[:-2] and catalog.hopper_obstacle() is None:
             assert isinstance(hopper.prepare(x, weight, *around.arguments), hopper.Launch)
 
 
@@ -52,6 +54,23 @@ def test_a_row_alone_has_the_same_bits() -> None:
             whole = w4a16.linear(x, weight)
             for m in (1, 2, 9, 16, 17, 64, 65):
                 assert torch.equal(w4a16.linear(x[:m], weight), whole[:m]), (n, k, m)
+
+
+@pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
+@pytest.mark.parametrize(("tokens", "split"), [(64, 4), (96, 1), (128, 2), (192, 3), (256, 1)])
+def test_every_kind_of_wide_tile(tokens: int, split: int) -> None:
+    """Not through the op, which takes only what is fastest."""
+    torch.manual_seed(0)
+    for m, n, k, group, zeros, silu in ((65, 208, 1024, 32, True, True), (257, 640, 1280, 128, False, False)):
+        weight = case.int4(n, k, group, torch.bfloat16, zeros=zeros, order=False, device="cuda")
+        tiles = n_tiles(ProductShape(m, n, k, silu=silu), tokens)
+        made = WidePlan(tokens, split, tiles if split > 1 else min(tiles, 3), 2)
+        launch = hopper.load(hopper.CodesShape(m, n, k, group, zeros), made, torch.bfloat16, silu, False, False, False)
+        x = case.rows(m, k, torch.bfloat16, "cuda")
+        expected = reference.linear(x, weight, None, None, None, silu)
+        got, again = (launch(x, weight, None, None, None, silu, None) for _ in range(2))
+        assert case.error(got, expected) <= reference.TOLERANCE[torch.bfloat16], m
+        assert torch.equal(got, again)
 
 
 def test_captured_it_takes_what_x_becomes() -> None:
