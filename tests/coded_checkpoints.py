@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 FP8_MAX = 448.0
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 Stored = tuple[dict[str, torch.Tensor], torch.Tensor]
 """(end of a tensor's name → tensor, the numbers that they stand for, float32)."""
 
@@ -190,7 +191,7 @@ FORMATS = {
 }
 
 
-def quantise(folder: pathlib.Path, target: pathlib.Path, form: Format, plain: pathlib.Path | None = None) -> None:
+def quantise(folder: pathlib.Path, target: pathlib.Path, form: Format, plain: pathlib.Path) -> None:
     """Write a checkpoint of float32 with its projections in a coding, and one of the numbers that these stand for."""
     torch.manual_seed(1)
     found, expected = {}, {}
@@ -202,11 +203,32 @@ def quantise(folder: pathlib.Path, target: pathlib.Path, form: Format, plain: pa
             expected[name] = values.contiguous()
         else:
             found[name] = expected[name] = tensor
+    write(folder, target, found, {"quantization_config": dict(form.config)})
+    write(folder, plain, expected, {})
+
+
+def mxfp4_experts(folder: pathlib.Path, target: pathlib.Path, plain: pathlib.Path) -> None:
+    """As `quantise`, of a gpt-oss: all experts of a layer in one tensor of blocks and one of exponents."""
+    torch.manual_seed(1)
+    found, expected = {}, {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            found[name] = expected[name] = tensor
+            continue
+        n_experts, k, n = tensor.shape
+        blocks = torch.randint(0, 256, (n_experts, n, k // 32, 16), dtype=torch.uint8)
+        exponents = torch.randint(120, 124, (n_experts, n, k // 32), dtype=torch.uint8)
+        found |= {f"{name}_blocks": blocks, f"{name}_scales": exponents}
+        levels = torch.tensor(E2M1)[torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(3).int()]
+        numbers_of = levels * torch.exp2(exponents.float() - 127)[..., None]
+        expected[name] = numbers_of.flatten(2).transpose(1, 2).contiguous()
+    write(folder, target, found, {"quantization_config": {"quant_method": "mxfp4"}})
+    write(folder, plain, expected, {})
+
+
+def write(folder: pathlib.Path, target: pathlib.Path, tensors: dict[str, torch.Tensor], more: dict[str, Any]) -> None:
+    """A copy of a checkpoint with other tensors, and more in its config.json."""
+    shutil.copytree(folder, target, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
-    for place, tensors, more in (
-        (target, found, {"quantization_config": dict(form.config)}), (plain, expected, {}),
-    ):  # fmt: skip
-        if place is not None:
-            shutil.copytree(folder, place, dirs_exist_ok=True)
-            (place / "config.json").write_text(json.dumps(config | more))
-            save_file(tensors, place / "model.safetensors", {"format": "pt"})
+    (target / "config.json").write_text(json.dumps(config | more))
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})

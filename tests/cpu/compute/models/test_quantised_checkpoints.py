@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from coded_checkpoints import FORMATS, quantise
-from family_cases import IDS, random_checkpoint
+from coded_checkpoints import FORMATS, fp8, mxfp4_experts, packed, quantise
+from family_cases import CASES, IDS, random_checkpoint
 
+from quire.compute.layers.experts import Experts
 from quire.compute.layers.linear import Linear
 from quire.compute.schemes import holding
 from quire.compute.schemes.packed import PackedProduct
@@ -107,3 +108,30 @@ def test_what_gpus_hold_has_the_same_numbers(
 
 def whole_shape(linear: Linear) -> tuple[int, int]:
     return linear.matrix.n_out, linear.matrix.n_in
+
+
+@pytest.mark.parametrize("case", ["gpt_oss", "qwen3_moe", "deepseek_v3"])
+def test_experts_are_those_of_the_numbers(
+    tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of a layer in one tensor, with gate and up taking turns; one by one; and rows of heads that take turns."""
+    family, fields = CASES[case]
+    wide = {"moe_intermediate_size": 64} if case == "qwen3_moe" else {}  # no part of a matrix ends within a tile
+    random_checkpoint(tmp_path / "floating", family, **{**fields, **wide})
+    if case == "gpt_oss":
+        mxfp4_experts(tmp_path / "floating", tmp_path / "coded", tmp_path / "plain")
+    else:
+        form = packed(4, 32) if case == "qwen3_moe" else fp8((32, 32))
+        quantise(tmp_path / "floating", tmp_path / "coded", form, tmp_path / "plain")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    expected = oracle(torch.tensor([IDS])).logits[0]
+    model = tools["load"](tmp_path / "coded", quantization="none")
+    found = tools["run_chunks"](model, torch.float32, IDS, [len(IDS)])
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
+    with caplog.at_level(logging.INFO):
+        model = tools["load"](tmp_path / "coded", quantization="auto")
+    ffn = model.layers[1].ffn
+    assert isinstance(ffn, Experts)
+    kept = case == "qwen3_moe" and native.library() is not None
+    assert {linear.scheme.name for linear in ffn.up.linears} == {"int4-g32" if kept else "float32"}
+    assert ("kept as int4-g32" if kept else "decoded into float32, once") in caplog.text
