@@ -48,8 +48,8 @@ def holding(
 
 
 def can_be_held(matrix: Matrix, device: torch.device) -> bool:
-    """Whether it may be anything but floating on a device. On a GPU one launch multiplies by all experts, and that takes
-    floating ones."""
+    """Whether it may be anything but floating on a device. On a GPU one launch multiplies by all experts, which are
+    floating for it."""
     return matrix.kept is Kept.BY_SCHEME and not (matrix.of_expert and device.type == "cuda")
 
 

@@ -57,7 +57,7 @@ class Int4(FilledScheme):
         """See `FilledScheme`. An order that is not filled yet is negative."""
         found = {one.name: torch.zeros(one.shape, dtype=one.dtype, device=device) for one in self.stored(n, k)}
         weight = packing.Int4Weight(
-            k, self.group or k, found["codes"], found["scales"], found.get("zeros"), found.get("order")
+            k, self.group or k, found["codes"], found["scales"], self.zeros, found.get("order")
         )
         if weight.order is not None:
             weight.order.fill_(-1)
@@ -70,13 +70,14 @@ class Int4(FilledScheme):
     def put(self, product: Product, first_row: int, coded: Coded) -> None:
         """See `FilledScheme`."""
         found, order = product.tensors, self._order(product.tensors, coded)
-        rows = slice(first_row, first_row + coded.n)
-        found["scales"][:, rows].copy_(coded.scales.t())
-        if not bool(found["scales"][:, rows].isfinite().all()):
+        lines = found["scales"][:, first_row : first_row + coded.n]
+        scales = lines[::2] if self.zeros else lines
+        scales.copy_(coded.scales.t())
+        if not bool(scales.isfinite().all()):
             raise ValueError(f"a scale is NaN, infinite or beyond {self.dtype}")
         if self.zeros:
-            zeros = coded.zeros if coded.zeros is not None else torch.full(coded.scales.shape, coded.zero)
-            found["zeros"][:, rows].copy_(zeros.t())
+            assert coded.zeros is not None
+            lines[1::2].copy_(coded.zeros.t())
         step = max(1, PIECE_VALUES // coded.k)
         for first in range(0, coded.n, step):
             codes = coded.codes[first : first + step].to(found["codes"].device)

@@ -20,12 +20,11 @@ from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
 from quire.core.errors import ConfigError, LoadError
 from quire.kernels import w8a8
+from quire.kernels.hopper import converts_to_e4m3
 
 BLOCK: Final = 128
 E4M3: Final = torch.float8_e4m3fn
 LARGEST: Final = 448.0
-LEAST_FP8: Final = (8, 9)
-"""Compute capability from which GPUs convert to e4m3."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +56,8 @@ class EightBits(FilledScheme):
         mine = share(matrix, rank, n_ranks, row_step=step, column_step=step)
         if any(first % step for first in mine.first_rows):
             raise ConfigError(
-                f"{matrix.name}: outputs of one rank of {n_ranks} begin at {mine.first_rows}, within a block of {step} that"
-                " has one scale: take fewer ranks, or --quantization none"
+                f"{matrix.name}: outputs of one rank of {n_ranks} begin at {mine.first_rows}, within a block of {step}"
+                " that has one scale: take fewer ranks, or --quantization none"
             )
         return mine
 
@@ -130,7 +129,7 @@ def holder(matrix: Matrix, sources: Sequence[Source], device: torch.device, dtyp
         return None
     if not coding.is_float:
         return None if coding.group or coding.static_inputs else EightBits(torch.int8)
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST_FP8:
+    if device.type == "cuda" and not converts_to_e4m3(device):
         return None
     if not coding.group:
         return EightBits(E4M3, static=coding.static_inputs)
