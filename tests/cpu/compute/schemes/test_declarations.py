@@ -15,6 +15,7 @@ from quire.compute.models.decoder import decoder_on
 from quire.compute.schemes.choice import Schemes, floating
 from quire.compute.schemes.packed import HELD, Blocks, Packed, PackedProduct, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
+from quire.compute.schemes.w8a8 import RoundedFp8
 from quire.config.model import read_arch
 from quire.config.parameters import HEAD, Cut, Matrix
 from quire.core.errors import ConfigError
@@ -27,6 +28,7 @@ SCHEMES: list[Scheme] = [
     *(OneDnn(dtype) for dtype in FLOATS if can_reorder("cpu", dtype)),
     *(Packed(dtype) for dtype in FLOATS),
     *(Rounded(name) for name in qgemm.SCHEMES),
+    RoundedFp8(),
     *HELD,
 ]
 
@@ -101,7 +103,8 @@ def test_shares_make_the_product_of_the_whole(scheme: Scheme) -> None:
     assert torch.equal(found, finished(scheme, weights["q"])(x["q"])), "a row of a product is computed by itself"
     expected = finished(scheme, weights["o"])(x["o"]).float()
     total = terms[0].float() + terms[1].float()
-    assert float((total - expected).norm() / expected.norm()) < (1e-5 if dtype == torch.float32 else 0.02)
+    most = 0.06 if scheme.name == "fp8" else 0.02  # e4m3 has 3 bits behind the first
+    assert float((total - expected).norm() / expected.norm()) < (1e-5 if dtype == torch.float32 else most)
 
 
 @pytest.mark.parametrize(
