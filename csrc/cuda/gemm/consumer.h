@@ -198,7 +198,7 @@ __device__ inline void GemmBlock::work() const {
         async_fence();
         named_sync(WORKERS_BARRIER, WORKERS);
     }
-    for (int index = TEAMS > 1 ? uniform(threadIdx.x / TEAM) : 0; index < n_passes; index += TEAMS) pass(index);
+    for (int index = QUIRE_NIBBLES ? 0 : uniform(threadIdx.x / TEAM); index < n_passes; index += TEAMS) pass(index);
 }
 
 }  // namespace quire
