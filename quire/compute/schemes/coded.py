@@ -93,14 +93,23 @@ class Coded:
             values = torch.tensor(self.table, dtype=torch.float32)[codes.int()]
         else:
             values = codes.float()
+        in_groups, wide = values, self._wide
+        if self.groups is None and self.k == scales.shape[1] * self.group:
+            in_groups, wide = values.view(len(values), -1, self.group), _alone
         if self.zeros is not None:
-            values -= self._wide(self.zeros[rows].float())
+            in_groups -= wide(self.zeros[rows].float())
         elif self.zero:
-            values -= self.zero
-        return values * self._wide(scales)
+            in_groups -= self.zero
+        in_groups *= wide(scales)
+        return values
 
     def _wide(self, of_groups: torch.Tensor) -> torch.Tensor:
         """[r, groups] → [r, k], or [r, 1]."""
         if self.groups is not None:
             return of_groups[:, self.groups]
         return of_groups if of_groups.shape[1] == 1 else of_groups.repeat_interleave(self.group, dim=1)[:, : self.k]
+
+
+def _alone(of_groups: torch.Tensor) -> torch.Tensor:
+    """[r, groups] → [r, groups, 1]."""
+    return of_groups.unsqueeze(2)

@@ -29,7 +29,7 @@ def _allowed(coding: Coding, n: int, k: int) -> Kinds:
 
 
 def _read(coding: Coding, tensors: Mapping[str, torch.Tensor], n: int, k: int) -> Coded:
-    codes, zeros = (unpack(tensors[kind], coding.bits, n, PLACES).t() for kind in (WEIGHT, ZEROS))
+    codes, zeros = (unpack(tensors[kind], coding.bits, n, PLACES).t().contiguous() for kind in (WEIGHT, ZEROS))
     return Coded(codes, tensors[SCALES].t(), coding.group or k, zeros)
 
 

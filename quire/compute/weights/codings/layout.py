@@ -54,8 +54,10 @@ def unpack(words: torch.Tensor, bits: int, number: int, order: tuple[int, ...] =
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets[:, :number]
-    mask = (1 << bits) - 1
-    fields = torch.stack([octets >> shift & mask for shift in range(0, 8, bits)], dim=2).flatten(1)
+    mask, each = (1 << bits) - 1, 8 // bits
     if order:
-        fields = fields.unflatten(1, (-1, WORD_BITS // bits))[:, :, list(order)].flatten(1)  # type: ignore[no-untyped-call]
-    return fields[:, :number]
+        octets = octets.view(len(words), -1, WORD_BITS // 8)
+        fields = [octets[:, :, place // each] >> place % each * bits & mask for place in order]
+    else:
+        fields = [octets >> shift & mask for shift in range(0, 8, bits)]
+    return torch.stack(fields, dim=2).flatten(1)[:, :number]
