@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -194,7 +194,19 @@ def work(llm: LLM) -> list[list[int]]:
     return said
 
 
-def wrong(oracle: Guesser, seen: list[Guess], most: int = 250) -> float:
-    """Share that differs from the oracle's, of most guesses, taken at random."""
-    chosen = random.Random(3).sample(seen, min(len(seen), most))
-    return sum(found != oracle.guess(known, len(found)) for known, found in chosen) / len(chosen)
+def checked(oracle: Guesser, seen: list[Guess], most: int) -> Iterator[bool]:
+    """Of most guesses, taken at random: whether one is the oracle's."""
+    for known, found in random.Random(3).sample(seen, min(len(seen), most)):
+        yield found == oracle.guess(known, len(found))
+
+
+def wrong(oracle: Guesser, seen: list[Guess], most: int = 100) -> float:
+    """Share of most guesses that differs from the oracle's."""
+    each = list(checked(oracle, seen, most))
+    return each.count(False) / len(each)
+
+
+def all_right(oracle: Guesser, seen: list[Guess], most: int = 100) -> bool:
+    """As `not wrong`, which is known at the first that differs."""
+    assert seen
+    return all(checked(oracle, seen, most))

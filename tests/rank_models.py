@@ -22,7 +22,7 @@ from quire.config.resolve import resolve
 from quire.core.errors import QuireError
 from quire.core.plan import PageAppend, SlotOpen, StepPlan
 
-N_TOKENS = 32
+N_TOKENS = 16
 PROMPTS = [[(7 * i + 5) % 190 + 1 for i in range(21)], [(11 * i + 3) % 190 + 1 for i in range(9)]]
 GREEDY = msgspec.structs.replace(PARAMS, temperature=0.0, prompt_logprobs=-1, logprobs=-1)
 

@@ -17,6 +17,7 @@ from quire.compute.device.device import Device
 from quire.compute.dist.comm import MeetingComm
 from quire.compute.dist.gloo import GlooComm
 from quire.compute.dist.nccl import NcclComm
+from quire.compute.dist.peers import PeerComm
 from quire.compute.forward.buckets import MOST_VERIFYING, mixed_sizes
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
@@ -163,14 +164,18 @@ class CudaPlatform:
         self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS["cuda"]
 
     def comm(self, rank: int, n_ranks: int, meeting_point: str) -> MeetingComm:
-        """Through NCCL."""
+        """Through memory that the GPUs share, and NCCL."""
         if n_ranks > cuda.n_devices():
             raise ConfigError(
                 f"tensor_parallel_size = {n_ranks} needs {n_ranks} GPUs, one a rank, and {cuda.n_devices()} are"
                 " visible: lower it, or make more visible (CUDA_VISIBLE_DEVICES)",
                 param="tensor_parallel_size",
             )
-        return NcclComm(rank, n_ranks, meeting_point, self.device.torch_device)
+        device = self.device
+        assert isinstance(device, cuda.CudaDevice)
+        comm = PeerComm(NcclComm(rank, n_ranks, meeting_point, device.torch_device), device.torch_device)
+        device.checks.append(comm.check)
+        return comm
 
     def room(self) -> Room:
         """The GPU's own memory."""

@@ -14,6 +14,7 @@ VARIABLES: dict[str, str] = {
     "QUIRE_LOG_LEVEL": "Level of the `quire` logger: DEBUG, INFO, WARNING or ERROR (default INFO).",
     "QUIRE_API_KEY": "API key of the server when --api-key is not given.",
     "QUIRE_NATIVE": "'0' ignores the compiled CPU kernels and uses the torch path.",
+    "QUIRE_PEER_MEMORY": "'0' leaves all sums over several GPUs to NCCL.",
     "HF_HUB_OFFLINE": "'1' makes huggingface_hub use its cache only.",
 }
 """Name → meaning. `quire doctor` prints it; `tests/arch` checks that it has at most 12 entries."""

@@ -8,7 +8,7 @@ import gc
 import logging
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -21,12 +21,17 @@ logger = logging.getLogger("quire.engine")
 
 
 class _Arriving:
-    def __init__(self, tensors: list[torch.Tensor], event: torch.cuda.Event) -> None:
+    def __init__(
+        self, tensors: list[torch.Tensor], event: torch.cuda.Event, checks: Sequence[Callable[[], None]]
+    ) -> None:
         self._tensors = tensors
         self._event = event
+        self._checks = checks
 
     def wait(self) -> list[torch.Tensor]:
         self._event.synchronize()
+        for check in self._checks:
+            check()
         return self._tensors
 
 
@@ -115,6 +120,8 @@ class CudaDevice:
         env.set_for_children("TRITON_CACHE_DIR", str(env.cache_folder() / "triton"))
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
+        self.checks: list[Callable[[], None]] = []
+        """Raise where what was computed is void; called before the host sees it."""
         self._pinned: list[np.ndarray] = []
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
@@ -168,7 +175,7 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return _Arriving(targets, event)
+        return _Arriving(targets, event, self.checks)
 
     def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
         """Replays of what `launches` queues, on fixed addresses. It runs once before, so that kernels are compiled."""

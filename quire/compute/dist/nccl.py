@@ -1,6 +1,6 @@
 """`Comm` between processes of one host with a GPU each, over torch.distributed's NCCL. Its calls can be captured.
 
-Owns a group of its own making, and the settings that NCCL reads when the first is made. Not yet run on GPUs.
+Owns a group of its own making, and the settings that NCCL reads when the first is made.
 Invariants: no NVLink multicast, which on a shared host can put the GPUs out of service; tensors that are not on the
 GPU travel over it.
 """
@@ -74,5 +74,5 @@ class NcclComm:
         return found
 
     def close(self) -> None:
-        """See `Comm`."""
+        """See `Comm`. Captured graphs that hold its calls must be gone: NCCL waits for them."""
         self.__dict__.pop("_group", None)

@@ -79,8 +79,8 @@ class DecoderLayer:
         if self.spec.placement is Placement.PARALLEL:
             taken = self.ffn.take(x, self.ffn_norm)
             return self.ffn.add(taken, self.attention_sum(y, x))
-        x = self.attention_sum(y, x)
-        return self.ffn.add(self.ffn.take(x, self.ffn_norm), x)
+        rows, norm = self.attention_sum.then(y, x, self.ffn_norm)
+        return self.ffn.add(self.ffn.take(rows, norm), x)
 
     def record(self, fused: FusedStep, rows: LayerRows, *, is_last: bool) -> None:
         """As operations of `fused`; the layer is plain. is_last: what follows attention is for the rows wanted."""

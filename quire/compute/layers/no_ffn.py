@@ -39,6 +39,9 @@ class NoFfn:
         """See `Ffn`."""
         return iter(())
 
+    def build(self, max_rows: int) -> None:
+        """See `Ffn`: nothing."""
+
     def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
         """See `Ffn`."""
         return []

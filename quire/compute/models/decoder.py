@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from quire.compute.dist.added import RankSum
 from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
@@ -66,9 +67,10 @@ class Decoder:
         self._project: Linear | DividedHead = self.head
         if comm.size > 1:
             self._project = DividedHead(self.head, arch.vocab_size, comm)
+            ranks = RankSum(comm)
             for layer in self.layers:
                 for point in (layer.attention_sum, layer.ffn.sum):
-                    point.between = lambda y, z: comm.all_reduce(z)
+                    point.ranks = ranks
 
     def _embedding(self, make: Make, comm: Comm) -> Embedding:
         share = self._parts.embedding

@@ -79,17 +79,21 @@ def innocent(number: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "token", "n_innocents", "n_processes"),
+    ("fault", "token", "sizes"),
     [
-        (CRASH, 0, 0, 1), (CRASH, 0, 3, 2), (CRASH, 0, 100, 1),
-        (CRASH, 3, 0, 2), (CRASH, 3, 3, 1), (CRASH, 3, 100, 2),
-        (HANG, 3, 0, 1), (HANG, 3, 3, 2), (HANG, 3, 100, 2),
-        (KILL, 3, 0, 2), (KILL, 3, 3, 1), (KILL, 3, 100, 1),
+        (CRASH, 0, [(0, 1), (3, 2), (100, 1)]), (CRASH, 3, [(0, 2), (3, 1), (100, 2)]),
+        (HANG, 3, [(0, 1), (3, 2), (100, 2)]), (KILL, 3, [(0, 2), (3, 1), (100, 1)]),
     ],
 )  # fmt: skip
-async def test_the_guilty_is_found(fault: int, token: int, n_innocents: int, n_processes: int) -> None:
+async def test_the_guilty_is_found(fault: int, token: int, sizes: list[tuple[int, int]]) -> None:
     """At its prompt or at a later token, by a signal or by a hang, and by kills, which may come from outside.
-    Each two of fault, number of innocents and number of processes meet."""
+    Each two of fault, number of innocents and number of processes meet; servers of one fault wait side by side."""
+    async with asyncio.TaskGroup() as servers:
+        for n_innocents, n_processes in sizes:
+            servers.create_task(find_the_guilty(fault, token, n_innocents, n_processes))
+
+
+async def find_the_guilty(fault: int, token: int, n_innocents: int, n_processes: int) -> None:
     async with serving(n_processes, engine_stall_timeout=2.0) as server:
         golden = await asyncio.gather(*[server.submit(i, innocent(i)) for i in range(n_innocents)])
         waiting = [server.submit(i, innocent(i)) for i in range(n_innocents // 2)]
@@ -107,10 +111,13 @@ async def test_the_guilty_is_found(fault: int, token: int, n_innocents: int, n_p
             assert len(await complete(llm, [3, 7])) == 40
 
 
-@pytest.mark.parametrize("n_processes", [1, 3])
-async def test_clients_that_stream_and_try_again(n_processes: int) -> None:
+async def test_clients_that_stream_and_try_again() -> None:
     """The guilty has sent output, so it fails each time and comes back as a new request, to another API process;
-    so do innocents, and requests arrive all the time."""
+    so do innocents, and requests arrive all the time. With one process and with three, side by side."""
+    await asyncio.gather(stream_and_try_again(1), stream_and_try_again(3))
+
+
+async def stream_and_try_again(n_processes: int) -> None:
     async with serving(n_processes, engine_stall_timeout=2.0) as server:
 
         async def insist(number: int, prompt: list[int]) -> list[int]:
@@ -147,9 +154,13 @@ async def test_two_that_are_guilty() -> None:
         assert server.supervisor.n_restarts == 3
 
 
-@pytest.mark.parametrize("n_processes", [1, 2])
-async def test_kills_from_outside_convict_nobody(n_processes: int) -> None:
-    """Four of them, during 400 requests: most of them suspects afterwards, and on trial when the next kill comes."""
+async def test_kills_from_outside_convict_nobody() -> None:
+    """Four of them, during 400 requests: most of them suspects afterwards, and on trial when the next kill comes.
+    With one process and with two, side by side."""
+    await asyncio.gather(killed_from_outside(1), killed_from_outside(2))
+
+
+async def killed_from_outside(n_processes: int) -> None:
     async with serving(n_processes, SHORT_TRIALS, max_engine_restarts=10) as server:
         slow = [SLOW, 0]
         waiting = [server.submit(i, [*slow, i], PARAMS) for i in range(400)]

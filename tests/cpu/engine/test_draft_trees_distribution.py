@@ -19,7 +19,7 @@ WORST = {7: 24.3, 15: 37.7}
 def counts(llm: LLM, first_seed: int) -> tuple[Counter[int], Counter[tuple[int, ...]]]:
     """Of the third token, and of pairs of the second and third by halves of the ids."""
     params = [
-        SamplingParams(temperature=1.5, seed=first_seed + i, max_tokens=6, ignore_eos=True, allowed_token_ids=IDS)
+        SamplingParams(temperature=1.5, seed=first_seed + i, max_tokens=4, ignore_eos=True, allowed_token_ids=IDS)
         for i in range(N)
     ]
     said = [one.outputs[0].token_ids for one in llm.generate([TALKS] * N, params, use_tqdm=False)]

@@ -58,19 +58,35 @@ class DeviceApart(CallingDevice):
     """As a GPU, of which nobody asks how much memory it has."""
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("captures", [True, False])
-def test_a_device_apart(folder: pathlib.Path, captures: bool, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which launches a step at once, and the choice of its tokens when the masks have come."""
+APART: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 60}
+
+
+def set_apart(monkeypatch: pytest.MonkeyPatch, captures: bool) -> None:
     LivePlans(monkeypatch)
     monkeypatch.setattr(platform.cuda, "CudaDevice", DeviceApart)
     apart = CudaPlatform(captures=captures)
     monkeypatch.setattr(workers, "platform_of", lambda config, rank: apart)
-    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 60, "pipeline_depth": depth}
-    llm = engine(folder, **options)
-    expected = answers(llm)
-    llm.shutdown()
-    check(drafting(folder, **options), expected, (0.6, 1.0))
+
+
+@pytest.fixture(scope="module")
+def plain_apart(folder: pathlib.Path) -> list[Any]:
+    """Without drafts, operation by operation, a step at a time."""
+    with pytest.MonkeyPatch.context() as patched:
+        set_apart(patched, captures=False)
+        llm = engine(folder, pipeline_depth=1, **APART)
+        said = answers(llm)
+        llm.shutdown()
+    return said
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_device_apart(
+    folder: pathlib.Path, plain_apart: list[Any], captures: bool, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which launches a step at once, and the choice of its tokens when the masks have come."""
+    set_apart(monkeypatch, captures)
+    check(drafting(folder, pipeline_depth=depth, **APART), plain_apart, (0.6, 1.0))
 
 
 @pytest.mark.parametrize("depth", [2, 3])
@@ -78,10 +94,7 @@ def test_what_is_staged_while_masks_are_made_is_what_is_launched(
     folder: pathlib.Path, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most steps; not those that open or close slots, nor before their graphs are captured."""
-    LivePlans(monkeypatch)
-    monkeypatch.setattr(platform.cuda, "CudaDevice", DeviceApart)
-    apart = CudaPlatform(captures=True)
-    monkeypatch.setattr(workers, "platform_of", lambda config, rank: apart)
+    set_apart(monkeypatch, captures=True)
     stage, said, n_staged = Runner.stage, list[list[Any]](), 0
 
     def counted(runner: Runner, plan: StepPlan) -> Any:
@@ -92,7 +105,7 @@ def test_what_is_staged_while_masks_are_made_is_what_is_launched(
 
     for each in (counted, lambda runner, plan: None):
         monkeypatch.setattr(Runner, "stage", each)
-        llm = engine(folder, dtype="float32", num_gpu_blocks_override=60, pipeline_depth=depth)
+        llm = engine(folder, pipeline_depth=depth, **APART)
         said.append(answers(llm) + answers(llm))
         n_steps = llm.stats().steps
         llm.shutdown()
@@ -121,7 +134,7 @@ def test_hundreds_of_answers_fit_their_schemas(folder: pathlib.Path) -> None:
     suffix = {"method": "suffix", "num_speculative_tokens": 60, "suffix_decoding_min_token_prob": 0}
     llm = engine(folder, speculative_config=suffix, max_num_seqs=16, max_model_len=256)
     llm.engine.scheduler.live.drafts.costs = None
-    made = list(schemas(500))
+    made = list(schemas(250))
     params = [
         SamplingParams(
             max_tokens=240, temperature=1.0 if i % 2 else 0.0, seed=i,

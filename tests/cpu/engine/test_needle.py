@@ -45,10 +45,10 @@ Answer = tuple[list[int], list[tuple[int, float]]]
 
 def needle(llm: LLM, wish: dict[str, Any], n_others: int, rng: random.Random) -> Answer:
     """What it says among so many others, at a random place."""
-    params = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2, deterministic=True, **wish)
+    params = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=2, deterministic=True, **wish)
     prompts = [[rng.randrange(5, 4000) for _ in range(rng.randint(4, 110))] for _ in range(n_others)]
     wishes = [
-        SamplingParams(temperature=1.0, seed=i, max_tokens=rng.randint(3, 30), ignore_eos=True) for i in range(n_others)
+        SamplingParams(temperature=1.0, seed=i, max_tokens=rng.randint(3, 20), ignore_eos=True) for i in range(n_others)
     ]
     at = rng.randint(0, n_others)
     prompts.insert(at, NEEDLE)

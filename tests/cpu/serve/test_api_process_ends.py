@@ -72,21 +72,21 @@ def test_those_that_cannot_answer_are_replaced(tmp_path: pathlib.Path) -> None:
 
 
 def test_time_in_which_the_parent_or_all_were_stopped_counts_against_nobody(tmp_path: pathlib.Path) -> None:
-    with light(tmp_path, "--api-processes", "2", "--api-stall-timeout", "5") as server:
+    with light(tmp_path, "--api-processes", "2", "--api-stall-timeout", "4") as server:
         server.wait_ready()
         server.wait_processes(2)
         before, everybody = pids(server), server.processes()
         os.kill(server.process.pid, signal.SIGSTOP)
-        time.sleep(7)
+        time.sleep(5.5)
         assert httpx.get(server.base + "/health").status_code == 200, "it is not needed for serving"
         os.kill(server.process.pid, signal.SIGCONT)
-        time.sleep(3)
+        time.sleep(2)
         for process in everybody:
             process.suspend()
-        time.sleep(7)
+        time.sleep(5.5)
         for process in everybody:
             process.resume()
-        time.sleep(3)
+        time.sleep(2)
         assert pids(server) == before and "starting it again" not in server.log
         server.canary()
 

@@ -8,8 +8,8 @@ from batch_machine import BatchMachine
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-N_EXAMPLES = 200
-"""About 15 s."""
+N_EXAMPLES = 130
+"""About 10 s."""
 
 
 def machine_settings(n_examples: int, *, deep: bool) -> settings:

@@ -8,7 +8,7 @@ from typing import Any
 
 import byte_model
 import pytest
-from grammar_draft_cases import answers, check, drafting, engine
+from grammar_draft_cases import answers, check, compared, drafting, engine
 
 from quire.compute.runner.runner import Runner
 from quire.core.plan import StepPlan
@@ -48,6 +48,6 @@ def test_what_is_staged_while_masks_are_made_is_what_is_launched(
     for each in (counted, lambda runner, plan: None):
         monkeypatch.setattr(Runner, "stage", each)
         llm = engine(folder, device="cuda", dtype="float32", pipeline_depth=depth, num_gpu_blocks_override=200)
-        said.append(answers(llm) + answers(llm))
+        said.append([compared(llm, one) for one in answers(llm) + answers(llm)])
         llm.shutdown()
     assert said[0] == said[1] and n_staged > 20

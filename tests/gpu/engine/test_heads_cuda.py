@@ -63,17 +63,19 @@ def test_a_random_head(
     how: str,
     n_pages: int,
 ) -> None:
-    """mixed: steps that verify drafts are captured as those with prompts are."""
+    """mixed: steps that verify drafts are captured as those with prompts are. A step follows where all of its
+    sequences have drafts: four leave room for that, and so do few pages."""
     if how == "mixed":
         monkeypatch.setattr(graphs, "AGAIN_BYTES", 0)
     followed: list[object] = []
     real = SlotLengths.follow
     monkeypatch.setattr(SlotLengths, "follow", lambda *given: followed.append(given) or real(*given))
-    options = {"enforce_eager": how == "eager", "num_gpu_blocks_override": n_pages, "max_num_seqs": 48}
+    options = {"enforce_eager": how == "eager", "num_gpu_blocks_override": n_pages}
+    options["max_num_seqs"] = 4 if n_pages == 400 else 48
     plain = said_with(folder, seen, **options)
     speculative = {"method": "eagle3", "model": str(folder / "head")}
     assert said_with(folder, seen, speculative_config=speculative, **options) == plain
-    assert len(seen) > 60 and wrong(oracle, seen) <= NEARLY
+    assert len(seen) > 60 and wrong(oracle, seen, 250) <= NEARLY
     assert bool(followed) == (how != "eager")
 
 

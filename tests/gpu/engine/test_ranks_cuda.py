@@ -40,6 +40,7 @@ for turn in range(3):
     assert made["sum"].eq(sum(each)).all(), (turn, made["sum"])
     assert made["all"][:, 0, 0].tolist() == each, (turn, made["all"])
 assert comm.all_reduce(torch.tensor([rank]), Reduction.MAX).tolist() == [size - 1], "numbers of the host"
+del graph
 comm.close()
 """
 

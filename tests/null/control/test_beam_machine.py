@@ -71,7 +71,7 @@ class BeamMachine(SchedulerMachine):
 def test_beams_keep_the_invariants(pytestconfig: pytest.Config) -> None:
     n_examples = pytestconfig.getoption("--machine-examples", default=None)
     deep = n_examples is not None
-    run_state_machine_as_test(BeamMachine, settings=machine_settings(int(n_examples or 200), deep=deep))
+    run_state_machine_as_test(BeamMachine, settings=machine_settings(int(n_examples or 140), deep=deep))
 
 
 @pytest.mark.parametrize("bug", beam_bugs.BUGS, ids=lambda bug: bug.__name__)

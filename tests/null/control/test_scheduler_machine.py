@@ -11,4 +11,4 @@ from machine_settings import machine_settings
 def test_scheduler_keeps_its_invariants(pytestconfig: pytest.Config) -> None:
     n_examples = pytestconfig.getoption("--machine-examples", default=None)
     deep = n_examples is not None
-    run_state_machine_as_test(SchedulerMachine, settings=machine_settings(int(n_examples or 300), deep=deep))
+    run_state_machine_as_test(SchedulerMachine, settings=machine_settings(int(n_examples or 200), deep=deep))

@@ -11,6 +11,15 @@ import pytest
 from quire.engine.garbage import THRESHOLDS, gc_kept_quiet, quiet_gc
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_frozen() -> Iterator[None]:
+    """As in a program; `conftest.py` freezes what all tests keep."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def pauses() -> Iterator[list[float]]:
     """Seconds of work of each collection; afterwards the collector is as it was."""

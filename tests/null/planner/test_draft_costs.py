@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from quire.planner.drafts import LEAST_GAIN, DraftCosts, expected_tokens
+from quire.planner.drafts import DraftCosts, expected_tokens, least_gain
 
 COSTS = DraftCosts((1, 2, 4, 8), (1.0, 1.1, 1.3, 2.5), guess_s=0.05)
 BATCHED = DraftCosts((1, 2, 4, 8), (1.0, 1.1, 1.3, 2.5), guess_s=0.01, place_s=0.2)
@@ -45,7 +45,7 @@ def test_no_other_lengths_are_faster(costs: DraftCosts, rates: list[float], expo
     best = max(speed(costs, rates, list(lengths), n_rows, exposed_s) for lengths in every)
     plain = speed(costs, rates, [0] * len(rates), n_rows, exposed_s)
     chosen = speed(costs, rates, found, n_rows, exposed_s)
-    assert chosen == pytest.approx(best if best > LEAST_GAIN * plain else plain)
+    assert chosen == pytest.approx(best if best > least_gain(n_rows) * plain else plain)
 
 
 def test_rows_are_bounded() -> None:

@@ -10,7 +10,7 @@ import mtp_case
 import numpy as np
 import pytest
 import torch
-from head_case import Guess, drafting, watched, work, wrong
+from head_case import Guess, all_right, drafting, watched, work
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
@@ -59,7 +59,7 @@ def test_guesses_are_the_oracles(
     llm.shutdown()
     assert len(seen) > 60 and stats.prefix_hits > 0
     assert (stats.preemptions > 0) == ("num_gpu_blocks_override" in options)
-    assert wrong(oracle, seen, 80) == 0
+    assert all_right(oracle, seen, 80)
 
 
 def short(folder: pathlib.Path, seen: list[Guess], **options: Any) -> None:
@@ -97,7 +97,7 @@ def test_operation_by_operation(
     folder, oracle = oracles[case]
     way(monkeypatch)
     short(folder, seen)
-    assert len(seen) > 16 and wrong(oracle, seen, 80) == 0
+    assert len(seen) > 16 and all_right(oracle, seen, 80)
 
 
 def states_before_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_planted_bugs_are_caught(
     folder, oracle = oracles["deepseek"]
     plant(monkeypatch)
     short(folder, seen)
-    assert wrong(oracle, seen, 80) > 0
+    assert not all_right(oracle, seen, 80)
 
 
 def test_a_folder_of_its_own(
@@ -168,7 +168,7 @@ def test_a_folder_of_its_own(
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
     short(folder, seen, speculative_config={"method": "mtp", "model": str(tmp_path)})
-    assert len(seen) > 16 and wrong(oracle, seen, 80) == 0
+    assert len(seen) > 16 and all_right(oracle, seen, 80)
 
 
 def test_it_is_no_part_of_the_model(oracles: dict[str, tuple[pathlib.Path, mtp_case.Oracle]]) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from quire.compute.dist.comm import Reduction
+from quire.compute.dist.added import RankSum
+from quire.compute.dist.comm import Reduction, SoloComm
 from quire.compute.forward.fused import obstacle
 from quire.compute.layers.linear import Linear
 from quire.compute.layers.norm import Norm
@@ -144,6 +145,24 @@ def test_a_delta_comes_before_norm_and_factor(post_norm: bool, scale: float) -> 
     expected = x + scale * z
     assert point(y, x) is x
     torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+@pytest.mark.parametrize("n", [4, 20])
+def test_the_sum_over_ranks_norms_what_no_product_does(n: int, post_norm: bool) -> None:
+    """Many rows of a stream that takes the sum as it is; then the norm is not done again."""
+    point, _ = product(post_norm, scale=1.0)
+    norm = Norm(torch.empty, NormTable(name="n", shape=(64,), spec=NormSpec(eps=1e-5)))
+    assert norm.weight is not None
+    norm.weight.uniform_(0.5, 2)
+    x, y = torch.randn(n, 64), torch.randn(n, 48)
+    expected = point(y, x.clone())
+    point.ranks = RankSum(SoloComm())
+    assert not point.adds
+    rows, left = point.then(y, x, norm)
+    torch.testing.assert_close(x, expected)
+    assert (left is None) == (n == 20 and not post_norm)
+    torch.testing.assert_close(rows if left is None else left(rows), norm(expected))
 
 
 def test_nothing_between_is_one_launch() -> None:

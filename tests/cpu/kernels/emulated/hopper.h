@@ -1,4 +1,4 @@
-// Stands in for csrc/cuda/hopper.h where there is no GPU: what csrc/cuda/rows.cu needs of CUDA, on threads of the host.
+// Stands in for csrc/cuda/hopper.h where there is no GPU: what rows.cu and reduce.cu there need of CUDA, on host threads.
 //
 // Blocks run one after another, the threads of a block at once. At the wait for the previous grid the bytes given to
 // `emulated_arrival` appear: until then a kernel sees what its predecessor has not written yet.
@@ -55,7 +55,7 @@ inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 
 inline thread_local dim3 threadIdx, blockIdx;
-inline dim3 blockDim;
+inline dim3 blockDim, gridDim;
 
 namespace emulated {
 inline std::unique_ptr<std::barrier<>> block;
@@ -108,11 +108,13 @@ extern "C" void emulated_arrival(const void* from, void* to, size_t n_bytes) {
 
 using cudaError_t = int;
 using cudaStream_t = void*;
-enum { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+enum { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum { cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
 struct cudaLaunchAttribute {
     int id;
     struct {
         int programmaticStreamSerializationAllowed;
+        dim3 clusterDim;
     } val;
 };
 struct cudaLaunchConfig_t {
@@ -126,7 +128,7 @@ template <class Kernel, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Arguments&... arguments) {
     const int n_threads = config->blockDim.x;
     const dim3 grid = config->gridDim;
-    blockDim = config->blockDim;
+    blockDim = config->blockDim, gridDim = grid;
     emulated::block = std::make_unique<std::barrier<>>(n_threads);
     emulated::warps.clear();
     for (int i = 0; i < n_threads / 32; ++i) emulated::warps.push_back(std::make_unique<std::barrier<>>(32));

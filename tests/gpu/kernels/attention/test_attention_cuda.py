@@ -217,8 +217,8 @@ def test_rows_that_are_placed_in_a_cuda_graph(implementation: ModuleType) -> Non
 
 
 def test_spans_that_are_placed(implementation: ModuleType) -> None:
-    """Spans of several rows, planned for a later place than that where they stand."""
-    spans = [(3000, 7), *[(200 + 60 * i, 1 + i % 7) for i in range(15)]]
+    """Spans of several rows, planned for a later place than that where they stand: up to 16 packed rows."""
+    spans = [(3000, 4), *[(200 + 60 * i, 1 + i % 4) for i in range(15)]]
     case = PagedCase(spans, 16, 8, 4, 128, torch.bfloat16, device="cuda")
     variant, shape = Variant(case.scale), {"page_size": 16, **dataclasses.asdict(case.heads)}
     lengths = np.diff(case.q_indptr)

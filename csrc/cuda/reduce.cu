@@ -1,0 +1,403 @@
+// Sums over the ranks of one host for messages that NCCL is slow for: each at most a few MiB. In place, or added to the
+// residual stream, whose RMS norm may be wanted at once. Hopper; QUIRE_RANKS ranks; types in `quire_reduce`.
+//
+//   one shot   every rank sends all it has to all others, and sums everything. One hop; (n - 1) times the bytes
+//   two shots  a rank sums the rows that it owns and sends the sums to all. Two hops; 2 (n - 1) / n times the bytes
+//
+// Sums are float32 in the order of ranks, rounded once: the same bits on every rank, and whichever way they went. The
+// stream is rounded again, as the separate operations do.
+//
+// A grid works on rows of cells of 16 bytes. A row without a norm is any part of the message; with one, it is a row of
+// the matrix, cut among the blocks of a cluster. A thread has one cell of each row of its block.
+#include <cooperative_groups.h>
+
+#include "reduce/numbers.h"
+#include "reduce/peers.h"
+
+struct QuireReduceArgs {       // _Args in quire/kernels/reduce/hopper.py
+    void* x;                   // contiguous, as all below; takes the sum where there is no residual
+    void* residual;            // null: there is none
+    const void* weight;        // null: no norm
+    void* normed;
+    int64_t n_cells, timeout_ns;
+    int32_t row_cells, h;
+    float eps;
+    int32_t dtype;             // 0: bfloat16, 1: float16, 2: float32
+    int32_t two_shots;
+};
+
+namespace quire {
+namespace {
+
+namespace cg = cooperative_groups;
+
+constexpr int N = QUIRE_RANKS;
+static_assert(N >= 2 && N <= QUIRE_MAX_RANKS, "as many ranks as peers.h has room for");
+constexpr int MAX_THREADS = N == 2 ? 1024 : 512;  // of a block: each needs registers for a cell of every rank
+constexpr int MAX_CLUSTER = 8;
+constexpr int MAX_WARPS = MAX_CLUSTER * MAX_THREADS / 32;  // of a row
+constexpr int PLAIN_THREADS = 256;
+constexpr int MIN_THREADS = 64;  // of a block with a part of a row
+
+struct Call {
+    QuireReduceArgs args;
+    int32_t n_rows, n_slices;  // n_slices: blocks of a row, which are a cluster
+};
+
+// ---- numbers -------------------------------------------------------------------------------------------------------
+
+template <class T> struct Wide {  // a cell in float32
+    static constexpr int OF_WORD = Numbers<T>::OF_WORD, WIDTH = 4 * OF_WORD;
+    float x[WIDTH];
+
+    __device__ __forceinline__ void operator=(const int4& cell) {
+        const int words[] = {cell.x, cell.y, cell.z, cell.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) Numbers<T>::widen(x + i * OF_WORD, static_cast<uint32_t>(words[i]));
+    }
+    __device__ __forceinline__ void operator+=(const int4& cell) {
+        Wide more;
+        more = cell;
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) x[i] += more.x[i];
+    }
+    __device__ __forceinline__ int4 narrow() const {
+        return make_int4(Numbers<T>::narrow(x), Numbers<T>::narrow(x + OF_WORD), Numbers<T>::narrow(x + 2 * OF_WORD),
+                         Numbers<T>::narrow(x + 3 * OF_WORD));
+    }
+};
+
+// In the order of ranks.
+template <class T> __device__ __forceinline__ int4 sum_of(const int4 (&cells)[N]) {
+    Wide<T> sum;
+    sum = cells[0];
+#pragma unroll
+    for (int i = 1; i < N; ++i) sum += cells[i];
+    return sum.narrow();
+}
+
+// ---- what becomes of a sum -----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ const int4* cell_at(const void* base, int64_t cell) {
+    return static_cast<const int4*>(base) + cell;
+}
+
+// The place of a thread in every row of its block.
+struct Place {
+    int column;
+    bool is_live;              // there is such a column
+
+    __device__ __forceinline__ explicit Place(const Call& call)
+        : column(blockIdx.x % call.n_slices * blockDim.x + threadIdx.x), is_live(column < call.args.row_cells) {}
+    __device__ __forceinline__ int64_t cell(const Call& call, int row) const {
+        return static_cast<int64_t>(row) * call.args.row_cells + column;
+    }
+    // There is a cell of that row here; the last row of a message without norm may be short.
+    __device__ __forceinline__ bool has(const Call& call, int row) const {
+        return is_live && row < call.n_rows && cell(call, row) < call.args.n_cells;
+    }
+};
+
+// Stores the sum, or the stream with the sum added. `before`: the stream's cell. Returns what is stored.
+template <class T>
+__device__ __forceinline__ int4 put(const Call& call, int64_t cell, const int4& sum, const int4& before) {
+    int4 stored = sum;
+    if (call.args.residual) {
+        Wide<T> x;
+        x = before;
+        x += sum;
+        stored = x.narrow();
+    }
+    int4* to = static_cast<int4*>(call.args.residual ? call.args.residual : call.args.x);
+    to[cell] = stored;
+    return stored;
+}
+
+// Sums over all threads of a row, for R rows. The warps of a row are added in one order, however the row is cut. Rows
+// of one block take turns in `of_warps`, which all its cluster may write until the first turn's end.
+template <int R>
+__device__ __forceinline__ void sum_rows(float (&sums)[R], float (*of_warps)[MAX_WARPS], int n_slices) {
+    const int lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
+    const int warp = blockIdx.x % n_slices * n_warps + threadIdx.x / 32;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) sums[r] += __shfl_xor_sync(~0u, sums[r], step);
+    }
+    if (n_slices == 1) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            if (lane == 0) of_warps[r][warp] = sums[r];
+        }
+        __syncthreads();
+    } else {
+        cg::cluster_group cluster = cg::this_cluster();
+        if (lane < n_slices) {
+            float(*there)[MAX_WARPS] = cluster.map_shared_rank(of_warps, lane);
+#pragma unroll
+            for (int r = 0; r < R; ++r) there[r][warp] = sums[r];
+        }
+        cluster.sync();
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        sums[r] = 0.f;
+        for (int i = lane; i < n_warps * n_slices; i += 32) sums[r] += of_warps[r][i];
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) sums[r] += __shfl_xor_sync(~0u, sums[r], step);
+    }
+}
+
+template <class T> __device__ __forceinline__ float square_sum(const int4& cell) {
+    Wide<T> x;
+    x = cell;
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < Wide<T>::WIDTH; ++i) sum += x.x[i] * x.x[i];
+    return sum;
+}
+
+// x times the norm's factor, rounded, times its weight.
+template <class T>
+__device__ __forceinline__ void put_normed(const Call& call, int64_t cell, const int4& stored, float square_sum,
+                                           const int4& weight) {
+    const float factor = rsqrtf(square_sum / call.args.h + call.args.eps);
+    Wide<T> x, weights;
+    x = stored;
+    weights = weight;
+#pragma unroll
+    for (int i = 0; i < Wide<T>::WIDTH; ++i) x.x[i] *= factor;
+    x = x.narrow();
+#pragma unroll
+    for (int i = 0; i < Wide<T>::WIDTH; ++i) x.x[i] *= weights.x[i];
+    static_cast<int4*>(call.args.normed)[cell] = x.narrow();
+}
+
+// What is before the first wait in both kernels: only constants are read.
+template <bool NORM> __device__ __forceinline__ int4 begin(const Call& call, const Place& place) {
+    let_next_grid_start();
+    int4 weight = make_int4(0, 0, 0, 0);
+    if (NORM && place.is_live) weight = load_here(cell_at(call.args.weight, place.column));
+    if (NORM && call.n_slices > 1) cg::this_cluster().sync();  // all its blocks are there: their memory may be written
+    wait_for_previous_grid();
+    return weight;
+}
+
+// ---- one shot ------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ Pair with_number(int a, int b, uint32_t call) {
+    const uint64_t number = static_cast<uint64_t>(call) << 32;
+    return {number | static_cast<uint32_t>(a), number | static_cast<uint32_t>(b)};
+}
+__device__ __forceinline__ bool has_number(const Pair& x, uint32_t call) {
+    return static_cast<uint32_t>(x.low >> 32) == call && static_cast<uint32_t>(x.high >> 32) == call;
+}
+
+__device__ __forceinline__ void push_words(const QuirePeers& peers, uint32_t call, int64_t cell, const int4& x) {
+    const Pair first = with_number(x.x, x.y, call), second = with_number(x.z, x.w, call);
+#pragma unroll
+    for (int i = 1; i < N; ++i) {
+        char* to = words_of(peers, (peers.rank + i) % N, call, peers.rank, cell);
+        store_pair(to, first);
+        store_pair(to + SECOND_HALF, second);
+    }
+}
+// The cells of all ranks, own: this rank's.
+__device__ __forceinline__ void pull_words(const QuirePeers& peers, int64_t timeout_ns, uint32_t call, int64_t cell,
+                                           const int4& own, int4 (&cells)[N]) {
+    const char* from[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) from[i] = words_of(peers, peers.rank, call, i, cell);
+    Patience patience;
+    while (true) {
+        Pair first[N], second[N];
+        int missing = -1;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            if (i == peers.rank) continue;
+            first[i] = load_pair(from[i]), second[i] = load_pair(from[i] + SECOND_HALF);
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            cells[i] = own;
+            if (i == peers.rank) continue;
+            cells[i] = make_int4(static_cast<int>(first[i].low), static_cast<int>(first[i].high),
+                                 static_cast<int>(second[i].low), static_cast<int>(second[i].high));
+            if (!has_number(first[i], call) || !has_number(second[i], call)) missing = i;
+        }
+        if (missing < 0 || patience.ends(peers, timeout_ns, missing, call)) return;
+    }
+}
+
+template <class T, bool NORM>
+__global__ void __launch_bounds__(MAX_THREADS)
+    one_shot_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
+    __shared__ float of_warps[2][1][MAX_WARPS];
+    const Place place(call);
+    const int first_row = blockIdx.x / call.n_slices, row_step = gridDim.x / call.n_slices;
+    const int4 weight = begin<NORM>(call, place);
+    const uint32_t number = number_of_call(peers);
+    for (int row = first_row; row < call.n_rows; row += row_step) {
+        const int64_t cell = place.cell(call, row);
+        if (place.has(call, row)) push_words(peers, number, cell, load_here(cell_at(call.args.x, cell)));
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) take_turn(peers, number);
+    int turn = 0;
+    for (int row = first_row; row < call.n_rows; row += row_step, turn ^= 1) {
+        const int64_t cell = place.cell(call, row);
+        const bool is_live = place.has(call, row);
+        int4 stored = make_int4(0, 0, 0, 0);
+        if (is_live) {
+            int4 before = stored, cells[N];
+            const int4 own = load_here(cell_at(call.args.x, cell));
+            if (call.args.residual) before = load_here(cell_at(call.args.residual, cell));
+            pull_words(peers, call.args.timeout_ns, number, cell, own, cells);
+            stored = put<T>(call, cell, sum_of<T>(cells), before);
+        }
+        if constexpr (NORM) {
+            float sums[] = {square_sum<T>(stored)};
+            sum_rows(sums, of_warps[turn], call.n_slices);
+            if (is_live) put_normed<T>(call, cell, stored, sums[0], weight);
+        }
+    }
+}
+
+// ---- two shots: row r is summed by rank r % N, as row r / N of its parts -------------------------------------------
+
+template <class T, bool NORM>
+__global__ void __launch_bounds__(MAX_THREADS)
+    two_shots_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
+    __shared__ float of_warps[2][N][MAX_WARPS];
+    const Place place(call);
+    const int n_rounds = (call.n_rows + N - 1) / N;
+    const int first = blockIdx.x / call.n_slices, step = gridDim.x / call.n_slices;
+    const int4 weight = begin<NORM>(call, place);
+    const uint32_t number = number_of_call(peers);
+    for (int round = first; round < n_rounds; round += step) {
+        const int64_t part = place.cell(call, round);
+#pragma unroll
+        for (int i = 1; i < N; ++i) {
+            const int owner = (peers.rank + i) % N, row = round * N + owner;
+            if (!place.has(call, row)) continue;
+            *part_of(peers, owner, number, peers.rank, part) = load_here(cell_at(call.args.x, place.cell(call, row)));
+        }
+    }
+    exchange_flags<N>(peers, call.args.timeout_ns, 0, number);
+    if (threadIdx.x == 0) take_turn(peers, number);
+    for (int round = first; round < n_rounds; round += step) {
+        const int row = round * N + peers.rank;
+        if (!place.has(call, row)) continue;
+        const int64_t cell = place.cell(call, row), part = place.cell(call, round);
+        int4 cells[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const bool is_own = i == peers.rank;
+            cells[i] = load_arrived(is_own ? cell_at(call.args.x, cell)
+                                           : part_of(peers, peers.rank, number, i, part));
+        }
+        const int4 sum = sum_of<T>(cells);
+#pragma unroll
+        for (int i = 0; i < N; ++i) *whole_of(peers, (peers.rank + i) % N, number, cell) = sum;
+    }
+    exchange_flags<N>(peers, call.args.timeout_ns, 1, number);
+    int turn = 0;
+    for (int round = first; round < n_rounds; round += step, turn ^= 1) {
+        int4 stored[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const int64_t cell = place.cell(call, round * N + i);
+            stored[i] = make_int4(0, 0, 0, 0);
+            if (!place.has(call, round * N + i)) continue;
+            int4 before = stored[i];
+            if (call.args.residual) before = load_here(cell_at(call.args.residual, cell));
+            stored[i] = put<T>(call, cell, load_arrived(whole_of(peers, peers.rank, number, cell)), before);
+        }
+        if constexpr (NORM) {
+            float sums[N];
+#pragma unroll
+            for (int i = 0; i < N; ++i) sums[i] = square_sum<T>(stored[i]);
+            sum_rows(sums, of_warps[turn], call.n_slices);
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                if (!place.has(call, round * N + i)) continue;
+                put_normed<T>(call, place.cell(call, round * N + i), stored[i], sums[i], weight);
+            }
+        }
+    }
+}
+
+// ---- host ----------------------------------------------------------------------------------------------------------
+
+int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+// Blocks of a row: as many as keep the GPU busy, whole warps each; 0: the row is too long.
+int slices_of(int row_cells, int n_units) {
+    int most = 0;
+    for (int n = 1; n <= MAX_CLUSTER; n *= 2) {
+        const int n_threads = ceil_div(row_cells, n);
+        if (n_threads > MAX_THREADS) continue;
+        const bool fits = n_threads >= MIN_THREADS && row_cells % (32 * n) == 0 && n_units * n <= QUIRE_MAX_BLOCKS;
+        if (most == 0 || fits) most = n;
+    }
+    return most;
+}
+
+template <class T> cudaError_t run(const QuirePeers& peers, const Call& call, void* stream) {
+    const bool is_normed = call.args.weight != nullptr;
+    const int n_units = call.args.two_shots ? ceil_div(call.n_rows, N) : call.n_rows;
+    const int64_t most = call.args.two_shots ? peers.part_cells : peers.words_cells;
+    const int64_t needed = static_cast<int64_t>(n_units) * call.args.row_cells;
+    if (needed > most || (call.args.two_shots && call.args.n_cells > peers.whole_cells)) return cudaErrorInvalidValue;
+    const auto kernel = call.args.two_shots ? (is_normed ? two_shots_kernel<T, true> : two_shots_kernel<T, false>)
+                                            : (is_normed ? one_shot_kernel<T, true> : one_shot_kernel<T, false>);
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = call.n_slices;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    const int most_units = QUIRE_MAX_BLOCKS / call.n_slices;
+    config.gridDim = dim3((n_units < most_units ? n_units : most_units) * call.n_slices);
+    config.blockDim = dim3(ceil_div(ceil_div(call.args.row_cells, call.n_slices), 32) * 32);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+    config.numAttrs = call.n_slices > 1 ? 2 : 1;
+    return cudaLaunchKernelEx(&config, kernel, peers, call);
+}
+
+}  // namespace
+}  // namespace quire
+
+extern "C" int quire_peers_take(int64_t n_bytes, void** base, int64_t** fault, void* handle) {
+    return quire::take_shared(n_bytes, base, fault, handle);
+}
+extern "C" int quire_peers_map(const void* handle, void** base) { return quire::map_shared(handle, base); }
+
+// What `take` and `map` gave; null is nothing.
+extern "C" void quire_peers_leave(QuirePeers* peers) {
+    for (int i = 0; i < peers->size; ++i) {
+        if (i != peers->rank && peers->base[i]) quire::leave_mapped(peers->base[i]);
+    }
+    quire::leave_own(peers->base[peers->rank], peers->fault);
+}
+
+extern "C" int quire_reduce(const QuirePeers* peers, const QuireReduceArgs* args, void* stream) {
+    using namespace quire;
+    if (peers->size != N || args->n_cells <= 0) return cudaErrorInvalidValue;
+    Call call{*args, 0, 1};
+    if (!args->weight) {
+        const bool is_short = args->n_cells <= static_cast<int64_t>(PLAIN_THREADS) * QUIRE_MAX_BLOCKS * N;
+        call.args.row_cells = is_short ? PLAIN_THREADS : 2 * PLAIN_THREADS;
+    } else if (args->row_cells <= 0 || args->n_cells % args->row_cells) {
+        return cudaErrorInvalidValue;
+    }
+    call.n_rows = ceil_div(args->n_cells, call.args.row_cells);
+    if (args->weight) {
+        call.n_slices = slices_of(args->row_cells, args->two_shots ? ceil_div(call.n_rows, N) : call.n_rows);
+        if (call.n_slices == 0) return cudaErrorInvalidValue;
+    }
+    if (args->dtype == 0) return run<BFloat16>(*peers, call, stream);
+    return args->dtype == 1 ? run<Float16>(*peers, call, stream) : run<float>(*peers, call, stream);
+}

@@ -1,0 +1,80 @@
+// Memory that several GPUs see: its loads and stores, and how its owner shares it (CUDA IPC). No multicast.
+#pragma once
+#include "../hopper.h"
+
+namespace quire {
+
+struct Pair {                  // two times 4 bytes of data and the number of a call, each read and written as one
+    uint64_t low, high;
+};
+
+__device__ __forceinline__ void store_pair(void* to, const Pair& x) {
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(x.low), "l"(x.high) : "memory");
+}
+__device__ __forceinline__ Pair load_pair(const void* from) {
+    Pair x;
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(x.low), "=l"(x.high) : "l"(from) : "memory");
+    return x;
+}
+__device__ __forceinline__ void store_release(uint32_t* to, uint32_t x) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
+    uint32_t x;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* from) {
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+__device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t x) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+// From the L2 cache: another GPU may have written it since this multiprocessor last read it.
+__device__ __forceinline__ int4 load_arrived(const int4* from) {
+    int4 x;
+    asm volatile("ld.global.cg.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from)
+                 : "memory");
+    return x;
+}
+__device__ __forceinline__ uint64_t now_ns() {
+    uint64_t x;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(x));
+    return x;
+}
+
+// ---- host ----------------------------------------------------------------------------------------------------------
+
+// Memory of one rank and two words in the host's that the GPU writes, all zero; handle: 64 bytes for the others.
+inline cudaError_t take_shared(int64_t n_bytes, void** base, int64_t** words, void* handle) {
+    cudaError_t error = cudaMalloc(base, n_bytes);
+    if (error == cudaSuccess) error = cudaMemset(*base, 0, n_bytes);
+    if (error == cudaSuccess) error = cudaDeviceSynchronize();
+    if (error == cudaSuccess) error = cudaHostAlloc(words, 2 * sizeof(int64_t), cudaHostAllocMapped);
+    if (error == cudaSuccess) (*words)[0] = (*words)[1] = 0;
+    if (error == cudaSuccess) error = cudaIpcGetMemHandle(static_cast<cudaIpcMemHandle_t*>(handle), *base);
+    cudaGetLastError();  // what is launched next would raise it
+    return error;
+}
+// The memory of another rank, seen from here.
+inline cudaError_t map_shared(const void* handle, void** base) {
+    const cudaIpcMemHandle_t copy = *static_cast<const cudaIpcMemHandle_t*>(handle);
+    const cudaError_t error = cudaIpcOpenMemHandle(base, copy, cudaIpcMemLazyEnablePeerAccess);
+    cudaGetLastError();
+    return error;
+}
+inline void leave_mapped(void* base) {
+    cudaIpcCloseMemHandle(base);
+    cudaGetLastError();
+}
+inline void leave_own(void* base, int64_t* words) {
+    cudaFree(base);
+    cudaFreeHost(words);
+    cudaGetLastError();
+}
+
+}  // namespace quire

@@ -1,0 +1,142 @@
+"""`Comm` between processes of one host with a GPU each: short sums through memory that they share, the rest by NCCL.
+
+Owns which way a sum goes. Does not own the kernels (`kernels/reduce`), nor NCCL's groups.
+Invariants: all ranks go the same way, as it depends on shapes and types alone; a rank that has waited in vain for
+another one says so at the host's next wait for results, before anybody sees them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import torch
+
+from quire.compute.dist.added import reduced_then_added
+from quire.compute.dist.comm import MeetingComm, Reduction
+from quire.core import env
+from quire.core.errors import EngineError
+from quire.kernels.gemm import Norm
+from quire.kernels.reduce import hopper
+from quire.kernels.reduce.hopper import PeerMemory
+
+logger = logging.getLogger("quire.engine")
+
+ONE_SHOT_BYTES: Final = 3 << 20
+"""Divided by the number of other ranks: longest sum that goes in one hop, which sends 2 (n - 1) times its bytes, two hops
+2 (n - 1) / n times. On two H100s one hop takes 15.7 us of 2 MiB and two 22.6, and of 4 MiB they are equal. More ranks were
+not measured."""
+TWO_SHOTS_BYTES: Final = 8 << 20
+"""Longest sum that does not go through NCCL, which is as fast from there on."""
+
+
+class PeerComm:
+    """`MeetingComm` of one rank. Until `join` everything goes through `nccl`."""
+
+    def __init__(
+        self,
+        nccl: MeetingComm,
+        device: torch.device,
+        one_shot_bytes: int | None = None,
+        two_shots_bytes: int = TWO_SHOTS_BYTES,
+    ) -> None:
+        """device: this rank's GPU. The longest sums of either kind; None: see `ONE_SHOT_BYTES`."""
+        self.rank, self.size, self.n_calls = nccl.rank, nccl.size, 0
+        self._nccl, self._device = nccl, device
+        self._memory: PeerMemory | None = None
+        self._one_shot_bytes = ONE_SHOT_BYTES // max(1, self.size - 1) if one_shot_bytes is None else one_shot_bytes
+        self._two_shots_bytes = two_shots_bytes
+
+    def join(self) -> None:
+        """See `MeetingComm`."""
+        self._nccl.join()
+        if self._memory is None:
+            self._memory = self._shared_memory()
+
+    def _shared_memory(self) -> PeerMemory | None:
+        """None where any rank cannot reach the others."""
+        is_off = env.read("QUIRE_PEER_MEMORY") == "0"
+        if not self._all_have("QUIRE_PEER_MEMORY=0" if is_off else hopper.obstacle(self.size)):
+            return None
+        memory, reason = None, None
+        try:
+            memory = PeerMemory(self.rank, self.size, self._one_shot_bytes, self._two_shots_bytes)
+        except RuntimeError as error:
+            reason = str(error)
+        if self._all_have(reason) and memory is not None and self._all_have(self._mapped(memory)):
+            if self.rank == 0:
+                logger.info(
+                    "sums over %d GPUs up to %d MiB go through memory that they share (%d MiB each)",
+                    self.size, self._two_shots_bytes >> 20, memory.n_bytes >> 20,
+                )  # fmt: skip
+            return memory
+        if memory is not None:
+            memory.close()
+        return None
+
+    def _mapped(self, memory: PeerMemory) -> str | None:
+        """Why this rank cannot reach the memory of another one, or None."""
+        handle = torch.frombuffer(bytearray(memory.handle), dtype=torch.uint8).to(self._device)
+        handles = self._nccl.all_gather(handle).cpu().numpy()
+        try:
+            memory.map([one.tobytes() for one in handles])
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    def _all_have(self, reason: str | None) -> bool:
+        """Whether no rank has a reason against it. All ranks ask together."""
+        if reason:
+            logger.warning("rank %d: all sums over GPUs go through NCCL, short ones more slowly: %s", self.rank, reason)
+        return bool(self._nccl.all_reduce(torch.tensor([not reason], dtype=torch.int32), Reduction.MIN).item())
+
+    def _way(self, x: torch.Tensor, residual: torch.Tensor | None = None, norm: Norm | None = None) -> bool | None:
+        """Whether x goes in two shots; None: through NCCL."""
+        if self._memory is None or x.device != self._device:
+            return None
+        two_shots = x.nbytes > self._one_shot_bytes
+        return None if self._memory.misfit(x, residual, norm, two_shots=two_shots) else two_shots
+
+    def _reduce(
+        self, two_shots: bool, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm | None
+    ) -> torch.Tensor | None:
+        assert self._memory is not None
+        self.n_calls += 1
+        return self._memory.reduce(x, residual, norm, two_shots=two_shots)
+
+    def all_reduce(self, x: torch.Tensor, reduction: Reduction = Reduction.SUM) -> torch.Tensor:
+        """See `Comm`."""
+        two_shots = self._way(x) if reduction is Reduction.SUM else None
+        if two_shots is None:
+            self.n_calls += 1
+            return self._nccl.all_reduce(x, reduction)
+        self._reduce(two_shots, x, None, None)
+        return x
+
+    def add_reduced(self, z: torch.Tensor, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor | None:
+        """See `AddReduced`."""
+        two_shots = self._way(z, x, norm)
+        if two_shots is None:
+            return reduced_then_added(self, z, x, norm)
+        return self._reduce(two_shots, z, x, norm)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Comm`. x: on the GPU."""
+        self.n_calls += 1
+        return self._nccl.all_gather(x)
+
+    def check(self) -> None:
+        """Raises EngineError if this rank has given up waiting for another one."""
+        lost = None if self._memory is None else self._memory.lost
+        if lost is not None:
+            raise EngineError(
+                f"rank {self.rank} has waited in vain for rank {lost[0]} in sum {lost[1]} over GPUs: that rank hangs or"
+                " is gone (its log says more); the engine has to be started again"
+            )
+
+    def close(self) -> None:
+        """See `Comm`."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+        self._nccl.close()

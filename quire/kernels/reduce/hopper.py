@@ -1,0 +1,191 @@
+"""Sums over the ranks of one host through memory that they write into one another, in CUDA C++ (csrc/cuda/reduce.cu).
+
+Owns the build, this rank's memory, its mapping in the others and the launch. Does not own how ranks exchange handles,
+nor which sums go this way (`compute/dist/peers.py`).
+Invariants: every rank makes the same calls in the same order; a launch allocates at most its result and never waits for
+the host, so it can be captured; no NVLink multicast.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from quire.kernels import jit
+from quire.kernels.hopper import compile_variant, machine_obstacle
+
+MAX_RANKS: Final = 8
+MAX_BLOCKS: Final = 128
+"""Both as in csrc/cuda/reduce/peers.h."""
+DTYPES: Final = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+CELL_BYTES: Final = 16
+"""That a thread moves. Messages and rows are whole multiples of it, at such addresses."""
+MAX_ROW_CELLS: Final = 4096
+"""Of a row with a norm: eight blocks of 512 threads."""
+HANDLE_BYTES: Final = 64
+_FLAGS_AT: Final = 128
+_PAIR_BYTES: Final = 2 * CELL_BYTES
+"""Of a cell with the number of its call beside it."""
+_PARITIES: Final = 2
+
+EAGER_TIMEOUT_S: Final = 600.0
+"""A rank may be compiling what this one has already."""
+REPLAY_TIMEOUT_S: Final = 60.0
+"""Of a captured call."""
+
+Norm = tuple[torch.Tensor, float]
+"""Weight [h] and eps of an RMS norm."""
+
+
+class _Peers(ctypes.Structure):
+    """QuirePeers in csrc/cuda/reduce/peers.h."""
+
+    _fields_ = [
+        ("base", ctypes.c_void_p * MAX_RANKS),
+        ("fault", ctypes.POINTER(ctypes.c_int64)),
+        *[(name, ctypes.c_int64) for name in (
+            "words_at", "words_cells", "parts_at", "part_cells", "whole_at", "whole_cells",
+        )],
+        *[(name, ctypes.c_int32) for name in ("rank", "size")],
+    ]  # fmt: skip
+
+
+class _Args(ctypes.Structure):
+    """QuireReduceArgs in csrc/cuda/reduce.cu."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("x", "residual", "weight", "normed")],
+        *[(name, ctypes.c_int64) for name in ("n_cells", "timeout_ns")],
+        *[(name, ctypes.c_int32) for name in ("row_cells", "h")],
+        ("eps", ctypes.c_float),
+        *[(name, ctypes.c_int32) for name in ("dtype", "two_shots")],
+    ]
+
+
+def obstacle(n_ranks: int) -> str | None:
+    """Why this machine's ranks cannot sum so, or None. The first call may compile (seconds)."""
+    if not 2 <= n_ranks <= MAX_RANKS:
+        return f"{n_ranks} ranks: they must be 2 to {MAX_RANKS}"
+    found = machine_obstacle()
+    if found:
+        return found
+    try:
+        _library(n_ranks)
+    except jit.BuildError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def _library(n_ranks: int) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(compile_variant("reduce.cu", (f"-DQUIRE_RANKS={n_ranks}",))))
+    library.quire_peers_take.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
+    library.quire_peers_map.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+    library.quire_peers_leave.argtypes, library.quire_peers_leave.restype = [ctypes.c_void_p], None
+    library.quire_reduce.argtypes = [ctypes.c_void_p] * 3
+    return library
+
+
+class PeerMemory:
+    """One rank's memory, and where it sees that of the others. On the current device."""
+
+    def __init__(self, rank: int, size: int, one_shot_bytes: int, two_shots_bytes: int) -> None:
+        """The longest messages of either kind. Raises RuntimeError if it cannot be had."""
+        self._library, self._peers = _library(size), _Peers(rank=rank, size=size)
+        peers, words, whole = self._peers, one_shot_bytes // CELL_BYTES, two_shots_bytes // CELL_BYTES
+        peers.words_cells = _rounded_up(words + MAX_ROW_CELLS, 32)
+        peers.whole_cells, peers.part_cells = whole, whole // size + MAX_ROW_CELLS
+        peers.words_at = _rounded_up(_FLAGS_AT + 2 * MAX_RANKS * MAX_BLOCKS * 4, 1024)
+        peers.parts_at = peers.words_at + _PARITIES * size * peers.words_cells * _PAIR_BYTES
+        peers.whole_at = peers.parts_at + _PARITIES * size * peers.part_cells * CELL_BYTES
+        self.n_bytes = int(peers.whole_at + _PARITIES * whole * CELL_BYTES)
+        self._most = (one_shot_bytes, two_shots_bytes)
+        self._leave = weakref.finalize(self, _leave, self._library, peers)
+        self._leave.atexit = False
+        handle, base = ctypes.create_string_buffer(HANDLE_BYTES), ctypes.c_void_p()
+        code = self._library.quire_peers_take(self.n_bytes, ctypes.byref(base), ctypes.byref(peers.fault), handle)
+        peers.base[rank] = base.value
+        self.handle = handle.raw
+        """For the others' `map`."""
+        if code:
+            self.close()
+            raise RuntimeError(f"{self.n_bytes} bytes to share with other GPUs cannot be had: CUDA error {code}")
+
+    def map(self, handles: Sequence[bytes]) -> None:
+        """handles: of all ranks. Nothing may be summed before all have done so. Raises RuntimeError."""
+        for other, handle in enumerate(handles):
+            if other == self._peers.rank:
+                continue
+            base = ctypes.c_void_p()
+            code = self._library.quire_peers_map(handle, ctypes.byref(base))
+            if code:
+                raise RuntimeError(f"the memory of rank {other} cannot be reached: CUDA error {code}")
+            self._peers.base[other] = base.value
+
+    def misfit(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm | None, *, two_shots: bool) -> str:
+        """Why `reduce` does not take these tensors; empty: it does."""
+        given = [x, *(tensor for tensor in (residual, norm and norm[0]) if tensor is not None)]
+        if x.dtype not in DTYPES or any(tensor.dtype != x.dtype or not tensor.is_contiguous() for tensor in given):
+            return "tensors are not contiguous, of one type, and that bfloat16, float16 or float32"
+        if any(tensor.data_ptr() % CELL_BYTES for tensor in given) or x.nbytes % CELL_BYTES:
+            return f"an address or a size is not a multiple of {CELL_BYTES} bytes"
+        if not 0 < x.nbytes <= self._most[two_shots]:
+            return f"{x.nbytes} bytes are not within 1..{self._most[two_shots]}"
+        if norm is None:
+            return ""
+        row_bytes = x.shape[-1] * x.itemsize
+        if row_bytes % CELL_BYTES or row_bytes > MAX_ROW_CELLS * CELL_BYTES:
+            return f"a row of {row_bytes} bytes is not a multiple of {CELL_BYTES} up to {MAX_ROW_CELLS * CELL_BYTES}"
+        return ""
+
+    def reduce(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        norm: Norm | None = None,
+        *,
+        two_shots: bool,
+        timeout_s: float | None = None,
+    ) -> torch.Tensor | None:
+        """x, which fits: its sum over ranks in place; or added to `residual`, whose norm, if wanted, is returned.
+        timeout_s: None for the usual ones."""
+        if timeout_s is None:
+            timeout_s = REPLAY_TIMEOUT_S if torch.cuda.is_current_stream_capturing() else EAGER_TIMEOUT_S
+        normed = None if norm is None else torch.empty_like(x)
+        row_size = x.shape[-1] if norm is not None else 0
+        args = _Args(
+            x.data_ptr(), None if residual is None else residual.data_ptr(),
+            None if norm is None else norm[0].data_ptr(), None if normed is None else normed.data_ptr(),
+            x.nbytes // CELL_BYTES, int(timeout_s * 1e9), row_size * x.itemsize // CELL_BYTES, row_size,
+            0.0 if norm is None else norm[1], DTYPES[x.dtype], int(two_shots),
+        )  # fmt: skip
+        stream = torch.cuda.current_stream(x.device).cuda_stream
+        code = self._library.quire_reduce(ctypes.byref(self._peers), ctypes.byref(args), stream)
+        if code:
+            raise RuntimeError(f"the sum of {tuple(x.shape)} over ranks could not be launched: CUDA error {code}")
+        return normed
+
+    @property
+    def lost(self) -> tuple[int, int] | None:
+        """(rank, call) that this rank has waited for in vain: its results since then are void. Never waits itself."""
+        fault = self._peers.fault
+        return (fault[0] - 1, fault[1]) if fault and fault[0] else None
+
+    def close(self) -> None:
+        """No rank may sum afterwards. A second call does nothing."""
+        torch.cuda.synchronize()
+        self._leave()
+
+
+def _leave(library: ctypes.CDLL, peers: _Peers) -> None:
+    library.quire_peers_leave(ctypes.byref(peers))
+    ctypes.memset(ctypes.byref(peers), 0, ctypes.sizeof(peers))
+
+
+def _rounded_up(n: int, step: int) -> int:
+    return -(-n // step) * step

@@ -1,0 +1,137 @@
+"""Which way a sum over GPUs goes, and that ranks agree on it; the memory and NCCL are stand-ins."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from quire.compute.device import cuda
+from quire.compute.dist import peers
+from quire.compute.dist.added import RankSum
+from quire.compute.dist.comm import Reduction, SoloComm
+from quire.compute.dist.peers import PeerComm
+from quire.core.errors import EngineError
+from quire.kernels.reduce.hopper import PeerMemory
+
+CPU = torch.device("cpu")
+
+
+class Nccl(SoloComm):
+    """Of two ranks; the other one has nothing, or something against shared memory from a question on."""
+
+    rank, size, n_calls = 0, 2, 0
+
+    def __init__(self, against: int = 99) -> None:
+        self.asked: list[str] = []
+        self._against = against
+
+    def join(self) -> None: ...
+
+    def all_reduce(self, x: torch.Tensor, reduction: Reduction = Reduction.SUM) -> torch.Tensor:
+        self.asked.append(reduction.value)
+        return x.mul_(0) if reduction is Reduction.MIN and self.asked.count("min") > self._against else x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x, x])
+
+
+class Memory(PeerMemory):
+    """What would be launched."""
+
+    def __init__(self, rank: int, size: int, *most: int) -> None:
+        self._most, self.ways, self.n_bytes, self.handle = most, list[Any](), 0, bytes(64)
+        self.is_closed, self.faults = False, list[tuple[int, int]]()
+
+    def map(self, handles: Any) -> None:
+        assert list(handles) == [self.handle] * 2
+
+    def reduce(self, x: Any, residual: Any = None, norm: Any = None, **options: Any) -> Any:
+        self.ways.append((options["two_shots"], residual is not None, norm is not None))
+        return norm and torch.empty_like(x)
+
+    @property
+    def lost(self) -> tuple[int, int] | None:
+        return self.faults[0] if self.faults else None
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Memory]:
+    found: list[Memory] = []
+
+    def make(*given: int) -> Memory:
+        found.append(Memory(*given))
+        return found[-1]
+
+    monkeypatch.setattr(peers.hopper, "obstacle", lambda size: None)
+    monkeypatch.setattr(peers, "PeerMemory", make)
+    return found
+
+
+def test_size_and_type_choose(made: list[Memory]) -> None:
+    nccl = Nccl()
+    comm = PeerComm(nccl, CPU)
+    early = torch.ones(8)
+    comm.all_reduce(early)
+    comm.join()
+    (memory,), border = made, peers.ONE_SHOT_BYTES // 4
+    for n in (8, border, border + 4, peers.TWO_SHOTS_BYTES // 4):
+        comm.all_reduce(torch.ones(n))
+    assert [two for two, *_ in memory.ways] == [False, False, True, True] and nccl.asked.count("sum") == 1
+    for x in (torch.ones(7), torch.ones(4, dtype=torch.int64), torch.ones(peers.TWO_SHOTS_BYTES // 4 + 4)):
+        comm.all_reduce(x)
+    comm.all_reduce(torch.ones(8), Reduction.MAX)
+    assert len(memory.ways) == 4 and nccl.asked.count("sum") == 4 and nccl.asked[-1] == "max"
+    assert comm.n_calls == 9
+    comm.close()
+    assert memory.is_closed
+
+
+def test_what_does_not_fit_one_launch_is_several(made: list[Memory]) -> None:
+    comm, weight = PeerComm(Nccl(), CPU), torch.full((6,), 2.0)
+    comm.join()
+    x, z = torch.ones(4, 8), torch.ones(4, 8)
+    assert RankSum(comm).add(z, x) is None and RankSum(comm).add(z, x, (torch.ones(8), 1e-5)) is not None
+    assert made[0].ways == [(False, True, False), (False, True, True)]
+    x, z = torch.ones(2, 6), torch.ones(2, 6)  # 16 bytes divide the message, not a row
+    normed = RankSum(comm).add(z, x, (weight, 0.0))
+    assert x.eq(2).all() and normed is not None and torch.allclose(normed, weight.expand(2, 6))
+    assert made[0].ways[2:] == [(False, False, False)], "the sum alone still goes there"
+
+
+@pytest.mark.parametrize("against", [0, 1, 2])
+def test_one_rank_that_cannot_is_enough(against: int, made: list[Memory]) -> None:
+    comm = PeerComm(Nccl(against), CPU)
+    comm.join()
+    assert all(memory.is_closed for memory in made) and len(made) == (against > 0)
+    comm.all_reduce(torch.ones(8))
+    assert not any(memory.ways for memory in made)
+
+
+def test_the_reason_is_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(peers.hopper, "obstacle", lambda size: "there is no link")
+    comm = PeerComm(Nccl(), CPU)
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        comm.join()
+        monkeypatch.setenv("QUIRE_PEER_MEMORY", "0")
+        comm.join()
+    assert "there is no link" in caplog.text and "QUIRE_PEER_MEMORY=0" in caplog.text
+
+
+def test_nobody_sees_what_was_not_waited_for(made: list[Memory]) -> None:
+    class Event:
+        def synchronize(self) -> None: ...
+
+    comm = PeerComm(Nccl(), CPU)
+    comm.check()
+    comm.join()
+    arriving = cuda._Arriving([torch.ones(1)], Event(), [comm.check])  # type: ignore[arg-type]
+    assert arriving.wait()[0].item() == 1
+    made[0].faults.append((1, 7))
+    with pytest.raises(EngineError, match="rank 0 has waited in vain for rank 1 in sum 7"):
+        arriving.wait()

@@ -1,0 +1,156 @@
+"""Sums over ranks without a GPU: the kernel emulated on host threads, three ranks at once, and that it compiles.
+
+Each rank has a copy of the library. Not shown: clusters of blocks, dependent launch, what NVLink does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from quire.kernels import jit
+from quire.kernels.hopper import FLAGS as NVCC_FLAGS
+from quire.kernels.norm.reference import TOLERANCE
+from quire.kernels.reduce import hopper, reference
+from quire.kernels.reduce.hopper import PeerMemory
+
+EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
+FLAGS = (
+    *("-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"),
+    *("-fno-gnu-unique", "-x", "c++"),
+)
+SIZE, EPS = 3, 1e-5
+LONGEST_BYTES = 1 << 17
+SHAPES = [(1, 4096), (4, 800), (1, 8), (11, 776)]
+MOST_NORMED = 1000
+"""Longer rows are cut among a cluster's blocks."""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
+    compiler = jit.compiler("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    folder, cuda = tmp_path_factory.mktemp("emulated"), jit.sources_folder() / "cuda"
+    shutil.copytree(EMULATED, folder, dirs_exist_ok=True)
+    shutil.copy(cuda / "reduce.cu", folder)
+    shutil.copy(cuda / "reduce" / "peers.h", folder / "reduce")
+    command = [compiler, *FLAGS, f"-I{folder}", f"-DQUIRE_RANKS={SIZE}", str(folder / "reduce.cu"), "-o"]
+    done = subprocess.run([*command, str(folder / "rank.so")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [ctypes.CDLL(str(shutil.copy(folder / "rank.so", folder / f"rank{rank}.so"))) for rank in range(SIZE)]
+
+
+@pytest.fixture
+def ranks(libraries: list[ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PeerMemory]]:
+    class Stream:
+        cuda_stream = None
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    made = []
+    for rank, library in enumerate(libraries):
+        monkeypatch.setattr(hopper, "_library", lambda size, own=library: own)
+        library.quire_peers_take.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
+        made.append(PeerMemory(rank, SIZE, LONGEST_BYTES, LONGEST_BYTES))
+    for memory in made:
+        memory.map([other.handle for other in made])
+    yield made
+    for memory in made:
+        memory.close()
+
+
+def each(ranks: list[PeerMemory], call: Callable[[int, PeerMemory], Any]) -> list[Any]:
+    with ThreadPoolExecutor(SIZE) as threads:
+        return list(threads.map(call, range(SIZE), ranks))
+
+
+def test_ranks_get_the_sum_bit_by_bit(ranks: list[PeerMemory], libraries: list[ctypes.CDLL]) -> None:
+    """Calls of both kinds, of all types and lengths, one behind the other, each rank in its turn late with a call, or
+    so slow in it that others are done with the next one."""
+    torch.manual_seed(0)
+    cases = [(shape, dtype, two) for two in (False, True) for shape in SHAPES for dtype in hopper.DTYPES]
+    cases = cases[::2] + cases[1::2]
+    given = [[(torch.randn(shape) * 3).to(dtype) for _ in range(SIZE + 1)] for shape, dtype, _ in cases]
+    own = [[terms[rank].clone() for terms in given] for rank in range(SIZE)]
+    streams = [[terms[-1].clone() for terms in given] for _ in range(SIZE)]
+    weights = [terms[-1][0].flip(0).contiguous() for terms in given]
+
+    def is_normed(i: int) -> bool:
+        return i % 3 == 2 and cases[i][0][1] <= MOST_NORMED
+
+    def call(rank: int, memory: PeerMemory) -> list[torch.Tensor | None]:
+        found: list[torch.Tensor | None] = []
+        for i, (_, _, two_shots) in enumerate(cases):
+            libraries[rank].emulated_late(50_000 if i % 5 == rank else 0)
+            if i % 7 == rank:
+                time.sleep(0.01)
+            residual = None if i % 3 == 0 else streams[rank][i]
+            norm = (weights[i], EPS) if is_normed(i) else None
+            assert memory.misfit(own[rank][i], residual, norm, two_shots=two_shots) == ""
+            found.append(memory.reduce(own[rank][i], residual, norm, two_shots=two_shots, timeout_s=20))
+        return found
+
+    normed = each(ranks, call)
+    for i, (shape, dtype, two_shots) in enumerate(cases):
+        stream, name = given[i][-1], f"{shape} {dtype} {'two shots' if two_shots else 'one shot'}"
+        total, expected = reference.add(given[i][:SIZE], stream, (weights[i], EPS))
+        for rank in range(SIZE):
+            if i % 3 == 0:
+                assert torch.equal(own[rank][i], reference.total(given[i][:SIZE])), name
+                continue
+            assert torch.equal(streams[rank][i], total), name
+            if is_normed(i):
+                assert expected is not None and torch.equal(normed[rank][i], normed[0][i]), name
+                error = (normed[rank][i].double() - expected.double()).abs() / (1 + expected.double().abs())
+                assert error.max() <= TOLERANCE[dtype], name
+    assert all(memory.lost is None for memory in ranks)
+
+
+@pytest.mark.parametrize("two_shots", [False, True])
+def test_who_waits_in_vain_says_for_whom(ranks: list[PeerMemory], two_shots: bool) -> None:
+    x = torch.ones(8)
+
+    def call(rank: int, memory: PeerMemory) -> None:
+        if rank != 1:
+            memory.reduce(x.clone(), two_shots=two_shots, timeout_s=0.2)
+            start_s = time.monotonic()
+            memory.reduce(x.clone(), two_shots=two_shots, timeout_s=60)
+            assert time.monotonic() - start_s < 30, "it waits once"
+
+    each(ranks, call)
+    assert [memory.lost for memory in ranks] == [(1, 1), None, (1, 1)]
+
+
+def test_what_does_not_fit_is_said(ranks: list[PeerMemory]) -> None:
+    memory, x, even = ranks[0], torch.ones(3, 5), torch.ones(4, 8)
+    for given, norm, word in (
+        (x, None, "multiple of 16"),
+        (even[:, :4], None, "contiguous"),
+        (even.double(), None, "one type"),
+        (torch.ones(1 + LONGEST_BYTES // 4 + 3), None, "not within"),
+        (even[:0], None, "not within"),
+        (torch.ones(4, 6)[:2], (torch.ones(6), EPS), "a row of 24 bytes"),
+        (torch.ones(1, 4)[0, 1:], None, "multiple of 16"),
+    ):
+        assert word in memory.misfit(given, None, norm, two_shots=True), word
+    assert memory.misfit(even, even, (torch.ones(8), EPS), two_shots=False) == ""
+
+
+def test_it_compiles_for_hopper() -> None:
+    nvcc = jit.compiler("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    source = str(jit.sources_folder() / "cuda" / "reduce.cu")
+    command = [nvcc, *NVCC_FLAGS, "-DQUIRE_RANKS=3", "-Werror", "all-warnings", "-cubin", "-o", "/dev/null", source]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

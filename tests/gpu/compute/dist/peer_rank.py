@@ -1,0 +1,155 @@
+"""One rank of test_peers_cuda.py: a process with a GPU. Arguments: rank, ranks, meeting point."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+import torch
+
+from quire.compute.dist.added import RankSum
+from quire.compute.dist.comm import Reduction
+from quire.compute.dist.nccl import NcclComm
+from quire.compute.dist.peers import PeerComm
+from quire.core.errors import EngineError
+from quire.kernels.norm.reference import TOLERANCE
+from quire.kernels.reduce import hopper, reference
+
+SHAPES = [(1, 4096), (1, 8), (3, 1000), (17, 5120), (33, 8192), (64, 3584), (129, 4096), (2, 16384), (250, 8192)]
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ODD = [(torch.bfloat16, (5, 3)), (torch.float32, (1,)), (torch.bfloat16, (1, 4097)), (torch.int64, (9,))]
+N_REPLAYS = 1000
+EPS = 1e-5
+
+
+class Rank:
+    def __init__(self, rank: int, size: int, meeting_point: str) -> None:
+        self.rank, self.size, self.device = rank, size, torch.device("cuda", rank)
+        torch.cuda.set_device(self.device)
+        nccl = NcclComm(rank, size, meeting_point, self.device, timeout_s=120)
+        self.default = PeerComm(nccl, self.device)
+        self.ones = PeerComm(nccl, self.device, one_shot_bytes=8 << 20)
+        self.twos = PeerComm(nccl, self.device, one_shot_bytes=0)
+        for comm in (self.default, self.ones, self.twos):
+            comm.join()
+
+    def terms(self, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
+        """Of all ranks, the same on each."""
+        made = torch.Generator().manual_seed(seed)
+        return [(torch.randn(shape, generator=made) * 3).to(self.device, dtype) for _ in range(self.size + 2)]
+
+    def all_have(self, x: torch.Tensor) -> bool:
+        """Whether all ranks have these bits."""
+        bits = x.contiguous().view(torch.uint8)
+        return bool((self.default.all_gather(bits) == bits).all())
+
+    def check_sums(self) -> None:
+        """Both ways, alone and added, with and without norm, bit by bit what the reference says."""
+        for i, shape in enumerate(SHAPES):
+            for dtype in DTYPES:
+                *terms, stream, row = self.terms(shape, dtype, i)
+                expected, weight, name = reference.total(terms), row[0].contiguous(), f"{shape} {dtype}"
+                exact = torch.stack([term.double() for term in terms]).sum(0)
+                error = (expected.double() - exact).abs().max()
+                assert error <= 2 * exact.abs().max() * torch.finfo(dtype).eps, name
+                for comm in (self.ones, self.twos, self.default):
+                    x = terms[self.rank].clone()
+                    assert comm.all_reduce(x) is x and torch.equal(x, expected), f"sum of {name}"
+                    for norm in (None, (weight, EPS)):
+                        x = stream.clone()
+                        normed = RankSum(comm).add(terms[self.rank].clone(), x, norm)
+                        total, all_normed = reference.add(terms, stream, norm)
+                        assert torch.equal(x, total), f"added sum of {name}, norm {norm is not None}"
+                        assert (normed is None) == (norm is None)
+                        if normed is None or all_normed is None:
+                            continue
+                        wide = reference.reference.rms_norm(total.double(), weight.double(), EPS)
+                        error = ((normed.double() - wide).abs() / (1 + wide.abs())).max()
+                        assert error <= TOLERANCE[dtype], f"norm of {name}: {error}"
+                        assert self.all_have(normed), f"norm of {name}: ranks differ"
+
+    def check_what_goes_through_nccl(self) -> None:
+        for dtype, shape in ODD:
+            terms = [torch.full(shape, 1.0 + other, device=self.device).to(dtype) for other in range(self.size)]
+            expected = torch.stack(terms).sum(0, dtype=dtype)
+            assert torch.equal(self.default.all_reduce(terms[self.rank]), expected), (dtype, shape)
+        large = torch.ones(3 << 20, device=self.device)
+        assert self.default.all_reduce(large).eq(self.size).all(), "12 MiB"
+        assert self.default.all_reduce(torch.tensor([self.rank]), Reduction.MAX).item() == self.size - 1
+
+    def check_replays(self, sleepy: int | None) -> None:
+        """Whole numbers, so that sums are exact; other ones in each replay. sleepy: a rank that is late in each."""
+        n, h, bad = 24, 4096, torch.zeros((), dtype=torch.int64, device=self.device)
+        turn, at = torch.zeros((), dtype=torch.int64, device=self.device), torch.arange(n * h, device=self.device)
+
+        def term(other: int) -> torch.Tensor:
+            return ((at * 7 + 13 * other + 31 * turn) % 61 - 30).to(torch.bfloat16).view(n, h)
+
+        def launch() -> None:
+            turn.add_(1)
+            terms = [term(other) for other in range(self.size)]
+            expected = sum(one.double() for one in terms)
+            if self.rank == sleepy:
+                torch.cuda._sleep(100_000)
+            for comm in (self.ones, self.twos):
+                bad.add_((comm.all_reduce(terms[self.rank].clone()).double() != expected).sum())
+                for rows in (1, n):
+                    stream, weight = terms[0][:rows].clone(), torch.ones_like(terms[0][0])
+                    before = stream.double()
+                    normed = RankSum(comm).add(terms[self.rank][:rows].clone(), stream, (weight, EPS))
+                    bad.add_((stream.double() != before + expected[:rows]).sum())
+                    wide = torch.nn.functional.rms_norm(stream.double(), (h,), eps=EPS)
+                    bad.add_(((normed.double() - wide).abs() > 0.02 * (1 + wide.abs())).sum())
+
+        launch()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            launch()
+        for replay in range(N_REPLAYS):
+            if replay % 100 == 50 and replay // 100 % self.size == self.rank:
+                time.sleep(0.01)
+            graph.replay()
+        torch.cuda.synchronize()
+        assert bad.item() == 0 and turn.item() == N_REPLAYS + 1, (bad.item(), turn.item())
+        for comm in (self.ones, self.twos):
+            comm.check()
+
+    def check_that_waiting_ends(self) -> None:
+        """Last: what rank 0 has shared is void afterwards."""
+        size = 4096
+        if self.rank == 0:
+            memory = self.default._memory
+            assert memory is not None
+            for two_shots in (False, True):
+                start_s = time.perf_counter()
+                memory.reduce(torch.ones(size, device=self.device), two_shots=two_shots, timeout_s=0.5)
+                torch.cuda.synchronize()
+                assert (time.perf_counter() - start_s > 0.4) != two_shots, "it waits once"
+            try:
+                self.default.check()
+            except EngineError as error:
+                assert "waited in vain for rank" in str(error), error
+            else:
+                raise AssertionError("nobody was told")
+        self.default.all_gather(torch.ones(1, device=self.device))
+        if self.rank > 0:
+            self.default.check()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO)
+    one = Rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    assert hopper.obstacle(one.size) is None, hopper.obstacle(one.size)
+    assert one.ones._memory is not None, "no peer memory: see the log"
+    one.check_sums()
+    one.check_what_goes_through_nccl()
+    for sleepy in (None, 1):
+        one.check_replays(sleepy)
+    one.check_that_waiting_ends()
+    for comm in (one.default, one.ones, one.twos):
+        comm.close()
+
+
+main()
