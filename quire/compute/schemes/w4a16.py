@@ -56,9 +56,7 @@ class Int4(FilledScheme):
     def begin(self, n: int, k: int, device: torch.device) -> Launched:
         """See `FilledScheme`. An order that is not filled yet is negative."""
         found = {one.name: torch.zeros(one.shape, dtype=one.dtype, device=device) for one in self.stored(n, k)}
-        weight = packing.Int4Weight(
-            k, self.group or k, found["codes"], found["scales"], self.zeros, found.get("order")
-        )
+        weight = packing.Int4Weight(k, self.group or k, found["codes"], found["scales"], self.zeros, found.get("order"))
         if weight.order is not None:
             weight.order.fill_(-1)
 
