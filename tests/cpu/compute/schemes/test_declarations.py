@@ -6,18 +6,19 @@ import json
 import pathlib
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
 
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import decoder_on
-from quire.compute.schemes.choice import Schemes, floating
+from quire.compute.schemes.choice import Schemes, choose, floating
 from quire.compute.schemes.packed import HELD, Blocks, Packed, PackedProduct, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
 from quire.compute.schemes.w8a8 import RoundedFp8
 from quire.config.model import read_arch
-from quire.config.parameters import HEAD, Cut, Matrix
+from quire.config.parameters import HEAD, Cut, Kept, Matrix
 from quire.core.errors import ConfigError
 from quire.kernels import native, qgemm
 from quire.kernels.qgemm import weight as packing
@@ -171,3 +172,14 @@ def test_layouts_are_those_of_the_packing() -> None:
         data, scales = packing.layout(name, 70, 50)
         assert (tuple(packed.data.shape), packed.data.dtype) == data
         assert (tuple(packed.scales.shape), packed.scales.dtype) == scales
+
+
+def test_fp8_on_a_gpu_leaves_experts_and_routers_floating() -> None:
+    """One launch multiplies by all experts, which are floating for it."""
+    schemes = choose("fp8", torch.device("cuda"), torch.bfloat16)
+    matrix = Matrix(n_in=64, parts=(("m", 64),))
+    assert schemes.of(matrix) == RoundedFp8()
+    for change in ({"of_expert": True}, {"kept": Kept.FLOATING}):
+        assert schemes.of(msgspec.structs.replace(matrix, **change)) == Plain(torch.bfloat16)
+    on_cpu = choose("int4", torch.device("cpu"), torch.bfloat16)
+    assert on_cpu.of(msgspec.structs.replace(matrix, of_expert=True)) == Rounded("int4")
