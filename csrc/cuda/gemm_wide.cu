@@ -247,22 +247,36 @@ struct WideBlock {
     struct Factors {  // of the two rows of w that a thread has: scales, and zero points raised as codes are
         uint32_t upper, lower, upper_point, lower_point;
     };
-    __device__ Factors factors(int row, int low_row, int column) const {
+    struct Read {  // the same as they lie in memory: a conversion would wait for the load
+        Element upper, lower, upper_point, lower_point;
+    };
+    __device__ Read read_factors(int row, int low_row, int column) const {
         const Element* line = reinterpret_cast<const Element*>(a.w_scale) + int64_t(column / a.group * (1 + QUIRE_ZEROS)) * a.n;
         row = min(row, a.n - 1), low_row = min(low_row, a.n - 1);
-        const float upper = widen(__ldg(line + row)), lower = widen(__ldg(line + low_row));
-        const float upper_point = QUIRE_ZEROS ? widen(__ldg(line + a.n + row)) : 8.0f;
-        const float lower_point = QUIRE_ZEROS ? widen(__ldg(line + a.n + low_row)) : 8.0f;
+        Read read = {load_element(line + row), load_element(line + low_row), Element(8.0f), Element(8.0f)};
+        if (QUIRE_ZEROS) {
+            read.upper_point = load_element(line + a.n + row);
+            read.lower_point = load_element(line + a.n + low_row);
+        }
+        return read;
+    }
+    __device__ static Factors factors(const Read& read) {
+        const float upper = widen(read.upper), lower = widen(read.lower);
+        const float upper_point = widen(read.upper_point), lower_point = widen(read.lower_point);
         return {pack(upper, upper), pack(lower, lower), raised_point(upper_point), raised_point(lower_point)};
     }
     __device__ void multiply_codes(float (&d)[TOKENS / 2], int pass, Place place) const {
         const int first = pass * n_units, row = upper_row(place.row + group() * OUT_ROWS), low_row = lower_row(row);
         const int lane = threadIdx.x & 31, own_row = threadIdx.x / 32 * 16 + lane / 4;
         int at_stage = first % N_STAGES, turn = first / N_STAGES;
+        const bool halved = a.group < CHUNK;
+        Read next_early = read_factors(row, low_row, first_unit * CHUNK), next_late = next_early;
+        if (halved) next_late = read_factors(row, low_row, first_unit * CHUNK + CHUNK / 2);
         for (int unit = 0; unit < n_units; unit++) {
-            const int column = (first_unit + unit) * CHUNK;
-            const Factors early = factors(row, low_row, column);
-            const Factors late = a.group < CHUNK ? factors(row, low_row, column + CHUNK / 2) : early;
+            const Factors early = factors(next_early), late = halved ? factors(next_late) : early;
+            const int next = (first_unit + min(unit + 1, n_units - 1)) * CHUNK;
+            next_early = read_factors(row, low_row, next);  // they come from far
+            if (halved) next_late = read_factors(row, low_row, next + CHUNK / 2);
             await(full(at_stage), turn & 1);
             const uint32_t codes = stage(at_stage) + own_row * ROW_BYTES + lane % 4 * 8;
             const uint2 high = read_pair(codes), below = read_pair(codes + 8 * ROW_BYTES);

@@ -43,6 +43,7 @@ constexpr int STAGE_BYTES = CHUNKS * (W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES));
 constexpr int SUMS_BYTES = CLUSTER == 1 ? 0 : TEAM * QUADS * 16;  // of one exchange
 constexpr int MAX_STAGES = 32, UNROLL = 8;
 constexpr int WORKERS_BARRIER = 1;
+constexpr bool EARLY_SCALES = TOKENS <= 16;
 
 struct Barriers {
     uint64_t full[MAX_STAGES], empty[MAX_STAGES], sums[TEAMS], read[TEAMS], order[TEAMS], squares;
@@ -147,6 +148,7 @@ struct GemmBlock {
         float upper, lower, x[2 * QUADS];
     };
     __device__ Scales scales_of(int chunk, int row) const;
+    __device__ void load_scales_of(Scales (&to)[CHUNKS], int unit, int row) const;
     static __device__ void add_scaled(float (&d)[TOKENS / 2], const float (&part)[TOKENS / 2], const Scales& s);
     __device__ float scaled(float sum, int w_row, int token) const;
     __device__ void multiply_nibbles(float (&d)[TOKENS / 2], int pass) const;

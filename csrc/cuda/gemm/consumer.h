@@ -55,7 +55,7 @@ __device__ inline void GemmBlock::multiply(float (&d)[TOKENS / 2], int unit, int
     }
 }
 
-// What sums of a chunk are multiplied by. Loaded before the wait for the chunk.
+// What sums of a chunk are multiplied by.
 __device__ inline GemmBlock::Scales GemmBlock::scales_of(int chunk, int row) const {
     Scales s = {1.0f, 1.0f, {}};
     if (QUIRE_FP8 == 2) {
@@ -67,6 +67,12 @@ __device__ inline GemmBlock::Scales GemmBlock::scales_of(int chunk, int row) con
         for (int i = 0; i < 2 * QUADS; i++) s.x[i] = load_float(x_scale + i / 2 * 8 + i % 2);
     }
     return s;
+}
+
+__device__ inline void GemmBlock::load_scales_of(Scales (&to)[CHUNKS], int unit, int row) const {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+        to[c] = scales_of(first_chunk + unit * CHUNKS + min(c, chunks_of(unit) - 1), row);
 }
 
 // Sums of e4m3 leave the tensor cores, which keep few digits of them, after each chunk.
@@ -82,6 +88,8 @@ __device__ inline void GemmBlock::multiply_scaled(float (&d)[TOKENS / 2], int pa
     const int lane = threadIdx.x & 31, first = pass * n_units, team = threadIdx.x / TEAM;
     const int row = first_row(pass) + row_of(threadIdx.x % TEAM);
     int at_stage = first % a.n_stages, turn = first / a.n_stages;
+    Scales later[CHUNKS];  // those of the next unit, as they come from far; for more tokens there are no registers
+    if (EARLY_SCALES) load_scales_of(later, 0, row);
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) d[i] = 0.0f;
     if (TEAMS > 1 && pass > 0) barrier_wait(order(team), (pass - 1) / TEAMS & 1);
@@ -91,8 +99,13 @@ __device__ inline void GemmBlock::multiply_scaled(float (&d)[TOKENS / 2], int pa
         const int n = chunks_of(unit);
         float part[CHUNKS][TOKENS / 2];
         Scales scales[CHUNKS];
+        if (EARLY_SCALES) {
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) scales[c] = scales_of(first_chunk + unit * CHUNKS + min(c, n - 1), row);
+            for (int c = 0; c < CHUNKS; c++) scales[c] = later[c];
+            load_scales_of(later, min(unit + 1, n_units - 1), row);
+        } else {
+            load_scales_of(scales, unit, row);
+        }
         barrier_wait(full(at_stage), turn & 1);
         products_begin();
 #pragma unroll

@@ -54,8 +54,9 @@ def linear(
 ) -> torch.Tensor:
     """f(rms_norm(x) @ weight.T + bias): what `kernels.gemm.linear` computes, with a matrix of 4 bits.
 
-    x: [m, k], last dimension contiguous, of the dtype of the scales. Weights are rounded to that dtype, sums are in
-    float32, rounded with the bias; the other arguments as in `kernels.gemm.linear`.
+    x: [m, k], last dimension contiguous, of the dtype of the scales. Weights are rounded to that dtype, or not at all
+    (the kernel of few rows multiplies codes, and their sums by the scales); sums are in float32, rounded with the
+    bias; the other arguments as in `kernels.gemm.linear`.
     Nothing is read by the host: it may be captured. In a `rows_alone` region a row's bits do not depend on the others.
     Raises ValueError on a mismatch.
     """

@@ -1,7 +1,7 @@
 """Linear layers in e4m3 by the CUDA C++ kernels of `kernels/gemm`, built for codes of a byte (csrc/cuda/gemm.h).
 
 Owns which of them runs and its arguments. Does not own the kernels, their tiling (`gemm/plan.py`, `gemm/wide.py`) nor
-the rounding of x (`triton`). Invariants: a chunk of 128 bytes takes as long whatever its codes are, so a product of k
+the rounding of x (`rounding`). Invariants: a chunk of 128 bytes takes as long whatever its codes are, so a product of k
 bytes is planned as one of k / 2 elements; shapes alone decide.
 """
 
@@ -32,7 +32,8 @@ from quire.kernels.hopper import machine_obstacle
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
 from quire.kernels.w8a8.reference import BLOCK
-from quire.kernels.w8a8.triton import Rounded, round_rows
+from quire.kernels.w8a8.rounding import round_rows
+from quire.kernels.w8a8.triton import Rounded
 
 MAX_TOKENS = 192
 """Of a tile: a thread has its sums twice, those of the chunk and those of all before."""
@@ -63,7 +64,7 @@ class Launch:
             x = rms_norm(x, *norm)
         blocks, m, n = weight_scale.dim() == 2, x.shape[0], weight.shape[0]
         room = self.plan.tokens if isinstance(self.plan, WidePlan) else self.product.tokens
-        rounded = round_rows(x, weight.dtype, blocks, x_scale, room=room)
+        rounded = round_rows(x, blocks, x_scale, room=room)
         y = out if residual is None else residual
         if y is None:
             y = torch.empty(m, n // 2 if silu_mul else n, dtype=x.dtype, device=x.device)

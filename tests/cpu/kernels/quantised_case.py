@@ -43,9 +43,11 @@ def arounds(m: int, n: int, k: int, like: torch.Tensor) -> Iterator[Around]:
 
 
 def rows(m: int, k: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
-    """x, whose rows are not side by side, each of another size; one is zero."""
-    x = torch.randn(m, k + 8, device=device).mul_(torch.logspace(-2, 1, m, device=device)[:, None]).to(dtype)[:, :k]
-    x[m // 2] = 0
+    """x, whose rows are not side by side, each of another size from 1 down to 1 / 16; with four or more one is zero."""
+    sizes = torch.logspace(0, -4, m, base=2, device=device)[:, None]
+    x = torch.randn(m, k + 8, device=device).mul_(sizes).to(dtype)[:, :k]
+    if m >= 4:
+        x[m // 2] = 0
     return x
 
 
@@ -80,5 +82,8 @@ def fp4(n: int, k: int, device: str = "cpu") -> mxfp4.Fp4Weight:
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest |got - expected| / (1 + |expected|)."""
-    return float(((got.double() - expected.double()).abs() / (1 + expected.double().abs())).max())
+    """Largest |got - expected| / (size + |expected|); size: the root of the mean square of the row that is expected, so
+    that small rows count as much as large ones."""
+    wanted = expected.double()
+    sizes = wanted.square().mean(1, keepdim=True).sqrt().clamp(min=1e-30)
+    return float(((got.double() - wanted).abs() / (sizes + wanted.abs())).nan_to_num(torch.inf).max())
