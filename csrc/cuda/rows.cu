@@ -1,5 +1,5 @@
 // What stands between products and attention in a decoder layer, a row at a time: RMS norm, q and k into shape and K
-// and V into pages, SwiGLU's activation. Hopper; QUIRE_BF16 0 or 1.
+// and V into pages, SwiGLU's activation, and codes of e4m3 for the next product. Hopper; QUIRE_BF16 0 or 1.
 //
 // In a decode step each takes little longer than a launch, so it may start before the previous grid has ended and lets
 // the next start at once (programmatic dependent launch). Before it waits for the previous grid it reads nothing but
@@ -36,6 +36,14 @@ struct QuireSiluMulArgs {      // _Args in quire/kernels/act/hopper.py
     void* out;                 // contiguous
     int64_t x_row;
     int32_t n_rows, f;
+};
+
+struct QuireRoundArgs {        // _Args in quire/kernels/w8a8/rounding.py
+    const void* x;
+    void* codes;
+    float* scales;             // of row t at [t]; of blocks: of group g and row t at [g scales_row + t]; given: [0]
+    int64_t x_row, codes_row;
+    int32_t n_rows, k, scales_row, blocks, given;
 };
 
 namespace quire {
@@ -276,6 +284,64 @@ __global__ void __launch_bounds__(THREADS) silu_mul_kernel(const __grid_constant
     store_cell(args.out, row * args.f + at, narrow(up));
 }
 
+// ---- codes of e4m3, divided by the scale of a row or of 128 columns of it (16 threads) ------------------------------
+
+constexpr float LARGEST_CODE = 448.f, LEAST = 1e-10f;  // quire/kernels/w8a8/reference.py
+
+__device__ __forceinline__ uint32_t codes_of(float low, float high) {  // cut off at the largest
+    uint16_t y;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+template <int CELLS, bool BLOCKS>
+__global__ void __launch_bounds__(MAX_WARPS * 32) round_kernel(const __grid_constant__ QuireRoundArgs args) {
+    __shared__ float of_warps[MAX_WARPS];
+    const int64_t row = row_of_block();
+    const int lane = threadIdx.x % 32, n_threads = blockDim.x, first = blockIdx.x * n_threads + threadIdx.x;
+    Cell cells[CELLS];
+    float x[WIDTH], largest = LEAST, scale;
+    let_next_grid_start();
+    wait_for_previous_grid();
+    if (row >= args.n_rows) return;
+#pragma unroll
+    for (int i = 0; i < CELLS; ++i) {
+        const int at = (first + i * n_threads) * WIDTH;
+        cells[i] = load_cell(args.x, row * args.x_row + at, at < args.k);
+    }
+#pragma unroll
+    for (int i = 0; i < CELLS; ++i) {
+        widen(x, cells[i]);
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) largest = fmaxf(largest, fabsf(x[e]));
+    }
+#pragma unroll
+    for (int step = BLOCKS ? 8 : 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    if (BLOCKS) {
+        scale = __fdiv_rn(largest, LARGEST_CODE);
+        if (first % 16 == 0 && first * WIDTH < args.k) args.scales[int64_t(first / 16) * args.scales_row + row] = scale;
+    } else if (args.given) {
+        scale = __int_as_float(load_here(reinterpret_cast<const int*>(args.scales)));
+    } else {
+        if (lane == 0) of_warps[threadIdx.x / 32] = largest;
+        __syncthreads();
+        for (int i = 0; i < n_threads / 32; ++i) largest = fmaxf(largest, of_warps[i]);
+        scale = __fdiv_rn(largest, LARGEST_CODE);
+        if (threadIdx.x == 0) args.scales[row] = scale;
+    }
+#pragma unroll
+    for (int i = 0; i < CELLS; ++i) {
+        const int at = (first + i * n_threads) * WIDTH;
+        if (at >= args.k) break;
+        widen(x, cells[i]);
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) x[e] = __fdiv_rn(x[e], scale);
+        const uint2 codes = make_uint2(codes_of(x[0], x[1]) | codes_of(x[2], x[3]) << 16,
+                                       codes_of(x[4], x[5]) | codes_of(x[6], x[7]) << 16);
+        *reinterpret_cast<uint2*>(static_cast<char*>(args.codes) + row * args.codes_row + at) = codes;
+    }
+}
+
 // ---- host ----------------------------------------------------------------------------------------------------------
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -327,4 +393,19 @@ extern "C" int quire_silu_mul(const QuireSiluMulArgs* args, void* stream) {
     if (args->f % WIDTH) return cudaErrorInvalidValue;
     const int n_groups = ceil_div(args->f, WIDTH * THREADS);
     return launch(silu_mul_kernel, n_groups, args->n_rows, THREADS, stream, *args);
+}
+
+extern "C" int quire_round(const QuireRoundArgs* args, void* stream) {
+    using namespace quire;
+    const int n_cells = args->k / WIDTH, of_thread = ceil_div(n_cells, MAX_WARPS * 32);
+    if (args->k % (16 * WIDTH) || args->k <= 0) return cudaErrorInvalidValue;
+    if (args->blocks) {
+        return launch(round_kernel<1, true>, ceil_div(n_cells, THREADS), args->n_rows, THREADS, stream, *args);
+    }
+    if (of_thread > MAX_CELLS) return cudaErrorInvalidValue;
+    const auto run = [&](void (*kernel)(QuireRoundArgs), int cells) {
+        return launch(kernel, 1, args->n_rows, ceil_div(ceil_div(n_cells, cells), 32) * 32, stream, *args);
+    };
+    if (of_thread <= 2) return of_thread == 1 ? run(round_kernel<1, false>, 1) : run(round_kernel<2, false>, 2);
+    return of_thread <= 4 ? run(round_kernel<4, false>, 4) : run(round_kernel<8, false>, 8);
 }

@@ -1,6 +1,7 @@
 """The row kernels in CUDA C++ for Hopper (csrc/cuda/rows.cu), built by the JIT with nvcc, one library a dtype.
 
-Owns their build and launch; what they are given: hopper.py of norm, qkv and act. Does not own the kernels.
+Owns their build and launch; what they are given: hopper.py of norm, qkv and act, rounding.py of w8a8. Does not own the
+kernels.
 Invariant: a launch allocates nothing and never waits, so it can be captured in a CUDA graph.
 """
 
@@ -18,7 +19,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 WIDTH = 8
 """Elements that a thread moves at once. Sizes, strides and addresses are whole multiples of it."""
 ALIGNMENT_BYTES = 16
-FUNCTIONS = ("quire_norm", "quire_rotate_and_store", "quire_silu_mul")
+FUNCTIONS = ("quire_norm", "quire_rotate_and_store", "quire_silu_mul", "quire_round")
 
 
 @functools.cache
