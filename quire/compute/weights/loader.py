@@ -137,6 +137,12 @@ def fits(folder: pathlib.Path, arch: ModelArch) -> tuple[int, int]:
     return len(shards), sum(map(len, copies))
 
 
+def fill(model: Decoder, shards: list[Shard], copies: list[list[Copy]]) -> None:
+    """Read `copies`, a list for each shard, into a whole model's parameters; linear layers that have all of theirs are
+    finished. Raises LoadError."""
+    _stream(shards, copies, Targets(model), check_finite=True, progress=False)
+
+
 class Targets:
     """The parameters that still take values; a layer whose last one got its values is finished and let go."""
 
