@@ -91,9 +91,7 @@ def _session(options: QuantizeOptions, folder: pathlib.Path, arch: ModelArch) ->
         return Session(source, device, recipe, streams), source, n_bytes
 
 
-def _streams(
-    options: QuantizeOptions, folder: pathlib.Path, arch: ModelArch, device: Any
-) -> tuple[Streams, int]:
+def _streams(options: QuantizeOptions, folder: pathlib.Path, arch: ModelArch, device: Any) -> tuple[Streams, int]:
     from quire.compute.quantize.session import Streams
     from quire.text.tokenizer import HfTokenizer
 

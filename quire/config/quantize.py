@@ -68,8 +68,8 @@ class QuantizeOptions(msgspec.Struct, kw_only=True):
     scheme: Annotated[
         Literal["int4", "int4-g32", "int4-g128", "int8", "fp8"],
         _doc(
-            "Numbers of the matrices of layers: int4: 4 bits, a scale for each 64 values of a row; int8 and fp8 (e4m3): a"
-            " scale a row, and engines round activations to 8 bits too."
+            "Numbers of the matrices of layers: int4: 4 bits, a scale for each 64 values of a row; int8 and fp8 (e4m3):"
+            " a scale a row, and engines round activations to 8 bits too."
         ),
     ] = "int4"
     method: Annotated[
@@ -79,15 +79,16 @@ class QuantizeOptions(msgspec.Struct, kw_only=True):
     ] = "gptq"  # fmt: skip
     calibrate: Annotated[str, _doc("Text file (UTF-8) like what the model will read; needed.")] = ""
     evaluate: Annotated[
-        str, _doc("Text file on which quality is measured; empty: the last tenth of --calibrate, which is left out of it.")
+        str,
+        _doc("Text file on which quality is measured; empty: the last tenth of --calibrate, which is left out of it."),
     ] = ""
     samples: Annotated[int, _doc("Most pieces of the text that layers are calibrated with.", ge=1, le=1 << 16)] = 128
     sample_tokens: Annotated[int, _doc("Tokens of a piece; at most the model's context.", ge=8, le=1 << 20)] = 512
     act_order: Annotated[
         bool, _doc("gptq: inputs with large values are rounded first. The layout in the file stays the same.")
     ] = False
-    damping: Annotated[
-        float, _doc("gptq: share of the mean that is added to the Hessian's diagonal.", gt=0, le=1)
-    ] = 0.01
+    damping: Annotated[float, _doc("gptq: share of the mean that is added to the Hessian's diagonal.", gt=0, le=1)] = (
+        0.01
+    )
     device: Annotated[Literal["auto", "cpu", "cuda"], _doc("Where layers run.")] = "auto"
     json: Annotated[str, _doc("File for the figures with commit, hardware, command and configuration.")] = ""

@@ -56,16 +56,15 @@ class Fold:
 def folds(layer: DecoderLayer) -> Iterator[Fold]:
     """Those of a layer, in the order of computing."""
     mixer, ffn = layer.mixer, layer.ffn
-    is_attention = type(mixer) is Attention  # a gate of another kind stands between values and the last product
-    of_mixer = (mixer.qkv,) if isinstance(mixer, Attention) and is_attention else ()
+    of_mixer = (mixer.qkv,) if isinstance(mixer, Attention) else ()
     of_ffn = _first(ffn)
     if layer.spec.placement is Placement.SHARED:
         yield from _of_norm(layer.attention_norm, (*of_mixer, *of_ffn) if of_mixer and of_ffn else ())
     else:
         yield from _of_norm(layer.attention_norm, of_mixer)
-    if isinstance(mixer, Attention) and is_attention and not mixer.spec.qkv_clip:
+    if isinstance(mixer, Attention) and not mixer.spec.qkv_clip:
         spec = mixer.spec
-        values = slice(spec.q_size + spec.kv_size, None)
+        values = slice(mixer.qkv.matrix.n_out - spec.kv_size, None)
         repeats = spec.n_heads // spec.n_kv_heads, spec.head_dim
         yield Fold((mixer.out,), _rows(mixer.qkv, values), repeats)
     if layer.spec.placement is not Placement.SHARED:

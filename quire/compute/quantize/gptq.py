@@ -25,7 +25,7 @@ def gptq(
     columns are stored where they were ("static groups"). Else the scale of a group is of what the group is when its
     turn comes. Raises ConfigError where the damped Hessian has no inverse.
     """
-    n, k = weight.shape
+    k = weight.shape[1]
     group = grid.form.group
     order = hessian.diagonal().argsort(descending=True, stable=True) if act_order else None
     w = weight.clone() if order is None else weight[:, order]
@@ -74,4 +74,5 @@ def _factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
             f"the Hessian of {len(hessian):,} inputs has no inverse with --damping {damping:g}: take more text, or a"
             f" larger --damping, as {min(1.0, 10 * damping):g}"
         )
-    return upper
+    found: torch.Tensor = upper
+    return found

@@ -55,7 +55,7 @@ def layer_tensors(
     for shard, copy in source.tensors(number):
         stem, _, kind = copy.target.rpartition(".")
         linear, rows = places.get(stem, (None, slice(None)))
-        if linear in rounded and kind == "weight":
+        if linear is not None and linear in rounded and kind == "weight":
             whole = rounded[linear]
             codes, scales = (in_file_order(one[rows], copy.rows) for one in (whole.codes, whole.scales))
             found |= tensors_of(Rounded(whole.grid, codes, scales), copy.entry.name.removesuffix(".weight"))
