@@ -12,7 +12,7 @@
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16, 32, 64), QUIRE_CLUSTER (1, 2, 4, 8 blocks), QUIRE_GROUPS (warpgroups),
 // QUIRE_TURNS, QUIRE_RESIDENT, QUIRE_NORM (needs QUIRE_RESIDENT), QUIRE_RESIDUAL, QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE
-// (results are stored as fp32).
+// (results are stored as fp32), QUIRE_FP8 (gemm.h; without QUIRE_NORM).
 #include "gemm/consumer.h"
 #include "gemm/producer.h"
 
@@ -38,9 +38,9 @@ int launch(const QuireGemmArgs& a, cudaStream_t stream) {
     CUtensorMap w_map, x_map = {};
     cudaError_t error = encode_weights(&w_map, a.w, a.n, a.k, QUIRE_SILU, ROWS);
     if (error == cudaSuccess && !QUIRE_RESIDENT) {
-        const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.m)}, x_strides[] = {uint64_t(a.x_row) * 2};
+        const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.m)}, x_strides[] = {uint64_t(a.x_row) * OPERAND_BYTES};
         const uint32_t x_box[] = {CHUNK, TOKENS};
-        error = encode_map(&x_map, a.x, 2, x_sizes, x_strides, x_box);
+        error = encode_map(&x_map, a.x, 2, x_sizes, x_strides, x_box, L2_BY_128, SWIZZLED, QUIRE_FP8);
     }
     if (error != cudaSuccess) return error;
     static int allowed = 0;

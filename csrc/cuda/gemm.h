@@ -5,7 +5,15 @@
 namespace quire {
 
 constexpr uint64_t L2_EVICT_NORMAL = 0x1000000000000000ull;
-constexpr int CHUNK = 64;  // columns: a row of 128 bytes
+
+// What is multiplied: elements as y has them, or e4m3 with scales (QUIRE_FP8: 1 of rows of w and of x, 2 of blocks of
+// 128 x 128 of w and of 128 columns of a row of x).
+#ifndef QUIRE_FP8
+#define QUIRE_FP8 0
+#endif
+constexpr int OPERAND_BYTES = QUIRE_FP8 ? 1 : 2;
+constexpr int CHUNK = 128 / OPERAND_BYTES;  // columns: a row of 128 bytes
+constexpr int SCALE_BLOCK = 128;            // a chunk of e4m3
 
 // ---- clusters --------------------------------------------------------------------------------------------------------
 
@@ -80,15 +88,26 @@ __device__ __forceinline__ void write16(uint32_t address, uint4 x) {
                  : "memory");
 }
 
+// Loads that stay behind the wait for the previous grid.
+__device__ __forceinline__ float load_float(const float* from) {
+    float x;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
+    return x;
+}
+
 // ---- tensor maps -----------------------------------------------------------------------------------------------------
+
+constexpr CUtensorMapL2promotion L2_BY_128 = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+constexpr CUtensorMapSwizzle SWIZZLED = CU_TENSOR_MAP_SWIZZLE_128B;
 
 // Boxes of n_rows rows of w [n, k] and CHUNK columns; for SiLU 8 rows of gate and the same 8 of up in turn.
 inline cudaError_t encode_weights(CUtensorMap* map, const void* w, uint64_t n, uint64_t k, bool silu, uint32_t n_rows) {
-    const uint64_t sizes[] = {k, n}, strides[] = {k * 2};
+    const uint64_t row = k * OPERAND_BYTES, sizes[] = {k, n}, strides[] = {row};
     const uint32_t box[] = {CHUNK, n_rows};
-    const uint64_t pair_sizes[] = {k, 8, 2, n / 16}, pair_strides[] = {k * 2, n * k, k * 16};
+    const uint64_t pair_sizes[] = {k, 8, 2, n / 16}, pair_strides[] = {row, n / 2 * row, 8 * row};
     const uint32_t pair_box[] = {CHUNK, 8, 2, n_rows / 16};
-    return silu ? encode_map(map, w, 4, pair_sizes, pair_strides, pair_box) : encode_map(map, w, 2, sizes, strides, box);
+    return silu ? encode_map(map, w, 4, pair_sizes, pair_strides, pair_box, L2_BY_128, SWIZZLED, QUIRE_FP8)
+                : encode_map(map, w, 2, sizes, strides, box, L2_BY_128, SWIZZLED, QUIRE_FP8);
 }
 
 }  // namespace quire

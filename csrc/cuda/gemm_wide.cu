@@ -8,7 +8,7 @@
 // depend on timing. Two launches of one build with a split must not run at the same time: they count in the same place.
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (64, 96, 128, 192, 256), QUIRE_SPLIT, QUIRE_RESIDUAL (results are added to y),
-// QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32).
+// QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h; up to 192 tokens).
 #include "gemm.h"
 
 struct QuireWideArgs {  // _WideArgs in quire/kernels/gemm/hopper.py
@@ -17,8 +17,11 @@ struct QuireWideArgs {  // _WideArgs in quire/kernels/gemm/hopper.py
     const void* bias;
     void* y;                      // with a residual it holds what the result is added to
     void* sums;                   // split: room for the sums of all blocks, fp32
+    const float* x_scale;         // e4m3: as in QuireGemmArgs; of blocks there are those of whole tiles
+    const float* w_scale;
     int64_t x_row, y_row;         // elements; multiples of 16 bytes
     int32_t m, n, k;              // n: rows of w
+    int32_t x_scale_step, w_scale_step;
     int32_t n_teams, n_together;  // teams of QUIRE_SPLIT blocks; tiles of tokens taken together over all rows of w
 };
 
@@ -36,12 +39,13 @@ constexpr int divisor(int n, int most) { return n % most == 0 ? most : divisor(n
 constexpr int ROUND_QUADS = divisor(OWN_QUADS, 8);              // that pass through shared memory at a time
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
 constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
+constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : 0;     // of the tokens, for a stage
 constexpr int RING_BYTES = 232448 - 1024;
-constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / STAGE_BYTES; }
+constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES); }
 constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
 constexpr int N_STAGES = stages_with(N_OUT);
 constexpr int MAX_TEAMS = 1024, WORKERS_BARRIER = 3;
-static_assert(QUADS % SPLIT == 0 && N_STAGES >= 2);
+static_assert(QUADS % SPLIT == 0 && N_STAGES >= 2 && (!QUIRE_FP8 || TOKENS <= 192));
 
 // How often blocks have handed over their sums, for each team: SPLIT times in a launch, so never reset.
 __device__ uint32_t n_handed_over[MAX_TEAMS];
@@ -49,7 +53,8 @@ __device__ uint32_t n_handed_over[MAX_TEAMS];
 struct Barriers {
     uint64_t full[N_STAGES], empty[N_STAGES];
 };
-constexpr int OUT_AT = N_STAGES * STAGE_BYTES, BARRIERS_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
+constexpr int OUT_AT = N_STAGES * STAGE_BYTES, SCALES_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
+constexpr int BARRIERS_AT = SCALES_AT + N_STAGES * SCALE_BYTES;
 constexpr int END = BARRIERS_AT + int(sizeof(Barriers));
 
 // Adds in memory: rounded to nearest, and each element is reached once.
@@ -77,6 +82,16 @@ __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, u
                  : "memory");
 }
 
+__device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32_t n_bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(n_bytes), "r"(barrier)
+                 : "memory");
+}
+__device__ __forceinline__ float2 read8(uint32_t address) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+    return x;
+}
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
     uint32_t x;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
@@ -105,6 +120,7 @@ struct WideBlock {
     __device__ int n_out() const { return QUIRE_SILU ? a.n / 2 : a.n; }
     __device__ int n_token_tiles() const { return (a.m + TOKENS - 1) / TOKENS; }
     __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
+    __device__ uint32_t scales(int i) const { return base + SCALES_AT + i * SCALE_BYTES; }
     __device__ uint32_t full(int i) const { return base + BARRIERS_AT + i * 8; }
     __device__ uint32_t empty(int i) const { return base + BARRIERS_AT + (N_STAGES + i) * 8; }
 
@@ -132,7 +148,7 @@ struct WideBlock {
     __device__ void load_w(const CUtensorMap* map, Place at, int unit, int i) const {
         const uint64_t hint = a.m <= TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
         const int column = (first_unit + unit) * CHUNK;
-        barrier_expect(full(i), STAGE_BYTES);
+        barrier_expect(full(i), STAGE_BYTES + SCALE_BYTES);
         if (QUIRE_SILU) {
             load_box(stage(i), map, full(i), hint, column, 0, 0, at.row / 8);
         } else {
@@ -141,6 +157,8 @@ struct WideBlock {
     }
     __device__ void load_x(const CUtensorMap* map, Place at, int unit, int i) const {
         load_box(stage(i) + W_BYTES, map, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK, at.token);
+        if (QUIRE_FP8 == 2)
+            load_bytes(scales(i), a.x_scale + int64_t(first_unit + unit) * a.x_scale_step + at.token, SCALE_BYTES, full(i));
     }
     __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
         const int n = n_items, n_first = min(n, N_STAGES);
@@ -183,6 +201,45 @@ struct WideBlock {
         products_wait<0>();
         pin(d);
         release(before);
+    }
+
+    // e4m3: sums leave the tensor cores, which keep few digits of them, after each chunk; scaled where weights have
+    // blocks. While one warpgroup adds, the other multiplies.
+    __device__ float block_scale(int w_row, int unit) const {
+        const int blocks = a.k / SCALE_BLOCK;
+        return __ldg(a.w_scale + min(w_row, a.n - 1) / SCALE_BLOCK * blocks + first_unit + min(unit, n_units - 1));
+    }
+    __device__ void multiply_scaled(float (&d)[TOKENS / 2], int pass, Place place) const {
+        const int first = pass * n_units, row = upper_row(place.row + group() * OUT_ROWS), low_row = lower_row(row);
+        int at_stage = first % N_STAGES, turn = first / N_STAGES;
+        float part[TOKENS / 2], upper = 1.0f, lower = 1.0f;
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; i++) d[i] = 0.0f;
+        for (int unit = 0; unit < n_units; unit++) {
+            if (QUIRE_FP8 == 2) upper = block_scale(row, unit), lower = block_scale(low_row, unit);
+            await(full(at_stage), turn & 1);
+            const Operand w = rows_operand(stage(at_stage) + uniform(group()) * 8192);
+            const Operand x = rows_operand(stage(at_stage) + W_BYTES);
+            products_begin();
+#pragma unroll
+            for (int i = 0; i < 4; i++) Product<TOKENS>::rows(part, w.further(32 * i), x.further(32 * i), i > 0);
+            products_commit();
+            products_wait<0>();
+            pin(part);
+            if (QUIRE_FP8 == 1) release(at_stage);
+            const uint32_t from = scales(at_stage) + threadIdx.x % 4 * 8;
+#pragma unroll
+            for (int v = 0; v < QUADS; v++) {
+                const float2 s = QUIRE_FP8 == 2 ? read8(from + v * 32) : make_float2(1.0f, 1.0f);
+                d[4 * v] += part[4 * v] * (s.x * upper), d[4 * v + 1] += part[4 * v + 1] * (s.y * upper);
+                d[4 * v + 2] += part[4 * v + 2] * (s.x * lower), d[4 * v + 3] += part[4 * v + 3] * (s.y * lower);
+            }
+            if (QUIRE_FP8 == 2) {
+                __syncwarp();  // all have read the scales
+                release(at_stage);
+            }
+            if (++at_stage == N_STAGES) at_stage = 0, turn++;
+        }
     }
 
     // The block of slice s finishes the s-th part of the tokens: [team][owner][slice][quad][thread] in global memory.
@@ -242,14 +299,28 @@ struct WideBlock {
     __device__ float bias_of(int w_row) const {
         return QUIRE_BIAS && w_row < a.n ? widen(static_cast<const Element*>(a.bias)[w_row]) : 0.0f;
     }
-    __device__ void stage_round(const float* d, uint32_t out, int row) const {
+    // Of w, whose sums a thread has: the upper one, also of y, for a product that begins at `row` of y.
+    __device__ static int upper_row(int row) {
+        return row + threadIdx.x % GROUP / 32 * (QUIRE_SILU ? 8 : 16) + (threadIdx.x & 31) / 4;
+    }
+    __device__ int lower_row(int upper) const { return QUIRE_SILU ? a.n / 2 + upper : upper + 8; }
+    __device__ float row_scale(int w_row) const {
+        return QUIRE_FP8 == 1 ? __ldg(a.w_scale + min(w_row, a.n - 1) * a.w_scale_step) : 1.0f;
+    }
+    __device__ float token_scale(int token) const {
+        return QUIRE_FP8 == 1 ? load_float(a.x_scale + min(token, a.m - 1) * a.x_scale_step) : 1.0f;
+    }
+    __device__ void stage_round(const float* d, uint32_t out, int row, int first_token) const {
         const int lane = threadIdx.x & 31, warp = threadIdx.x % GROUP / 32;
-        const int upper_row = row + (QUIRE_SILU ? warp * 8 : warp * 16) + lane / 4;
-        const float upper = bias_of(upper_row), lower = bias_of(QUIRE_SILU ? a.n / 2 + upper_row : upper_row + 8);
+        const int high_row = upper_row(row), low_row = lower_row(high_row);
+        const float upper = bias_of(high_row), lower = bias_of(low_row);
+        const float by_upper = row_scale(high_row), by_lower = row_scale(low_row);
 #pragma unroll
         for (int v = 0; v < ROUND_QUADS; v++) {
-            const float x = d[4 * v] + upper, y = d[4 * v + 1] + upper;
-            const float z = d[4 * v + 2] + lower, w = d[4 * v + 3] + lower;
+            const int own = first_token + v * 8 + lane % 4 * 2;
+            const float even = token_scale(own), odd = token_scale(own + 1);
+            const float x = d[4 * v] * even * by_upper + upper, y = d[4 * v + 1] * odd * by_upper + upper;
+            const float z = d[4 * v + 2] * even * by_lower + lower, w = d[4 * v + 3] * odd * by_lower + lower;
             const int token = v * 8 + (lane & 7);
             if (QUIRE_SILU) {
                 store_transposed(out_cell(out, token, warp), silu_product(pack(x, y), pack(z, w)));
@@ -283,7 +354,7 @@ struct WideBlock {
             const uint32_t out = out_at(i % N_OUT);
             if (!QUIRE_WIDE && threadIdx.x % GROUP == 0) stores_have_read<N_OUT - 1>();
             named_sync(barrier, GROUP);
-            stage_round(&d[4 * first], out, row);
+            stage_round(&d[4 * first], out, row, at.token + first * 8);
             async_fence();
             named_sync(barrier, GROUP);
             store_round(map, out, row, at.token + first * 8);
@@ -295,7 +366,7 @@ struct WideBlock {
         for (int pass = 0; pass < n; pass++) {
             float d[TOKENS / 2];
             Place at = place(pass);
-            multiply(d, pass);
+            QUIRE_FP8 ? multiply_scaled(d, pass, at) : multiply(d, pass);
             if (SPLIT > 1) exchange(d, at);
             at.token += slice * OWN_QUADS * 8;
             store(y_map, d, at);
@@ -326,9 +397,9 @@ int launch(const QuireWideArgs& a, cudaStream_t stream) {
     CUtensorMap w_map, x_map, y_map = {};
     cudaError_t error = encode_weights(&w_map, a.w, a.n, a.k, QUIRE_SILU, ROWS);
     if (error != cudaSuccess) return error;
-    const uint64_t sizes[] = {uint64_t(a.k), uint64_t(a.m)}, strides[] = {uint64_t(a.x_row) * 2};
+    const uint64_t sizes[] = {uint64_t(a.k), uint64_t(a.m)}, strides[] = {uint64_t(a.x_row) * OPERAND_BYTES};
     const uint32_t box[] = {CHUNK, TOKENS};
-    error = encode_map(&x_map, a.x, 2, sizes, strides, box);
+    error = encode_map(&x_map, a.x, 2, sizes, strides, box, L2_BY_128, SWIZZLED, QUIRE_FP8);
     if (error != cudaSuccess) return error;
 #if !QUIRE_WIDE
     const uint64_t y_sizes[] = {uint64_t(QUIRE_SILU ? a.n / 2 : a.n), uint64_t(a.m)}, y_strides[] = {uint64_t(a.y_row) * 2};

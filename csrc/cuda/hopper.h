@@ -219,11 +219,11 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {  // two elemen
 // A map over `rank` dimensions, innermost first (contiguous); strides of dimensions 1 .. in bytes, multiples of 16.
 // Boxes whose row is 128 bytes land in shared memory with the 128-byte swizzle: 16-byte cell c of 128-byte row r is
 // found at cell c ^ (r % 8), rows counted from an address that is a multiple of 1,024. Cells outside are zero.
-// L2 reads 128 bytes at a time unless told: with 256 a stream of small boxes loses 8 % of an H200's bandwidth.
+// Of `bytes`, else of elements. L2 reads 128 bytes at a time unless told: with 256 a stream of small boxes loses 8 % of an H200's bandwidth.
 inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, const uint64_t* sizes,
                               const uint64_t* stride_bytes, const uint32_t* box,
                               CUtensorMapL2promotion unit = CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                              CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+                              CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B, bool bytes = false) {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
     if (encode == nullptr) {
         void* found = nullptr;
@@ -235,10 +235,11 @@ inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, cons
         encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
     }
 #if defined(QUIRE_BF16) && QUIRE_BF16
-    constexpr CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    constexpr CUtensorMapDataType element = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 #else
-    constexpr CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    constexpr CUtensorMapDataType element = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 #endif
+    const CUtensorMapDataType type = bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : element;
     const uint32_t steps[5] = {1, 1, 1, 1, 1};
     const CUresult result =
         encode(map, type, rank, const_cast<void*>(base), reinterpret_cast<const cuuint64_t*>(sizes),

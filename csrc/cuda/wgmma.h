@@ -72,6 +72,13 @@ template <int N> struct Product;
 #else
 #define QUIRE_TYPES "k16.f32.f16.f16 "
 #endif
+#if defined(QUIRE_FP8) && QUIRE_FP8  // rows of bytes: 32 columns
+#define QUIRE_ROW_TYPES "k32.f32.e4m3.e4m3 "
+#define QUIRE_ROW_ORDER
+#else
+#define QUIRE_ROW_TYPES QUIRE_TYPES
+#define QUIRE_ROW_ORDER ", 0, 0"
+#endif
 #define QUIRE_TEN(t) \
     "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
 #define QUIRE_SUMS_30 QUIRE_TEN() QUIRE_TEN(1) QUIRE_TEN(2)
@@ -90,8 +97,8 @@ template <int N> struct Product;
     template <> struct Product<N> {                                                                              \
         static __device__ __forceinline__ void rows(float (&d)[N / 2], Operand a, Operand b, int accumulate) {   \
             asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #C ", 0;\n"                                      \
-                         " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, %" #A ", %" #B         \
-                         ", p, 1, 1, 0, 0;\n}"                                                                   \
+                         " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_ROW_TYPES "{" SUMS "}, %" #A ", %" #B     \
+                         ", p, 1, 1" QUIRE_ROW_ORDER ";\n}"                                                      \
                          : OUT                                                                                   \
                          : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));                                             \
         }                                                                                                        \
@@ -121,6 +128,8 @@ QUIRE_PRODUCT(256, QUIRE_SUMS_120 "%120, %121, %122, %123, %124, %125, %126, %12
 
 #undef QUIRE_PRODUCT
 #undef QUIRE_TYPES
+#undef QUIRE_ROW_TYPES
+#undef QUIRE_ROW_ORDER
 #undef QUIRE_TEN
 #undef QUIRE_SUMS_30
 #undef QUIRE_SUMS_60

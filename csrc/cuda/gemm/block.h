@@ -9,10 +9,13 @@ struct QuireGemmArgs {  // _Args in quire/kernels/gemm/hopper.py
     const void* bias;
     const void* residual;
     void* y;
+    const float* x_scale;  // e4m3: of row t at [t x_scale_step]; of blocks: of chunk c and row t at [c x_scale_step + t]
+    const float* w_scale;  // of row r at [r w_scale_step]; of blocks: [ceil(n / 128)][k / 128]
     int64_t x_row, residual_row, y_row;  // elements
     int32_t m, n, k;                     // n: rows of w
     int32_t n_clusters, n_stages, n_ahead, dependent;
     int32_t token_bits;                  // m <= 2 ^ token_bits <= QUIRE_TOKENS
+    int32_t x_scale_step, w_scale_step;
     float eps;
 };
 
@@ -129,6 +132,13 @@ struct GemmBlock {
     // The warpgroups that multiply (consumer.h).
     __device__ void multiply(float (&d)[TOKENS / 2], int unit, int stage_index) const;
     __device__ void multiply_pass(float (&d)[TOKENS / 2], int pass) const;
+    __device__ void multiply_scaled(float (&d)[TOKENS / 2], int pass) const;
+    struct Scales {  // of a thread's sums: its two rows of w, and each of its tokens
+        float upper, lower, x[2 * QUADS];
+    };
+    __device__ Scales scales_of(int chunk, int row) const;
+    static __device__ void add_scaled(float (&d)[TOKENS / 2], const float (&part)[TOKENS / 2], const Scales& s);
+    __device__ float scaled(float sum, int w_row, int token) const;
     __device__ void pass(int index) const;
     __device__ void work() const;
 };

@@ -5,28 +5,33 @@
 
 namespace quire {
 
-#if QUIRE_BF16
+#if QUIRE_FP8
+#define QUIRE_TYPES "k32.f32.e4m3.e4m3 "
+#define QUIRE_ORDER
+#elif QUIRE_BF16
 #define QUIRE_TYPES "k16.f32.bf16.bf16 "
+#define QUIRE_ORDER ", 0, 0"
 #else
 #define QUIRE_TYPES "k16.f32.f16.f16 "
+#define QUIRE_ORDER ", 0, 0"
 #endif
 #define QUIRE_SUM4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 
-// d (+)= a b^T: 64 rows of w, TOKENS rows of x, 16 columns.
+// d (+)= a b^T: 64 rows of w, TOKENS rows of x, 32 bytes of columns.
 __device__ __forceinline__ void product(float (&d)[TOKENS / 2], Operand a, Operand b, int accumulate) {
 #if QUIRE_TOKENS == 8
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %6, 0;\n wgmma.mma_async.sync.aligned.m64n8" QUIRE_TYPES
-                 "{%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}"
+                 "{%0, %1, %2, %3}, %4, %5, p, 1, 1" QUIRE_ORDER ";\n}"
                  : QUIRE_SUM4(0)
                  : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));
 #elif QUIRE_TOKENS == 16
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %10, 0;\n wgmma.mma_async.sync.aligned.m64n16" QUIRE_TYPES
-                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}"
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1" QUIRE_ORDER ";\n}"
                  : QUIRE_SUM4(0), QUIRE_SUM4(4)
                  : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));
 #elif QUIRE_TOKENS == 32
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %18, 0;\n wgmma.mma_async.sync.aligned.m64n32" QUIRE_TYPES
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, 0;\n}"
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1" QUIRE_ORDER ";\n}"
                  : QUIRE_SUM4(0), QUIRE_SUM4(4), QUIRE_SUM4(8), QUIRE_SUM4(12)
                  : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));
 #else
@@ -46,6 +51,66 @@ __device__ inline void GemmBlock::multiply(float (&d)[TOKENS / 2], int unit, int
 #pragma unroll
         for (int i = 0; i < 4; i++) product(d, left.further(32 * i), right.further(32 * i), unit + c + i > 0);
         products_commit();
+    }
+}
+
+// What sums of a chunk are multiplied by. Loaded before the wait for the chunk.
+__device__ inline GemmBlock::Scales GemmBlock::scales_of(int chunk, int row) const {
+    Scales s = {1.0f, 1.0f, {}};
+    if (QUIRE_FP8 == 2) {
+        const int blocks = a.k / SCALE_BLOCK, lower_row = QUIRE_SILU ? a.n / 2 + row : row + 8;
+        const float* x_scale = a.x_scale + chunk * a.x_scale_step + token_of(threadIdx.x, 0);
+        s.upper = load_float(a.w_scale + min(row, a.n - 1) / SCALE_BLOCK * blocks + chunk);
+        s.lower = load_float(a.w_scale + min(lower_row, a.n - 1) / SCALE_BLOCK * blocks + chunk);
+#pragma unroll
+        for (int i = 0; i < 2 * QUADS; i++) s.x[i] = load_float(x_scale + i / 2 * 8 + i % 2);
+    }
+    return s;
+}
+
+// Sums of e4m3 leave the tensor cores, which keep few digits of them, after each chunk.
+__device__ inline void GemmBlock::add_scaled(float (&d)[TOKENS / 2], const float (&part)[TOKENS / 2], const Scales& s) {
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; i++) {
+        const float scale = QUIRE_FP8 == 2 ? s.x[i / 4 * 2 + i % 2] * (i % 4 < 2 ? s.upper : s.lower) : 1.0f;
+        d[i] += part[i] * scale;
+    }
+}
+
+__device__ inline void GemmBlock::multiply_scaled(float (&d)[TOKENS / 2], int pass) const {
+    const int lane = threadIdx.x & 31, first = pass * n_units, team = threadIdx.x / TEAM;
+    const int row = first_row(pass) + row_of(threadIdx.x % TEAM);
+    int at_stage = first % a.n_stages, turn = first / a.n_stages;
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; i++) d[i] = 0.0f;
+    if (TEAMS > 1 && pass > 0) barrier_wait(order(team), (pass - 1) / TEAMS & 1);
+    for (int unit = 0; unit < n_units; unit++) {
+        const uint32_t w = stage(at_stage) + threadIdx.x % TEAM / 128 * 64 * 128;
+        const uint32_t x = QUIRE_RESIDENT ? base + at.x + unit * CHUNKS * X_BYTES : stage(at_stage) + CHUNKS * W_BYTES;
+        const int n = chunks_of(unit);
+        float part[CHUNKS][TOKENS / 2];
+        Scales scales[CHUNKS];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) scales[c] = scales_of(first_chunk + unit * CHUNKS + min(c, n - 1), row);
+        barrier_wait(full(at_stage), turn & 1);
+        products_begin();
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {  // of a last chunk that is not there something is multiplied, and not added
+            const Operand left = rows_operand(w + c * W_BYTES), right = rows_operand(x + c * X_BYTES);
+#pragma unroll
+            for (int i = 0; i < 4; i++) product(part[c], left.further(32 * i), right.further(32 * i), i > 0);
+        }
+        products_commit();
+        products_wait<0>();
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) quire::pin(part[c]);
+        if (lane == 0) barrier_arrive(empty(at_stage));
+        if (unit + 1 == n_units && TEAMS > 1 && lane == 0) barrier_arrive(order((team + 1) % TEAMS));
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            if (c < n) add_scaled(d, part[c], scales[c]);
+        }
+        if (++at_stage == a.n_stages) at_stage = 0, turn++;
     }
 }
 
@@ -79,7 +144,7 @@ __device__ inline void GemmBlock::pass(int index) const {
     Added added[QUADS];
 #pragma unroll
     for (int v = 0; v < QUADS; v++) added[v] = residual_quad(row, token_of(t, v));
-    multiply_pass(d, index);
+    QUIRE_FP8 ? multiply_scaled(d, index) : multiply_pass(d, index);
     if (QUIRE_RESIDUAL) pin(added);
 #pragma unroll
     for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
@@ -94,7 +159,7 @@ __device__ inline void GemmBlock::pass(int index) const {
     Added added[N];
 #pragma unroll
     for (int i = 0; i < N; i++) added[i] = residual_quad(row, token_of(source, t / SHARE + i * CLUSTER));
-    multiply_pass(d, index);
+    QUIRE_FP8 ? multiply_scaled(d, index) : multiply_pass(d, index);
     if (QUIRE_RESIDUAL) pin(added);
     if (turn > 0) wait_cluster(read, (turn - 1) & 1);
     hand_over(d, team);

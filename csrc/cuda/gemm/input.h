@@ -23,7 +23,7 @@ __device__ inline void GemmBlock::prepare_x() const {
 }
 
 __device__ inline void GemmBlock::stage_x() const {
-    const Element* x = static_cast<const Element*>(a.x) + first_chunk * CHUNK + threadIdx.x % 8 * 8;
+    const char* x = static_cast<const char*>(a.x) + first_chunk * 128 + threadIdx.x % 8 * 16;
     float* parts = reinterpret_cast<float*>(memory + at.parts);
     for (int i = threadIdx.x; i - int(threadIdx.x & 31) < walk_end(); i += UNROLL * WORKERS) {
         uint4 cells[UNROLL];
@@ -31,7 +31,7 @@ __device__ inline void GemmBlock::stage_x() const {
         for (int j = 0; j < UNROLL; j++) {
             const int k = i + j * WORKERS, token = walk_token(k);
             cells[j] = make_uint4(0, 0, 0, 0);
-            if (k < walk_end() && token < a.m) cells[j] = load16(x + token * a.x_row + walk_chunk(k) * CHUNK);
+            if (k < walk_end() && token < a.m) cells[j] = load16(x + token * a.x_row * OPERAND_BYTES + walk_chunk(k) * 128);
         }
 #pragma unroll
         for (int j = 0; j < UNROLL; j++) {

@@ -30,11 +30,20 @@ __device__ inline float GemmBlock::biased(float sum, int w_row) const {
     return rounded(QUIRE_BIAS && w_row < a.n ? sum + widen(static_cast<const Element*>(a.bias)[w_row]) : sum);
 }
 
+// A whole sum of codes of e4m3 as a number; those of blocks are numbers already.
+__device__ inline float GemmBlock::scaled(float sum, int w_row, int token) const {
+    if (QUIRE_FP8 != 1) return sum;
+    return sum * load_float(a.x_scale + token * a.x_scale_step) * a.w_scale[w_row * a.w_scale_step];
+}
+
 // sum, up: sums of one element of y; up only for SiLU. Rounded where separate torch operations would round.
 __device__ inline void GemmBlock::store(float sum, float up, float added, int row, int token) const {
     if (row >= n_out() || token >= a.m) return;
-    float y = biased(sum, row);
-    if (QUIRE_SILU) y = rounded(rounded(silu(y)) * biased(up, a.n / 2 + row));
+    float y = biased(scaled(sum, row, token), row);
+    if (QUIRE_SILU) {
+        const int up_row = a.n / 2 + row;
+        y = rounded(rounded(silu(y)) * biased(scaled(up, up_row, token), up_row));
+    }
     if (QUIRE_RESIDUAL) y = rounded(y + added);
 #if QUIRE_WIDE
     static_cast<float*>(a.y)[token * a.y_row + row] = y;

@@ -12,6 +12,8 @@ from typing import Final
 
 import torch
 
+from quire.compute.schemes.coded import Source
+from quire.compute.schemes.holding import holding
 from quire.compute.schemes.packed import HELD, Blocks, Packed, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
 from quire.compute.schemes.scheme import MatrixScheme
@@ -70,14 +72,17 @@ def choose(
     dtype: torch.dtype,
     arch: ModelArch | None = None,
     entries: Mapping[str, Entry] | None = None,
+    sources: Mapping[str, Source] | None = None,
 ) -> Schemes:
     """For a value of --quantization and a model of `dtype`.
 
-    arch, entries: of a GGUF file; entries: name of a parameter with its kind → tensor of the file.
+    entries: name of a parameter with its kind → tensor of a GGUF file; sources: → what a checkpoint has of a coded
+    matrix. Either, with `arch`.
     """
     default = SCHEMES[quantization]
     if arch is None or entries is None:
-        return schemes_on(device, dtype, default)
+        held = {} if arch is None else holding(quantization, device, dtype, arch, sources or {})
+        return schemes_on(device, dtype, default, held)
     allowed = _allowed(quantization, device)
     found = {matrix.name: holder(parts_of(matrix, arch, entries).values(), allowed) for matrix in matrices(arch)}
     own = {name: scheme for name, scheme in found.items() if scheme is not None}

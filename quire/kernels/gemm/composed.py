@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.act import silu_mul as silu_mul_op
+from quire.kernels import around
 from quire.kernels.norm import rms_norm
 
 
@@ -25,9 +25,4 @@ def linear(
         return torch.addmm(residual, x, w.T, out=residual)  # cuBLAS adds before it rounds
     if out is not None and out.dtype is x.dtype and bias is None and not silu_mul:
         return torch.mm(x, w.T, out=out)
-    y = F.linear(x, w, bias)
-    if silu_mul:
-        y = silu_mul_op(y)
-    if residual is not None:
-        return residual.add_(y)
-    return y if out is None else out.copy_(y)
+    return around.finish(F.linear(x, w, bias), residual, silu_mul, out)

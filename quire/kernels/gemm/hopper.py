@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 from quire.kernels import jit
+from quire.kernels.around import Norm
 from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
@@ -28,30 +29,27 @@ ROW_STEP = 8
 """As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
 MAX_ROWS = 1 << 16
 
-Norm = tuple[torch.Tensor, float]
-"""Weight [k] and eps of an RMS norm of x."""
 
-
-class _Args(ctypes.Structure):
+class Args(ctypes.Structure):
     """QuireGemmArgs in csrc/cuda/gemm/block.h."""
 
     _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("x", "w", "norm_weight", "bias", "residual", "y")],
+        *[(name, ctypes.c_void_p) for name in ("x", "w", "norm_weight", "bias", "residual", "y", "x_scale", "w_scale")],
         *[(name, ctypes.c_int64) for name in ("x_row", "residual_row", "y_row")],
         *[(name, ctypes.c_int32) for name in (
-            "m", "n", "k", "n_clusters", "n_stages", "n_ahead", "dependent", "token_bits",
+            "m", "n", "k", "n_clusters", "n_stages", "n_ahead", "dependent", "token_bits", "x_scale_step", "w_scale_step",
         )],
         ("eps", ctypes.c_float),
     ]  # fmt: skip
 
 
-class _WideArgs(ctypes.Structure):
+class WideArgs(ctypes.Structure):
     """QuireWideArgs in csrc/cuda/gemm_wide.cu."""
 
     _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("x", "w", "bias", "y", "sums")],
+        *[(name, ctypes.c_void_p) for name in ("x", "w", "bias", "y", "sums", "x_scale", "w_scale")],
         *[(name, ctypes.c_int64) for name in ("x_row", "y_row")],
-        *[(name, ctypes.c_int32) for name in ("m", "n", "k", "n_teams", "n_together")],
+        *[(name, ctypes.c_int32) for name in ("m", "n", "k", "x_scale_step", "w_scale_step", "n_teams", "n_together")],
     ]
 
 
@@ -64,6 +62,8 @@ class Build:
     bias: bool
     wide: bool
     """The result is float32."""
+    fp8: int = 0
+    """QUIRE_FP8 in csrc/cuda/gemm.h."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -217,11 +217,16 @@ def n_processors_of(device: torch.device) -> int:
 
 def load(product: ProductShape, plan: Plan | WidePlan, build: Build) -> Launch:
     """The kernel of a plan, compiled if it is new. Raises BuildError."""
+    return Launch(function_of(product, plan, build), plan)
+
+
+def function_of(product: ProductShape, plan: Plan | WidePlan, build: Build) -> Callable[..., int]:
+    """The library's function for a plan. Raises BuildError."""
     library = ctypes.CDLL(str(compile_variant(*variant_of(product, plan, build))))
     function = library.quire_gemm_wide if isinstance(plan, WidePlan) else library.quire_gemm
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     function.restype = ctypes.c_int
-    return Launch(function, plan)
+    return function
 
 
 def variant_of(product: ProductShape, plan: Plan | WidePlan, build: Build) -> tuple[str, tuple[str, ...]]:
@@ -232,6 +237,7 @@ def variant_of(product: ProductShape, plan: Plan | WidePlan, build: Build) -> tu
         "RESIDUAL": build.residual,
         "BIAS": build.bias,
         "WIDE": build.wide,
+        "FP8": build.fp8,
     }
     if isinstance(plan, WidePlan):
         source = "gemm_wide.cu"
@@ -257,22 +263,23 @@ def _arguments(
     norm: Norm | None,
     residual: torch.Tensor | None,
     y: torch.Tensor,
-) -> _Args:
+) -> Args:
     m, (n, k) = x.shape[0], w.shape
-    return _Args(
+    return Args(
         x.data_ptr(), w.data_ptr(), None if norm is None else norm[0].data_ptr(),
         None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr(), y.data_ptr(),
-        x.stride(0) if m > 1 else k, 0 if residual is None else residual.stride(0), y.stride(0),
-        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), 0.0 if norm is None else norm[1],
+        None, None, x.stride(0) if m > 1 else k, 0 if residual is None else residual.stride(0), y.stride(0),
+        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), 0, 0,
+        0.0 if norm is None else norm[1],
     )  # fmt: skip
 
 
 def _wide_arguments(
     plan: WidePlan, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, sums: torch.Tensor
-) -> _WideArgs:
-    return _WideArgs(
+) -> WideArgs:
+    return WideArgs(
         x.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), sums.data_ptr(),
-        x.stride(0), y.stride(0), x.shape[0], *w.shape, plan.n_teams, plan.n_together,
+        None, None, x.stride(0), y.stride(0), x.shape[0], *w.shape, 0, 0, plan.n_teams, plan.n_together,
     )  # fmt: skip
 
 

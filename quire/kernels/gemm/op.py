@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels import around
+from quire.kernels.around import Norm
 from quire.kernels.gemm import hopper
-from quire.kernels.gemm.hopper import Norm
 from quire.kernels.selector import select
 
 
@@ -65,19 +66,6 @@ def _check(
 ) -> None:
     if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1] or x.dtype != w.dtype or x.stride(1) != 1:
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} and w {tuple(w.shape)} {w.dtype} do not fit")
-    if not w.is_contiguous() or (silu_mul and w.shape[0] % 2):
-        raise ValueError(f"w {tuple(w.shape)} with strides {w.stride()} must be contiguous, and even with silu_mul")
-    if bias is not None and (bias.shape != w.shape[:1] or bias.dtype != x.dtype):
-        raise ValueError(f"bias {tuple(bias.shape)} {bias.dtype} does not fit w {tuple(w.shape)} {w.dtype}")
-    if norm is not None and (norm[0].shape != x.shape[1:] or norm[0].dtype != x.dtype):
-        raise ValueError(f"norm {tuple(norm[0].shape)} {norm[0].dtype} does not fit x {tuple(x.shape)} {x.dtype}")
-    if residual is not None and out is not None:
-        raise ValueError("out cannot be given with residual, which takes the result")
-    target = out if residual is None else residual
-    if target is None:
-        return
-    shape = (x.shape[0], w.shape[0] // 2 if silu_mul else w.shape[0])
-    dtypes = (x.dtype, torch.float32) if residual is None else (x.dtype,)
-    if target.shape != shape or target.dtype not in dtypes or target.stride(1) != 1:
-        name = "out" if residual is None else "residual"
-        raise ValueError(f"{name} {tuple(target.shape)} {target.dtype} must be {shape}, with contiguous rows, {dtypes}")
+    if not w.is_contiguous():
+        raise ValueError(f"w {tuple(w.shape)} with strides {w.stride()} must be contiguous")
+    around.check(x, (w.shape[0], w.shape[1]), bias, norm, residual, silu_mul, out)

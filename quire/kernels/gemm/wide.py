@@ -16,6 +16,7 @@ TILE_ROWS = 128
 """Rows of w in a tile; with SiLU half of them are gate, half are up."""
 SPLITS = {64: (1, 2, 4, 8), 96: (1, 2, 3, 4, 6), 128: (1, 2, 4, 8), 192: (1, 2, 3, 4, 6), 256: (1, 2, 4, 8)}
 """Tokens of a tile → into how many slices of K it can be cut."""
+MAX_TOKENS = 256
 MIN_UNITS = 2
 """Chunks of K that a slice has at least."""
 L2_BYTES = 16 << 20
@@ -49,9 +50,12 @@ class WidePlan:
 
 
 @functools.cache
-def wide_plan(product: ProductShape, n_processors: int, *, alone: bool = False) -> WidePlan:
-    """The cheapest plan by the model of `wide_us`. alone: K is not split."""
-    found = (made for made in _candidates(product, n_processors) if made.split == 1 or not alone)
+def wide_plan(
+    product: ProductShape, n_processors: int, *, alone: bool = False, max_tokens: int = MAX_TOKENS
+) -> WidePlan:
+    """The cheapest plan by the model of `wide_us`, its tiles of at most max_tokens. alone: K is not split."""
+    made_all = (made for made in _candidates(product, n_processors) if made.tokens <= max_tokens)
+    found = (made for made in made_all if made.split == 1 or not alone)
     return min(found, key=lambda one: wide_us(product, one, n_processors))
 
 

@@ -1,0 +1,26 @@
+"""Linear layers in MXFP4 on CUDA: the kernel of 4-bit integers with another number made of each code."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels import around
+from quire.kernels.mxfp4.weight import BLOCK, Fp4Weight
+from quire.kernels.norm import rms_norm
+from quire.kernels.w4a16.triton import product
+
+
+def linear(
+    x: torch.Tensor,
+    weight: Fp4Weight,
+    bias: torch.Tensor | None,
+    norm: around.Norm | None,
+    residual: torch.Tensor | None,
+    silu_mul: bool,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """See op.py."""
+    if norm is not None:
+        x = rms_norm(x, *norm)
+    y = product(x, weight.codes, weight.exponents, None, bias, BLOCK, True)
+    return around.finish(y, residual, silu_mul, out)
