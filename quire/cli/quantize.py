@@ -16,9 +16,7 @@ from quire.bench.report import build_report, check_report_path, write_report
 from quire.cli.interrupt import instant_exit
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.fields import read_object
 from quire.config.flags import add_flags, read_flags
-from quire.config.gguf import is_gguf
 from quire.config.model import read_arch
 from quire.config.quantize import FORMATS, QuantizeOptions, quantization_config
 from quire.core.errors import ConfigError, shown
@@ -59,19 +57,13 @@ def run(namespace: argparse.Namespace) -> int:
 
         check_target(target)
         folder = find_checkpoint(namespace.model_argument)
-        arch = _arch(folder)
+        arch = read_arch(folder)
         session, source, scored_bytes = _session(options, folder, arch)
     figures = _write(options, session, source, target, scored_bytes)
     if options.json:
         settings = msgspec.structs.asdict(options) | {"model": namespace.model_argument}
         write_report(options.json, build_report("quantize", settings, figures))
     return 0
-
-
-def _arch(folder: pathlib.Path) -> ModelArch:
-    if not is_gguf(folder) and "quantization_config" in read_object(folder / "config.json"):
-        raise ConfigError(f"{folder} is quantised already: take the checkpoint that it was made from")
-    return read_arch(folder)
 
 
 def _session(options: QuantizeOptions, folder: pathlib.Path, arch: ModelArch) -> tuple[Session, Source, int]:

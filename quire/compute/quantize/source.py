@@ -18,7 +18,8 @@ from quire.compute.layers.rotary import rotary_tables
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.quantize.watched import watched_schemes
 from quire.compute.weights.checkpoint import Shard, open_shard, read_into
-from quire.compute.weights.loader import Copy, fill, find_copies
+from quire.compute.weights.found import Copy, Found
+from quire.compute.weights.loader import fill, find_copies
 from quire.compute.weights.names import Names
 from quire.compute.weights.pieces import TORCH_DTYPES
 from quire.config.arch import ModelArch
@@ -42,7 +43,9 @@ class Source:
         self._device = device
         self._names = Names(arch, False)
         self._nowhere = decoder_on(torch.device("meta"), arch, dtype, 1)
-        self._shards, self._copies, _ = find_copies(folder, self._nowhere, "auto")
+        self._found = find_copies(folder, self._nowhere, "auto")
+        if self._found.coded:
+            raise ConfigError(f"{folder} is quantised already: take the checkpoint that it was made from")
         self._check_order()
 
     def _check_order(self) -> None:
@@ -77,7 +80,7 @@ class Source:
         bare = msgspec.structs.replace(self.arch, layers=())
         tables = {rope: table.to(self._device) for rope, table in rotary_tables(self.arch, length).items()}
         model = Decoder(bare, self._make, tables, schemes)
-        fill(model, self._shards, self._of(lambda target: not target.startswith(LAYERS)))
+        fill(model, self._of(lambda target: not target.startswith(LAYERS)))
         model.finish()
         return model
 
@@ -90,22 +93,23 @@ class Source:
         )
         at = LAYER.format(number)
         self._nowhere.layers[number] = layer
-        fill(self._nowhere, self._shards, self._of(lambda target: target.startswith(at)))
+        fill(self._nowhere, self._of(lambda target: target.startswith(at)))
         self._nowhere.layers[number] = hollow
         return layer
 
     def tensors(self, number: int | None = None) -> Iterator[tuple[Shard, Copy]]:
         """All that the files have of layer `number`, None: of everything; without what the model does not use."""
         at = "" if number is None else LAYER.format(number)
-        for shard, copies in zip(self._shards, self._copies, strict=True):
+        for shard, copies in zip(self._found.shards, self._found.copies, strict=True):
             yield from ((shard, copy) for copy in copies if copy.target.startswith(at))
 
     def rest(self) -> Iterator[tuple[Shard, Copy]]:
         """All that is of no layer."""
         yield from ((shard, copy) for shard, copy in self.tensors() if not copy.target.startswith(LAYERS))
 
-    def _of(self, wanted: Callable[[str], bool]) -> list[list[Copy]]:
-        return [[copy for copy in copies if wanted(copy.target)] for copies in self._copies]
+    def _of(self, wanted: Callable[[str], bool]) -> Found:
+        copies = [[copy for copy in of_shard if wanted(copy.target)] for of_shard in self._found.copies]
+        return msgspec.structs.replace(self._found, copies=copies)
 
     def _make(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self._device)

@@ -129,10 +129,10 @@ def fits(folder: pathlib.Path, arch: ModelArch) -> tuple[int, int]:
     return len(found.shards), sum(map(len, found.copies)) + sum(len(one.parts) for one in found.coded)
 
 
-def fill(model: Decoder, shards: list[Shard], copies: list[list[Copy]]) -> None:
-    """Read `copies`, a list for each shard, into a whole model's parameters; linear layers that have all of theirs are
+def fill(model: Decoder, found: Found) -> None:
+    """Read a part of what was found for a whole model into its parameters; linear layers that have all of theirs are
     finished. Raises LoadError."""
-    _stream(shards, copies, Targets(model), check_finite=True, progress=False)
+    _stream(found, Targets(model), check_finite=True, progress=False)
 
 
 class Targets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 
 import byte_model
 import pytest
@@ -12,6 +13,8 @@ from family_cases import random_checkpoint
 from safetensors.torch import load_file, save_file
 
 from quire.cli.main import main
+from quire.compute.weights.loader import fits
+from quire.config.model import read_arch
 
 SMALL = ["--samples", "4", "--sample-tokens", "32", "--device", "cpu"]
 
@@ -53,6 +56,7 @@ def test_a_folder_and_its_figures(
     found = load_file(out / index["model.layers.1.mlp.down_proj.weight_packed"])
     assert found["model.layers.1.mlp.down_proj.weight_packed"].shape == (64, 12)
     assert found["model.layers.1.mlp.down_proj.weight_scale"].dtype == torch.bfloat16
+    assert fits(out, read_arch(out)) == (3, len(index))
     results = json.loads(report.read_text())["results"]
     assert results["bits_per_byte"]["after"] == pytest.approx(results["bits_per_byte"]["before"], rel=0.02)
 
@@ -65,12 +69,9 @@ def test_what_is_wrong_is_said_before_anything_is_made(
     (full / "note").write_text("mine")
     short.write_text("Too short.")
     quantised, damaged = tmp_path / "quantised", tmp_path / "damaged"
-    for folder in (quantised, damaged):
-        folder.mkdir()
-        for path in model.iterdir():
-            (folder / path.name).write_bytes(path.read_bytes())
-    config = json.loads((model / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
-    (quantised / "config.json").write_text(json.dumps(config))
+    shutil.copytree(model, damaged)
+    once = ["--calibrate", text, "--scheme", "int4-g32", "--method", "rtn", *SMALL]
+    assert main(["quantize", str(model), str(quantised), *once]) == 0
     weights = load_file(model / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
     save_file(weights, damaged / "model.safetensors")
