@@ -17,6 +17,7 @@ from quire.bench.options import (
     ServeBenchOptions,
     SpeculateOptions,
     ThroughputOptions,
+    TradeoffOptions,
 )
 from quire.bench.simulate.options import SimulateOptions
 from quire.cli.sampling import SamplingFlags
@@ -40,6 +41,7 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
     ("Latency benchmark", "Of `quire bench latency`.", LatencyOptions),
     ("Speculation benchmark", "Of `quire bench speculate`.", SpeculateOptions),
     ("Throughput benchmark", "Of `quire bench throughput`.", ThroughputOptions),
+    ("Trade-offs", "Of `quire bench tradeoffs`.", TradeoffOptions),
     ("Serving benchmark", "Of `quire bench serve`.", ServeBenchOptions),
     ("Quantising", "Of `quire quantize MODEL OUTDIR`: see [quantize.md](quantize.md).", QuantizeOptions),
     ("Simulation", "Of `quire simulate [MODEL]`.", SimulateOptions),

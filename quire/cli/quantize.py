@@ -18,7 +18,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
 from quire.config.model import read_arch
-from quire.config.quantize import FORMATS, QuantizeOptions, quantization_config
+from quire.config.quantize import FORMATS, PRUNING, QuantizeOptions, quantization_config
 from quire.core.errors import ConfigError, shown
 from quire.core.files import read_regular
 from quire.core.units import format_bytes
@@ -42,28 +42,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Quantise and print; returns 0. ConfigError or LoadError before anything is computed, where it can be known."""
+    """Quantise and print; returns 0."""
     options = read_flags(namespace, QuantizeOptions)
-    target = pathlib.Path(namespace.outdir).expanduser()
-    if not options.calibrate:
-        raise ConfigError("--calibrate FILE is needed: a text like what the model will read, from some 100 KB on")
-    if options.act_order and options.method != "gptq":
-        raise ConfigError(f"--act-order belongs to --method gptq, not {options.method}")
     if options.json:
         check_report_path(options.json, "--json")
+    figures = make(options, namespace.model_argument, pathlib.Path(namespace.outdir).expanduser())
+    if options.json:
+        settings = msgspec.structs.asdict(options) | {"model": namespace.model_argument}
+        write_report(options.json, build_report("quantize", settings, figures))
+    return 0
+
+
+def make(options: QuantizeOptions, model: str, target: pathlib.Path) -> dict[str, Any]:
+    """Write the folder, with a line for each layer; returns figures. ConfigError or LoadError before anything is
+    computed, where it can be known."""
+    _check(options)
     with instant_exit():
         from quire.compute.quantize.folder import check_target
         from quire.compute.weights.hub import find_checkpoint
 
         check_target(target)
-        folder = find_checkpoint(namespace.model_argument)
-        arch = read_arch(folder)
-        session, source, scored_bytes = _session(options, folder, arch)
-    figures = _write(options, session, source, target, scored_bytes)
-    if options.json:
-        settings = msgspec.structs.asdict(options) | {"model": namespace.model_argument}
-        write_report(options.json, build_report("quantize", settings, figures))
-    return 0
+        folder = find_checkpoint(model)
+        session, source, scored_bytes = _session(options, folder, read_arch(folder))
+    return _write(options, session, source, target, scored_bytes)
+
+
+def _check(options: QuantizeOptions) -> None:
+    if not options.calibrate:
+        raise ConfigError("--calibrate FILE is needed: a text like what the model will read, from some 100 KB on")
+    if options.act_order and options.method != "gptq":
+        raise ConfigError(f"--act-order belongs to --method gptq, not {options.method}")
+    if FORMATS[options.scheme].is_sparse != (options.method in PRUNING):
+        own = "magnitude or wanda" if FORMATS[options.scheme].is_sparse else "gptq, awq or rtn"
+        raise ConfigError(f"--scheme {options.scheme} takes --method {own}, not {options.method}")
 
 
 def _session(options: QuantizeOptions, folder: pathlib.Path, arch: ModelArch) -> tuple[Session, Source, int]:
@@ -140,7 +151,7 @@ def _write(
     form, arch = FORMATS[options.scheme], source.arch
     ignored = source.ignored(form.group)
     print(f"{source.folder} → {target}: {options.scheme} by {options.method}, {arch.n_layers} layers")
-    print("error of each product's outputs on the calibration text (to the nearest: in brackets)")
+    print("error of each product's outputs on the calibration text (in brackets: without a look at inputs)")
     start_s, errors = time.monotonic(), {}
     with torch.inference_mode(), Folder(target, arch.n_layers + 1) as folder:
         for report in session.layers():
@@ -149,7 +160,8 @@ def _write(
             print(_line(report), flush=True)
         folder.add(session.rest())
         before, after = session.quality()
-        n_bytes = folder.finish(source.folder, quantization_config(form, ignored, options.act_order))
+        said = None if form.is_sparse else quantization_config(form, ignored, options.act_order)
+        n_bytes = folder.finish(source.folder, said)
     seconds = time.monotonic() - start_s
     found = {"bits_per_byte": {"before": before / scored_bytes, "after": after / scored_bytes}, "bytes": n_bytes}
     print(f"left as they are: {len(ignored)} linear layers, as {', '.join(ignored[:3])}" if ignored else "", end="\n")

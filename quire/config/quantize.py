@@ -25,6 +25,11 @@ class Format(msgspec.Struct, frozen=True):
     """Codes are float8 e4m3; else integers."""
 
     @property
+    def is_sparse(self) -> bool:
+        """Values are as they were, or zero: two of each group."""
+        return self.n_bits == 16
+
+    @property
     def rounds_activations(self) -> bool:
         """Whether products are meant to round their input to the same type, with a scale a token."""
         return self.n_bits == 8
@@ -36,8 +41,13 @@ FORMATS: Final = {
     "int4-g128": Format(4, 128, "pack-quantized"),
     "int8": Format(8, 0, "int-quantized"),
     "fp8": Format(8, 0, "float-quantized", is_float=True),
+    "2:4": Format(16, 4, "dense"),
 }
 """Value of --scheme → format."""
+
+
+PRUNING: Final = ("magnitude", "wanda")
+"""Values of --method that a sparse format has, and no other."""
 
 
 def quantization_config(form: Format, ignored: Sequence[str], act_order: bool) -> dict[str, Any]:
@@ -66,16 +76,18 @@ class QuantizeOptions(msgspec.Struct, kw_only=True):
     """Options of `quire quantize`."""
 
     scheme: Annotated[
-        Literal["int4", "int4-g32", "int4-g128", "int8", "fp8"],
+        Literal["int4", "int4-g32", "int4-g128", "int8", "fp8", "2:4"],
         _doc(
             "Numbers of the matrices of layers: int4: 4 bits, a scale for each 64 values of a row; int8 and fp8 (e4m3):"
-            " a scale a row, and engines round activations to 8 bits too."
+            " a scale a row, and engines round activations to 8 bits too; 2:4: two of four neighbours become zero, and"
+            " are stored all the same."
         ),
     ] = "int4"
     method: Annotated[
-        Literal["gptq", "awq", "rtn"],
+        Literal["gptq", "awq", "rtn", "magnitude", "wanda"],
         _doc("gptq: what is rounded first is made up for by what is rounded later; awq: inputs with large values get"
-             " finer steps; rtn: to the nearest, without a look at inputs."),
+             " finer steps; rtn: to the nearest, without a look at inputs. Of 2:4: magnitude: the smaller values go;"
+             " wanda: the smaller products of value and input."),
     ] = "gptq"  # fmt: skip
     calibrate: Annotated[str, _doc("Text file (UTF-8) like what the model will read; needed.")] = ""
     evaluate: Annotated[

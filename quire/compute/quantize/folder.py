@@ -67,16 +67,17 @@ class Folder:
         self._homes |= dict.fromkeys(tensors, name)
         self._n_bytes += sum(one.nbytes for one in tensors.values())
 
-    def finish(self, source: pathlib.Path, quantization: Mapping[str, Any]) -> int:
+    def finish(self, source: pathlib.Path, quantization: Mapping[str, Any] | None) -> int:
         """Write all else and give the folder its name; returns bytes of tensors. source: of config.json and what stands
-        beside it."""
+        beside it. quantization: what config.json says of it; None: nothing."""
         index = {"metadata": {"total_size": self._n_bytes}, "weight_map": self._homes}
         (self._partial / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
         for pattern in BESIDE:
             for path in source.glob(pattern):
                 if path.is_file() and path.name not in (CONFIG, INDEX):
                     shutil.copyfile(path, self._partial / path.name)
-        config = json.loads((source / CONFIG).read_text()) | {"quantization_config": quantization}
+        config = json.loads((source / CONFIG).read_text())
+        config |= {} if quantization is None else {"quantization_config": quantization}
         (self._partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         os.rename(self._partial, self._target)  # in the place of an empty folder too
         return self._n_bytes

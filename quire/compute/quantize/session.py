@@ -22,6 +22,7 @@ from quire.compute.quantize.gptq import gptq
 from quire.compute.quantize.grid import Grid, Rounded, nearest, output_error
 from quire.compute.quantize.quality import n_bits
 from quire.compute.quantize.source import Source, raw
+from quire.compute.quantize.sparse import Pruned, two_of_four
 from quire.compute.quantize.stored import layer_tensors
 from quire.compute.quantize.watched import Statistics, matrix_of, product_of
 from quire.config.layers import LayerSpec
@@ -46,8 +47,8 @@ class LayerReport:
 
     number: int
     errors: Mapping[str, tuple[float, float]]
-    """Name of a matrix → relative error of its outputs on the calibration text: of this method, and of rounding to the
-    nearest."""
+    """Name of a matrix → relative error of its outputs on the calibration text: of this method, and of the plain one,
+    which does not look at inputs."""
     tensors: Mapping[str, torch.Tensor]
     """To be written, by name."""
 
@@ -119,14 +120,15 @@ class Session:
 
     def _round(
         self, layer: DecoderLayer, statistics: Mapping[Linear, Statistics]
-    ) -> tuple[dict[Linear, Rounded], dict[str, tuple[float, float]]]:
+    ) -> tuple[dict[Linear, Rounded | Pruned], dict[str, tuple[float, float]]]:
         """Round all matrices in place that can be; errors by name."""
         names = {matrix.name for matrix in self._source.quantised(self._grid.form.group)}
         wanted = [linear for linear in layer.linears if linear.matrix.name in names]
-        plain = {one: self._error(nearest(matrix_of(one).float(), self._grid), one, statistics) for one in wanted}
+        plain = {one: self._error(self._plain(matrix_of(one).float()), one, statistics) for one in wanted}
         if self._recipe.method == "awq":
             self._fold(layer, statistics, set(wanted))
-        found, errors = {}, {}
+        found: dict[Linear, Rounded | Pruned] = {}
+        errors = {}
         for linear in wanted:
             rounded = self._rounded_matrix(matrix_of(linear).float(), statistics[linear])
             found[linear] = rounded
@@ -134,13 +136,18 @@ class Session:
             matrix_of(linear).copy_(rounded.matrix)
         return found, errors
 
-    def _error(self, rounded: Rounded, linear: Linear, statistics: Mapping[Linear, Statistics]) -> float:
+    def _error(self, rounded: Rounded | Pruned, linear: Linear, statistics: Mapping[Linear, Statistics]) -> float:
         weight = matrix_of(linear).float()
         return output_error(rounded.matrix - weight, weight, statistics[linear].hessian)
 
-    def _rounded_matrix(self, weight: torch.Tensor, statistics: Statistics) -> Rounded:
+    def _plain(self, weight: torch.Tensor) -> Rounded | Pruned:
+        return two_of_four(weight) if self._recipe.form.is_sparse else nearest(weight, self._grid)
+
+    def _rounded_matrix(self, weight: torch.Tensor, statistics: Statistics) -> Rounded | Pruned:
+        if self._recipe.method == "wanda":
+            return two_of_four(weight, statistics.hessian.diagonal().sqrt())
         if self._recipe.method != "gptq" or not statistics.n_rows:  # an expert that no token chose has no Hessian
-            return nearest(weight, self._grid)
+            return self._plain(weight)
         return gptq(
             weight, statistics.hessian, self._grid, damping=self._recipe.damping, act_order=self._recipe.act_order
         )

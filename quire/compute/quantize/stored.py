@@ -14,8 +14,11 @@ from quire.compute.layers.decoder_layer import DecoderLayer
 from quire.compute.layers.linear import Linear
 from quire.compute.quantize.grid import Rounded
 from quire.compute.quantize.source import Source, raw
+from quire.compute.quantize.sparse import Pruned
 from quire.compute.quantize.watched import matrix_of
+from quire.compute.weights.found import Copy
 from quire.compute.weights.names import Rows, rearrange
+from quire.compute.weights.pieces import TORCH_DTYPES
 
 
 def packed(codes: torch.Tensor) -> torch.Tensor:
@@ -46,7 +49,7 @@ def in_file_order(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 def layer_tensors(
-    source: Source, number: int, layer: DecoderLayer, rounded: Mapping[Linear, Rounded], folded: bool
+    source: Source, number: int, layer: DecoderLayer, rounded: Mapping[Linear, Rounded | Pruned], folded: bool
 ) -> dict[str, torch.Tensor]:
     """All tensors of a layer, by their names in the file. folded: what was not rounded may have changed too."""
     places = {name: (linear, rows) for linear in layer.linears for name, rows in _parts(linear)}
@@ -56,9 +59,7 @@ def layer_tensors(
         stem, _, kind = copy.target.rpartition(".")
         linear, rows = places.get(stem, (None, slice(None)))
         if linear is not None and linear in rounded and kind == "weight":
-            whole = rounded[linear]
-            codes, scales = (in_file_order(one[rows], copy.rows) for one in (whole.codes, whole.scales))
-            found |= tensors_of(Rounded(whole.grid, codes, scales), copy.entry.name.removesuffix(".weight"))
+            found |= _matrix(rounded[linear], rows, copy)
             continue
         stored = raw(shard, copy)
         changed = _changed(layer, linear, rows, stem, kind) if folded else None
@@ -66,6 +67,15 @@ def layer_tensors(
             stored = in_file_order(changed - offsets.get(stem, 0.0), copy.rows).to("cpu", stored.dtype)
         found[copy.entry.name] = stored
     return found
+
+
+def _matrix(made: Rounded | Pruned, rows: slice, copy: Copy) -> dict[str, torch.Tensor]:
+    """Of these rows of a matrix, in the place of `copy`."""
+    if isinstance(made, Pruned):
+        dense = in_file_order(made.matrix[rows], copy.rows)
+        return {copy.entry.name: dense.to("cpu", TORCH_DTYPES[copy.entry.dtype])}
+    codes, scales = (in_file_order(one[rows], copy.rows) for one in (made.codes, made.scales))
+    return tensors_of(Rounded(made.grid, codes, scales), copy.entry.name.removesuffix(".weight"))
 
 
 def _parts(linear: Linear) -> list[tuple[str, slice]]:
