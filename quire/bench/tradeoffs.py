@@ -101,8 +101,8 @@ def _row(
         return
     try:
         worker: Any = llm.engine.executor.worker  # type: ignore[attr-defined]
-        speeds = {n: _speed(llm, n, options, config.seed) for n in options.batch_sizes}
         bits = {one: _bits_per_byte(llm, text, options.window) for one, text in texts.items()}
+        speeds = {n: _speed(llm, n, options, config.seed) for n in options.batch_sizes}
         yield Row(name, kind, bits, speeds, worker.model.n_bytes)
     finally:
         llm.shutdown()

@@ -86,9 +86,11 @@ class Session:
                 own = Alone(self._source.arch, spec, self._length, self._source.dtype, self._device)
                 self._contexts = {spec: own}
             layer, alone = self._source.layer(number, self._ends), self._contexts[spec]
+            self._device.synchronize()  # a product may read its matrix before what writes it has ended
             statistics = self._calibrate(layer, alone, number)
             self._exact = alone.run(layer, self._exact)
             rounded, errors = self._round(layer, statistics)
+            self._device.synchronize()
             self._calibrating = alone.run(layer, self._calibrating)
             self._rounded = alone.run(layer, self._rounded)
             folded = self._recipe.method == "awq"

@@ -8,6 +8,7 @@ import torch
 from quire.compute.quantize.awq import N_STEPS, Reader, best_scales
 from quire.compute.quantize.gptq import gptq
 from quire.compute.quantize.grid import Grid, Rounded, nearest, output_error
+from quire.compute.quantize.sparse import two_of_four
 from quire.compute.quantize.stored import packed
 from quire.config.quantize import FORMATS, Format
 from quire.core.errors import ConfigError
@@ -101,3 +102,10 @@ def test_scales_and_codes_are_those_of_compressed_tensors() -> None:
     assert [(int(words[0, i // 8]) >> 4 * (i % 8) & 15) - 8 for i in range(10)] == [-8, 7, 0, 1, -1, 2, 3, -2, 5, 0]
     fp8 = nearest(torch.tensor([[1.0, -0.3, 0.01, 0.0]]), Grid(FORMATS["fp8"], torch.float32))
     assert fp8.codes.tolist() == [[448.0, -128.0, 4.5, 0.0]]
+
+
+def test_of_four_neighbours_the_two_with_larger_scores_stay() -> None:
+    weight = torch.tensor([[1.0, -3.0, 2.0, 0.5, 4.0, 0.0, 0.0, 0.0]])
+    assert two_of_four(weight).matrix.tolist() == [[0.0, -3.0, 2.0, 0.0, 4.0, 0.0, 0.0, 0.0]]
+    norms = torch.tensor([9.0, 1.0, 1.0, 8.0, 1.0, 1.0, 1.0, 1.0])
+    assert two_of_four(weight, norms).matrix.tolist() == [[1.0, 0.0, 0.0, 0.5, 4.0, 0.0, 0.0, 0.0]]
