@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import torch
 
@@ -26,8 +27,13 @@ from quire.compute.quantize.sparse import Pruned, two_of_four
 from quire.compute.quantize.stored import layer_tensors
 from quire.compute.quantize.watched import Statistics, matrix_of, product_of
 from quire.config.layers import LayerSpec
+from quire.config.parameters import embedding, head, layer_parameters
 from quire.config.quantize import Format
-from quire.core.errors import LoadError
+from quire.core.errors import ConfigError, LoadError
+from quire.core.units import format_bytes
+
+COPIES: Final = 6
+"""Of a matrix in float32 while it is rounded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,10 +67,31 @@ class Streams:
     held_out: torch.Tensor
 
 
+def needed_bytes(source: Source, streams: Streams) -> int:
+    """Most memory at once: embedding and head, one layer with its Hessians and copies of its largest matrix, states."""
+    arch, itemsize = source.arch, source.dtype.itemsize
+    ends = [embedding(arch), *([] if arch.tie_embeddings else [head(arch)])]
+    found = sum(one.n_out * one.n_in for one in ends) * itemsize
+    sizes = [0]
+    for number, spec in enumerate(arch.layers):
+        matrices = layer_parameters(spec, arch.hidden_size, number).matrices
+        copies = COPIES * max((one.n_out * one.n_in for one in matrices), default=0)
+        sizes.append(sum(one.n_out * one.n_in * itemsize + 4 * one.n_in**2 for one in matrices) + 4 * copies)
+    n_states = 3 * streams.calibration.numel() + 4 * streams.held_out.numel()
+    return found + max(sizes) + n_states * arch.hidden_size * (4 if arch.float32_stream else itemsize)
+
+
 class Session:
     """To be run once: `layers`, then `rest` and `quality`."""
 
     def __init__(self, source: Source, device: Device, recipe: Recipe, streams: Streams) -> None:
+        """ConfigError where memory is too small; LoadError for a damaged checkpoint."""
+        needed, free = needed_bytes(source, streams), device.free_bytes()
+        if 0 < free < needed:
+            raise ConfigError(
+                f"calibrating takes {format_bytes(needed)} at once, {format_bytes(free)} are free: take fewer samples"
+                f" than {len(streams.calibration):,} (--samples), shorter ones (--sample-tokens), or another device"
+            )
         self._source, self._device, self._recipe = source, device, recipe
         self._length = streams.calibration.shape[1]
         self._ends = source.ends(self._length)

@@ -17,7 +17,7 @@ from quire.compute.device.cpu import CpuDevice
 from quire.compute.quantize.alone import Alone
 from quire.compute.quantize.folder import Folder
 from quire.compute.quantize.folds import folds
-from quire.compute.quantize.session import Recipe, Session, Streams
+from quire.compute.quantize.session import Recipe, Session, Streams, needed_bytes
 from quire.compute.quantize.source import Source
 from quire.config.model import read_arch
 from quire.config.quantize import FORMATS, quantization_config
@@ -127,6 +127,19 @@ def test_what_cannot_be_written_is_refused(case: str, said: str, tmp_path: pathl
     checkpoint_of(case, tmp_path)
     with pytest.raises(ConfigError, match=said):
         Source(tmp_path, read_arch(tmp_path), torch.float32, torch.device("cpu"))
+
+
+def test_too_little_memory_is_said_before_it_is_taken(tmp_path: pathlib.Path) -> None:
+    class Small(CpuDevice):
+        def free_bytes(self) -> int:
+            return 100_000
+
+    checkpoint_of("qwen3_moe", tmp_path)
+    source = Source(tmp_path, read_arch(tmp_path), torch.float32, torch.device("cpu"))
+    needed = needed_bytes(source, streams())
+    assert 8 * 3 * 32 * 64 * 4 < needed < 2_000_000
+    with pytest.raises(ConfigError, match=r"MiB at once, 97\.66 KiB are free: take fewer samples than 6"):
+        Session(source, Small(), Recipe(FORMATS["int8"], "rtn"), streams())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
