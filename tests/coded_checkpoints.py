@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 FP8_MAX = 448.0
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 Stored = tuple[dict[str, torch.Tensor], torch.Tensor]
 """(end of a tensor's name → tensor, the numbers that they stand for, float32)."""
 
@@ -67,13 +68,18 @@ def words(values: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch
     return torch.where(total >= 1 << 31, total - (1 << 32), total).int()
 
 
+def order_of(k: int) -> torch.Tensor:
+    """An order of inputs, the same for all matrices that read them, as GPTQ makes it."""
+    return torch.randperm(k, generator=torch.Generator().manual_seed(k))
+
+
 def gptq(bits: int, group: int, *, symmetric: bool = True, act_order: bool = False, less: int = 1) -> Format:
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": act_order}
 
     def store(weight: torch.Tensor) -> Stored:
         k = weight.shape[1]
         size = k if group == -1 else group
-        order = torch.randperm(k) if act_order else torch.arange(k)
+        order = order_of(k) if act_order else torch.arange(k)
         codes, scales, zeros = rounded(weight[:, order], bits, size, symmetric)
         back = order.argsort()
         codes, index = codes[:, back], (torch.arange(k) // size)[back]
@@ -117,7 +123,7 @@ def packed(bits: int, group: int, *, symmetric: bool = True, act_order: bool = F
     def store(weight: torch.Tensor) -> Stored:
         n, k = weight.shape
         size = group or k
-        order = torch.randperm(k) if act_order else torch.arange(k)
+        order = order_of(k) if act_order else torch.arange(k)
         codes, scales, zeros = rounded(weight[:, order], bits, size, symmetric)
         scales = scales.bfloat16()
         back = order.argsort()
@@ -159,7 +165,7 @@ def fp8(block: tuple[int, int] | None, *, static: bool = False) -> Format:
         codes = (weight / wide).to(torch.float8_e4m3fn)
         tensors = {".weight": codes, ".weight_scale_inv" if block else ".weight_scale": scales if block else scales[0]}
         if static:
-            tensors[".input_scale"] = torch.tensor(0.02)
+            tensors[".input_scale"] = torch.tensor(0.2)
         return tensors, codes.float() * wide
 
     scheme = {"activation_scheme": "static" if static else "dynamic"}
@@ -185,7 +191,7 @@ FORMATS = {
 }
 
 
-def quantise(folder: pathlib.Path, target: pathlib.Path, form: Format, plain: pathlib.Path | None = None) -> None:
+def quantise(folder: pathlib.Path, target: pathlib.Path, form: Format, plain: pathlib.Path) -> None:
     """Write a checkpoint of float32 with its projections in a coding, and one of the numbers that these stand for."""
     torch.manual_seed(1)
     found, expected = {}, {}
@@ -197,11 +203,32 @@ def quantise(folder: pathlib.Path, target: pathlib.Path, form: Format, plain: pa
             expected[name] = values.contiguous()
         else:
             found[name] = expected[name] = tensor
+    write(folder, target, found, {"quantization_config": dict(form.config)})
+    write(folder, plain, expected, {})
+
+
+def mxfp4_experts(folder: pathlib.Path, target: pathlib.Path, plain: pathlib.Path) -> None:
+    """As `quantise`, of a gpt-oss: all experts of a layer in one tensor of blocks and one of exponents."""
+    torch.manual_seed(1)
+    found, expected = {}, {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            found[name] = expected[name] = tensor
+            continue
+        n_experts, k, n = tensor.shape
+        blocks = torch.randint(0, 256, (n_experts, n, k // 32, 16), dtype=torch.uint8)
+        exponents = torch.randint(120, 124, (n_experts, n, k // 32), dtype=torch.uint8)
+        found |= {f"{name}_blocks": blocks, f"{name}_scales": exponents}
+        levels = torch.tensor(E2M1)[torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(3).int()]
+        numbers_of = levels * torch.exp2(exponents.float() - 127)[..., None]
+        expected[name] = numbers_of.flatten(2).transpose(1, 2).contiguous()
+    write(folder, target, found, {"quantization_config": {"quant_method": "mxfp4"}})
+    write(folder, plain, expected, {})
+
+
+def write(folder: pathlib.Path, target: pathlib.Path, tensors: dict[str, torch.Tensor], more: dict[str, Any]) -> None:
+    """A copy of a checkpoint with other tensors, and more in its config.json."""
+    shutil.copytree(folder, target, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
-    for place, tensors, more in (
-        (target, found, {"quantization_config": dict(form.config)}), (plain, expected, {}),
-    ):  # fmt: skip
-        if place is not None:
-            shutil.copytree(folder, place, dirs_exist_ok=True)
-            (place / "config.json").write_text(json.dumps(config | more))
-            save_file(tensors, place / "model.safetensors", {"format": "pt"})
+    (target / "config.json").write_text(json.dumps(config | more))
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})

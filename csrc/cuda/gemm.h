@@ -11,9 +11,20 @@ constexpr uint64_t L2_EVICT_NORMAL = 0x1000000000000000ull;
 #ifndef QUIRE_FP8
 #define QUIRE_FP8 0
 #endif
-constexpr int OPERAND_BYTES = QUIRE_FP8 ? 1 : 2;
-constexpr int CHUNK = 128 / OPERAND_BYTES;  // columns: a row of 128 bytes
-constexpr int SCALE_BLOCK = 128;            // a chunk of e4m3
+
+// Or w is codes of 4 bits in groups of columns with a scale (QUIRE_NIBBLES: 1 for few rows, 2 for many; QUIRE_ZEROS: and
+// a zero point), x elements.
+#ifndef QUIRE_NIBBLES
+#define QUIRE_NIBBLES 0
+#define QUIRE_ZEROS 0
+#define QUIRE_CHUNK_GROUPS 1
+#endif
+constexpr bool IN_BYTES = QUIRE_FP8 || QUIRE_NIBBLES;       // what w is to the copy engine
+constexpr int ROW_BYTES = QUIRE_NIBBLES == 2 ? 32 : 128;    // of a chunk of w
+constexpr int CHUNK = QUIRE_NIBBLES ? 2 * ROW_BYTES : QUIRE_FP8 ? 128 : 64;  // columns
+constexpr int BOX_COLUMNS = IN_BYTES ? ROW_BYTES : 64;      // the same, as the copy engine counts
+constexpr int OPERAND_BYTES = QUIRE_FP8 ? 1 : 2;            // of x
+constexpr int SCALE_BLOCK = 128;                            // a chunk of e4m3
 
 // ---- clusters --------------------------------------------------------------------------------------------------------
 
@@ -99,15 +110,17 @@ __device__ __forceinline__ float load_float(const float* from) {
 
 constexpr CUtensorMapL2promotion L2_BY_128 = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 constexpr CUtensorMapSwizzle SWIZZLED = CU_TENSOR_MAP_SWIZZLE_128B;
+constexpr CUtensorMapSwizzle W_SWIZZLE = ROW_BYTES == 128 ? SWIZZLED : CU_TENSOR_MAP_SWIZZLE_NONE;
 
 // Boxes of n_rows rows of w [n, k] and CHUNK columns; for SiLU 8 rows of gate and the same 8 of up in turn.
 inline cudaError_t encode_weights(CUtensorMap* map, const void* w, uint64_t n, uint64_t k, bool silu, uint32_t n_rows) {
-    const uint64_t row = k * OPERAND_BYTES, sizes[] = {k, n}, strides[] = {row};
-    const uint32_t box[] = {CHUNK, n_rows};
-    const uint64_t pair_sizes[] = {k, 8, 2, n / 16}, pair_strides[] = {row, n / 2 * row, 8 * row};
-    const uint32_t pair_box[] = {CHUNK, 8, 2, n_rows / 16};
-    return silu ? encode_map(map, w, 4, pair_sizes, pair_strides, pair_box, L2_BY_128, SWIZZLED, QUIRE_FP8)
-                : encode_map(map, w, 2, sizes, strides, box, L2_BY_128, SWIZZLED, QUIRE_FP8);
+    const uint64_t row = k * ROW_BYTES / CHUNK, width = IN_BYTES ? row : k;
+    const uint64_t sizes[] = {width, n}, strides[] = {row};
+    const uint32_t box[] = {BOX_COLUMNS, n_rows};
+    const uint64_t pair_sizes[] = {width, 8, 2, n / 16}, pair_strides[] = {row, n / 2 * row, 8 * row};
+    const uint32_t pair_box[] = {BOX_COLUMNS, 8, 2, n_rows / 16};
+    return silu ? encode_map(map, w, 4, pair_sizes, pair_strides, pair_box, L2_BY_128, W_SWIZZLE, IN_BYTES)
+                : encode_map(map, w, 2, sizes, strides, box, L2_BY_128, W_SWIZZLE, IN_BYTES);
 }
 
 }  // namespace quire

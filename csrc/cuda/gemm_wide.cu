@@ -8,8 +8,9 @@
 // depend on timing. Two launches of one build with a split must not run at the same time: they count in the same place.
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (64, 96, 128, 192, 256), QUIRE_SPLIT, QUIRE_RESIDUAL (results are added to y),
-// QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h; up to 192 tokens).
-#include "gemm.h"
+// QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h; up to 192 tokens),
+// QUIRE_NIBBLES = 2, QUIRE_ZEROS (gemm.h).
+#include "gemm/codes.h"
 
 struct QuireWideArgs {  // _WideArgs in quire/kernels/gemm/hopper.py
     const void* x;
@@ -21,7 +22,7 @@ struct QuireWideArgs {  // _WideArgs in quire/kernels/gemm/hopper.py
     const float* w_scale;
     int64_t x_row, y_row;         // elements; multiples of 16 bytes
     int32_t m, n, k;              // n: rows of w
-    int32_t x_scale_step, w_scale_step;
+    int32_t x_scale_step, w_scale_step, group;
     int32_t n_teams, n_together;  // teams of QUIRE_SPLIT blocks; tiles of tokens taken together over all rows of w
 };
 
@@ -34,7 +35,7 @@ constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a pro
 constexpr int TILE_ROWS = 2 * OUT_ROWS;                         // of y
 constexpr int QUADS = TOKENS / 8;                               // sums of a thread: 2 rows (8 apart) x 2 tokens each
 constexpr int OWN_QUADS = QUADS / SPLIT;                        // that a thread finishes
-constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128, STAGE_BYTES = W_BYTES + X_BYTES;
+constexpr int W_BYTES = ROWS * ROW_BYTES, X_BYTES = TOKENS * 128, STAGE_BYTES = W_BYTES + X_BYTES;
 constexpr int divisor(int n, int most) { return n % most == 0 ? most : divisor(n, most - 1); }
 constexpr int ROUND_QUADS = divisor(OWN_QUADS, 8);              // that pass through shared memory at a time
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
@@ -147,7 +148,7 @@ struct WideBlock {
 
     __device__ void load_w(const CUtensorMap* map, Place at, int unit, int i) const {
         const uint64_t hint = a.m <= TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
-        const int column = (first_unit + unit) * CHUNK;
+        const int column = (first_unit + unit) * BOX_COLUMNS;
         barrier_expect(full(i), STAGE_BYTES + SCALE_BYTES);
         if (QUIRE_SILU) {
             load_box(stage(i), map, full(i), hint, column, 0, 0, at.row / 8);
@@ -238,6 +239,52 @@ struct WideBlock {
                 __syncwarp();  // all have read the scales
                 release(at_stage);
             }
+            if (++at_stage == N_STAGES) at_stage = 0, turn++;
+        }
+    }
+
+    // Codes of 4 bits become elements in registers. While one warpgroup makes them, the other multiplies.
+    struct Factors {  // of the two rows of w that a thread has: scales, and zero points raised as codes are
+        uint32_t upper, lower, upper_point, lower_point;
+    };
+    __device__ Factors factors(int row, int low_row, int column) const {
+        const Element* line = reinterpret_cast<const Element*>(a.w_scale) + int64_t(column / a.group * (1 + QUIRE_ZEROS)) * a.n;
+        row = min(row, a.n - 1), low_row = min(low_row, a.n - 1);
+        const float upper = widen(__ldg(line + row)), lower = widen(__ldg(line + low_row));
+        const float upper_point = QUIRE_ZEROS ? widen(__ldg(line + a.n + row)) : 8.0f;
+        const float lower_point = QUIRE_ZEROS ? widen(__ldg(line + a.n + low_row)) : 8.0f;
+        return {pack(upper, upper), pack(lower, lower), raised_point(upper_point), raised_point(lower_point)};
+    }
+    __device__ void multiply_codes(float (&d)[TOKENS / 2], int pass, Place place) const {
+        const int first = pass * n_units, row = upper_row(place.row + group() * OUT_ROWS), low_row = lower_row(row);
+        const int lane = threadIdx.x & 31, own_row = threadIdx.x / 32 * 16 + lane / 4;
+        int at_stage = first % N_STAGES, turn = first / N_STAGES;
+        for (int unit = 0; unit < n_units; unit++) {
+            const int column = (first_unit + unit) * CHUNK;
+            const Factors early = factors(row, low_row, column);
+            const Factors late = a.group < CHUNK ? factors(row, low_row, column + CHUNK / 2) : early;
+            await(full(at_stage), turn & 1);
+            const uint32_t codes = stage(at_stage) + own_row * ROW_BYTES + lane % 4 * 8;
+            const uint2 high = read_pair(codes), below = read_pair(codes + 8 * ROW_BYTES);
+            uint32_t left[4][4];
+#pragma unroll
+            for (int s = 0; s < 4; s++) {
+                const Factors& by = s < 2 ? early : late;
+                const uint32_t above = (s < 2 ? high.x : high.y) >> s % 2 * 8, under = (s < 2 ? below.x : below.y) >> s % 2 * 8;
+                left[s][0] = times(numbers(above, by.upper_point), by.upper);
+                left[s][1] = times(numbers(under, by.lower_point), by.lower);
+                left[s][2] = times(numbers(above >> 4, by.upper_point), by.upper);
+                left[s][3] = times(numbers(under >> 4, by.lower_point), by.lower);
+            }
+            const Operand x = rows_operand(stage(at_stage) + W_BYTES);
+            products_begin();
+#pragma unroll
+            for (int s = 0; s < 4; s++) Product<TOKENS>::rows_of(d, left[s], x.further(32 * s), unit + s > 0);
+            products_commit();
+            products_wait<0>();
+            pin(d);
+            __syncwarp();  // all have read their codes
+            release(at_stage);
             if (++at_stage == N_STAGES) at_stage = 0, turn++;
         }
     }
@@ -366,7 +413,13 @@ struct WideBlock {
         for (int pass = 0; pass < n; pass++) {
             float d[TOKENS / 2];
             Place at = place(pass);
-            QUIRE_FP8 ? multiply_scaled(d, pass, at) : multiply(d, pass);
+            if (QUIRE_NIBBLES) {
+                multiply_codes(d, pass, at);
+            } else if (QUIRE_FP8) {
+                multiply_scaled(d, pass, at);
+            } else {
+                multiply(d, pass);
+            }
             if (SPLIT > 1) exchange(d, at);
             at.token += slice * OWN_QUADS * 8;
             store(y_map, d, at);

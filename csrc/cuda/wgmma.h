@@ -63,6 +63,7 @@ __device__ __forceinline__ void keep_before_wait(float value, uint32_t any_share
 // ---- products ------------------------------------------------------------------------------------------------------
 
 // Product<N>::rows:    d (+)= a b^T, both in shared memory (rows_operand).
+// Product<N>::rows_of: the same, a in registers.
 // Product<N>::columns: d += a b, a in registers (pairs of columns, as in the fragments of mma.m16n8k16), b in shared
 // memory (columns_operand).
 template <int N> struct Product;
@@ -101,6 +102,14 @@ template <int N> struct Product;
                          ", p, 1, 1" QUIRE_ROW_ORDER ";\n}"                                                      \
                          : OUT                                                                                   \
                          : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));                                             \
+        }                                                                                                        \
+        static __device__ __forceinline__ void rows_of(float (&d)[N / 2], const uint32_t (&a)[4], Operand b,      \
+                                                       int accumulate) {                                         \
+            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #F ", 0;\n"                                      \
+                         " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, {%" #A ", %" #B        \
+                         ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 0;\n}"                                          \
+                         : OUT                                                                                   \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate));         \
         }                                                                                                        \
         static __device__ __forceinline__ void columns(float (&d)[N / 2], const uint32_t* a, Operand b,          \
                                                        int accumulate) {                                         \

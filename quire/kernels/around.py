@@ -14,9 +14,7 @@ Norm = tuple[torch.Tensor, float]
 """Weight [k] and eps of an RMS norm of x."""
 
 
-def finish(
-    y: torch.Tensor, residual: torch.Tensor | None, silu_mul: bool, out: torch.Tensor | None
-) -> torch.Tensor:
+def finish(y: torch.Tensor, residual: torch.Tensor | None, silu_mul: bool, out: torch.Tensor | None) -> torch.Tensor:
     """The result of a linear layer whose product, with its bias, is y [m, n]."""
     if silu_mul:
         y = silu_mul_op(y)

@@ -185,6 +185,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     _hopper("w8a8", "linear_fp8"),
     _triton("w8a8", "linear_fp8", "linear_int8"),
     _reference("w8a8", "linear_fp8", "linear_int8"),
+    _hopper("w4a16", "linear"),
     _triton("w4a16", "linear"),
     _reference("w4a16", "linear"),
     _triton("mxfp4", "linear"),

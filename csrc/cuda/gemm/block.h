@@ -16,6 +16,8 @@ struct QuireGemmArgs {  // _Args in quire/kernels/gemm/hopper.py
     int32_t n_clusters, n_stages, n_ahead, dependent;
     int32_t token_bits;                  // m <= 2 ^ token_bits <= QUIRE_TOKENS
     int32_t x_scale_step, w_scale_step;
+    int32_t group;                       // nibbles: columns with one scale; w_scale: [k / group][n] elements, with zero
+                                         // points [k / group][scale, point][n]
     float eps;
 };
 
@@ -26,14 +28,17 @@ constexpr int CLUSTER = QUIRE_CLUSTER;
 constexpr int WORKERS = 128 * QUIRE_GROUPS;          // threads that multiply
 constexpr int THREADS = WORKERS + 32;
 constexpr int TEAMS = QUIRE_TURNS ? QUIRE_GROUPS : 1;
-constexpr int TEAM = WORKERS / TEAMS;                // threads that share a tile
+constexpr int TEAM = QUIRE_NIBBLES ? 128 : WORKERS / TEAMS;  // threads that share a tile; nibbles: that finish it
 constexpr int ROWS = TEAM / 2;                       // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? ROWS / 2 : ROWS;  // of y in a tile; SiLU: 8 rows of gate, then their 8 rows of up
 constexpr int SHARE = TEAM / CLUSTER;                // threads of a team whose sums one block finishes
 constexpr int QUADS = TOKENS / 8;                    // sums of a thread come in fours: 2 rows (8 apart) x 2 tokens
 constexpr int SENDERS = SHARE < 32 ? 1 : SHARE / 32; // warps of a team that hand over to one block
-constexpr int CHUNKS = ROWS == 64 ? 2 : 1;           // of a stage
-constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;  // of a chunk
+constexpr int CHUNKS = ROWS == 64 && !QUIRE_NIBBLES ? 2 : 1;  // of a stage
+constexpr int X_CHUNKS = QUIRE_NIBBLES ? 4 : 1;      // rows of 128 bytes of x that a chunk has
+constexpr int W_BYTES = ROWS * 128, X_PART = TOKENS * 128, X_BYTES = X_CHUNKS * X_PART;  // of a chunk
+constexpr int SCALE_BYTES = QUIRE_NIBBLES ? QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 : 0;
+constexpr int PARTS_BYTES = QUIRE_NIBBLES ? 2 * (QUIRE_GROUPS - 1) * 128 * QUADS * 16 : 0;  // what groups hand to the first
 constexpr int STAGE_BYTES = CHUNKS * (W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES));
 constexpr int SUMS_BYTES = CLUSTER == 1 ? 0 : TEAM * QUADS * 16;  // of one exchange
 constexpr int MAX_STAGES = 32, UNROLL = 8;
@@ -45,12 +50,14 @@ struct Barriers {
 
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
 struct Layout {
-    int x, sums, norm_weight, parts, squares, barriers, end;
+    int x, scales, group_parts, sums, norm_weight, parts, squares, barriers, end;
     __host__ __device__ Layout(const QuireGemmArgs& a) {
         const int units = (a.k / CHUNK + CHUNKS - 1) / CHUNKS;
         const int slice = (units + CLUSTER - 1) / CLUSTER * CHUNKS;  // chunks of the largest slice
         x = a.n_stages * STAGE_BYTES;
-        sums = x + (QUIRE_RESIDENT ? slice * X_BYTES : 0);
+        scales = x + (QUIRE_RESIDENT ? slice * X_BYTES : 0);
+        group_parts = scales + a.n_stages * SCALE_BYTES;
+        sums = group_parts + PARTS_BYTES;
         norm_weight = sums + TEAMS * SUMS_BYTES;
         parts = norm_weight + (QUIRE_NORM ? slice * 128 : 0);
         squares = parts + (QUIRE_NORM ? slice * TOKENS * 4 : 0);
@@ -84,6 +91,7 @@ struct GemmBlock {
     __device__ uint32_t empty(int stage) const { return shared_address(&barriers()->empty[stage]); }
     __device__ uint32_t order(int team) const { return shared_address(&barriers()->order[team]); }
     __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
+    __device__ uint32_t scales(int i) const { return base + at.scales + i * SCALE_BYTES; }
     __device__ int chunks_of(int unit) const { return min(CHUNKS, n_chunks - unit * CHUNKS); }
     __device__ int first_row(int pass) const { return (cluster + pass * a.n_clusters) * OUT_ROWS; }
     __device__ void init() const;
@@ -92,17 +100,18 @@ struct GemmBlock {
     __device__ void load_w(const CUtensorMap* map, int item, int stage_index) const;
     __device__ void prefetch_w(const CUtensorMap* map, int item) const;
     __device__ void load_x(const CUtensorMap* map, int item, int stage_index) const;
+    __device__ void load_scales(const CUtensorMap* map, int item, int stage_index) const;
     __device__ void expect(int item, int stage_index) const;
     __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const;
 
     // x in shared memory (input.h): cells of 16 bytes, walked through by thread: 8 cells, then the tokens, then the
     // chunks.
     __device__ uint32_t x_cell(int token, int chunk, int cell) const {
-        return base + at.x + chunk * X_BYTES + token * 128 + ((cell ^ (token & 7)) << 4);
+        return base + at.x + chunk * X_PART + token * 128 + ((cell ^ (token & 7)) << 4);
     }
     __device__ int walk_token(int i) const { return i >> 3 & ((1 << a.token_bits) - 1); }
     __device__ int walk_chunk(int i) const { return i >> 3 >> a.token_bits; }
-    __device__ int walk_end() const { return n_chunks << a.token_bits << 3; }
+    __device__ int walk_end() const { return n_chunks * X_CHUNKS << a.token_bits << 3; }
     __device__ void prepare_x() const;
     __device__ void stage_x() const;
     __device__ void norm_x() const;
@@ -132,6 +141,7 @@ struct GemmBlock {
     // The warpgroups that multiply (consumer.h).
     __device__ void multiply(float (&d)[TOKENS / 2], int unit, int stage_index) const;
     __device__ void multiply_pass(float (&d)[TOKENS / 2], int pass) const;
+    __device__ void multiply_tile(float (&d)[TOKENS / 2], int pass) const;
     __device__ void multiply_scaled(float (&d)[TOKENS / 2], int pass) const;
     struct Scales {  // of a thread's sums: its two rows of w, and each of its tokens
         float upper, lower, x[2 * QUADS];
@@ -139,6 +149,9 @@ struct GemmBlock {
     __device__ Scales scales_of(int chunk, int row) const;
     static __device__ void add_scaled(float (&d)[TOKENS / 2], const float (&part)[TOKENS / 2], const Scales& s);
     __device__ float scaled(float sum, int w_row, int token) const;
+    __device__ void multiply_nibbles(float (&d)[TOKENS / 2], int pass) const;
+    __device__ void multiply_codes(float (&d)[TOKENS / 2], int unit, int stage_index) const;
+    __device__ void gather(float (&d)[TOKENS / 2], int pass) const;
     __device__ void pass(int index) const;
     __device__ void work() const;
 };

@@ -1,6 +1,7 @@
 // The consumer warpgroups: multiply the tiles of a block, all of them one tile or (QUIRE_TURNS) tiles in turn.
 #pragma once
 #include "gemm/input.h"
+#include "gemm/nibbles.h"
 #include "gemm/results.h"
 
 namespace quire {
@@ -137,6 +138,16 @@ __device__ inline void GemmBlock::multiply_pass(float (&d)[TOKENS / 2], int pass
     }
 }
 
+__device__ inline void GemmBlock::multiply_tile(float (&d)[TOKENS / 2], int pass) const {
+    if (QUIRE_NIBBLES) {
+        multiply_nibbles(d, pass);
+    } else if (QUIRE_FP8) {
+        multiply_scaled(d, pass);
+    } else {
+        multiply_pass(d, pass);
+    }
+}
+
 #if QUIRE_CLUSTER == 1
 __device__ inline void GemmBlock::pass(int index) const {
     const int t = threadIdx.x % TEAM, row = first_row(index) + row_of(t);
@@ -144,7 +155,8 @@ __device__ inline void GemmBlock::pass(int index) const {
     Added added[QUADS];
 #pragma unroll
     for (int v = 0; v < QUADS; v++) added[v] = residual_quad(row, token_of(t, v));
-    QUIRE_FP8 ? multiply_scaled(d, index) : multiply_pass(d, index);
+    multiply_tile(d, index);
+    if (QUIRE_NIBBLES && threadIdx.x >= TEAM) return;
     if (QUIRE_RESIDUAL) pin(added);
 #pragma unroll
     for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
@@ -159,7 +171,8 @@ __device__ inline void GemmBlock::pass(int index) const {
     Added added[N];
 #pragma unroll
     for (int i = 0; i < N; i++) added[i] = residual_quad(row, token_of(source, t / SHARE + i * CLUSTER));
-    QUIRE_FP8 ? multiply_scaled(d, index) : multiply_pass(d, index);
+    multiply_tile(d, index);
+    if (QUIRE_NIBBLES && threadIdx.x >= TEAM) return;
     if (QUIRE_RESIDUAL) pin(added);
     if (turn > 0) wait_cluster(read, (turn - 1) & 1);
     hand_over(d, team);
@@ -185,7 +198,7 @@ __device__ inline void GemmBlock::work() const {
         async_fence();
         named_sync(WORKERS_BARRIER, WORKERS);
     }
-    for (int index = uniform(threadIdx.x / TEAM); index < n_passes; index += TEAMS) pass(index);
+    for (int index = TEAMS > 1 ? uniform(threadIdx.x / TEAM) : 0; index < n_passes; index += TEAMS) pass(index);
 }
 
 }  // namespace quire

@@ -11,7 +11,7 @@ __device__ __forceinline__ uint32_t normed(uint32_t pair, float scale, uint32_t 
 
 // What does not depend on the previous grid.
 __device__ inline void GemmBlock::prepare_x() const {
-    for (int i = threadIdx.x; i < TOKENS * n_chunks * 8; i += WORKERS) {
+    for (int i = threadIdx.x; i < TOKENS * n_chunks * X_CHUNKS * 8; i += WORKERS) {
         const int token = i / 8 % TOKENS;
         if (token >= a.m) write16(x_cell(token, i / 8 / TOKENS, i % 8), make_uint4(0, 0, 0, 0));
     }
@@ -23,7 +23,7 @@ __device__ inline void GemmBlock::prepare_x() const {
 }
 
 __device__ inline void GemmBlock::stage_x() const {
-    const char* x = static_cast<const char*>(a.x) + first_chunk * 128 + threadIdx.x % 8 * 16;
+    const char* x = static_cast<const char*>(a.x) + first_chunk * X_CHUNKS * 128 + threadIdx.x % 8 * 16;
     float* parts = reinterpret_cast<float*>(memory + at.parts);
     for (int i = threadIdx.x; i - int(threadIdx.x & 31) < walk_end(); i += UNROLL * WORKERS) {
         uint4 cells[UNROLL];

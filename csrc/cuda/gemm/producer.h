@@ -16,7 +16,7 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int c0, int
 __device__ inline void GemmBlock::load_w(const CUtensorMap* map, int item, int stage_index) const {
     const int unit = item % n_units, row = first_row(item / n_units);
     for (int c = 0; c < chunks_of(unit); c++) {
-        const int column = (first_chunk + unit * CHUNKS + c) * CHUNK;
+        const int column = (first_chunk + unit * CHUNKS + c) * BOX_COLUMNS;
         const uint32_t to = stage(stage_index) + c * W_BYTES;
         if (QUIRE_SILU) {
             load_box(to, map, full(stage_index), L2_EVICT_FIRST, column, 0, 0, row / 8);
@@ -29,7 +29,7 @@ __device__ inline void GemmBlock::load_w(const CUtensorMap* map, int item, int s
 __device__ inline void GemmBlock::prefetch_w(const CUtensorMap* map, int item) const {
     const int unit = item % n_units, row = first_row(item / n_units);
     for (int c = 0; c < chunks_of(unit); c++) {
-        const int column = (first_chunk + unit * CHUNKS + c) * CHUNK;
+        const int column = (first_chunk + unit * CHUNKS + c) * BOX_COLUMNS;
         if (QUIRE_SILU) {
             prefetch_box(map, column, 0, 0, row / 8);
         } else {
@@ -45,9 +45,19 @@ __device__ inline void GemmBlock::load_x(const CUtensorMap* map, int item, int s
                  (first_chunk + unit * CHUNKS + c) * CHUNK, 0);
 }
 
+__device__ inline void GemmBlock::load_scales(const CUtensorMap* map, int item, int stage_index) const {
+    const int row = first_row(item / n_units);
+    const int line = (first_chunk + item % n_units) * CHUNK / a.group * (1 + QUIRE_ZEROS);
+    if (QUIRE_SILU) {
+        load_box(scales(stage_index), map, full(stage_index), L2_EVICT_FIRST, 0, 0, row / 8, line);
+    } else {
+        load_box(scales(stage_index), map, full(stage_index), L2_EVICT_FIRST, row, line);
+    }
+}
+
 __device__ inline void GemmBlock::expect(int item, int stage_index) const {
     const int n_bytes = W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES);
-    barrier_expect(full(stage_index), chunks_of(item % n_units) * n_bytes);
+    barrier_expect(full(stage_index), chunks_of(item % n_units) * n_bytes + SCALE_BYTES);
 }
 
 __device__ inline void GemmBlock::feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
@@ -55,6 +65,7 @@ __device__ inline void GemmBlock::feed(const CUtensorMap* w_map, const CUtensorM
     for (int i = 0; i < n_first; i++) {
         expect(i, i);
         load_w(w_map, i, i);
+        if (QUIRE_NIBBLES) load_scales(x_map, i, i);
     }
     for (int i = n_first; i < min(n_items, n_first + a.n_ahead); i++) prefetch_w(w_map, i);
     if (!QUIRE_RESIDENT) {
@@ -65,6 +76,7 @@ __device__ inline void GemmBlock::feed(const CUtensorMap* w_map, const CUtensorM
         barrier_wait(empty(at_stage), turn & 1);
         expect(i, at_stage);
         load_w(w_map, i, at_stage);
+        if (QUIRE_NIBBLES) load_scales(x_map, i, at_stage);
         if (!QUIRE_RESIDENT) load_x(x_map, i, at_stage);
         if (++at_stage == a.n_stages) at_stage = 0, turn++;
     }

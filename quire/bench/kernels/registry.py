@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from quire.bench.kernels import (
     attention,
     attention_check,
+    coded,
     experts,
     flash,
     latent,
@@ -26,6 +27,9 @@ OPS: dict[str, tuple[Cases, Checks]] = {
     "flash": (flash.cases, flash.checks),
     "gemm": (linear.cases, linear.checks),
     "qgemm": (quantised.cases, quantised.checks),
+    "w8a8": (coded.cases, coded.checks),
+    "w4a16": (coded.cases, coded.checks),
+    "mxfp4": (coded.cases, coded.checks),
     "norm": (rows.cases, rows.checks),
     "qkv": (rows.cases, rows.checks),
     "act": (rows.cases, rows.checks),

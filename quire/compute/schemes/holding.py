@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from quire.compute.schemes import integers
+from quire.compute.schemes import integers, mxfp4, w4a16, w8a8
 from quire.compute.schemes.coded import Source
 from quire.compute.schemes.scheme import FilledScheme
 from quire.config.arch import ModelArch
@@ -19,8 +19,9 @@ from quire.config.parameters import Kept, Matrix, matrices
 from quire.kernels import native
 from quire.kernels.qgemm.weight import TILE
 
-Holder = Callable[[Matrix, Sequence[Source]], FilledScheme | None]
-"""(matrix, what the file has of its parts, or of all as one) → what holds it as it is; None: nothing does."""
+Holder = Callable[[Matrix, Sequence[Source], torch.device, torch.dtype], FilledScheme | None]
+"""(matrix, what the file has of its parts, or of all as one, device, the model's dtype) → what holds it as it is; None:
+nothing does."""
 
 
 def holding(
@@ -35,9 +36,10 @@ def holding(
         names = [f"{matrix.whole}.weight"]
         if names[0] not in sources:
             names = [f"{name}.weight" for name, _ in matrix.parts]
-        if matrix.kept is not Kept.BY_SCHEME or any(name not in sources for name in names):
+        if not can_be_held(matrix, device) or any(name not in sources for name in names):
             continue
-        schemes = (holder(matrix, [sources[name] for name in names]) for holder in HOLDERS.get(device.type, ()))
+        own = [sources[name] for name in names]
+        schemes = (holder(matrix, own, device, dtype) for holder in HOLDERS.get(device.type, ()))
         allowed = (one for one in schemes if one is not None and quantization in ("auto", one.name))
         scheme = next(allowed, None)
         if scheme is not None:
@@ -45,12 +47,21 @@ def holding(
     return found
 
 
-def on_cpu(matrix: Matrix, sources: Sequence[Source]) -> FilledScheme | None:
+def can_be_held(matrix: Matrix, device: torch.device) -> bool:
+    """Whether it may be anything but floating on a device. On a GPU one launch multiplies by all experts, which are
+    floating for it."""
+    return matrix.kept is Kept.BY_SCHEME and not (matrix.of_expert and device.type == "cuda")
+
+
+def on_cpu(matrix: Matrix, sources: Sequence[Source], device: torch.device, dtype: torch.dtype) -> FilledScheme | None:
     """Integers alike, where no part ends within a tile of the kernels."""
     found = {integers.holder(source) for source in sources}
     is_whole = len(sources) == 1 or all(rows % TILE == 0 for _, rows in matrix.parts[:-1])
     return found.pop() if len(found) == 1 and is_whole and native.library() is not None else None
 
 
-HOLDERS: Final[Mapping[str, tuple[Holder, ...]]] = {"cpu": (on_cpu,)}
+HOLDERS: Final[dict[str, tuple[Holder, ...]]] = {
+    "cpu": (on_cpu,),
+    "cuda": (w8a8.holder, w4a16.holder, mxfp4.holder),
+}
 """Type of a device → who is asked, in order."""

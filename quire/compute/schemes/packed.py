@@ -140,7 +140,7 @@ class Blocks(FilledScheme):
 
     def cut(self, matrix: Matrix, rank: int, n_ranks: int) -> Share:
         """Between blocks, and so that each part begins with a tile of rows."""
-        group = qgemm.SCHEMES[self.form].group
+        group = qgemm.SCHEMES[self.form].group or 1
         return share(matrix, rank, n_ranks, row_step=packing.TILE, column_step=group)
 
     def begin(self, n: int, k: int, device: torch.device) -> PackedProduct:

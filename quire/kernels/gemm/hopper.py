@@ -37,7 +37,8 @@ class Args(ctypes.Structure):
         *[(name, ctypes.c_void_p) for name in ("x", "w", "norm_weight", "bias", "residual", "y", "x_scale", "w_scale")],
         *[(name, ctypes.c_int64) for name in ("x_row", "residual_row", "y_row")],
         *[(name, ctypes.c_int32) for name in (
-            "m", "n", "k", "n_clusters", "n_stages", "n_ahead", "dependent", "token_bits", "x_scale_step", "w_scale_step",
+            "m", "n", "k", "n_clusters", "n_stages", "n_ahead", "dependent", "token_bits",
+            "x_scale_step", "w_scale_step", "group",
         )],
         ("eps", ctypes.c_float),
     ]  # fmt: skip
@@ -49,8 +50,10 @@ class WideArgs(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("x", "w", "bias", "y", "sums", "x_scale", "w_scale")],
         *[(name, ctypes.c_int64) for name in ("x_row", "y_row")],
-        *[(name, ctypes.c_int32) for name in ("m", "n", "k", "x_scale_step", "w_scale_step", "n_teams", "n_together")],
-    ]
+        *[(name, ctypes.c_int32) for name in (
+            "m", "n", "k", "x_scale_step", "w_scale_step", "group", "n_teams", "n_together",
+        )],
+    ]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -269,7 +272,7 @@ def _arguments(
         x.data_ptr(), w.data_ptr(), None if norm is None else norm[0].data_ptr(),
         None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr(), y.data_ptr(),
         None, None, x.stride(0) if m > 1 else k, 0 if residual is None else residual.stride(0), y.stride(0),
-        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), 0, 0,
+        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), 0, 0, 0,
         0.0 if norm is None else norm[1],
     )  # fmt: skip
 
@@ -279,7 +282,7 @@ def _wide_arguments(
 ) -> WideArgs:
     return WideArgs(
         x.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), sums.data_ptr(),
-        None, None, x.stride(0), y.stride(0), x.shape[0], *w.shape, 0, 0, plan.n_teams, plan.n_together,
+        None, None, x.stride(0), y.stride(0), x.shape[0], *w.shape, 0, 0, 0, plan.n_teams, plan.n_together,
     )  # fmt: skip
 
 

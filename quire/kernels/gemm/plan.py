@@ -85,12 +85,12 @@ def _candidates(product: ProductShape, n_processors: int) -> Iterator[Plan]:
             if n_units < cluster:
                 continue
             n_tiles = tiles_of(product, made)
-            n_passes = math.ceil(n_tiles / _max_clusters(cluster, n_processors))
+            n_passes = math.ceil(n_tiles / max_clusters(cluster, n_processors))
             n_clusters = math.ceil(n_tiles / n_passes)
             if resident and cluster == n_passes == 1 and product.tokens == ROW_BUCKETS[0]:
                 made = dataclasses.replace(made, groups=1)
             made = dataclasses.replace(made, n_clusters=n_clusters)
-            n_stages = _stages(product, made, PAIR_BYTES if _is_crowded(made) else MAX_BYTES)
+            n_stages = _stages(product, made, PAIR_BYTES if is_crowded(made) else MAX_BYTES)
             if n_stages >= MIN_STAGES:
                 yield dataclasses.replace(made, n_stages=n_stages)
 
@@ -130,7 +130,7 @@ def _stages(product: ProductShape, plan: Plan, limit: int) -> int:
     return min(MAX_STAGES, (limit - shared_bytes(product, plan, 0)) // step)
 
 
-def _max_clusters(cluster: int, n_processors: int) -> int:
+def max_clusters(cluster: int, n_processors: int) -> int:
     """Clusters that run at the same time: those of four and eight do not fill every group of multiprocessors."""
     return n_processors // cluster if cluster < 4 else n_processors // cluster // 2 * 2
 
@@ -144,7 +144,7 @@ def plan_us(product: ProductShape, plan: Plan, n_processors: int) -> float:
     x_mb, w_mb = (128e-6 * n_units * chunks * height for height in (1 << (product.m - 1).bit_length(), rows))
     block_mb = n_passes * (w_mb if plan.resident else w_mb + x_mb)
     dram_us = product.n * product.k * 2e-6 / DRAM_MB_US * (1 + UNEVEN * max(0.0, 1 - n_blocks / n_processors))
-    lost = SMALL_RING * product.tokens if _is_crowded(plan) else 0.0
+    lost = SMALL_RING * product.tokens if is_crowded(plan) else 0.0
     lost += 0.0 if plan.resident else TRAVEL * 64 / rows
     exchange_us = EXCHANGE_US * (1 + product.tokens / 32) * math.log2(plan.cluster)
     staging_us = x_mb / STAGING_MB_US if plan.resident else 0.0
@@ -154,6 +154,6 @@ def plan_us(product: ProductShape, plan: Plan, n_processors: int) -> float:
     )
 
 
-def _is_crowded(plan: Plan) -> bool:
+def is_crowded(plan: Plan) -> bool:
     """Its clusters are only all placed if two blocks share a multiprocessor."""
     return plan.cluster >= 4 and plan.n_clusters * plan.cluster > LARGE_CLUSTER_BLOCKS

@@ -22,5 +22,5 @@ def linear(
     """See op.py."""
     if norm is not None:
         x = rms_norm(x, *norm)
-    y = product(x, weight.codes, weight.exponents, None, bias, BLOCK, True)
+    y = product(x, weight.codes, weight.exponents, bias, BLOCK, fp4=True)
     return around.finish(y, residual, silu_mul, out)

@@ -20,8 +20,8 @@ def pack(
 ) -> Int4Weight:
     """A matrix [n, k] of (code - zero) * scale, laid out for the kernels.
 
-    codes: [n, k] uint8 below 16. scales: [n, ceil(k / group)], of the dtype that x will have. zeros: as scales, uint8 up
-    to 16; None: 8. group: columns that share a scale: 32, 64, 128 or more in steps of 64, or k.
+    codes: [n, k] uint8 below 16. scales: [n, ceil(k / group)], of the dtype that x will have. zeros: as scales, uint8
+    up to 16; None: 8. group: columns that share a scale: 32, 64, 128 or more in steps of 64, or k.
     order: [k]: column i of the codes is column order[i] of the matrix (GPTQ's act-order, codes sorted by group).
     Raises ValueError on a mismatch.
     """
@@ -37,9 +37,9 @@ def pack(
         raise ValueError(f"zeros {tuple(zeros.shape)} {zeros.dtype} must be {shape} uint8")
     if order is not None and order.shape != (k,):
         raise ValueError(f"order {tuple(order.shape)} must be [{k}]")
-    turned = None if zeros is None else zeros.to(scales.dtype).T.contiguous()
+    lines = scales if zeros is None else torch.stack([scales, zeros.to(scales.dtype)], dim=2).flatten(1)
     own_order = None if order is None else order.to(torch.int32)
-    return Int4Weight(k, group, nibbles.pack(codes), scales.T.contiguous(), turned, own_order)
+    return Int4Weight(k, group, nibbles.pack(codes), lines.T.contiguous(), zeros is not None, own_order)
 
 
 def linear(
@@ -60,9 +60,7 @@ def linear(
     Raises ValueError on a mismatch.
     """
     if x.dtype != weight.scales.dtype or x.device != weight.codes.device:
-        raise ValueError(
-            f"x is {x.dtype} on {x.device}, the matrix {weight.scales.dtype} on {weight.codes.device}"
-        )
+        raise ValueError(f"x is {x.dtype} on {x.device}, the matrix {weight.scales.dtype} on {weight.codes.device}")
     around.check(x, (weight.n, weight.k), bias, norm, residual, silu_mul, out)
     arguments = (x, weight, bias, norm, residual, silu_mul, out)
     y: torch.Tensor = select("w4a16", "linear", *arguments)(*arguments)

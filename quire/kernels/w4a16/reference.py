@@ -16,13 +16,12 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
 def dequantise(weight: Int4Weight) -> torch.Tensor:
     """The matrix [n, k] of the scales' dtype, its columns in the order of the codes."""
     codes = nibbles.unpack(weight.codes, weight.k).float()
-    spread = [
-        one.T.float().repeat_interleave(weight.group, 1)[:, : weight.k]
-        for one in (weight.scales, weight.zeros)
-        if one is not None
-    ]
-    zeros = spread[1] if len(spread) > 1 else MIDDLE
-    return ((codes - zeros) * spread[0]).to(weight.scales.dtype)
+    n_lines = 1 + weight.has_zeros
+    scales, *points = (
+        weight.scales[line::n_lines].T.float().repeat_interleave(weight.group, 1)[:, : weight.k]
+        for line in range(n_lines)
+    )
+    return ((codes - (points[0] if points else MIDDLE)) * scales).to(weight.scales.dtype)
 
 
 def linear(

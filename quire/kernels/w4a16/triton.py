@@ -30,7 +30,7 @@ def linear(
         x = rms_norm(x, *norm)
     if weight.order is not None:
         x = x.index_select(1, weight.order)
-    y = product(x, weight.codes, weight.scales, weight.zeros, bias, weight.group, False)
+    y = product(x, weight.codes, weight.scales, bias, weight.group, has_zeros=weight.has_zeros)
     return around.finish(y, residual, silu_mul, out)
 
 
@@ -38,10 +38,11 @@ def product(
     x: torch.Tensor,
     codes: torch.Tensor,
     scales: torch.Tensor,
-    zeros: torch.Tensor | None,
     bias: torch.Tensor | None,
     group: int,
-    fp4: bool,
+    *,
+    has_zeros: bool = False,
+    fp4: bool = False,
 ) -> torch.Tensor:
     """x [m, k] times the matrix [n, k] of these codes. fp4: they are e2m1, and scales exponents."""
     m, k, n = *x.shape, len(codes)
@@ -50,7 +51,8 @@ def product(
     bn, bk = 64, 64 if x.element_size() == 2 else 32
     if m:
         kernels.product[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
-            x, x.stride(0), codes, scales, zeros, bias, y, m, n,
-            K=k, WORDS=codes.shape[1], GROUP=group, FP4=fp4, BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=3,
+            x, x.stride(0), codes, scales, bias, y, m, n,
+            K=k, WORDS=codes.shape[1], GROUP=group, ZEROS=has_zeros, FP4=fp4, BM=bm, BN=bn, BK=bk,
+            num_warps=4, num_stages=3,
         )  # fmt: skip
     return y

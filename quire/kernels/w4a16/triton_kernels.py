@@ -8,14 +8,14 @@ import triton.language as tl
 MIDDLE = tl.constexpr(8.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _place(column):  # type: ignore[no-untyped-def]
     """`kernels.nibbles.place`."""
     step, half, lane, odd = column // 16 % 4, column // 8 % 2, column // 2 % 4, column % 2
     return column // 64 * 64 + lane * 16 + step // 2 * 8 + odd * 4 + step % 2 * 2 + half
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _fp4(code, exponent):  # type: ignore[no-untyped-def]
     """e2m1 times 2^(exponent - 127), in float32."""
     size, low = (code >> 1) & 3, (code & 1).to(tl.float32)
@@ -31,8 +31,8 @@ def _fp4(code, exponent):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def product(  # type: ignore[no-untyped-def]
-    x, x_stride, codes, scales, zeros, bias, y, m, n,
-    K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, FP4: tl.constexpr,
+    x, x_stride, codes, scales, bias, y, m, n,
+    K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, FP4: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """BM rows of x by BN of the matrix; neighbours share the rows of the matrix."""
@@ -51,14 +51,14 @@ def product(  # type: ignore[no-untyped-def]
         where = _place(start + k)[:, None]
         words = tl.load(words_at + where // 8, mask=is_weight, other=0)
         code = (words >> (where % 8 * 4)) & 15
-        group_at = ((start + k) // GROUP)[:, None] * n + column[None, :]
+        group_at = ((start + k) // GROUP * (2 if ZEROS else 1))[:, None] * n + column[None, :]
         scale = tl.load(scales + group_at, mask=is_weight, other=0)
         if FP4:
             b = _fp4(code, scale.to(tl.int32))
         else:
             zero = MIDDLE
-            if zeros is not None:
-                zero = tl.load(zeros + group_at, mask=is_weight, other=0.0).to(tl.float32)
+            if ZEROS:
+                zero = tl.load(scales + group_at + n, mask=is_weight, other=0.0).to(tl.float32)
             b = (code.to(tl.float32) - zero) * scale.to(tl.float32)
         sums = tl.dot(a, b.to(a.dtype), sums, input_precision="ieee")
     if bias is not None:

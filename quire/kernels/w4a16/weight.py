@@ -27,9 +27,10 @@ class Int4Weight:
     codes: torch.Tensor
     """[n, nibbles.n_words(k)] int32."""
     scales: torch.Tensor
-    """[ceil(k / group), n], of the model's dtype."""
-    zeros: torch.Tensor | None = None
-    """As scales: whole numbers from 0 to 16; None: `MIDDLE`."""
+    """[groups, n], of the model's dtype; with zero points [2 * groups, n]: behind the scales of a group its points,
+    whole numbers from 0 to 16. groups: ceil(k / group)."""
+    has_zeros: bool = False
+    """Else all are `MIDDLE`."""
     order: torch.Tensor | None = None
     """[k] int32: column i of the codes is column order[i] of the matrix; None: they are in order."""
 
@@ -41,7 +42,7 @@ class Int4Weight:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """What it holds, by the names of `layout`."""
-        found = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros, "order": self.order}
+        found = {"codes": self.codes, "scales": self.scales, "order": self.order}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
@@ -49,13 +50,10 @@ def layout(
     n: int, k: int, group: int, dtype: torch.dtype, *, zeros: bool = False, order: bool = False
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Name → shape and dtype of the tensors of an `Int4Weight`."""
-    scales = ((-(-k // group), n), dtype)
     found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         "codes": ((n, nibbles.n_words(k)), torch.int32),
-        "scales": scales,
+        "scales": ((-(-k // group) * (1 + zeros), n), dtype),
     }
-    if zeros:
-        found["zeros"] = scales
     if order:
         found["order"] = ((k,), torch.int32)
     return found

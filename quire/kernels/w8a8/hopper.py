@@ -75,7 +75,9 @@ class Launch:
             args = _arguments(self.plan, rounded, weight, weight_scale, bias, residual, y, steps)
         code = self.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
         if code:
-            raise RuntimeError(f"w8a8 {tuple(x.shape)} x {tuple(weight.shape)} could not be launched: CUDA error {code}")
+            raise RuntimeError(
+                f"w8a8 {tuple(x.shape)} x {tuple(weight.shape)} could not be launched: CUDA error {code}"
+            )
         return y
 
 
@@ -172,7 +174,7 @@ def _arguments(
         x.codes.data_ptr(), w.data_ptr(), None, None if bias is None else bias.data_ptr(),
         None if residual is None else residual.data_ptr(), y.data_ptr(), x.scales.data_ptr(), w_scale.data_ptr(),
         x.codes.stride(0), 0 if residual is None else residual.stride(0), y.stride(0),
-        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), *steps, 0.0,
+        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), *steps, 0, 0.0,
     )  # fmt: skip
 
 
@@ -189,7 +191,7 @@ def _wide_arguments(
     return WideArgs(
         x.codes.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), sums.data_ptr(),
         x.scales.data_ptr(), w_scale.data_ptr(), x.codes.stride(0), y.stride(0),
-        len(x.codes), *w.shape, *steps, plan.n_teams, plan.n_together,
+        len(x.codes), *w.shape, *steps, 0, plan.n_teams, plan.n_together,
     )  # fmt: skip
 
 

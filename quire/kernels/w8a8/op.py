@@ -30,8 +30,8 @@ def linear_fp8(
 
     x: [m, k], last dimension contiguous, float32, bfloat16 or float16. weight: [n, k] float8_e4m3fn, contiguous.
     weight_scale: float32, contiguous: [1]; [n]; or [ceil(n / 128), ceil(k / 128)], one for each block of weights.
-    x is rounded to e4m3: divided by its scale, which is largest / 448 of each row, or of each 128 columns of a row where
-    weights have blocks. x_scale: [1] float32: that of all x instead (not with blocks); what is beyond is the largest.
+    x is rounded to e4m3, divided by its scale, which is largest / 448 of each row, or of each 128 columns of a row
+    where weights have blocks. x_scale: [1] float32: that of all x instead (not with blocks); what is beyond is cut off.
     A scale is at least 1e-10 / 448. Sums are in float32, at the latest after 128 columns; rounded to x's dtype with the
     bias, then as in `kernels.gemm.linear`, as are the other arguments.
     Nothing is read by the host: it may be captured. In a `rows_alone` region a row's bits do not depend on the others.
@@ -44,7 +44,9 @@ def linear_fp8(
     if x_scale is not None:
         _check_scale("x_scale", x_scale, ((1,),))
         if weight_scale.dim() == 2:
-            raise ValueError("x_scale cannot be given where weights have scales of blocks: x has one of each 128 columns")
+            raise ValueError(
+                "x_scale cannot be given where weights have scales of blocks: x has one of each 128 columns"
+            )
     around.check(x, (n, k), bias, norm, residual, silu_mul, out)
     arguments = (x, weight, weight_scale, x_scale, bias, norm, residual, silu_mul, out)
     y: torch.Tensor = select("w8a8", "linear_fp8", *arguments)(*arguments)

@@ -25,7 +25,7 @@ def quantise(
     """x [m, k] → its codes [m, k], and the scale [m, ceil(k / group)] float32 of each `group` columns; scale: [1], of
     all instead."""
     m, k = x.shape
-    padded = F.pad(x.float(), (0, -k % group)).unflatten(1, (-1, group))
+    padded = F.pad(x.float(), (0, -k % group)).view(m, -(-k // group), group)
     if scale is None:
         scales = padded.abs().amax(-1).clamp(min=LEAST) / LARGEST[dtype]
     else:
@@ -58,7 +58,7 @@ def linear_fp8(
     """See op.py; nothing but `residual` or `out` is changed."""
     if norm is not None:
         x = norm_reference.rms_norm(x, *norm)
-    m, k = x.shape
+    k = x.shape[1]
     group = BLOCK if weight_scale.dim() == 2 else k
     codes, scales = quantise(x, weight.dtype, group, x_scale)
     rounded = codes.double() * scales.double().repeat_interleave(group, 1)[:, :k]

@@ -84,8 +84,8 @@ def linear_fp8(
     bn = 64 if bm < 128 else 128
     if m:
         kernels.product[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
-            rounded.codes, rounded.codes.stride(0), rounded.scales, weight, weight_scale, bias, y, m, n,
-            K=k, X_STEP=0 if x_scale is not None else 1, X_ROWS=rounded.scales.shape[-1],
+            rounded.codes, rounded.codes.stride(0), rounded.scales, rounded.scales.shape[-1],
+            weight, weight_scale, bias, y, m, n, K=k, X_STEP=0 if x_scale is not None else 1,
             W_STEP=0 if weight_scale.numel() == 1 else 1, BLOCKS=blocks, INT=weight.dtype is torch.int8,
             BM=bm, BN=bn, BK=BLOCK, num_warps=8 if bm == 128 else 4, num_stages=4 if bm < 128 else 3,
         )  # fmt: skip

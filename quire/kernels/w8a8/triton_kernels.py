@@ -59,8 +59,8 @@ def round_blocks(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def product(  # type: ignore[no-untyped-def]
-    x, x_stride, x_scales, w, w_scales, bias, y, m, n,
-    K: tl.constexpr, X_STEP: tl.constexpr, X_ROWS: tl.constexpr, W_STEP: tl.constexpr, BLOCKS: tl.constexpr,
+    x, x_stride, x_scales, x_rows, w, w_scales, bias, y, m, n,
+    K: tl.constexpr, X_STEP: tl.constexpr, W_STEP: tl.constexpr, BLOCKS: tl.constexpr,
     INT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """BM rows of x by BN of w, which are within one block of scales; neighbours share the rows of w."""
@@ -82,7 +82,7 @@ def product(  # type: ignore[no-untyped-def]
             sums = tl.dot(a, b, sums, out_dtype=tl.int32)
         elif BLOCKS:
             part = tl.dot(a, b)
-            own = tl.load(x_scales + i * X_ROWS + row, mask=is_row, other=0.0)
+            own = tl.load(x_scales + i * x_rows + row, mask=is_row, other=0.0)
             sums += part * (own * tl.load(w_scales + first // BK * N_BLOCKS + i))[:, None]
         else:
             sums = tl.dot(a, b, sums, max_num_imprecise_acc=BK)

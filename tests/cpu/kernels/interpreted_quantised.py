@@ -1,4 +1,4 @@
-"""Run by `test_w8a8_w4a16_mxfp4.py` in a process of its own, with TRITON_INTERPRET=1: the kernels against references."""
+"""Run by `test_w8a8_w4a16_mxfp4.py` in a process of its own, with TRITON_INTERPRET=1: kernels against references."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def check(dtype: torch.dtype, m: int, n: int, k: int) -> None:
     alls.append((fp4.linear, fp4_reference.linear, (case.fp4(n, k),)))
     for own, oracle, weight in alls:
         for around in case.arounds(m, n, k, x):
-            got, expected = (
-                function(x, *weight, *around.own().arguments) for function in (own, oracle)
-            )
+            got, expected = (function(x, *weight, *around.own().arguments) for function in (own, oracle))
             error = case.error(got, expected)
             assert got.dtype == expected.dtype and error <= reference.TOLERANCE[dtype], (own, dtype, m, n, k, error)
 

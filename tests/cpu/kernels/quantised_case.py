@@ -70,9 +70,7 @@ def int4(
     codes = torch.randint(0, 16, (n, k), device=device, dtype=torch.uint8)
     scales = torch.rand(n, n_groups, device=device).add_(0.5).mul_(k**-0.5 / 5).to(dtype)
     points = torch.randint(0, 17, (n, n_groups), device=device, dtype=torch.uint8) if zeros else None
-    return w4a16.pack(
-        codes, scales, points, group=group, order=torch.randperm(k, device=device) if order else None
-    )
+    return w4a16.pack(codes, scales, points, group=group, order=torch.randperm(k, device=device) if order else None)
 
 
 def fp4(n: int, k: int, device: str = "cpu") -> mxfp4.Fp4Weight:

@@ -38,7 +38,9 @@ def _allowed(coding: Coding, n: int, k: int) -> Kinds:
 
 
 def _more(coding: Coding, entries: Mapping[str, Entry], n: int, k: int) -> str:
-    return "" if any(kind in entries for kind in SCALES) else f"it has neither {' nor '.join(SCALES)}"
+    wanted = (SCALES, INPUTS) if coding.static_inputs else (SCALES,)
+    lacking = next((kinds for kinds in wanted if not any(kind in entries for kind in kinds)), ())
+    return f"it has neither {' nor '.join(lacking)}" if lacking else ""
 
 
 def _read(coding: Coding, tensors: Mapping[str, torch.Tensor], n: int, k: int) -> Coded:

@@ -10,20 +10,31 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from coded_checkpoints import FORMATS, quantise
-from family_cases import IDS, random_checkpoint
+from coded_checkpoints import FORMATS, fp8, mxfp4_experts, packed, quantise
+from family_cases import CASES, IDS, random_checkpoint
 
+from quire.compute.layers.experts import Experts
+from quire.compute.layers.linear import Linear
+from quire.compute.schemes import holding
 from quire.compute.schemes.packed import PackedProduct
 from quire.compute.weights.footprint import Weights
 from quire.config.model import read_arch
 from quire.kernels import native
 from quire.kernels.qgemm import reference
+from quire.kernels.w8a8 import reference as w8a8
 
 KEPT = {
     "packed-g128": "int4-g128", "packed-channel": "int4-g128", "packed-8": "int8-g32", "gptq-g128": "int4-g128",
     "gptq-v2-8": "int8", "int8": "int8",
 }  # fmt: skip
 """Coding → form of the CPU's kernels that holds its integers."""
+
+
+ON_GPU = {
+    **dict.fromkeys((name for name in FORMATS if name.startswith(("packed", "gptq", "awq"))), "int4"),
+    "packed-8": "", "gptq-v2-8": "", "int8": "int8", "fp8-blocks": "fp8", "fp8-static": "fp8", "fp8-odd-blocks": "",
+}  # fmt: skip
+"""Coding → scheme that holds it on a GPU; empty: none does."""
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +78,60 @@ def test_logits_are_those_of_the_numbers(
             x = torch.randn(3, packed.k)
             near = {"rtol": 2e-5, "atol": 2e-5 * float(whole.norm(dim=1).max())}
             torch.testing.assert_close(linear(x), reference.linear(x, packed), **near)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_gpus_hold_has_the_same_numbers(
+    floating: pathlib.Path, tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Their schemes on a CPU, where the references of their ops multiply."""
+    monkeypatch.setitem(holding.HOLDERS, "cpu", holding.HOLDERS["cuda"])
+    quantise(floating, tmp_path / "coded", FORMATS[name], tmp_path / "plain")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    expected = oracle(torch.tensor([IDS])).logits[0]
+    model = tools["load"](tmp_path / "coded", quantization="auto")
+    linears = [linear for layer in model.layers for linear in layer.linears]
+    assert {linear.scheme.name for linear in linears} == {ON_GPU[name] or "float32"}
+    found = tools["run_chunks"](model, torch.float32, IDS, [len(IDS)])
+    rounds = ON_GPU[name] in ("int8", "fp8")
+    assert float((found - expected).norm() / expected.norm()) < (0.3 if rounds else 1e-4)
+    weights = oracle.state_dict()
+    for linear in linears if ON_GPU[name] else ():
+        tensors = linear.product.tensors
+        declared = {one.name: (one.shape, one.dtype) for one in linear.scheme.stored(*whole_shape(linear))}
+        assert {name: (tuple(one.shape), one.dtype) for name, one in tensors.items()} == declared
+        if rounds:
+            whole = torch.cat([weights[f"{part}.weight"] for part, _ in linear.matrix.parts])
+            assert torch.equal(w8a8.dequantise(tensors["weight"], tensors["scale"]).float(), whole)
+
+
+def whole_shape(linear: Linear) -> tuple[int, int]:
+    return linear.matrix.n_out, linear.matrix.n_in
+
+
+@pytest.mark.parametrize("case", ["gpt_oss", "qwen3_moe", "deepseek_v3"])
+def test_experts_are_those_of_the_numbers(
+    tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of a layer in one tensor, with gate and up taking turns; one by one; and rows of heads that take turns."""
+    family, fields = CASES[case]
+    wide = {"moe_intermediate_size": 64} if case == "qwen3_moe" else {}  # no part of a matrix ends within a tile
+    random_checkpoint(tmp_path / "floating", family, **{**fields, **wide})
+    if case == "gpt_oss":
+        mxfp4_experts(tmp_path / "floating", tmp_path / "coded", tmp_path / "plain")
+    else:
+        form = packed(4, 32) if case == "qwen3_moe" else fp8((32, 32))
+        quantise(tmp_path / "floating", tmp_path / "coded", form, tmp_path / "plain")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    expected = oracle(torch.tensor([IDS])).logits[0]
+    model = tools["load"](tmp_path / "coded", quantization="none")
+    found = tools["run_chunks"](model, torch.float32, IDS, [len(IDS)])
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
+    with caplog.at_level(logging.INFO):
+        model = tools["load"](tmp_path / "coded", quantization="auto")
+    ffn = model.layers[1].ffn
+    assert isinstance(ffn, Experts)
+    kept = case == "qwen3_moe" and native.library() is not None
+    assert {linear.scheme.name for linear in ffn.up.linears} == {"int4-g32" if kept else "float32"}
+    assert ("kept as int4-g32" if kept else "decoded into float32, once") in caplog.text

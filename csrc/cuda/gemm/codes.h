@@ -1,0 +1,38 @@
+// Numbers of 4-bit codes, as quire/kernels/nibbles.py has laid them out: eight in a word.
+#pragma once
+#include "gemm.h"
+
+namespace quire {
+
+// Codes in the lower four bits of each half → two elements, exactly. A code is the last digits of 128 (half: 1,024) + it.
+__device__ __forceinline__ uint32_t numbers(uint32_t word, uint32_t point) {
+    constexpr uint32_t MAGIC = QUIRE_BF16 ? 0x43004300u : 0x64006400u;
+    const uint32_t raised = (word & 0x000F000Fu) | MAGIC;
+    uint32_t y;
+#if QUIRE_BF16
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(raised), "r"(point));
+#else
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(raised), "r"(point));
+#endif
+    return y;
+}
+__device__ __forceinline__ uint32_t raised_point(float point) {
+    const float raised = point + (QUIRE_BF16 ? 128.0f : 1024.0f);
+    return pack(raised, raised);
+}
+__device__ __forceinline__ uint2 read_pair(uint32_t address) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+    return x;
+}
+__device__ __forceinline__ uint32_t times(uint32_t numbers, uint32_t scale) {
+    uint32_t y;
+#if QUIRE_BF16
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(numbers), "r"(scale));
+#else
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(numbers), "r"(scale));
+#endif
+    return y;
+}
+
+}  // namespace quire

@@ -1,0 +1,121 @@
+"""Cases of linear layers with weights of 8 and 4 bits on GPUs: matrices of a Llama 8B, against its product in bf16.
+
+The limit is the time to read the codes and the scales, or to multiply: products of e4m3 count half, as the cores do
+twice as many of them as of bf16, of which a run measures the rate. Invariant: the peers compute the same layer from the
+matrix that the codes stand for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+
+from quire.bench.kernels.case import Case, Check, Contender, Setting
+from quire.bench.kernels.limits import Work
+from quire.bench.kernels.linear import LAYERS, LinearCase
+from quire.kernels import catalog, gemm, mxfp4, w4a16, w8a8
+
+NAMES = ("8b qkv", "8b gate_up", "8b down")
+ROWS = (1, 16, 64, 256, 2048)
+LARGE = LinearCase(8192, 8192)
+SMALL = ((144, 512),)
+"""Rows and columns; for all kernels."""
+
+Weights = tuple[object, ...]
+FORMS = {
+    "w8a8": ("fp8 channels", "fp8 blocks", "int8"),
+    "w4a16": ("g128", "g32 zeros"),
+    "mxfp4": ("mxfp4",),
+}
+
+
+def cases(op: str, setting: Setting) -> Iterator[Case]:
+    """None on CPU, which has kernels of its own (qgemm)."""
+    if setting.device.type != "cuda":
+        return
+    for form in FORMS[op]:
+        listed = [(name, LAYERS[name].plain, m) for name in NAMES for m in ROWS]
+        if op == "w8a8":
+            listed.append(("8192", LARGE, 8192))
+        for name, layer, m in listed:
+            x_bytes, y_bytes = (setting.element_bytes * m * side for side in (layer.k, layer.n))
+            flops = 2.0 * m * layer.n * layer.k * (0.5 if op == "w8a8" else 1.0)
+            work = Work(_n_bytes(form, layer) + x_bytes, y_bytes, flops)
+            contenders = functools.partial(_contenders, op, form, layer, m, setting)
+            yield Case(op, f"{name} {form}, {m} rows", work, contenders, quick=m == 16 and name == NAMES[1])
+
+
+def checks(op: str, setting: Setting) -> Iterator[Check]:
+    """Each form, at sizes for some kernels and for all."""
+    for form in FORMS[op]:
+        for n, k in SMALL:
+            for implementation in catalog.runnable(op, setting.device.type):
+                function = _function_name(form)
+                if implementation.name == "reference" or function not in implementation.functions:
+                    continue
+                error = functools.partial(_error, op, form, n, k, setting, implementation)
+                tolerance = catalog.entry(op, "reference").load().TOLERANCE[setting.dtype]
+                yield Check(op, f"{form} [{n}, {k}]", implementation.name, error, tolerance)
+
+
+def _function_name(form: str) -> str:
+    return {"fp8": "linear_fp8", "int8": "linear_int8"}.get(form.split()[0], "linear")
+
+
+def _n_bytes(form: str, layer: LinearCase) -> float:
+    scales = {"g128": 2 / 128, "g32 zeros": 4 / 32, "mxfp4": 1 / 32}.get(form, 0.0)
+    return layer.n * layer.k * ((0.5 if scales else 1.0) + scales)
+
+
+def _weight(form: str, layer: LinearCase, setting: Setting) -> Weights:
+    """What stands between x and the bias in the arguments of an implementation."""
+    n, k, device = layer.n, layer.k, setting.device
+    codes = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=device)
+    if form == "int8":
+        return codes, torch.full((n,), k**-0.5 / 70, device=device), None
+    if form.startswith("fp8"):
+        shape = (n,) if form == "fp8 channels" else (-(-n // w8a8.BLOCK), -(-k // w8a8.BLOCK))
+        return codes.half().to(torch.float8_e4m3fn), torch.full(shape, k**-0.5 / 70, device=device), None
+    nibbles = codes.view(torch.uint8) & 15
+    if form == "mxfp4":
+        exponents = torch.full((n, -(-k // mxfp4.BLOCK)), 120, dtype=torch.uint8, device=device)
+        return (mxfp4.pack(nibbles[:, ::2] | nibbles[:, 1::2] << 4, exponents),)
+    group = 32 if form.startswith("g32") else 128
+    scales = torch.full((n, -(-k // group)), k**-0.5 / 5, dtype=setting.dtype, device=device)
+    zeros = torch.full(scales.shape, 7, dtype=torch.uint8, device=device) if form.endswith("zeros") else None
+    return (w4a16.pack(nibbles, scales, zeros, group=group),)
+
+
+def _contenders(op: str, form: str, layer: LinearCase, m: int, setting: Setting) -> Iterable[Contender]:
+    copies = [_weight(form, layer, setting) for _ in range(setting.timer.n_copies(_n_bytes(form, layer)))]
+    x, rest = setting.randn(m, layer.k), (None, None, None, False, None)
+    for implementation in catalog.runnable(op, setting.device.type):
+        if implementation.name != "reference" and _function_name(form) in implementation.functions:
+            function = getattr(implementation.load(), _function_name(form))
+            calls = [functools.partial(function, x, *weight, *rest) for weight in copies]
+            if _takes(implementation, x, *copies[0], *rest):
+                yield Contender(implementation.name, functools.partial(list, calls))
+    wide = [setting.randn(layer.n, layer.k) for _ in range(setting.timer.n_copies(2.0 * layer.n * layer.k))]
+    peers: dict[str, Callable[..., torch.Tensor]] = {"bf16 gemm": gemm.linear, "bf16 torch": F.linear}
+    for name, peer in peers.items():
+        peer_calls = [functools.partial(peer, x, matrix) for matrix in wide]
+        yield Contender(name, functools.partial(list, peer_calls), is_peer=True)
+
+
+def _takes(implementation: catalog.Implementation, *arguments: object) -> bool:
+    condition = catalog.condition_of(implementation.load())
+    return condition is None or not isinstance(condition(*arguments), str)
+
+
+def _error(op: str, form: str, n: int, k: int, setting: Setting, implementation: catalog.Implementation) -> float:
+    """Largest |got - reference| / (1 + |reference|)."""
+    weight, x, bias = _weight(form, LinearCase(n, k), setting), setting.randn(7, k), setting.randn(n)
+    arguments = (x, *weight, bias, None, None, False, None)
+    own, oracle = (
+        getattr(one.load(), _function_name(form)) for one in (implementation, catalog.entry(op, "reference"))
+    )
+    expected = oracle(*arguments).double()
+    return float(((own(*arguments).double() - expected).abs() / (1 + expected.abs())).max())

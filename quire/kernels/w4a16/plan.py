@@ -1,0 +1,106 @@
+"""How a product of at most 16 rows with 4-bit weights is cut for csrc/cuda/gemm.cu. Plain arithmetic, no torch.
+
+Invariant: a plan depends on shapes only, so that the same shapes give the same bits and a captured graph stays valid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+
+from quire.kernels.gemm.plan import (
+    BLOCK_MB_US,
+    DRAM_MB_US,
+    EXCHANGE_US,
+    MAX_BYTES,
+    MAX_RESIDENT_ROWS,
+    MAX_STAGES,
+    MIN_STAGES,
+    PAIR_BYTES,
+    STAGING_MB_US,
+    UNEVEN,
+    Plan,
+    is_crowded,
+    max_clusters,
+)
+
+CHUNK = 256
+"""Columns of codes that one 128-byte row of shared memory holds."""
+ROWS = 64
+"""Of a tile."""
+GROUPS, CROWDED_GROUPS = 4, 2
+"""Warpgroups, which take the chunks of a tile in turn; of two blocks on a multiprocessor, which has registers for
+both."""
+MAX_FEW_ROWS = MAX_RESIDENT_ROWS
+CLUSTERS = (1, 2, 4, 8)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CodesShape:
+    """The shape of one product; n: rows of the matrix, gate and up together."""
+
+    m: int
+    n: int
+    k: int
+    group: int
+    zeros: bool
+
+    @property
+    def tokens(self) -> int:
+        """Columns of the matrix instructions."""
+        return 8 if self.m <= 8 else 16
+
+    @property
+    def chunk_groups(self) -> int:
+        """Groups that a chunk has."""
+        return max(1, CHUNK // self.group)
+
+
+@functools.cache
+def plan(product: CodesShape, n_processors: int) -> Plan | None:
+    """The cheapest plan by the model of `plan_us`, or None if none fits."""
+    found = list(_candidates(product, n_processors))
+    return min(found, key=lambda one: plan_us(product, one, n_processors), default=None)
+
+
+def _candidates(product: CodesShape, n_processors: int) -> Iterator[Plan]:
+    n_tiles = math.ceil(product.n / ROWS)
+    for cluster in CLUSTERS:
+        if product.k // CHUNK < cluster:
+            continue
+        n_passes = math.ceil(n_tiles / max_clusters(cluster, n_processors))
+        made = Plan(cluster, GROUPS, False, True, math.ceil(n_tiles / n_passes), 0)
+        limit = MAX_BYTES
+        if is_crowded(made):
+            made, limit = dataclasses.replace(made, groups=CROWDED_GROUPS), PAIR_BYTES
+        stage = shared_bytes(product, made, 1) - shared_bytes(product, made, 0)
+        n_stages = min(MAX_STAGES, (limit - shared_bytes(product, made, 0)) // stage)
+        if n_stages >= MIN_STAGES:
+            yield dataclasses.replace(made, n_stages=n_stages)
+
+
+def _slice_chunks(product: CodesShape, plan: Plan) -> int:
+    return math.ceil(product.k / CHUNK / plan.cluster)
+
+
+def shared_bytes(product: CodesShape, plan: Plan, n_stages: int) -> int:
+    """Shared memory of a block: `Layout` in csrc/cuda/gemm/block.h."""
+    total = n_stages * (ROWS * 128 + product.chunk_groups * (1 + product.zeros) * ROWS * 2)
+    total += _slice_chunks(product, plan) * product.tokens * CHUNK * 2
+    sums = ROWS * product.tokens * 4
+    total += 2 * (plan.groups - 1) * sums + (sums if plan.cluster > 1 else 0)
+    return total + 8 * (2 * MAX_STAGES + 3 + 1)
+
+
+def plan_us(product: CodesShape, plan: Plan, n_processors: int) -> float:
+    """About how long it takes: the slower of memory and one block, then what does not overlap."""
+    n_passes = math.ceil(math.ceil(product.n / ROWS) / plan.n_clusters)
+    chunk_mb = 1e-6 * (ROWS * 128 + product.chunk_groups * (1 + product.zeros) * ROWS * 2)
+    n_chunks = _slice_chunks(product, plan)
+    x_mb = 2e-6 * n_chunks * CHUNK * (1 << (product.m - 1).bit_length())
+    dram_us = product.n / ROWS * product.k / CHUNK * chunk_mb / DRAM_MB_US
+    dram_us *= 1 + UNEVEN * max(0.0, 1 - plan.n_clusters * plan.cluster / n_processors)
+    exchange_us = EXCHANGE_US * (1 + product.tokens / 32) * math.log2(plan.cluster)
+    return max(dram_us, n_passes * n_chunks * chunk_mb / BLOCK_MB_US) + exchange_us + x_mb / STAGING_MB_US
