@@ -14,6 +14,8 @@ import torch
 from quire.config.quantize import Format
 
 E4M3_MAX: Final = 448.0
+SHARES: Final = tuple(1 - step / 20 for step in range(9))
+"""Of the scale that cuts nothing off: those tried in 4 bits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,12 +27,25 @@ class Grid:
     """That scales are stored in."""
 
     def scales(self, weight: torch.Tensor) -> torch.Tensor:
-        """[n, k] → [n, groups] in weight's dtype, of the values that `scale_dtype` has. The largest value of a group
-        lies half a step beyond the largest code, as in compressed-tensors."""
+        """[n, k] → [n, groups] in weight's dtype, of the values that `scale_dtype` has. With it the largest value of a
+        group lies half a step beyond the largest code, as in compressed-tensors; in 4 bits it may lie further beyond,
+        where the squared error of the group is less."""
         groups = weight.unflatten(1, (-1, self.form.group or weight.shape[1]))  # type: ignore[no-untyped-call]
         limit = E4M3_MAX if self.form.is_float else (2**self.form.n_bits - 1) / 2
-        found: torch.Tensor = (groups.abs().amax(2) / limit).to(self.scale_dtype).to(weight.dtype)
-        return found.masked_fill(found == 0, 1.0)
+        widest = groups.abs().amax(2) / limit
+        best, least = self._stored(widest), None
+        for share in SHARES if self.form.n_bits == 4 else ():
+            tried = self._stored(widest * share)
+            wide = tried[:, :, None]
+            error = (self.dequantised(self.codes(groups, wide), wide) - groups).square().sum(2)
+            best = tried if least is None else torch.where(error < least, tried, best)
+            least = error if least is None else torch.minimum(error, least)
+        return best
+
+    def _stored(self, scales: torch.Tensor) -> torch.Tensor:
+        """As `scale_dtype` has them; 1 for 0."""
+        rounded: torch.Tensor = scales.to(self.scale_dtype).to(scales.dtype)
+        return rounded.masked_fill(rounded == 0, 1.0)
 
     def of_columns(self, scales: torch.Tensor, n_columns: int) -> torch.Tensor:
         """[n, groups] → [n, n_columns]: the scale of each value."""

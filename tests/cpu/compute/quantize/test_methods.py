@@ -95,8 +95,8 @@ def test_awq_finds_the_exponent_with_the_least_error_of_outputs() -> None:
 def test_scales_and_codes_are_those_of_compressed_tensors() -> None:
     weight = torch.tensor([[0.75, -1.5, 0.0, 0.1] * 8, [0.0] * 32])
     rounded = nearest(weight, Grid(FORMATS["int4-g32"], torch.float32))
-    assert rounded.scales.tolist() == [[pytest.approx(0.2)], [1.0]]
-    assert rounded.codes[0, :4].tolist() == [4, -8, 0, 0] and not bool(rounded.codes[1].any())
+    assert rounded.scales.tolist() == [[pytest.approx(0.2 * 0.95)], [1.0]]  # 0.2 and 0.19 cut nothing off
+    assert rounded.codes[0, :4].tolist() == [4, -8, 0, 1] and not bool(rounded.codes[1].any())
     words = packed(torch.tensor([[-8, 7, 0, 1, -1, 2, 3, -2, 5, 0]]))
     assert words.shape == (1, 2) and words.dtype == torch.int32
     assert [(int(words[0, i // 8]) >> 4 * (i % 8) & 15) - 8 for i in range(10)] == [-8, 7, 0, 1, -1, 2, 3, -2, 5, 0]
