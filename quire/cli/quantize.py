@@ -164,7 +164,8 @@ def _write(
         n_bytes = folder.finish(source.folder, said)
     seconds = time.monotonic() - start_s
     found = {"bits_per_byte": {"before": before / scored_bytes, "after": after / scored_bytes}, "bytes": n_bytes}
-    print(f"left as they are: {len(ignored)} linear layers, as {', '.join(ignored[:3])}" if ignored else "", end="\n")
+    if ignored:
+        print(f"left as they are: {', '.join(ignored[:3])}{f' and {len(ignored) - 3} more' * (len(ignored) > 3)}")
     print(
         f"bits per byte of {scored_bytes:,} held-out bytes: {before / scored_bytes:.4f} → {after / scored_bytes:.4f}"
         f" ({after / before - 1:+.2%}); weights only: activations are not rounded here"
