@@ -129,6 +129,12 @@ def fits(folder: pathlib.Path, arch: ModelArch) -> tuple[int, int]:
     return len(found.shards), sum(map(len, found.copies)) + sum(len(one.parts) for one in found.coded)
 
 
+def fill(model: Decoder, found: Found) -> None:
+    """Read a part of what was found for a whole model into its parameters; linear layers that have all of theirs are
+    finished. Raises LoadError."""
+    _stream(found, Targets(model), check_finite=True, progress=False)
+
+
 class Targets:
     """The parameters that still take values; a layer whose last one got its values is finished and let go."""
 
