@@ -135,14 +135,14 @@ MISTAKES = (
         config("jamba", architectures=["JambaForCausalLM"], model_type="jamba"),
     ),
     Mistake(
-        "A GPTQ checkpoint",
+        "A GPTQ checkpoint in 3 bits",
         ("generate", "llama-gptq", *ONE),
-        config("llama-gptq", quantization_config={"quant_method": "gptq", "bits": 4}),
+        config("llama-gptq", quantization_config={"quant_method": "gptq", "bits": 3, "group_size": 128}),
     ),
     Mistake(
-        "An FP8 checkpoint",
-        ("generate", "llama-fp8", *ONE),
-        config("llama-fp8", quantization_config={"quant_method": "fp8"}),
+        "An HQQ checkpoint",
+        ("generate", "llama-hqq", *ONE),
+        config("llama-hqq", quantization_config={"quant_method": "hqq"}),
     ),
     Mistake(
         "Code that comes with a checkpoint",

@@ -215,3 +215,20 @@ class NumericsOptions(msgspec.Struct, kw_only=True):
     seed: Annotated[int, _doc("Seed of random inputs and token ids.", ge=0)] = 0
     json: Annotated[str, _doc("File for every figure, with commit, hardware and command.")] = ""
     plot: Annotated[str, _doc("Picture of the mean differences: a .png (needs matplotlib) or an .html.")] = ""
+
+
+class TradeoffOptions(ReportOptions, kw_only=True):
+    """Options of `quire bench tradeoffs`."""
+
+    texts: Annotated[
+        list[str], _doc("Text files on which quality is told; those of no training and no calibration.")
+    ] = msgspec.field(default_factory=list)
+    calibrate: Annotated[str, _doc("Text file with which folders are made, see `quire quantize`; needed.")] = ""
+    samples: Annotated[int, _doc("Most pieces of it.", ge=1)] = 128
+    sample_tokens: Annotated[int, _doc("Tokens of a piece.", ge=8)] = 512
+    window: Annotated[int, _doc("Tokens of a text that are read together; fewer than the context has.", ge=2)] = 512
+    batch_sizes: Annotated[
+        list[Annotated[int, Meta(ge=1)]], _doc("Sequences that are generated at once; the plot has the first.")
+    ] = msgspec.field(default_factory=lambda: [1, 16])
+    output_len: Annotated[int, _doc("Tokens to generate.", ge=2)] = 128
+    num_iters: Annotated[int, _doc("Timed iterations; the best counts.", ge=1)] = 3

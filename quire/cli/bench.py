@@ -21,6 +21,7 @@ from quire.bench.options import (
     ServeBenchOptions,
     SpeculateOptions,
     ThroughputOptions,
+    TradeoffOptions,
 )
 from quire.bench.plan_check import one_line
 from quire.bench.plot import check_plot_path, write_plot
@@ -29,6 +30,7 @@ from quire.bench.timeline import Timeline, from_requests
 from quire.bench.trace import check_trace_path
 from quire.bench.workloads import WORKLOADS, LatencyCase, throughput_dataset
 from quire.cli.model import add_engine_flags, engine_config, load_llm
+from quire.cli.tradeoffs import run_tradeoffs
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
 from quire.config.model import read_arch
@@ -42,6 +44,7 @@ KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "latency": (LatencyOptions, "Time of one batch of equal requests, in this process."),
     "throughput": (ThroughputOptions, "Tokens a second of many requests, in this process."),
     "speculate": (SpeculateOptions, "The same requests with drafts and without, in turns, in this process."),
+    "tradeoffs": (TradeoffOptions, "Quality, speed and memory of the model in every scheme, in this process."),
     "serve": (ServeBenchOptions, "Latencies and throughput of a running OpenAI-compatible server."),
     "replay": (ReplayOptions, "Traffic that `quire serve --record FILE` wrote, again, with its timing."),
     "calibrate": (CalibrateOptions, "Steps of the engine on this machine, as a calibration for quire plan."),
@@ -54,10 +57,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     runs: dict[str, Callable[[argparse.Namespace], int]] = {
         "latency": run_latency, "throughput": run_throughput, "serve": run_serve, "replay": run_replay,
         "kernels": run_kernels, "speculate": run_speculate, "calibrate": run_calibrate,
+        "tradeoffs": run_tradeoffs,
     }  # fmt: skip
     kinds = parser.add_subparsers(title="benchmarks", metavar="KIND", required=True)
     for name, (options, meaning) in KINDS.items():
-        in_process = name in ("latency", "throughput", "speculate")
+        in_process = name in ("latency", "throughput", "speculate", "tradeoffs")
         usage = f"quire bench {name} {'[MODEL] ' if in_process else 'FILE ' if name == 'replay' else ''}[options]"
         kind = kinds.add_parser(name, help=meaning, description=meaning, usage=usage)
         kind.set_defaults(measure=runs[name])

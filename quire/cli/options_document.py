@@ -17,12 +17,14 @@ from quire.bench.options import (
     ServeBenchOptions,
     SpeculateOptions,
     ThroughputOptions,
+    TradeoffOptions,
 )
 from quire.bench.simulate.options import SimulateOptions
 from quire.cli.sampling import SamplingFlags
 from quire.config.cluster import ClusterConfig
 from quire.config.engine import EngineConfig
 from quire.config.flags import options_list
+from quire.config.quantize import QuantizeOptions
 from quire.core import env
 from quire.core.sampling import SamplingParams
 from quire.serve.config import ServerConfig
@@ -39,7 +41,9 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
     ("Latency benchmark", "Of `quire bench latency`.", LatencyOptions),
     ("Speculation benchmark", "Of `quire bench speculate`.", SpeculateOptions),
     ("Throughput benchmark", "Of `quire bench throughput`.", ThroughputOptions),
+    ("Trade-offs", "Of `quire bench tradeoffs`.", TradeoffOptions),
     ("Serving benchmark", "Of `quire bench serve`.", ServeBenchOptions),
+    ("Quantising", "Of `quire quantize MODEL OUTDIR`: see [quantize.md](quantize.md).", QuantizeOptions),
     ("Simulation", "Of `quire simulate [MODEL]`.", SimulateOptions),
     ("Replay", "Of `quire bench replay FILE`.", ReplayOptions),
     ("Kernel benchmark", "Of `quire bench kernels`.", KernelBenchOptions),

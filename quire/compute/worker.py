@@ -40,7 +40,7 @@ from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
-from quire.config.resolve import NOT_ROUNDED, EngineLimits
+from quire.config.resolve import NOT_ROUNDED, ON_GPU, EngineLimits
 from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
 from quire.core.errors import ConfigError, EngineError
@@ -289,7 +289,7 @@ class Worker:
 
     def _load(self, folder: pathlib.Path, arch: ModelArch, comm: Comm) -> Decoder:
         config = self._config
-        if config.quantization not in NOT_ROUNDED and native.library() is None:
+        if config.quantization not in (*NOT_ROUNDED, *ON_GPU) and native.library() is None:
             reason = native.explain()
             logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, reason)
         start_s = time.perf_counter()

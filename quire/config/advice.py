@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, Final
 
-from quire.config.fields import Fields, read_object
+from quire.config.fields import read_object
 from quire.core.errors import ConfigError, shown
 
 LISTED: Final = 8
@@ -21,11 +21,6 @@ NEAR: Final = 0.6
 MOST_NEAR: Final = 3
 """Most architectures named as near."""
 ADAPTER: Final = "adapter_config.json"
-METHODS: Final = {
-    "gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "compressed-tensors": "compressed-tensors", "mxfp4": "MXFP4",
-    "bitsandbytes": "bitsandbytes", "fbgemm_fp8": "FP8 (fbgemm)", "hqq": "HQQ", "aqlm": "AQLM", "modelopt": "ModelOpt",
-}  # fmt: skip
-"""quant_method of a config.json → the method's name."""
 
 
 def not_supported(name: object, known: Iterable[str]) -> str:
@@ -48,21 +43,6 @@ def _is_or_are(names: list[str]) -> str:
 def _stem(name: str) -> str:
     """Without what all have in common, as ForCausalLM."""
     return name.split("For")[0].lower()
-
-
-def quantised_with(fields: Fields) -> str:
-    """A sentence on a checkpoint that has a quantization_config."""
-    found = fields.values["quantization_config"]
-    method = found.get("quant_method") if isinstance(found, dict) else None
-    bits = found.get("bits", found.get("w_bit")) if isinstance(found, dict) else None
-    name = METHODS.get(method, shown(method)) if isinstance(method, str) else "a method that it does not name"
-    width = f" in {bits} bits" if isinstance(bits, int) and 0 < bits <= 16 else ""
-    return (
-        f"quantization_config: this checkpoint is quantised with {name}{width}, which Quire does not read on any"
-        " device yet. Take a bfloat16 checkpoint of the model: the one that it was made from, or one that was converted"
-        " back (on a CPU, --quantization int8 or int4 rounds it while loading). Llama, Mistral and Qwen are also read"
-        " from GGUF files."
-    )
 
 
 def no_model(folder: pathlib.Path) -> str:

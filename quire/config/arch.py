@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from quire.config.codings import Codings
 from quire.config.layers import KVSpec, LayerSpec, NormSpec
 from quire.config.parameters import n_parameters
 from quire.config.rope import Rope
@@ -59,6 +60,8 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None = None
     n_mtp_modules: int = 0
     """Heads that the checkpoint has for itself (`config/mtp`): no part of the model."""
+    codings: Codings | None = None
+    """How the checkpoint stores quantised matrices; None: it has none."""
 
     @property
     def n_layers(self) -> int:

@@ -45,6 +45,8 @@ def parse_head(config: dict[str, Any], where: str = "config.json") -> HeadArch:
     if fields.integer("target_hidden_size", 2, 1 << 20, hidden_size) != hidden_size:
         raise fields.error("target_hidden_size", f"hidden_size = {hidden_size}: a head as wide as its model")
     fields.integer("num_hidden_layers", 1, 1)
+    if "quantization_config" in fields:
+        raise fields.error("quantization_config", "absent: heads are read in floating numbers only")
     own = fields.nested("eagle_config")
     for part in (fields, own):
         for name, value in KNOWN.items():

@@ -21,7 +21,7 @@ MAX_NAME_CHARS = 256
 """Of a name under which the API knows the model."""
 
 
-FOREIGN_QUANTIZATIONS = """awq awq_marlin gptq gptq_marlin fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8
+FOREIGN_QUANTIZATIONS = """awq awq_marlin gptq gptq_marlin fp_quant modelopt modelopt_fp4 modelopt_mxfp8
     bitsandbytes gguf compressed-tensors torchao auto-round inc mxfp4 mxfp8 petit_nvfp4 quark experts_int8 moe_wna16
     deepspeedfp fbgemm_fp8 ptpc_fp8 tpu_int8"""
 """Of vLLM: most are formats of checkpoints."""
@@ -69,18 +69,21 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int8-g32", "int4", "int4-g32", "int4-g128"],
+        Literal["auto", "none", "int8", "int8-g32", "int4", "int4-g32", "int4-g128", "fp8"],
         _doc(
-            "auto rounds nothing, and on a CPU keeps the Q8_0 and Q4_0 blocks of a GGUF file as they are; none decodes"
-            " those too. With the others, on a CPU, weights are rounded while loading, to 8 or 4 bits with one scale an"
-            " output channel (int8), for each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller groups are"
+            "auto rounds nothing, and keeps what kernels here can multiply by as it is: quantised matrices of a"
+            " checkpoint, which says itself how it is quantised, and on a CPU the Q8_0 and Q4_0 blocks of a GGUF file;"
+            " none decodes those too. fp8, on a GPU, rounds weights while loading, and activations in each product, to"
+            " e4m3; experts stay as they are. With the others, on a CPU, weights are rounded, to 8 or 4 bits with one"
+            " scale an output channel (int8), for each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller"
+            " groups are"
             " usually more exact and take more memory. Activations are rounded to 8 bits in each product; embeddings"
             " and norms keep their type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with AMX,"
             " prompts are read with vector instructions where groups are of 32, with tile registers by the others.",
             extra={
                 "refused": {
-                    FOREIGN_QUANTIZATIONS: "weights are rounded here from a checkpoint that is not quantized: leave"
-                    " it out, or on a CPU give int8 or int4 (a .gguf file needs no option)"
+                    FOREIGN_QUANTIZATIONS: "a checkpoint says itself how it is quantised, and so does a .gguf"
+                    " file: leave it out; to round another one, give fp8 on a GPU, int8 or int4 on a CPU"
                 }
             },
         ),

@@ -145,8 +145,8 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
         one = FeedForwardSpec(size=self.size, bias=self.bias)
         for expert in self.held:
             for place, matrix in one.matrices(f"{at}mlp.experts.{expert}.", hidden_size).items():
-                apart = msgspec.structs.replace(matrix, cut=Cut.EXPERT, turn=(expert, self.n_experts))
-                matrices[f"{place}.{expert}"] = apart if self.are_apart else matrix
+                apart = {"cut": Cut.EXPERT, "turn": (expert, self.n_experts)} if self.are_apart else {}
+                matrices[f"{place}.{expert}"] = msgspec.structs.replace(matrix, of_expert=True, **apart)
         if self.shared is not None:
             shared = FeedForwardSpec(size=self.shared.size).matrices(at + "mlp.shared_expert.", hidden_size)
             matrices |= {f"shared_{place}": matrix for place, matrix in shared.items()}

@@ -18,7 +18,7 @@ class EngineOptions(TypedDict, total=False):
     skip_tokenizer_init: bool | None
     load_format: Literal["auto", "safetensors", "dummy", "gguf", "hf"] | None
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16"] | None
-    quantization: Literal["auto", "none", "int8", "int8-g32", "int4", "int4-g32", "int4-g128"] | None
+    quantization: Literal["auto", "none", "int8", "int8-g32", "int4", "int4-g32", "int4-g128", "fp8"] | None
     device: Literal["auto", "cpu", "cuda", "null"] | None
     seed: int | None
     max_model_len: int | str | None

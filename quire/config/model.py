@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.config.advice import no_model, not_supported, quantised_with
+from quire.config.advice import no_model, not_supported
 from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
+from quire.config.codings import read_codings
 from quire.config.families import FAMILIES, Family
 from quire.config.fields import Fields, Watched, is_integer, read_object
 from quire.config.gguf import Header, is_gguf, read_header
@@ -96,8 +97,7 @@ def parse_arch(config: dict[str, Any], where: str = "config.json") -> ModelArch:
             raise
         code = f"Its auto_map = {shown(config[CODE])} asks for code from the checkpoint, which is never run."
         raise ConfigError(f"{error.message.rstrip('.')}. {code}", param=error.param) from None
-    if "quantization_config" in fields:
-        raise ConfigError(f"{where}: {quantised_with(fields)}", param="quantization_config")
+    codings = read_codings(fields)
     watched = config if isinstance(config, Watched) else Watched(config)
     values = watched.with_values(**{name: value for name, value in family.assumed.items() if name not in config})
     model_fields = ModelFields(values, where, family.name, family.keys)
@@ -106,7 +106,7 @@ def parse_arch(config: dict[str, Any], where: str = "config.json") -> ModelArch:
     if config.get("per_layer_config"):
         raise fields.error("per_layer_config", "absent: layers that differ are not read from there")
     try:
-        return family.describe(model_fields)
+        return msgspec.structs.replace(family.describe(model_fields), codings=codings)
     except ConfigError as error:
         if error.param is None or not is_integer(config.get(error.param)):
             raise  # no contradiction of sizes

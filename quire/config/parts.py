@@ -34,6 +34,8 @@ def parts(arch: ModelArch) -> Iterator[tuple[str, str]]:
     yield "final norm", arch.norm.words
     yield "head", ("the embedding" if arch.tie_embeddings else "of its own") + (", bias" if arch.head_bias else "")
     yield "multipliers", _multipliers(arch)
+    if arch.codings is not None:
+        yield "quantised", arch.codings.words
     yield "parameters", f"{arch.n_parameters:,}, {format_bytes(arch.n_parameters * n_bytes)} as {arch.dtype}"
     kv = sum(spec.numbers for spec in arch.kv_specs.values()) * n_bytes
     yield "keys and values", f"{format_bytes(kv)} a token as {arch.dtype}, over all layers"

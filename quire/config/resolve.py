@@ -36,8 +36,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
 
 NOT_ROUNDED = ("auto", "none")
 """Values of `quantization` that every device takes."""
-TREE_DEVICES: tuple[str, ...] = ("cpu",)
-"""Where drafts may branch: on a GPU no test has run yet."""
+ON_GPU = ("fp8",)
+"""Those to which weights are rounded on a GPU; the others on a CPU."""
 DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
@@ -58,10 +58,11 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             f"max_model_len = {config.max_model_len} exceeds the {arch.max_position_scaled} positions of this model: "
             "lower it, or add rope scaling to config.json"
         )
-    if config.quantization not in NOT_ROUNDED and device != "cpu":
+    if config.quantization not in NOT_ROUNDED and not rounds_to(config.quantization, device):
+        other = "GPUs" if config.quantization in ON_GPU else "the CPU"
+        instead = "leave --quantization out" if other == "GPUs" else "add --device cpu, or leave --quantization out"
         raise ConfigError(
-            f"quantization = {config.quantization!r} works on the CPU only and the device is {device}: "
-            "add --device cpu, or leave --quantization out",
+            f"quantization = {config.quantization!r} works on {other} only and the device is {device}: {instead}",
             param="quantization",
         )
     speculative = read_speculative(config.speculative_config)
@@ -79,6 +80,11 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
     )
 
 
+def rounds_to(quantization: str, device: str) -> bool:
+    """Whether weights are rounded to this value of `quantization` on 'cuda', 'cpu' or 'null'."""
+    return device == ("cuda" if quantization in ON_GPU else "cpu")
+
+
 def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | None, device: str) -> None:
     if speculative is None:
         return
@@ -87,12 +93,6 @@ def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | No
         raise ConfigError(
             f"{what} needs a model and the device is null, which has none: add --device cpu or cuda, or leave "
             "--speculative-config out",
-            param="speculative_config",
-        )
-    if speculative.tree is not None and device not in TREE_DEVICES:
-        raise ConfigError(
-            f"{what}: trees of drafts work on the CPU only and the device is {device}: leave branching and "
-            "speculative_token_tree out, or add --device cpu",
             param="speculative_config",
         )
 

@@ -173,7 +173,7 @@ REFUSED: Final = (
     Group("kv_transfer_config kv_events_config ec_transfer_config weight_transfer_config",
           "prompts and decodes run in one engine, which sends its pages and weights nowhere: leave it out"),
     Group("quantization_config kv_cache_dtype_skip_layers*",
-          "weights are rounded by --quantization, the cache by --kv-cache-dtype, all layers alike"),
+          "a checkpoint says itself how it is quantised; --quantization rounds others, all layers alike"),
     Group("scheduler_cls worker_cls worker_extension_cls logits_processors* logits_processor_pattern middleware*"
           " tool_parser_plugin reasoning_parser_plugin model_class_overrides additional_config",
           "code of others is not loaded into the server: leave it out, or change Quire's source"),

@@ -8,6 +8,8 @@ import torch
 
 from quire.kernels import jit
 
+LEAST_E4M3 = (8, 9)
+"""Compute capability from which GPUs convert to e4m3."""
 FLAGS = ("-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC")
 
 
@@ -20,6 +22,11 @@ def machine_obstacle() -> str | None:
     if jit.compiler("nvcc") is None:
         return "nvcc was not found on PATH: install the CUDA toolkit to have the fastest kernels"
     return None
+
+
+def converts_to_e4m3(device: torch.device) -> bool:
+    """Whether a GPU does, as Ada, Hopper and their successors."""
+    return torch.cuda.get_device_capability(device) >= LEAST_E4M3
 
 
 def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:

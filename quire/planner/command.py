@@ -10,6 +10,7 @@ import typing
 from typing import Final
 
 from quire.config.engine import EngineConfig
+from quire.config.resolve import rounds_to
 from quire.planner.accelerators import Accelerator
 from quire.planner.formats import Formats
 from quire.planner.mesh import Mesh
@@ -38,7 +39,8 @@ def format_refusal(formats: Formats, device: Accelerator) -> str:
     if not device.runs:
         return f"there are no kernels for the {device.name.upper()}"
     weights = formats.weights
-    if weights.is_rounded and not (device.is_host and weights.name in choices("quantization")):
+    kind = "cpu" if device.is_host else "cuda"
+    if weights.is_rounded and not (rounds_to(weights.name, kind) and weights.name in choices("quantization")):
         return f"weights in {weights.name} {_where(weights.name, 'quantization')}"
     if formats.kv not in FLOATING and not (device.is_host and formats.kv in choices("kv_cache_dtype")):
         return f"keys and values in {formats.kv} {_where(formats.kv, 'kv_cache_dtype')}"
@@ -46,7 +48,9 @@ def format_refusal(formats: Formats, device: Accelerator) -> str:
 
 
 def _where(name: str, option: str) -> str:
-    return "run on a CPU only" if name in choices(option) else "are not among what the engine can compute with"
+    if name not in choices(option):
+        return "are not among what the engine can compute with"
+    return "run on GPUs only" if option == "quantization" and rounds_to(name, "cuda") else "run on a CPU only"
 
 
 def serve_command(

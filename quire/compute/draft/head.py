@@ -23,8 +23,7 @@ from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
 from quire.compute.models.decoder import Decoder
 from quire.compute.schemes.choice import floating, schemes_on
-from quire.compute.schemes.packed import Blocks
-from quire.compute.schemes.scheme import MatrixScheme
+from quire.compute.schemes.scheme import FilledScheme, MatrixScheme
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.names import Names, Rows, rearrange, stored_shape
 from quire.compute.weights.pieces import TORCH_DTYPES
@@ -260,10 +259,10 @@ def _side_by_side(views: list[torch.Tensor]) -> tuple[int, ...]:
 def load_head(folder: pathlib.Path, arch: HeadArch, model: Decoder, device: torch.device) -> Head:
     """A head with the weights of `folder` for a model. Raises LoadError.
 
-    A model that is rounded has a rounded head; one of a file's blocks, a floating one.
+    A model that is rounded has a rounded head; one that a file's codes fill, a floating one.
     """
     scheme, dtype = model.layers[0].linears[0].scheme, model.dtype
-    if isinstance(scheme, Blocks):
+    if isinstance(scheme, FilledScheme):
         scheme = floating(device, dtype)
 
     def make(*shape: int) -> torch.Tensor:

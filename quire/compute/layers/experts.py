@@ -161,9 +161,9 @@ class Experts:
                 down(self._inner(up, x_sorted[start:end]), out=each[start:end])
             start = end
         placed = torch.empty_like(order)
-        placed[order] = torch.arange(n * k)
+        placed[order] = torch.arange(n * k, device=order.device)
         outputs = each[placed].view(n, k, -1).float()
-        total = torch.zeros(x.shape, dtype=torch.float32) if residual is None else residual.float()
+        total = torch.zeros(x.shape, device=x.device) if residual is None else residual.float()
         for j in range(k):
             total.addcmul_(outputs[:, j], weights[:, j, None])
         return total.to(x.dtype) if residual is None else residual.copy_(total)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from quire.compute.schemes.packed import Blocks, PackedProduct, Scheme
+from quire.compute.schemes.packed import PackedProduct, Scheme
 from quire.compute.schemes.plain import PlainProduct
-from quire.compute.schemes.scheme import Product
+from quire.compute.schemes.scheme import FilledScheme, Product
 from quire.config.parameters import Kept, Matrix, Tensor
 from quire.kernels import gemm
 from quire.kernels.fused_step import FusedStep
@@ -27,7 +27,7 @@ class Linear:
     """y = x @ weight.T + bias, where the rows of `weight` are several projections under one another.
 
     Parameters are filled through `part`; then `finish` makes of the matrix what its scheme stores. The matrix of a
-    scheme of blocks is not there: its product is filled by whoever reads the blocks.
+    scheme that is filled is not there: its product is filled by whoever reads the file.
     """
 
     def __init__(self, make: Make, matrix: Matrix, scheme: Scheme, *, tied: torch.Tensor | None = None) -> None:
@@ -37,8 +37,8 @@ class Linear:
         self.weight: torch.Tensor | None = None
         """The floating matrix, until it is finished."""
         self.product: Product
-        if isinstance(scheme, Blocks):
-            self.product = scheme.begin(matrix.n_out, matrix.n_in)
+        if isinstance(scheme, FilledScheme):
+            self.product = scheme.begin(matrix.n_out, matrix.n_in, make(0).device)
         else:
             self.weight = self._made(make, matrix.n_out, matrix.n_in) if tied is None else tied
             self.product = PlainProduct(self.weight)
@@ -102,7 +102,7 @@ class Linear:
         The floating matrix is let go, unless it is what is stored. A tied one stays with its owner, and this layer has
         its own copy of it from now on, unless it is stored as it is.
         """
-        if self.weight is not None and not isinstance(self.scheme, Blocks):
+        if self.weight is not None and not isinstance(self.scheme, FilledScheme):
             self.product, self.weight = self.scheme.finish(self.weight), None
 
     @property

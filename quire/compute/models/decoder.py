@@ -22,6 +22,7 @@ from quire.compute.layers.rotary import rotary_tables
 from quire.compute.layers.vocabulary import DividedEmbedding, DividedHead
 from quire.compute.models.rank_parts import RankParts
 from quire.compute.schemes.choice import Schemes, schemes_on
+from quire.compute.schemes.plain import PlainProduct
 from quire.config.arch import ModelArch
 from quire.config.parameters import POSITIONS, final_norm
 from quire.config.rope import Rope
@@ -133,7 +134,9 @@ class Decoder:
 
     def build_kernels(self, max_rows: int) -> None:
         """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
-        gemm.build(self.kernels(), self.dtype, self.embed.weight.device, max_rows)
+        plain = {(one.matrix.n_out, one.matrix.n_in) for one in self.linears() if isinstance(one.product, PlainProduct)}
+        kernels = [one for one in self.kernels() if (one.n, one.k) in plain]
+        gemm.build(kernels, self.dtype, self.embed.weight.device, max_rows)
         for layer in {layer.spec.ffn: layer for layer in self.layers}.values():
             layer.ffn.build(max_rows)
 

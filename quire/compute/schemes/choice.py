@@ -12,22 +12,27 @@ from typing import Final
 
 import torch
 
+from quire.compute.schemes.coded import Source
+from quire.compute.schemes.holding import can_be_held, holding
 from quire.compute.schemes.packed import HELD, Blocks, Packed, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
 from quire.compute.schemes.scheme import MatrixScheme
+from quire.compute.schemes.w8a8 import RoundedFp8
 from quire.compute.weights.header import Entry
 from quire.config.arch import ModelArch
 from quire.config.parameters import EMBEDDING, HEAD, Kept, Matrix, matrices
 from quire.kernels import native, qgemm
 from quire.kernels.qgemm.weight import TILE
 
-SCHEMES: Final[Mapping[str, Rounded | None]] = {
+SCHEMES: Final[Mapping[str, MatrixScheme | None]] = {
     "auto": None,
     "none": None,
     **{name: Rounded(name) for name in qgemm.SCHEMES},
+    "fp8": RoundedFp8(),
 }
 """Value of `--quantization` → scheme; None rounds nothing: matrices are in the model's dtype, except those that 'auto'
 takes from a GGUF file as they are."""
+CPU: Final = torch.device("cpu")
 TABLE: Final = f"{EMBEDDING}.weight"
 
 
@@ -41,9 +46,14 @@ class Schemes:
     exact: Mapping[Kept, MatrixScheme] = dataclasses.field(default_factory=dict)
     """Of matrices that are not kept by scheme."""
 
+    device: torch.device = CPU
+
     def of(self, matrix: Matrix) -> Scheme:
         """Of one matrix."""
-        return self.own.get(matrix.name) or self.exact.get(matrix.kept, self.default)
+        kept = matrix.kept
+        if kept is Kept.BY_SCHEME and self.exact and not can_be_held(matrix, self.device):
+            kept = Kept.FLOATING
+        return self.own.get(matrix.name) or self.exact.get(kept, self.default)
 
 
 def floating(device: torch.device, dtype: torch.dtype) -> MatrixScheme:
@@ -61,7 +71,7 @@ def schemes_on(
 ) -> Schemes:
     """For a model of `dtype`. default: None: nothing is rounded."""
     exact = {Kept.FLOATING: floating(device, dtype), Kept.FLOAT32: floating(device, torch.float32)}
-    return Schemes(exact[Kept.FLOATING] if default is None else default, own or {}, exact)
+    return Schemes(exact[Kept.FLOATING] if default is None else default, own or {}, exact, device)
 
 
 def choose(
@@ -70,14 +80,17 @@ def choose(
     dtype: torch.dtype,
     arch: ModelArch | None = None,
     entries: Mapping[str, Entry] | None = None,
+    sources: Mapping[str, Source] | None = None,
 ) -> Schemes:
     """For a value of --quantization and a model of `dtype`.
 
-    arch, entries: of a GGUF file; entries: name of a parameter with its kind → tensor of the file.
+    entries: name of a parameter with its kind → tensor of a GGUF file; sources: → what a checkpoint has of a coded
+    matrix. Either, with `arch`.
     """
     default = SCHEMES[quantization]
     if arch is None or entries is None:
-        return schemes_on(device, dtype, default)
+        held = {} if arch is None else holding(quantization, device, dtype, arch, sources or {})
+        return schemes_on(device, dtype, default, held)
     allowed = _allowed(quantization, device)
     found = {matrix.name: holder(parts_of(matrix, arch, entries).values(), allowed) for matrix in matrices(arch)}
     own = {name: scheme for name, scheme in found.items() if scheme is not None}

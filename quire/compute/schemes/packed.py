@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from quire.compute.schemes.scheme import MatrixScheme, Stored, WeightScheme
+from quire.compute.schemes.scheme import FilledScheme, MatrixScheme, Stored
 from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
 from quire.core.errors import LoadError
@@ -119,7 +119,7 @@ class Rounded(MatrixScheme):
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks(WeightScheme):
+class Blocks(FilledScheme):
     """Blocks of a GGUF file, as integers and scales: dequantised, such a matrix is the file's, number for number.
 
     There is no floating matrix: whoever reads the file fills the product (`weights/gguf_exact`).
@@ -140,11 +140,11 @@ class Blocks(WeightScheme):
 
     def cut(self, matrix: Matrix, rank: int, n_ranks: int) -> Share:
         """Between blocks, and so that each part begins with a tile of rows."""
-        group = qgemm.SCHEMES[self.form].group
+        group = qgemm.SCHEMES[self.form].group or 1
         return share(matrix, rank, n_ranks, row_step=packing.TILE, column_step=group)
 
-    def begin(self, n: int, k: int) -> PackedProduct:
-        """A product whose codes and scales are to be filled in."""
+    def begin(self, n: int, k: int, device: torch.device) -> PackedProduct:
+        """See `FilledScheme`."""
         is_nibbles = qgemm.SCHEMES[self.form].bits == 4
         return PackedProduct(packing.empty(self.form, n, k, table=GRID if is_nibbles else ()))
 
@@ -153,8 +153,8 @@ HELD: Final = {Blocks("int4-g32"): ("Q4_0",), Blocks("int8-g32"): ("Q8_0", "Q4_0
 """Scheme → types of GGUF tensors whose blocks it holds as they are; the smallest first."""
 
 
-Scheme = MatrixScheme | Blocks
-"""Of a matrix: made of floating numbers, or filled with a file's blocks."""
+Scheme = MatrixScheme | FilledScheme
+"""Of a matrix: made of floating numbers, or filled with what a file holds."""
 
 
 def pack(weight: torch.Tensor, form: str) -> qgemm.PackedWeight:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from quire.compute.schemes.coded import Coded
 from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
 from quire.kernels.gemm import Norm
@@ -84,3 +85,15 @@ class MatrixScheme(WeightScheme, Protocol):
     def finish(self, weight: torch.Tensor) -> Product:
         """weight: [n, k] floating, not needed afterwards unless it is kept. Raises LoadError if it cannot be."""
         ...
+
+
+class FilledScheme(WeightScheme):
+    """A scheme whose product is filled with what a file holds, part by part: there is no floating matrix."""
+
+    def begin(self, n: int, k: int, device: torch.device) -> Product:
+        """A product [n, k] on a device, to be filled."""
+        raise NotImplementedError
+
+    def put(self, product: Product, first_row: int, coded: Coded) -> None:
+        """Fill rows `first_row`, ... of a product that `begin` made. Raises ValueError where numbers do not fit."""
+        raise NotImplementedError

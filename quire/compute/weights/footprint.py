@@ -18,8 +18,11 @@ from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.models.rank_parts import RankParts
 from quire.compute.schemes.choice import Schemes, choose
-from quire.compute.schemes.packed import Blocks, Scheme
-from quire.compute.weights.loader import Copy, find_copies
+from quire.compute.schemes.packed import Scheme
+from quire.compute.schemes.scheme import FilledScheme
+from quire.compute.weights.coded import CodedTensor
+from quire.compute.weights.found import Copy, Found
+from quire.compute.weights.loader import find_copies
 from quire.config.arch import ModelArch
 from quire.config.families import Order
 from quire.config.parameters import shapes
@@ -51,7 +54,7 @@ class _Sizes:
 
 def _sizes(linear: Linear, scheme: Scheme) -> _Sizes:
     n, k = linear.matrix.n_out, linear.matrix.n_in
-    is_begun = isinstance(scheme, Blocks)
+    is_begun = isinstance(scheme, FilledScheme)
     matrix_bytes = 0 if is_begun or linear.is_tied or linear.weight is None else linear.weight.nbytes
     return _Sizes(matrix_bytes, 0 if scheme.keeps_matrix else scheme.n_bytes(n, k), is_begun)
 
@@ -71,10 +74,12 @@ class Weights:
         self._device, self._arch, self._comm = device, arch, SoloComm() if comm is None else comm
         self._is_dummy = load_format == "dummy"
         self._copies: list[Copy] = []
-        self._in_gguf = False
+        self._coded: list[CodedTensor] = []
+        self._found: Found | None = None
         if not self._is_dummy:
-            _, copies, self._in_gguf = find_copies(folder, self._model(torch.bfloat16), load_format)
-            self._copies = [copy for shard_copies in copies for copy in shard_copies if not copy.compare]
+            self._found = found = find_copies(folder, self._model(torch.bfloat16), load_format)
+            self._copies = [copy for shard_copies in found.copies for copy in shard_copies if not copy.compare]
+            self._coded = found.coded
 
     def footprint(self, dtype: torch.dtype, quantization: str) -> Footprint:
         """With parameters of `dtype` and a value of `--quantization`. ConfigError: the ranks cannot share it."""
@@ -108,13 +113,15 @@ class Weights:
     def _names(self, model: Decoder) -> list[str]:
         """The parameters in the order of the files."""
         wholes = model.wholes()
-        parts = (wholes[copy.target][1] if copy.target in wholes else [copy.target] for copy in self._copies)
+        targets = [one.target for one in self._copies] + [one.target for one in self._coded]
+        parts = (wholes[target][1] if target in wholes else [target] for target in targets)
         own = dict(model.weights())
         return [name for names in parts for name in names if name in own]
 
     def _schemes(self, dtype: torch.dtype, quantization: str) -> Schemes:
-        entries = {copy.target: copy.entry for copy in self._copies} if self._in_gguf else None
-        return choose(quantization, self._device, dtype, self._arch, entries)
+        if self._found is None:
+            return choose(quantization, self._device, dtype)
+        return choose(quantization, self._device, dtype, self._arch, self._found.gguf_entries, self._found.sources)
 
     def _scratch_bytes(self, model: Decoder, dtype: torch.dtype) -> int:
         """Largest tensor of which `model` has a part that is taken out of the whole in memory."""
@@ -124,7 +131,8 @@ class Weights:
         else:
             mixed = [one for one in self._copies if one.target in regions and one.rows.order is not Order.ROWS]
             wholes = [one.entry.shape for one in mixed]
-        return max(map(math.prod, wholes), default=0) * dtype.itemsize
+        of_coded = max((one.scratch_bytes for one in self._coded), default=0)
+        return max(max(map(math.prod, wholes), default=0) * dtype.itemsize, of_coded)
 
     def _model(self, dtype: torch.dtype, comm: Comm | None = None) -> Decoder:
         """Without memory, and with its matrices unfinished. comm: None: the whole."""

@@ -21,9 +21,11 @@ from quire.compute.dist.comm import Comm
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.schemes.choice import TABLE, Schemes, choose
-from quire.compute.weights import gguf_exact
+from quire.compute.weights import coded, gguf_exact
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard
+from quire.compute.weights.coded import CodedTensor
 from quire.compute.weights.dummy import fill_random
+from quire.compute.weights.found import Copy, Found
 from quire.compute.weights.gguf import open_gguf
 from quire.compute.weights.gguf_blocks import DECODERS
 from quire.compute.weights.header import Entry
@@ -42,18 +44,6 @@ LISTED: Final = 8
 """Most tensor names in one error message."""
 TIED_HEAD: Final = (f"{HEAD}.weight", f"{EMBEDDING}.weight")
 _logger = logging.getLogger(__name__)
-
-
-class Copy(msgspec.Struct, frozen=True):
-    """One tensor to read and where it goes."""
-
-    entry: Entry
-    target: str
-    """Name among the model's weights."""
-    compare: bool = False
-    """Do not write: the target is loaded already and must be equal."""
-    rows: Rows = Rows()
-    """How they are ordered in the file."""
 
 
 def load_model(
@@ -103,19 +93,21 @@ def load_model(
         with ticking("making random weights", total, format_bytes) as ticker:
             fill_random(_packing(model, nowhere, ticker.advance), seed, device)
     else:
-        shards, copies, in_gguf = find_copies(folder, nowhere, load_format)
-        entries = {copy.target: copy.entry for copy in copies[0] if not copy.compare} if in_gguf else None
-        model = build(choose(quantization, device, dtype, arch, entries))
+        found = find_copies(folder, nowhere, load_format)
+        model = build(choose(quantization, device, dtype, arch, found.gguf_entries, found.sources))
         targets = Targets(model)
-        if entries is not None:
-            targets.places = gguf_exact.places(model, entries)
-        _stream(shards, copies, targets, check_finite, progress)
+        if found.gguf_entries is not None:
+            targets.places = gguf_exact.places(model, found.gguf_entries)
+        elif found.coded:
+            targets.fillings = coded.fillings(model)
+            _logger.info("the checkpoint is quantised: %s", coded.words(found.coded, targets.fillings, dtype))
+        _stream(found, targets, check_finite, progress)
     model.finish()
     return model
 
 
-def find_copies(folder: pathlib.Path, model: Decoder, load_format: str) -> tuple[list[Shard], list[list[Copy]], bool]:
-    """(shards of a checkpoint, what each gives to `model`, whether it is a GGUF file), from headers alone.
+def find_copies(folder: pathlib.Path, model: Decoder, load_format: str) -> Found:
+    """What the checkpoint in `folder` gives to `model`, which is a whole one.
 
     Raises LoadError and ConfigError as `load_model`.
     """
@@ -124,7 +116,7 @@ def find_copies(folder: pathlib.Path, model: Decoder, load_format: str) -> tuple
         raise ConfigError(f"load_format = 'safetensors', but {folder} is a GGUF file: leave it at auto")
     shards = [open_gguf(folder)] if in_gguf else open_checkpoint(folder)
     try:
-        return shards, _match(shards, model, in_gguf), in_gguf
+        return _match(shards, model, in_gguf)
     except LoadError as error:
         if in_gguf:
             raise
@@ -133,8 +125,14 @@ def find_copies(folder: pathlib.Path, model: Decoder, load_format: str) -> tuple
 
 def fits(folder: pathlib.Path, arch: ModelArch) -> tuple[int, int]:
     """(files, tensors) of a checkpoint of `arch`, from headers alone. Raises LoadError as `load_model`."""
-    shards, copies, _ = find_copies(folder, decoder_on(torch.device("meta"), arch, torch.float32, 1), "auto")
-    return len(shards), sum(map(len, copies))
+    found = find_copies(folder, decoder_on(torch.device("meta"), arch, torch.float32, 1), "auto")
+    return len(found.shards), sum(map(len, found.copies)) + sum(len(one.parts) for one in found.coded)
+
+
+def fill(model: Decoder, found: Found) -> None:
+    """Read a part of what was found for a whole model into its parameters; linear layers that have all of theirs are
+    finished. Raises LoadError."""
+    _stream(found, Targets(model), check_finite=True, progress=False)
 
 
 class Targets:
@@ -152,6 +150,8 @@ class Targets:
         self.tensors = dict(model.weights()) | {name: whole for name, (whole, _) in self._wholes.items()}
         self.places: dict[str, gguf_exact.Place] = {}
         """Names whose blocks go there as they are."""
+        self.fillings: dict[str, coded.Filling] = {}
+        """Names whose codes go there as they are."""
 
     def copied(self, copy: Copy) -> None:
         """A tensor has its numbers, in the parameter's order."""
@@ -201,13 +201,15 @@ def _packing(model: Decoder, nowhere: Decoder, advance: Callable[[int], object])
         targets.filled(name)
 
 
-def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> list[list[Copy]]:
-    """What to copy from each shard. Raises LoadError: missing, left-over or mis-shaped tensors, an unusable dtype."""
+def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> Found:
+    """Raises LoadError: missing, left-over or mis-shaped tensors, an unusable dtype."""
     names, wholes = Names(model.arch, in_gguf), model.wholes()
     wanted = dict(model.weights())
     places = wanted | {name: whole for name, (whole, _) in wholes.items()}
-    copies = [list(_copies(shard.entries, places, names, model.arch)) for shard in shards]
+    coded_tensors, others = coded.gather(shards, names, model.arch, places)
+    copies = [list(_copies(entries, places, names, model.arch)) for entries in others]
     targets = {copy.target for shard_copies in copies for copy in shard_copies if not copy.compare}
+    targets |= {one.target for one in coded_tensors}
     found = targets | {part for name in targets if name in wholes for part in wholes[name][1]}
     _refuse("has no tensor", sorted(names.in_checkpoint(one) for one in set(wanted) - found))
     for copy in (copy for shard_copies in copies for copy in shard_copies):
@@ -218,7 +220,7 @@ def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> list[list[Copy
             raise LoadError(
                 f"tensor {copy.entry.name} has dtype {copy.entry.dtype}; usable are {', '.join(TORCH_DTYPES)}"
             )
-    return copies
+    return Found(shards, copies, coded_tensors, in_gguf)
 
 
 def _copies(entries: Iterable[Entry], places: dict[str, torch.Tensor], names: Names, arch: ModelArch) -> Iterator[Copy]:
@@ -258,16 +260,10 @@ def _refuse(what: str, names: list[str]) -> None:
         raise LoadError(f"the checkpoint {what} {', '.join(shown(name) for name in names[:LISTED])}{more}")
 
 
-def _stream(
-    shards: list[Shard],
-    copies: list[list[Copy]],
-    targets: Targets,
-    check_finite: bool,
-    progress: bool | None,
-) -> None:
-    """Read all shards in the order of their bytes; comparisons come last, when their targets are filled."""
-    buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8)
-    total = sum(copy.entry.n_bytes for shard_copies in copies for copy in shard_copies)
+def _stream(found: Found, targets: Targets, check_finite: bool, progress: bool | None) -> None:
+    """Read all shards in the order of their bytes, plain tensors first; comparisons come last, when their targets are
+    filled."""
+    buffer, total = torch.empty(BUFFER_BYTES, dtype=torch.uint8), found.n_bytes
     disable = None if progress is None else not progress
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=disable))
@@ -275,10 +271,28 @@ def _stream(
         if bar.disable:
             advance = stack.enter_context(ticking("loading weights", total, format_bytes)).advance
         for compare in (False, True):
-            for shard, shard_copies in zip(shards, copies, strict=True):
+            for shard, shard_copies in zip(found.shards, found.copies, strict=True):
                 chosen = [copy for copy in shard_copies if copy.compare == compare]
                 if chosen:
                     _read_tensors(shard, chosen, targets, buffer, check_finite, advance)
+            for one in () if compare else found.coded:
+                _read_coded(one, found.shards, targets, check_finite)
+                advance(one.n_bytes)
+
+
+def _read_coded(one: CodedTensor, shards: list[Shard], targets: Targets, check_finite: bool) -> None:
+    """One coded matrix, into what holds it or decoded; nothing of another rank's."""
+    filling, target = targets.fillings.get(one.target), targets.tensors.get(one.target)
+    if filling is None and target is None:
+        return
+    matrix = coded.read(one, shards, targets.regions.get(one.target))
+    if filling is not None:
+        coded.put(matrix, filling, one.name)
+    elif target is not None:
+        matrix.decode(target)
+        if check_finite and not _is_finite(target):
+            raise LoadError(f"{one.name} has NaN or infinite values as {target.dtype}")
+        targets.filled(one.target)
 
 
 def _read_tensors(

@@ -56,7 +56,7 @@ def test_layers_of_its_own(nested: bool) -> None:
         ({"eagle_config": {TAPS: [-1, 5, 6]}}, "must be 3 numbers of layers, rising"),
         ({"attention_bias": True}, "model_type = 'llama' must be that of a head without bias"),
         ({"hidden_act": "gelu"}, "model_type = 'llama' must be that of a head without bias"),
-        ({"quantization_config": {"quant_method": "awq"}}, "AWQ"),
+        ({"quantization_config": {"quant_method": "awq"}}, "must be absent: heads are read in floating numbers only"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], said: str) -> None:

@@ -41,8 +41,21 @@ def test_drafts_need_a_model() -> None:
         resolve(config, ARCH, "null")
 
 
-def test_trees_of_drafts_are_for_the_cpu() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_trees_of_drafts_have_more_rows(device: str) -> None:
     config = EngineConfig(speculative_config={"method": "suffix", "branching": 2})
-    assert resolve(config, ARCH, "cpu").max_drafts == 24
-    with pytest.raises(ConfigError, match="CPU only and the device is cuda: leave branching"):
-        resolve(config, ARCH, "cuda")
+    assert resolve(config, ARCH, device).max_drafts == 24
+
+
+@pytest.mark.parametrize(
+    ("quantization", "device", "said"),
+    [
+        ("fp8", "cpu", "works on GPUs only and the device is cpu: leave --quantization out"),
+        ("int8", "cuda", "works on the CPU only and the device is cuda: add --device cpu, or leave"),
+        ("fp8", "null", "works on GPUs only and the device is null"),
+    ],
+)
+def test_weights_are_rounded_to_what_a_device_multiplies(quantization: str, device: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve(EngineConfig(quantization=quantization), ARCH, device)  # type: ignore[arg-type]
+    resolve(EngineConfig(quantization=quantization), ARCH, {"fp8": "cuda", "int8": "cpu"}[quantization])  # type: ignore[arg-type]

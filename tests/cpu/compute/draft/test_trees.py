@@ -21,7 +21,6 @@ from quire.compute.draft import eagle
 from quire.compute.draft.drafter import DraftContext, DraftTree, Guess, straightest
 from quire.compute.draft.suffix import SuffixDrafter
 from quire.compute.platform import CudaPlatform
-from quire.config import resolve
 from quire.engine import workers
 
 TAPS = (1, 2, 4)
@@ -122,7 +121,6 @@ def go_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     LiveChains(monkeypatch)
     monkeypatch.setattr(platform.cuda, "CudaDevice", CallingDevice)
     monkeypatch.setattr(workers, "platform_of", lambda config, rank: CudaPlatform(captures=True))
-    monkeypatch.setattr(resolve, "TREE_DEVICES", ("cpu", "cuda"))
 
 
 @pytest.fixture(autouse=True)

@@ -84,7 +84,7 @@ def packed(linear: Linear) -> qgemm.PackedWeight:
 
 def test_the_option_names_the_schemes() -> None:
     hint = typing.get_type_hints(EngineConfig)["quantization"]
-    assert list(typing.get_args(hint)) == list(SCHEMES) == ["auto", "none", *NAMES]
+    assert list(typing.get_args(hint)) == list(SCHEMES) == ["auto", "none", *NAMES, "fp8"]
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])

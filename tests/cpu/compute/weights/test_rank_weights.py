@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from coded_checkpoints import FORMATS, quantise
 from family_cases import checkpoint_of, random_checkpoint
 from gguf_files import write_gguf
 
@@ -101,6 +102,17 @@ def test_rounded(quantization: str, tied: bool, tmp_path: pathlib.Path) -> None:
     for n_ranks in (2, 4):  # 4 ranks have each KV head twice
         check(tmp_path, n_ranks, quantization=quantization)
     check(tmp_path, 2, quantization=quantization, load_format="dummy")
+
+
+@pytest.mark.parametrize("name", ["packed-g128", "int8", "gptq-order", "fp8-odd-blocks"])
+def test_quantised(name: str, tmp_path: pathlib.Path) -> None:
+    """Integers held as they are, groups divided, columns in another order, blocks that cuts go through."""
+    fields = {**QWEN3, "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 4, "head_dim": 64}
+    random_checkpoint(tmp_path / "floating", "Qwen3", **fields)
+    quantise(tmp_path / "floating", tmp_path / "coded", FORMATS[name], tmp_path / "plain")
+    check(tmp_path / "coded", 2, quantization="auto")
+    whole, plain = (numbers(load(tmp_path / one, quantization="auto")) for one in ("coded", "plain"))
+    assert whole.keys() == plain.keys() and all(torch.equal(whole[one], plain[one]) for one in whole)
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "Q8_0", "Q4_0", "Q5_1"])

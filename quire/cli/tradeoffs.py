@@ -1,0 +1,67 @@
+"""`quire bench tradeoffs [MODEL]`: the model in every scheme; a table, JSON, a plot of quality against speed.
+
+Owns the command's words and the folders, which are made for it and go with it. Does not own what is measured
+(`bench/tradeoffs`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import pathlib
+import tempfile
+
+import msgspec
+
+from quire.bench.options import TradeoffOptions
+from quire.bench.plot import check_plot_path
+from quire.bench.report import build_report, check_report_path, write_report
+from quire.cli.model import engine_config
+from quire.cli.quantize import make
+from quire.config.flags import read_flags
+from quire.config.options import make_options
+from quire.config.quantize import QuantizeOptions
+from quire.core.errors import ConfigError
+
+
+def run_tradeoffs(namespace: argparse.Namespace) -> int:
+    """Measure and print; returns 0. ConfigError for wrong options and texts."""
+    options = read_flags(namespace, TradeoffOptions)
+    if options.plot:
+        check_plot_path(options.plot)
+    if options.output_json:
+        check_report_path(options.output_json)
+    if not options.calibrate:
+        raise ConfigError("--calibrate FILE is needed: a text like what the model will read, from some 100 KB on")
+    config = engine_config(namespace, disable_log_stats=True)
+    from quire.bench.tradeoff_chart import write_tradeoff_chart
+    from quire.bench.tradeoffs import lines, measure, read_texts
+
+    texts, skipped, rows = read_texts(options.texts), dict[str, str](), []
+    with tempfile.TemporaryDirectory(prefix="quire-tradeoffs-") as place:
+
+        def folder(scheme: str, method: str) -> str:
+            target = pathlib.Path(place) / f"{scheme.replace(':', '-')}-{method}"
+            values = {
+                "scheme": scheme, "method": method, "calibrate": options.calibrate, "samples": options.samples,
+                "sample_tokens": options.sample_tokens, "device": config.device,
+            }  # fmt: skip
+            with contextlib.redirect_stdout(io.StringIO()):
+                make(make_options(QuantizeOptions, values), config.model or "demo", target)
+            return str(target)
+
+        for row in measure(config, options, texts, folder, skipped):
+            rows.append(row)
+            print(f"{row.name}: {row.mean_bits:.4f} bits per byte", flush=True)
+    print("\n".join(["", *lines(rows)]))
+    for name, reason in skipped.items():
+        print(f"left out: {name}: {reason}")
+    if options.output_json:
+        settings = msgspec.structs.asdict(options) | msgspec.structs.asdict(config)
+        results = {"variants": [dataclasses.asdict(row) for row in rows], "left_out": skipped}
+        write_report(options.output_json, build_report("tradeoffs", settings, results))
+    if options.plot:
+        write_tradeoff_chart(options.plot, rows, f"quire bench tradeoffs, {config.model or 'demo'}")
+    return 0

@@ -1,0 +1,83 @@
+"""The folder that is written: shards, their index, the files beside them, config.json last.
+
+Owns when there is a folder: it is made beside its place under another name, and gets its own when it is whole.
+Invariant: whatever ends the work before, nothing is left; after a kill a hidden folder without config.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+
+from quire.compute.weights.checkpoint import INDEX
+from quire.compute.weights.hub import WANTED
+from quire.core.errors import ConfigError, shown
+
+BESIDE: Final = tuple(name for name in WANTED if name != "*.safetensors")
+CONFIG: Final = "config.json"
+
+
+def check_target(target: pathlib.Path) -> None:
+    """ConfigError, before hours of work, where no folder can be made."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise ConfigError(f"OUTDIR {shown(str(target))} is not a folder: give the name of a new one")
+    if target.is_dir() and any(target.iterdir()):
+        raise ConfigError(f"OUTDIR {shown(str(target))} is not empty: give the name of a new folder, or empty it first")
+    parent = target.absolute().parent
+    if not parent.is_dir():
+        raise ConfigError(f"OUTDIR {shown(str(target))} cannot be made: {parent} is not a folder")
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"OUTDIR {shown(str(target))} cannot be made: {parent} cannot be written")
+
+
+class Folder:
+    """A context: left by an error or Ctrl-C, there is no folder."""
+
+    def __init__(self, target: pathlib.Path, n_shards: int) -> None:
+        check_target(target)
+        self._target = target.absolute()
+        self._partial = self._target.with_name(f".{target.name}.partial-{os.getpid()}")
+        self._n_shards = n_shards
+        self._homes: dict[str, str] = {}
+        self._n_bytes = 0
+        self._n_written = 0
+
+    def __enter__(self) -> Folder:
+        self._partial.mkdir()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write the next shard."""
+        self._n_written += 1
+        name = f"model-{self._n_written:05}-of-{self._n_shards:05}.safetensors"
+        save_file({key: one.contiguous() for key, one in tensors.items()}, self._partial / name, {"format": "pt"})
+        self._homes |= dict.fromkeys(tensors, name)
+        self._n_bytes += sum(one.nbytes for one in tensors.values())
+
+    def finish(self, source: pathlib.Path, quantization: Mapping[str, Any] | None) -> int:
+        """Write all else and give the folder its name; returns bytes of tensors. source: of config.json and what stands
+        beside it. quantization: what config.json says of it; None: nothing."""
+        index = {"metadata": {"total_size": self._n_bytes}, "weight_map": self._homes}
+        (self._partial / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
+        for pattern in BESIDE:
+            for path in source.glob(pattern):
+                if path.is_file() and path.name not in (CONFIG, INDEX):
+                    shutil.copyfile(path, self._partial / path.name)
+        config = json.loads((source / CONFIG).read_text())
+        config |= {} if quantization is None else {"quantization_config": quantization}
+        (self._partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        os.rename(self._partial, self._target)  # in the place of an empty folder too
+        return self._n_bytes

@@ -1,0 +1,107 @@
+"""Integers of 4 bits of a checkpoint, multiplied by activations as they are.
+
+Owns what is stored, how it is cut and filled. Does not own the layout nor products (`kernels/w4a16`).
+Invariant: codes and zero points are the checkpoint's; scales are rounded to the model's dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from quire.compute.schemes.coded import PIECE_VALUES, Coded, Source
+from quire.compute.schemes.launched import Launched
+from quire.compute.schemes.scheme import FilledScheme, Product, Stored
+from quire.config.codings import Layout
+from quire.config.parameters import Cut, Matrix
+from quire.config.shares import Share, share
+from quire.core.errors import ConfigError
+from quire.kernels import nibbles, w4a16
+from quire.kernels.w4a16 import weight as packing
+
+LAYOUTS: Final = (Layout.PACKED, Layout.GPTQ, Layout.AWQ)
+
+
+@dataclasses.dataclass(frozen=True)
+class Int4(FilledScheme):
+    """With a scale for each `group` inputs of an output."""
+
+    dtype: torch.dtype
+    """The model's."""
+    group: int
+    """0: all of them."""
+    zeros: bool = False
+    order: bool = False
+    """Inputs are sorted by their groups."""
+    keeps_matrix = False
+    name = "int4"
+
+    def stored(self, n: int, k: int) -> tuple[Stored, ...]:
+        """See `WeightScheme`."""
+        found = packing.layout(n, k, self.group or k, self.dtype, zeros=self.zeros, order=self.order)
+        return tuple(Stored(name, shape, dtype) for name, (shape, dtype) in found.items())
+
+    def cut(self, matrix: Matrix, rank: int, n_ranks: int) -> Share:
+        """Between groups."""
+        if self.order and n_ranks > 1 and matrix.cut is Cut.ROW:
+            raise ConfigError(
+                f"{matrix.name}: inputs sorted by their groups cannot be divided among {n_ranks} ranks: run one, or"
+                " --quantization none"
+            )
+        return share(matrix, rank, n_ranks, column_step=self.group or 1)
+
+    def begin(self, n: int, k: int, device: torch.device) -> Launched:
+        """See `FilledScheme`. An order that is not filled yet is negative."""
+        found = {one.name: torch.zeros(one.shape, dtype=one.dtype, device=device) for one in self.stored(n, k)}
+        weight = packing.Int4Weight(k, self.group or k, found["codes"], found["scales"], self.zeros, found.get("order"))
+        if weight.order is not None:
+            weight.order.fill_(-1)
+
+        def run(x: torch.Tensor, bias: torch.Tensor | None, **around: object) -> torch.Tensor:
+            return w4a16.linear(x, weight, bias, **around)  # type: ignore[arg-type]
+
+        return Launched(found, run)
+
+    def put(self, product: Product, first_row: int, coded: Coded) -> None:
+        """See `FilledScheme`."""
+        found, order = product.tensors, self._order(product.tensors, coded)
+        lines = found["scales"][:, first_row : first_row + coded.n]
+        scales = lines[::2] if self.zeros else lines
+        scales.copy_(coded.scales.t())
+        if not bool(scales.isfinite().all()):
+            raise ValueError(f"a scale is NaN, infinite or beyond {self.dtype}")
+        if self.zeros:
+            assert coded.zeros is not None
+            lines[1::2].copy_(coded.zeros.t())
+        step = max(1, PIECE_VALUES // coded.k)
+        for first in range(0, coded.n, step):
+            codes = coded.codes[first : first + step].to(found["codes"].device)
+            codes = codes if order is None else codes[:, order]
+            found["codes"][first_row + first : first_row + first + len(codes)].copy_(nibbles.pack(codes))
+
+    def _order(self, found: dict[str, torch.Tensor], coded: Coded) -> torch.Tensor | None:
+        """That of a part, which is that of all."""
+        if not self.order:
+            return None
+        assert coded.groups is not None
+        order = coded.groups.argsort(stable=True)
+        if not torch.equal(coded.groups[order], torch.arange(coded.k) // (self.group or coded.k)):
+            raise ValueError(f"its groups are not of {self.group or coded.k} inputs each")
+        kept, own = found["order"], order.to(found["order"].device, torch.int32)
+        if int(kept[0]) >= 0 and not torch.equal(kept, own):
+            raise ValueError("its inputs are in another order than those of the matrix beside it")
+        kept.copy_(own)
+        return own.long()
+
+
+def holder(matrix: Matrix, sources: Sequence[Source], device: torch.device, dtype: torch.dtype) -> Int4 | None:
+    """What holds a coded matrix as it is; None: nothing does."""
+    coding = sources[0].coding
+    if any(source.coding != coding for source in sources) or coding.layout not in LAYOUTS or coding.bits != 4:
+        return None
+    if coding.group % 64 and coding.group != 32:
+        return None
+    return Int4(dtype, coding.group, zeros=not coding.symmetric, order=coding.act_order)

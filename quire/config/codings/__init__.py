@@ -1,0 +1,44 @@
+"""Methods of quantised checkpoints: `read_codings` of a config.json's quantization_config, a file for each method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from quire.config.codings import awq, bitsandbytes, compressed, fp8, gptq, mxfp4
+from quire.config.codings.coding import INSTEAD, Coding, Codings, Layout
+from quire.config.fields import Fields
+from quire.core.errors import ConfigError, shown
+
+METHODS: Final[Mapping[str, Callable[[Fields], Codings]]] = {
+    "gptq": gptq.read,
+    "awq": awq.read,
+    "fp8": fp8.read,
+    "modelopt": fp8.read_modelopt,
+    "compressed-tensors": compressed.read,
+    "mxfp4": mxfp4.read,
+    "bitsandbytes": bitsandbytes.read,
+}
+"""quant_method → what reads the rest."""
+
+__all__ = ["METHODS", "Coding", "Codings", "Layout", "read_codings"]
+
+
+def read_codings(config: Fields) -> Codings | None:
+    """What a config.json says of its quantised matrices; None where none is. Raises ConfigError naming the key, its
+    value and what would work."""
+    if "quantization_config" not in config:
+        return None
+    fields = config.nested("quantization_config")
+    method = fields.values.get("quant_method")
+    if method is None and isinstance(fields.values.get("config_groups"), dict):
+        method = "compressed-tensors"
+    if not isinstance(method, str) or method not in METHODS:
+        raise ConfigError(
+            f"{fields.where}: quant_method = {shown(method)} is not read; {', '.join(METHODS)} are. {INSTEAD}.",
+            param="quantization_config",
+        )
+    try:
+        return METHODS[method](fields)
+    except ConfigError as error:  # a key inside it
+        raise ConfigError(error.message, param="quantization_config") from None

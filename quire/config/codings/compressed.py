@@ -1,0 +1,105 @@
+"""compressed-tensors, as llm-compressor writes it: rules for groups of modules, each with weights of its own kind."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from quire.config.codings.coding import Coding, Codings, Layout, Rule, group_of, one_of, unsupported
+from quire.config.codings.fp8 import e4m3, is_block
+from quire.config.fields import Fields
+from quire.core.errors import ConfigError
+
+PACKED: Final = "pack-quantized"
+FORMATS: Final = (PACKED, "int-quantized", "float-quantized", "naive-quantized")
+MIXED: Final = "mixed-precision"
+MAX_GROUPS: Final = 256
+MAX_TARGETS: Final = 65536
+
+
+def read(fields: Fields) -> Codings:
+    """Raises ConfigError."""
+    form = one_of(fields, "format", (*FORMATS, MIXED), "naive-quantized")
+    one_of(fields, "quantization_status", ("compressed",), "compressed")
+    if "sparsity_config" in fields:
+        one_of(fields.nested("sparsity_config"), "format", ("dense",), "dense")
+    if fields.values.get("transform_config"):
+        raise unsupported(fields, "transform_config", "a checkpoint without transforms")
+    groups = fields.nested("config_groups")
+    if not 0 < len(groups.values) <= MAX_GROUPS:
+        raise fields.error("config_groups", f"an object of 1 to {MAX_GROUPS} groups")
+    rules = tuple(_rule(groups.nested(name), str(form)) for name in groups.values)
+    # As in the library, what names a module goes before what names its class.
+    return Codings(method="compressed-tensors", rules=tuple(sorted(rules, key=lambda rule: "Linear" in rule.targets)))
+
+
+def _rule(group: Fields, form: str) -> Rule:
+    targets = group.values.get("targets")
+    if not isinstance(targets, list) or len(targets) > MAX_TARGETS or not all(isinstance(one, str) for one in targets):
+        raise group.error("targets", "a list of names")
+    for target in targets:
+        if target.startswith("re:") and not _compiles(target.removeprefix("re:")):
+            raise group.error("targets", "names, or regular expressions behind re:")
+    if group.values.get("output_activations"):
+        raise unsupported(group, "output_activations", "null")
+    if "format" in group:
+        form = str(one_of(group, "format", FORMATS))
+    elif form == MIXED:
+        raise unsupported(group, "format", " or ".join(FORMATS))
+    return Rule(_coding(group.nested("weights"), group.nested("input_activations"), form), tuple(targets))
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:
+    is_float = one_of(weights, "type", ("int", "float"), "int") == "float"
+    bits = one_of(weights, "num_bits", (8,) if is_float or form != PACKED else (4, 8))
+    assert isinstance(bits, int)
+    static = bool(inputs.values) and _are_static(inputs)
+    strategy = one_of(weights, "strategy", ("tensor", "channel", "group", "block"))
+    if is_float:
+        if form == PACKED:
+            raise unsupported(weights, "type", "int in pack-quantized")
+        one_of(weights, "strategy", ("tensor", "channel", "block"))
+        coding = e4m3(_block(weights) if strategy == "block" else None, static=static)
+    else:
+        one_of(weights, "strategy", ("tensor", "channel", "group"))
+        actorder: Any = weights.values.get("actorder")
+        coding = Coding(
+            layout=Layout.PACKED if form == PACKED else Layout.SCALED, bits=bits,
+            group=group_of(weights, "group_size") if strategy == "group" else 0,
+            symmetric=weights.flag("symmetric", True), act_order=actorder in ("group", True),
+        )  # fmt: skip
+    rounds_inputs = bool(inputs.values) and coding.layout is Layout.SCALED
+    return msgspec.structs.replace(coding, rounds_inputs=rounds_inputs, static_inputs=static and rounds_inputs)
+
+
+def _block(weights: Fields) -> list[int]:
+    block = weights.values.get("block_structure")
+    if not is_block(block):
+        raise weights.error("block_structure", "two numbers of outputs and inputs")
+    assert isinstance(block, list)
+    return block
+
+
+def _are_static(inputs: Fields) -> bool:
+    """Whether the scale of activations is stored."""
+    one_of(inputs, "num_bits", (8,))
+    if inputs.values.get("dynamic") is True:
+        return False
+    one_of(inputs, "dynamic", (False,), False)
+    one_of(inputs, "strategy", ("tensor",), "tensor")
+    if inputs.values.get("symmetric") is False:
+        raise ConfigError(
+            f"{inputs.where}: symmetric = False is not supported for activations with a stored scale: only true is",
+            param="quantization_config",
+        )
+    return True

@@ -1,0 +1,28 @@
+"""GPTQ: integers of 2, 4 or 8 bits with zero points, perhaps in the order of activations (Frantar et al., 2022)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quire.config.codings.coding import Coding, Codings, Layout, Rule, group_of, one_of, unsupported
+from quire.config.fields import Fields
+
+ZERO_LESS: Final = {"gptq": 1, "gptq_v2": 0}
+"""checkpoint_format → what its zero points are stored less."""
+
+
+def read(fields: Fields) -> Codings:
+    """Raises ConfigError."""
+    bits = one_of(fields, "bits", (4, 8, 2))
+    assert isinstance(bits, int)
+    form = one_of(fields, "checkpoint_format", ZERO_LESS, "gptq")
+    one_of(fields, "pack_dtype", ("int32",), "int32")
+    one_of(fields, "is_marlin_format", (False,), False)
+    dynamic = fields.values.get("dynamic") or {}
+    if not isinstance(dynamic, dict) or any(not str(name).startswith("-:") for name in dynamic):
+        raise unsupported(fields, "dynamic", "a table of modules that are left out (-:)")
+    coding = Coding(
+        layout=Layout.GPTQ, bits=bits, group=group_of(fields, "group_size"), symmetric=fields.flag("sym", True),
+        act_order=fields.flag("desc_act", False), zero_less=ZERO_LESS[str(form)],
+    )  # fmt: skip
+    return Codings(method="GPTQ", rules=(Rule(coding),))

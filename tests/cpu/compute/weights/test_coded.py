@@ -1,0 +1,94 @@
+"""Tensors that do not make a quantised matrix of the model are refused by name; what stands beside is left."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from coded_checkpoints import Format, gptq, packed, quantise
+from family_cases import random_checkpoint
+from safetensors.torch import load_file, save_file
+
+from quire.compute.weights.loader import load_model
+from quire.config.model import read_arch
+from quire.core.errors import LoadError
+
+Tensors = dict[str, torch.Tensor]
+UP = "model.layers.0.mlp.up_proj"
+
+
+def load(folder: pathlib.Path, quantization: str = "auto") -> None:
+    load_model(
+        folder, read_arch(folder), dtype=torch.bfloat16, device=torch.device("cpu"), max_model_len=64,
+        quantization=quantization, progress=False,
+    )  # fmt: skip
+
+
+def changed(folder: pathlib.Path, form: Format, change: Callable[[Tensors], None]) -> pathlib.Path:
+    """A checkpoint whose tensors were changed."""
+    random_checkpoint(folder / "floating", "Llama", num_hidden_layers=1, intermediate_size=128)
+    quantise(folder / "floating", folder / "coded", form, folder / "plain")
+    path = folder / "coded" / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    return folder / "coded"
+
+
+def without(name: str) -> Callable[[Tensors], None]:
+    return lambda tensors: tensors.__delitem__(name)
+
+
+def with_tensor(name: str, make: Callable[[torch.Tensor], torch.Tensor], source: str = "") -> Callable[[Tensors], None]:
+    return lambda tensors: tensors.update({name: make(tensors[source or name]).contiguous()})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without(f"{UP}.weight_scale"), f"of '{UP}', but not weight_scale, which int4 in groups of 32 needs"),
+        (with_tensor(f"{UP}.weight_scale", torch.t), f"{UP}.weight_scale has shape (2, 128); a matrix [128, 64] in"),
+        (with_tensor(f"{UP}.weight_scale", torch.Tensor.int), "weight_scale has dtype I32; int4 in groups of 32"),
+        (with_tensor(f"{UP}.weight_packed", lambda one: one[:, :4]), "has shape (128, 4)"),
+        (with_tensor(f"{UP}.weight_scale", lambda one: one * torch.inf), f"'{UP}' has NaN or infinite"),
+        (
+            with_tensor("model.layers.1.mlp.up_proj.weight_packed", torch.clone, f"{UP}.weight_packed"),
+            "has weight_packed of I32 of 'model.layers.1.mlp.up_proj', but not",
+        ),
+        (with_tensor("model.layers.0.mlp.more.weight", torch.clone, f"{UP}.weight_scale"), "model does not use"),
+    ],
+    ids=["lacking", "shape", "dtype", "short", "infinite", "another", "more"],
+)  # fmt: skip
+def test_what_makes_no_matrix_is_named(change: Callable[[Tensors], None], said: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(LoadError) as caught:
+        load(changed(tmp_path, packed(4, 32), change))
+    assert said in caught.value.message
+
+
+def test_a_module_is_no_target(tmp_path: pathlib.Path) -> None:
+    folder = changed(tmp_path, packed(4, 32), lambda tensors: None)
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["targets"] = ["re:.*self_attn.*"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadError, match=r"mlp\.\w+_proj' is quantised, but no group of quantization_config has it"):
+        load(folder)
+
+
+def test_what_stands_beside_is_left(tmp_path: pathlib.Path) -> None:
+    """Biases of zeros that old writers of GPTQ add, and scales of a quantised cache."""
+
+    def add(tensors: Tensors) -> None:
+        tensors |= {f"{UP}.bias": torch.zeros(128).half(), "model.layers.0.self_attn.k_scale": torch.ones(1)}
+
+    load(changed(tmp_path, gptq(4, 32), add))
+
+
+def test_scales_that_kernels_cannot_hold_are_refused_with_what_decodes_them(tmp_path: pathlib.Path) -> None:
+    folder = changed(tmp_path, packed(4, 32), with_tensor(f"{UP}.weight_scale", lambda one: one * 2.0**14))
+    with pytest.raises(LoadError, match=r"a scale is NaN, infinite or beyond 7\.99609; --quantization none decodes it"):
+        load(folder)
+    load(folder, "none")

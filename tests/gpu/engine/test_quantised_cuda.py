@@ -1,0 +1,75 @@
+"""Quantised checkpoints on a GPU: near to the same numbers decoded, and the same text eager and with graphs."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from coded_checkpoints import FORMATS, mxfp4_experts, quantise
+from family_cases import CASES, IDS, random_checkpoint
+
+from quire.core.sampling import SamplingParams
+from quire.engine.llm import LLM
+
+pytestmark = pytest.mark.gpu
+SIZE = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 65, "skip_tokenizer_init": True}
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, prompt_logprobs=0)
+KEPT = {
+    "packed-g128": "int4", "packed-channel": "int4", "packed-order": "int4", "gptq-g64-zeros": "int4",
+    "awq-g64": "int4", "int8": "int8", "fp8-blocks": "fp8", "fp8-static": "fp8", "gptq-v2-8": "",
+}  # fmt: skip
+"""Coding → scheme that holds it; empty: it is decoded."""
+NEAR = {"": 0.3, "int4": 0.3, "int8": 0.6, "fp8": 1.5}
+"""Scheme → largest mean difference of log-probabilities, in bfloat16: random models amplify each rounding."""
+
+
+def run(folder: pathlib.Path, **options: Any) -> tuple[torch.Tensor, list[int]]:
+    """(log-probabilities of the prompt, tokens)."""
+    llm = LLM(str(folder), device="cuda", dtype="bfloat16", **{**SIZE, **options})
+    (one,) = llm.generate([IDS], GREEDY, use_tqdm=False)
+    llm.shutdown()
+    rows = zip(IDS[1:], (one.prompt_logprobs or [])[1:], strict=True)
+    return torch.tensor([row[token].logprob for token, row in rows if row]), list(one.outputs[0].token_ids)
+
+
+def expected_of(folder: pathlib.Path) -> torch.Tensor:
+    """In float32."""
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = oracle(torch.tensor([IDS])).logits[0]
+    return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(IDS[1:])[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_codings(name: str, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    random_checkpoint(
+        tmp_path / "floating", "Llama", hidden_size=256, intermediate_size=384, num_hidden_layers=2, head_dim=64
+    )
+    quantise(tmp_path / "floating", tmp_path / "coded", FORMATS[name], tmp_path / "plain")
+    with caplog.at_level(logging.INFO):
+        eager, text = run(tmp_path / "coded", enforce_eager=True)
+    assert (f"kept as {KEPT[name]}" if KEPT[name] else "decoded into bfloat16, once") in caplog.text
+    assert float((eager - expected_of(tmp_path / "plain")).abs().mean()) < NEAR[KEPT[name]]
+    assert run(tmp_path / "coded")[1] == text
+
+
+def test_experts_in_mxfp4_are_decoded(tmp_path: pathlib.Path) -> None:
+    family, fields = CASES["gpt_oss"]
+    random_checkpoint(tmp_path / "floating", family, **fields)
+    mxfp4_experts(tmp_path / "floating", tmp_path / "coded", tmp_path / "plain")
+    coded, text = run(tmp_path / "coded")
+    plain, same = run(tmp_path / "plain")
+    assert torch.equal(coded, plain) and text == same
+
+
+@pytest.mark.parametrize(("family", "fields"), [("Llama", {}), CASES["qwen3_moe"]])
+def test_rounded_to_fp8(family: str, fields: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """Experts stay floating."""
+    random_checkpoint(tmp_path, family, **fields)
+    eager, text = run(tmp_path, quantization="fp8", enforce_eager=True)
+    assert float((eager - expected_of(tmp_path)).abs().mean()) < NEAR["fp8"]
+    assert run(tmp_path, quantization="fp8")[1] == text
