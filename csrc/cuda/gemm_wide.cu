@@ -269,9 +269,8 @@ struct WideBlock {
         const int first = pass * n_units, row = upper_row(place.row + group() * OUT_ROWS), low_row = lower_row(row);
         const int lane = threadIdx.x & 31, own_row = threadIdx.x / 32 * 16 + lane / 4;
         int at_stage = first % N_STAGES, turn = first / N_STAGES;
-        const bool halved = a.group < CHUNK;
-        Read next_early = read_factors(row, low_row, first_unit * CHUNK), next_late = next_early;
-        if (halved) next_late = read_factors(row, low_row, first_unit * CHUNK + CHUNK / 2);
+        const int halved = a.group < CHUNK, column = first_unit * CHUNK;
+        Read next_early = read_factors(row, low_row, column), next_late = read_factors(row, low_row, column + CHUNK / 2);
         for (int unit = 0; unit < n_units; unit++) {
             const Factors early = factors(next_early), late = halved ? factors(next_late) : early;
             const int next = (first_unit + min(unit + 1, n_units - 1)) * CHUNK;
