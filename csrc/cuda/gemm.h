@@ -4,7 +4,6 @@
 
 namespace quire {
 
-constexpr uint64_t L2_EVICT_NORMAL = 0x1000000000000000ull;
 constexpr int CHUNK = 64;  // columns: a row of 128 bytes
 
 // ---- clusters --------------------------------------------------------------------------------------------------------

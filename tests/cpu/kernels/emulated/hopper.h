@@ -55,7 +55,7 @@ inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 
 inline thread_local dim3 threadIdx, blockIdx;
-inline dim3 blockDim;
+inline dim3 blockDim, gridDim;
 
 namespace emulated {
 inline std::unique_ptr<std::barrier<>> block;
@@ -117,6 +117,7 @@ struct cudaLaunchAttribute {
 };
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
     cudaStream_t stream;
     cudaLaunchAttribute* attrs;
     int numAttrs;
@@ -126,7 +127,7 @@ template <class Kernel, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Arguments&... arguments) {
     const int n_threads = config->blockDim.x;
     const dim3 grid = config->gridDim;
-    blockDim = config->blockDim;
+    blockDim = config->blockDim, gridDim = grid;
     emulated::block = std::make_unique<std::barrier<>>(n_threads);
     emulated::warps.clear();
     for (int i = 0; i < n_threads / 32; ++i) emulated::warps.push_back(std::make_unique<std::barrier<>>(32));
