@@ -61,15 +61,21 @@ struct Consumer {
     __device__ __forceinline__ void multiply_keys(uint32_t stage, const Shared& shared) {
         const Operand k = rows_operand(uniform(stage), EIGHT_BYTES);
         const Operand q = rows_operand(uniform(shared.queries + team * TEAM_ROWS * 128));
+        float odd[TEAM_ROWS / 2];  // with few rows a product is short: two sums take turns, none waits for its own
         pin(s);
         products_begin();
 #pragma unroll
         for (int i = 0; i < DIM / 16; ++i)
-            Product<TEAM_ROWS>::rows(s, k.further(i / 4 * CHUNK_BYTES + i % 4 * 32),
-                                     q.further(i / 4 * Q_CHUNK_BYTES + i % 4 * 32), i > 0);
+            Product<TEAM_ROWS>::rows(CHAINS > 1 && i % 2 ? odd : s, k.further(i / 4 * CHUNK_BYTES + i % 4 * 32),
+                                     q.further(i / 4 * Q_CHUNK_BYTES + i % 4 * 32), i >= CHAINS);
         products_commit();
         products_wait<0>();
         pin(s);
+        if constexpr (CHAINS > 1) {
+            pin(odd);
+#pragma unroll
+            for (int i = 0; i < TEAM_ROWS / 2; ++i) s[i] += odd[i];
+        }
     }
 
     __device__ __forceinline__ void hide(const Line& line, int start, const Shared& shared) {

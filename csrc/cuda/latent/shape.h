@@ -12,6 +12,7 @@ constexpr int KEYS = 64;                         // of a stage
 constexpr int TEAMS = ROWS > 32 ? 2 : 1;         // consumer warpgroups
 constexpr int TEAM_ROWS = ROWS / TEAMS;          // whose logits a team computes ..
 constexpr int TEAM_TILES = RANK / 64 / TEAMS;    // .. and tiles of 64 dimensions that it sums, of all rows
+constexpr int CHAINS = ROWS == 16 ? 2 : 1;       // sums of the logits
 constexpr int CONSUMERS = 128 * TEAMS;           // threads
 // With two teams the producer's registers go to them, which takes whole warpgroups.
 constexpr bool SHIFTS_REGISTERS = TEAMS > 1;

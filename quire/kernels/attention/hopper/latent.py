@@ -41,7 +41,7 @@ def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_d
     """Why no machine could run this with these kernels, or None."""
     heads = plan.heads
     if heads.n_kv_heads != 1 or (heads.head_dim, heads.value_dim) != (HEAD_DIM, RANK):
-        return f"values are {heads.out_dim} of the {heads.head_dim} numbers of a key, not {RANK} of {HEAD_DIM} of one head"
+        return f"values are {heads.out_dim} of a key of {heads.head_dim} numbers, not {RANK} of {HEAD_DIM} of one head"
     if q_dtype not in DTYPES or kv_dtype != q_dtype:
         return f"q is {q_dtype} and keys are {kv_dtype}: both must be bfloat16 or both float16"
     if plan.layout is not Layout.PAGED:
