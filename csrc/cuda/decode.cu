@@ -26,6 +26,7 @@
 namespace quire {
 namespace {
 
+constexpr int FEW_MERGES = 4;  // of a multiprocessor: up to as many, each has a block
 constexpr int BLOCK_THREADS = (WARPS + WRITERS + 1) * 32;  // consumers, writers, the producer
 
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
@@ -84,22 +85,6 @@ cudaError_t encode_side(CUtensorMap* map, const void* base, int64_t page, int64_
     const uint64_t strides[4] = {token * bytes, 128, head * bytes, page * bytes};
     const uint32_t box[5] = {64, n_box_rows, even ? CHUNKS : 1, 1, 1};
     return encode_map(map, base, LAYOUT == RAGGED ? 4 : 5, sizes, strides, box);
-}
-
-template <class... Parameters, class... Arguments>
-cudaError_t launch(void (*kernel)(Parameters...), int n_blocks, int n_threads, int shared_bytes, void* stream,
-                   Arguments... arguments) {
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(n_blocks);
-    config.blockDim = dim3(n_threads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &overlap;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 cudaError_t allow_shared_memory() {  // once for each device

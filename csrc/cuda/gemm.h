@@ -4,8 +4,6 @@
 
 namespace quire {
 
-constexpr uint64_t L2_EVICT_NORMAL = 0x1000000000000000ull;
-
 // What is multiplied: elements as y has them, or e4m3 with scales (QUIRE_FP8: 1 of rows of w and of x, 2 of blocks of
 // 128 x 128 of w and of 128 columns of a row of x).
 #ifndef QUIRE_FP8

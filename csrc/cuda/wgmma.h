@@ -66,6 +66,7 @@ __device__ __forceinline__ void keep_before_wait(float value, uint32_t any_share
 // Product<N>::rows_of: the same, a in registers.
 // Product<N>::columns: d += a b, a in registers (pairs of columns, as in the fragments of mma.m16n8k16), b in shared
 // memory (columns_operand).
+// Product<N>::turned:  d += a b^T, both in shared memory, a along its outer dimension (columns_operand).
 template <int N> struct Product;
 
 #if defined(QUIRE_BF16) && QUIRE_BF16
@@ -111,6 +112,13 @@ template <int N> struct Product;
                          : OUT                                                                                   \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate));         \
         }                                                                                                        \
+        static __device__ __forceinline__ void turned(float (&d)[N / 2], Operand a, Operand b, int accumulate) { \
+            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #C ", 0;\n"                                      \
+                         " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, %" #A ", %" #B         \
+                         ", p, 1, 1, 1, 0;\n}"                                                                   \
+                         : OUT                                                                                   \
+                         : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));                                       \
+        }                                                                                                        \
         static __device__ __forceinline__ void columns(float (&d)[N / 2], const uint32_t* a, Operand b,          \
                                                        int accumulate) {                                         \
             asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #F ", 0;\n"                                      \
@@ -125,6 +133,8 @@ template <int N> struct Product;
 #define QUIRE_OUT_48 QUIRE_OUT32(0), QUIRE_OUT16(32)
 #define QUIRE_OUT_96 QUIRE_OUT64(0), QUIRE_OUT32(64)
 #define QUIRE_OUT_128 QUIRE_OUT64(0), QUIRE_OUT64(64)
+QUIRE_PRODUCT(16, "%0, %1, %2, %3, %4, %5, %6, %7", QUIRE_OUT8(0), 8, 9, 10, 11, 12, 13)
+QUIRE_PRODUCT(32, QUIRE_TEN() "%10, %11, %12, %13, %14, %15", QUIRE_OUT16(0), 16, 17, 18, 19, 20, 21)
 QUIRE_PRODUCT(64, QUIRE_SUMS_30 "%30, %31", QUIRE_OUT32(0), 32, 33, 34, 35, 36, 37)
 QUIRE_PRODUCT(80, QUIRE_SUMS_30 "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39", QUIRE_OUT_40, 40, 41, 42, 43, 44,
               45)

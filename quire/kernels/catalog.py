@@ -171,6 +171,7 @@ _SCANS = ("convolve", "scan_ssm", "scan_delta", "norm_gated")
 CATALOGUE: tuple[Implementation, ...] = (
     _hopper("attention", "run", place="hopper.launcher"),
     _triton("attention", "run", place="triton.launcher"),
+    Implementation("attention", "hopper-latent", ("run",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper.latent"),
     Implementation("attention", "latent", ("run",), ("cuda",), _TRITON, triton_obstacle, place="triton.latent"),
     Implementation("attention", "cpu", ("run",), ("cpu",), _NATIVE, native_obstacle, missed=True, place="cpu.launcher"),
     _reference("attention", "run"),

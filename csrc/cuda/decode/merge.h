@@ -1,13 +1,17 @@
 // Contraction of the parts of lines that were split, in a fixed order: two kernels, for few merges and for many.
 #pragma once
-#include "decode/results.h"
+#include "decode/out.h"
+#include "launch.h"
 
 namespace quire {
 namespace {
 
-constexpr int CELLS = DIM / 4;      // of a row: four dimensions each
+#ifndef QUIRE_MERGE_WIDTH
+#define QUIRE_MERGE_WIDTH 512
+#endif
+constexpr int CELLS = OUT_DIM / 4;  // of a row: four dimensions each
 constexpr int MERGE_THREADS = 512;
-constexpr int FEW_MERGES = 4;       // of a multiprocessor: up to as many, each has a block
+constexpr int MERGE_WIDTH = QUIRE_MERGE_WIDTH;  // most cells of a block of merge_kernel, at a time
 constexpr int CELL_THREADS = 256, CELL_BLOCKS = 5;  // of a multiprocessor
 constexpr int FLIGHT = 5, CELL_FLIGHT = 3;  // parts loaded together, by merge_kernel and by merge_cells_kernel
 
@@ -39,7 +43,7 @@ __device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[F
             const int64_t row = found[i] + head;
             lse[i] = found[i] < 0 ? -INFINITY : Variant::softmax ? args.partial_lse[row] : 0.f;
             x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-            if (found[i] >= 0) x[i] = *reinterpret_cast<const float4*>(args.partial_out + row * DIM + dim);
+            if (found[i] >= 0) x[i] = *reinterpret_cast<const float4*>(args.partial_out + row * OUT_DIM + dim);
         }
         for (int i = 0; i < FLIGHT; ++i) high = fmaxf(high, lse[i]);
         sum.lift(high);
@@ -62,7 +66,7 @@ __device__ __forceinline__ void write_merged(const Sum& sum, const QuireMerge& m
     write_out(o, lse, {merge.row, -1, 0, merge.kv_head * group + head, merge.kv_head, dim}, args);
 }
 
-// Few merges: a block for each row and KV head. Threads beyond its cells share the parts: slice s takes parts s,
+// Few merges: a block, or some side by side, for each row and KV head. Threads beyond its cells share the parts: slice s takes parts s,
 // s + n_slices .., and the slices are added in order. Both kernels read the plan before the grid that writes the parts
 // has ended.
 __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ QuireAttnArgs args) {
@@ -70,8 +74,8 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
     __shared__ float2 slice_states[MERGE_THREADS];
     const QuireMerge merge = load_merge(blockIdx.x, args);
     const int group = args.n_q_heads / args.n_kv_heads, n_cells = group * CELLS;
-    const int width = min(n_cells, MERGE_THREADS), n_slices = MERGE_THREADS / width;
-    const int slice = threadIdx.x / width;
+    const int width = min(n_cells, MERGE_WIDTH), n_slices = MERGE_THREADS / width;
+    const int slice = threadIdx.x / width, start = blockIdx.y * width, step = gridDim.y * width;
     const auto load_parts = [&](int (&found)[FLIGHT], int from) {
         for (int i = 0; i < FLIGHT; ++i) {
             const int part = from + i * n_slices;
@@ -82,8 +86,8 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
     load_parts(found, slice);
     let_next_grid_start();  // a product reads its weights while the last lines are still computed
     wait_for_previous_grid();
-    for (int base = 0; merge.n_parts > 0 && base < n_cells; base += width) {
-        if (base > 0) load_parts(found, slice);
+    for (int base = start; merge.n_parts > 0 && base < n_cells; base += step) {
+        if (base > start) load_parts(found, slice);
         const int cell = min(base + static_cast<int>(threadIdx.x) % width, n_cells - 1);
         const int head = cell / CELLS, dim = cell % CELLS * 4;
         Sum sum = sum_parts(merge, found, load_parts, slice, n_slices, head, dim, args);

@@ -28,23 +28,6 @@ __device__ __forceinline__ Weights contract_states(const float2* states) {  // o
     return weights;
 }
 
-// Four dimensions of one row of the result, and its lse (base 2) beside the first.
-__device__ __forceinline__ void write_out(float4 o, float lse, const Site& first, const QuireAttnArgs& args) {
-    const float natural = lse * LN2;
-    float values[4] = {o.x, o.y, o.z, o.w};
-    if (Variant::has_output) {
-        for (int i = 0; i < 4; ++i) {
-            Site site = first;
-            site.dim += i;
-            values[i] = Variant::output(values[i], site, natural, args);
-        }
-    }
-    const int64_t row = static_cast<int64_t>(first.q_row) * args.n_q_heads + first.q_head;
-    *reinterpret_cast<uint2*>(static_cast<Element*>(args.out) + row * DIM + first.dim) =
-        make_uint2(pack(values[0], values[1]), pack(values[2], values[3]));
-    if (Variant::softmax && first.dim == 0 && args.lse != nullptr) args.lse[row] = natural;
-}
-
 // By N_THREADS threads, of which this is number `thread`.
 template <int N_THREADS>
 __device__ __forceinline__ void write_round(int thread, const float* sums, const float2* states, const QuireTile& tile,

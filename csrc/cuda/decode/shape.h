@@ -1,7 +1,6 @@
 // Sizes of the kernel of small lines, what its shared memory holds, and places in its rings. See decode.cu.
 #pragma once
-#include "attention.h"
-#include "hopper.h"
+#include "decode/out.h"
 
 namespace quire {
 namespace {
@@ -74,7 +73,6 @@ constexpr int SHARED_BYTES = 1024 + STAGES * (STAGE_BYTES + 16 + 4 * MAX_BOXES) 
 static_assert(STAGES >= 2 && STAGES <= STAGES_FIT, "the ring does not fit");
 
 constexpr bool STARTS_EARLY = LAYOUT == PAGED && Variant::causal;  // knows which keys are settled
-constexpr float FLOOR = -1e30f;      // running maximum before the first key
 constexpr float SLACK = 8.f;         // the maximum moves when a score passes it by this much (base 2)
 
 struct BoxShape {  // of one copy: keys of a page, or of the ragged rows

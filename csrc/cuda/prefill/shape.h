@@ -27,7 +27,6 @@ constexpr int N_THREADS = 128 * (1 + N_CONSUMERS);
 constexpr int N_LOADERS = 64;                                       // threads that load q
 constexpr int BARRIER_TURN = 1, BARRIER_VALUES = BARRIER_TURN + N_CONSUMERS;  // named; one for each warpgroup
 constexpr int64_t L2_SHARE = 24 << 20;                              // bytes of keys and values at work
-constexpr uint64_t L2_EVICT_NORMAL = 0x1000000000000000ull;         // "evict last" costs 6 % here
 constexpr float MINUS_INF = -__builtin_inff();
 
 // An item: a line for one KV head, with what both the producer and the consumers must know of it.

@@ -112,7 +112,7 @@ def run(
     lse: torch.Tensor | None,
 ) -> None:
     """See op.py. Raises ValueError for addresses or strides that are not multiples of 16 bytes."""
-    args = _arguments(q, k, v, plan, variant, out, lse)
+    args = arguments(q, k, v, plan, variant, out, lse)
     stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
     for name, build in _launches(plan, variant, q.dtype):
         code = getattr(_library(build), name)(ctypes.byref(args), stream)
@@ -155,7 +155,7 @@ def _library(build: _Build) -> ctypes.CDLL:
     return library
 
 
-def _arguments(
+def arguments(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -164,6 +164,7 @@ def _arguments(
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> _Args:
+    """What the kernels are told. Raises ValueError for addresses or strides that are not multiples of 16 bytes."""
     work: CudaWork = plan.work
     heads = plan.heads
     for name, tensor in (("q", q), ("k", k), ("v", v)):

@@ -119,6 +119,7 @@ struct cudaLaunchAttribute {
 };
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
     cudaStream_t stream;
     cudaLaunchAttribute* attrs;
     int numAttrs;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -37,6 +38,28 @@ def test_attention_matches_float64(dtype: torch.dtype, n_ctas: int) -> None:
     run = catalog.entry("attention", "latent").load().run
     for seed, case in enumerate(CASES):
         attend(dataclasses.replace(case, dtype=dtype, seed=seed), run, reference.TOLERANCE[dtype], n_ctas)
+
+
+@pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("n_ctas", [0, 3, 500])
+def test_the_kernels_for_hopper_match_float64(dtype: torch.dtype, n_ctas: int) -> None:
+    more = (
+        Latent([(3000, 1), (1, 1), (129, 1)], n_heads=40, **DEEPSEEK),
+        Latent([(3000, 1), (190, 1)], n_heads=24, page_size=8, **DEEPSEEK),
+        Latent([(2000, 1)] * 70, n_heads=16, page_size=48, **DEEPSEEK),
+        Latent([(8192, 1)], n_heads=16, **DEEPSEEK),
+    )
+    for seed, case in enumerate((*CASES[:-1], *more)):
+        one = dataclasses.replace(case, dtype=dtype, seed=seed)
+        attend(one, one_of("hopper-latent", one), reference.TOLERANCE[dtype], n_ctas)
+
+
+def one_of(name: str, case: Latent) -> Callable[..., None]:
+    """The implementation's `run`, which must take the case."""
+    entry, plan = catalog.entry("attention", name), case.plan(case.inputs()[2])
+    assert entry.obstacle(case.dtype, plan, op.Variant(case.scale), case.dtype, case.dtype) is None
+    return entry.load().run
 
 
 def test_the_op_runs_these_kernels(caplog: pytest.LogCaptureFixture) -> None:

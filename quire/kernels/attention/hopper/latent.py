@@ -1,0 +1,102 @@
+"""Latent attention in CUDA C++ for Hopper (csrc/cuda/latent.cu), for lines of 512 + 64 numbers in pages.
+
+Owns which builds there are and their launch. Does not own the arguments (launcher.py) nor the plan. Invariant: as
+launcher.py's, a launch allocates nothing and never waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+from quire.kernels import jit
+from quire.kernels.attention.hopper import hooks, launcher
+from quire.kernels.attention.schedule.plan import AttnPlan, Layout
+from quire.kernels.attention.schedule.work import CudaWork
+from quire.kernels.attention.variant import Variant
+from quire.kernels.hopper import FLAGS, machine_obstacle
+
+RANK, HEAD_DIM = 512, 576
+MIN_ROWS, MAX_ROWS = 16, 64
+"""Packed rows of a tile: a large line has two tiles."""
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
+    """Why these kernels cannot run this, or None. Builds what is needed, so the first call takes a while."""
+    found = static_obstacle(plan, variant, q_dtype, kv_dtype) or machine_obstacle()
+    if found:
+        return found
+    try:
+        for _, rows in _launches(plan):
+            _library(q_dtype, rows)
+    except jit.BuildError as error:
+        return str(error)
+    return None
+
+
+def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
+    """Why no machine could run this with these kernels, or None."""
+    heads = plan.heads
+    if heads.n_kv_heads != 1 or (heads.head_dim, heads.value_dim) != (HEAD_DIM, RANK):
+        return f"values are {heads.out_dim} of a key of {heads.head_dim} numbers, not {RANK} of {HEAD_DIM} of one head"
+    if q_dtype not in DTYPES or kv_dtype != q_dtype:
+        return f"q is {q_dtype} and keys are {kv_dtype}: both must be bfloat16 or both float16"
+    if plan.layout is not Layout.PAGED:
+        return "keys do not lie in pages that are read from the first on"
+    if plan.page_size % launcher.PAGE_STEP:
+        return f"page_size {plan.page_size} is not a multiple of {launcher.PAGE_STEP}"
+    if heads.group > MAX_ROWS and plan.few is not None:
+        return f"small lines of {heads.group} query heads have more than {MAX_ROWS} rows"
+    if variant.program.hooks or variant.window or not variant.causal or not variant.softmax or variant.scale <= 0:
+        return "the variant is not plain causal attention"
+    return None
+
+
+def run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: AttnPlan,
+    variant: Variant,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """See op.py. Raises ValueError where v is not the first part of k's memory, and as launcher.py does."""
+    if v.data_ptr() != k.data_ptr() or v.stride() != k.stride():
+        raise ValueError("values must be a view of the first numbers of the keys")
+    args = launcher.arguments(q, k, v, plan, variant, out, lse)
+    stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
+    for name, rows in _launches(plan):
+        code = getattr(_library(q.dtype, rows), name)(ctypes.byref(args), stream)
+        if code:
+            raise RuntimeError(f"{name} could not be launched: CUDA error {code}")
+
+
+def _launches(plan: AttnPlan) -> list[tuple[str, int]]:
+    """The functions that a plan needs, in their order, each with the rows that its library is compiled for."""
+    work: CudaWork = plan.work
+    small_rows = min(max(work.small_rows, MIN_ROWS), MAX_ROWS)
+    launches = []
+    if work.n_small and plan.heads.group <= MAX_ROWS:  # else buffers have room for small lines that never are
+        launches.append(("quire_latent_small", small_rows))
+    if work.n_large:
+        launches.append(("quire_latent_large", MAX_ROWS))
+    if work.n_merges:
+        launches.append(("quire_latent_merge", small_rows if work.n_small else MAX_ROWS))
+    return launches
+
+
+@functools.cache
+def _library(dtype: torch.dtype, rows: int) -> ctypes.CDLL:
+    """Compiled if it is new. Raises BuildError."""
+    flags = [*FLAGS, f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}", f"-DQUIRE_ROWS={rows}"]
+    source = jit.sources_folder() / "cuda" / "latent.cu"
+    path = jit.shared_library("attention_latent", [source], flags, hooks.header(Variant(1.0).program), "nvcc")
+    library = ctypes.CDLL(str(path))
+    for name in ("small", "large", "merge"):
+        function = getattr(library, f"quire_latent_{name}")
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
+    return library

@@ -1,0 +1,216 @@
+// Stands in for csrc/cuda/hopper.h and wgmma.h where there is no GPU: shared memory with its swizzle, barriers, tensor
+// copies, matrix stores and matrix products, on threads of the host. Copies and products happen when they are issued.
+#pragma once
+#include "hopper.h"
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+struct float4 {
+    float x, y, z, w;
+};
+struct int2 {
+    int x, y;
+};
+struct uint2 {
+    uint32_t x, y;
+};
+struct uint4 {
+    uint32_t x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline int __ldg(const int* x) { return *x; }
+
+namespace emulated {
+alignas(1024) inline char memory[1 << 18];
+inline std::mutex mutex;
+inline std::condition_variable changed;
+struct Phase {
+    int arrivals = 0, pending = 0, n_bytes = 0;
+    uint32_t parity = 0;
+    void step() {
+        if (pending || n_bytes) return;
+        pending = arrivals, parity ^= 1;
+        changed.notify_all();
+    }
+};
+inline std::map<uint32_t, Phase> phases;
+inline std::map<std::pair<int, int>, std::unique_ptr<std::barrier<>>> named;
+inline uint32_t words[1024];
+
+// What `read` makes of the words that the lanes of this warp give.
+template <class Read> auto exchange(uint32_t given, const Read& read) {
+    std::barrier<>& warp = *warps[threadIdx.x / 32];
+    words[threadIdx.x] = given;
+    warp.arrive_and_wait();
+    const auto found = read(words + threadIdx.x / 32 * 32);
+    warp.arrive_and_wait();
+    return found;
+}
+inline uint32_t swizzled(uint32_t at) { return at ^ (at >> 3 & 0x70); }
+}  // namespace emulated
+
+inline int __shfl_sync(unsigned, int x, int lane) {
+    return emulated::exchange(x, [&](const uint32_t* words) { return int(words[lane]); });
+}
+inline bool __any_sync(unsigned, bool x) {
+    return emulated::exchange(x, [](const uint32_t* words) { return std::any_of(words, words + 32, [](int w) { return w; }); });
+}
+inline void __syncwarp() { emulated::warps[threadIdx.x / 32]->arrive_and_wait(); }
+
+struct CUtensorMap {
+    const char* base;
+    uint64_t sizes[5], strides[4];
+    uint32_t box[5];
+};
+
+namespace quire {
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+constexpr uint64_t L2_EVICT_FIRST = 1, L2_EVICT_NORMAL = 0;
+
+inline uint32_t shared_address(const void* x) { return static_cast<const char*>(x) - emulated::memory; }
+inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+inline float exp2_fast(float x) { return std::exp2(x); }
+inline void named_sync(int barrier, int n_threads) {
+    std::barrier<>* found;
+    {
+        std::lock_guard lock(emulated::mutex);
+        auto& place = emulated::named[{barrier, n_threads}];
+        if (!place) place = std::make_unique<std::barrier<>>(n_threads);
+        found = place.get();
+    }
+    found->arrive_and_wait();
+}
+template <int N> void registers_up() {}
+template <int N> void registers_down() {}
+inline void async_fence() {}
+inline void barrier_init_fence() {}
+inline void prefetch_map(const CUtensorMap*) {}
+inline int load_here(const int* from) { return *from; }
+
+inline void barrier_init(uint32_t barrier, int n) { emulated::phases[barrier] = {n, n, 0, 0}; }
+inline void barrier_arrive(uint32_t barrier) {
+    std::lock_guard lock(emulated::mutex);
+    emulated::Phase& phase = emulated::phases.at(barrier);
+    --phase.pending, phase.step();
+}
+inline void barrier_expect(uint32_t barrier, uint32_t n_bytes) {
+    std::lock_guard lock(emulated::mutex);
+    emulated::Phase& phase = emulated::phases.at(barrier);
+    --phase.pending, phase.n_bytes += n_bytes, phase.step();
+}
+inline void await(uint32_t barrier, uint32_t parity) {
+    std::unique_lock lock(emulated::mutex);
+    emulated::changed.wait(lock, [&] { return emulated::phases.at(barrier).parity != parity; });
+}
+
+inline cudaError_t encode_map(CUtensorMap* map, const void* base, int, const uint64_t* sizes, const uint64_t* strides,
+                              const uint32_t* box) {
+    map->base = static_cast<const char*>(base);
+    std::copy(sizes, sizes + 5, map->sizes), std::copy(strides, strides + 4, map->strides);
+    std::copy(box, box + 5, map->box);
+    return 0;
+}
+inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t, int c0, int c1, int c2, int c3,
+                     int c4) {
+    const int at[5] = {c0, c1, c2, c3, c4};
+    const uint32_t* box = map->box;
+    const uint32_t n = box[0] * box[1] * box[2] * box[3] * box[4];
+    for (uint32_t i = 0; i < n; ++i) {
+        uint32_t rest = i;
+        uint16_t x = 0;
+        const char* from = map->base;
+        bool inside = true;
+        for (int d = 0; d < 5; ++d) {
+            const uint64_t place = at[d] + rest % box[d];
+            rest /= box[d], inside &= place < map->sizes[d];
+            from += place * (d ? map->strides[d - 1] : 2);
+        }
+        if (inside) std::memcpy(&x, from, 2);
+        std::memcpy(emulated::memory + emulated::swizzled(to + 2 * i), &x, 2);
+    }
+    std::lock_guard lock(emulated::mutex);
+    emulated::Phase& phase = emulated::phases.at(barrier);
+    phase.n_bytes -= 2 * n, phase.step();
+}
+
+inline void copy_16_bytes(uint32_t to, const void* from, bool real) {
+    if (reinterpret_cast<uintptr_t>(from) % 16 || to % 16) std::abort();
+    std::memset(emulated::memory + to, 0, 16);
+    if (real) std::memcpy(emulated::memory + to, from, 16);
+}
+inline void clear_16_bytes(uint32_t to) { std::memset(emulated::memory + to, 0, 16); }
+inline void copies_wait() {}
+inline uint4 load_16_bytes(uint32_t from) {
+    uint4 x;
+    std::memcpy(&x, emulated::memory + from, 16);
+    return x;
+}
+inline void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint32_t given[4] = {a, b, c, d};
+    const int lane = threadIdx.x % 32;
+    emulated::exchange(address, [&](const uint32_t* addresses) {
+        for (int i = 0; i < 8; ++i) {  // element (row lane / 4, column 2 (lane % 4) + i % 2) of matrix i / 2
+            const uint16_t x = given[i / 2] >> 16 * (i % 2);
+            const uint32_t to = addresses[i / 2 * 8 + lane % 4 * 2 + i % 2];
+            if (to % 16) std::abort();
+            std::memcpy(emulated::memory + to + lane / 4 * 2, &x, 2);
+        }
+        return 0;
+    });
+}
+
+inline float widened(uint32_t at) {
+    uint16_t bits;
+    std::memcpy(&bits, emulated::memory + emulated::swizzled(at), 2);
+#if QUIRE_BF16
+    return same_bits<float>(uint32_t(bits) << 16);
+#else
+    return same_bits<_Float16>(bits);
+#endif
+}
+struct Operand {
+    uint32_t start, outer_bytes, group_bytes;
+    bool is_turned;
+    Operand further(uint32_t n_bytes) const { return {start + n_bytes, outer_bytes, group_bytes, is_turned}; }
+    float at(int outer, int inner) const {
+        if (is_turned)
+            return widened(start + outer / 64 * outer_bytes + inner / 8 * group_bytes + inner % 8 * 128 + outer % 64 * 2);
+        return widened(start + outer / 8 * group_bytes + outer % 8 * 128 + inner * 2);
+    }
+};
+inline Operand rows_operand(uint32_t address, uint32_t group_bytes = 1024) { return {address, 0, group_bytes, false}; }
+inline Operand columns_operand(uint32_t address, uint32_t tile_bytes, uint32_t group_bytes = 1024) {
+    return {address, tile_bytes, group_bytes, true};
+}
+inline void products_begin() {}
+inline void products_commit() {}
+template <int N> void products_wait() {}
+template <int N> void pin(float (&)[N]) {}
+
+template <int N> struct Product {
+    static void multiply(float (&d)[N / 2], Operand a, Operand b, int accumulate) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        for (int i = 0; i < N / 2; ++i) {
+            const int row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            float sum = accumulate ? d[i] : 0.f;
+            for (int k = 0; k < 16; ++k) sum += a.at(row, k) * b.at(column, k);
+            d[i] = sum;
+        }
+    }
+    static void rows(float (&d)[N / 2], Operand a, Operand b, int accumulate) {
+        if (a.is_turned || b.is_turned) std::abort();
+        multiply(d, a, b, accumulate);
+    }
+    static void turned(float (&d)[N / 2], Operand a, Operand b, int accumulate) {
+        if (!a.is_turned || b.is_turned) std::abort();
+        multiply(d, a, b, accumulate);
+    }
+};
+}  // namespace quire
+
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0; }
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel, int, int) { return 0; }

@@ -1,0 +1,87 @@
+"""The kernel of latent attention for Hopper without a GPU: emulated on host threads, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import pathlib
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+from latent_case import Latent, attend
+
+from quire.kernels import jit
+from quire.kernels.attention import reference
+from quire.kernels.attention.hopper import latent
+from quire.kernels.attention.schedule.plan import Heads, Layout
+from quire.kernels.attention.variant import Variant
+
+EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
+FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
+DEEPSEEK: dict[str, Any] = {"rank": 512, "rope": 64, "scale": 0.07}
+CASES = (  # and programs: lines of a program, rings that turn, ends inside a page, few parts of a row and many
+    (Latent([(210, 1), (1, 1), (77, 1)], n_heads=16, dtype=torch.bfloat16, seed=1, **DEEPSEEK), 2),
+    (Latent([(1100, 1)], n_heads=5, page_size=48, dtype=torch.bfloat16, seed=2, **DEEPSEEK), 16),
+    (Latent([(170, 1), (165, 1)], n_heads=16, n_shared=144, dtype=torch.bfloat16, seed=3, **DEEPSEEK), 2),
+    (Latent([(300, 1), (65, 1)], n_heads=40, page_size=8, dtype=torch.float16, seed=4, **DEEPSEEK), 3),
+    (Latent([(90, 1), (70, 2)], n_heads=128, dtype=torch.float16, seed=5, **DEEPSEEK), 3),
+)
+
+
+@pytest.fixture
+def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = jit.compiler("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    folder = tmp_path / "cuda"
+    shutil.copytree(jit.sources_folder() / "cuda", folder)
+    for header in EMULATED.glob("*.h"):
+        shutil.copy(header, folder)
+    (folder / "cuda_runtime.h").touch()
+    shape = folder / "latent" / "shape.h"
+    declared = "extern __shared__ char raw[];"
+    assert declared in shape.read_text()
+    shape.write_text(shape.read_text().replace(declared, "char* raw = emulated::memory;"))
+
+    @functools.cache
+    def library(dtype: torch.dtype, rows: int) -> ctypes.CDLL:
+        made = tmp_path / f"{dtype}{rows}.so"
+        command = [
+            compiler, *FLAGS, f"-I{folder}", f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}", f"-DQUIRE_ROWS={rows}",
+            "-include", str(folder / "wgmma.h"), "-include", str(folder / "plain_variant.h"),
+            str(folder / "latent.cu"), "-o", str(made),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return ctypes.CDLL(str(made))
+
+    class Stream:
+        cuda_stream = 0
+
+    monkeypatch.setattr(latent, "_library", library)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+
+
+def test_attention_to_lines_matches_float64(emulation: None) -> None:
+    for case, n_ctas in CASES:
+        attend(case, latent.run, reference.TOLERANCE[case.dtype], n_ctas)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"heads": Heads(16, 1, 160, 128)}, "not 512 of 576"),
+        ({"page_size": 12}, "not a multiple of 8"),
+        ({"layout": Layout.SPARSE}, "in pages"),
+    ],
+)
+def test_what_it_cannot_run_is_told(change: dict[str, Any], words: str) -> None:
+    case = CASES[0][0]
+    plan = case.plan(case.inputs()[2])
+    assert latent.static_obstacle(plan, Variant(0.1), case.dtype, case.dtype) is None
+    changed = dataclasses.replace(plan, **change)
+    assert words in str(latent.static_obstacle(changed, Variant(0.1), case.dtype, case.dtype))
