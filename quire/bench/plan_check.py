@@ -16,7 +16,7 @@ from quire.bench.workloads import THROUGHPUT_WORKLOADS, throughput_dataset
 from quire.config.arch import ModelArch
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
-from quire.planner.accelerators import ACCELERATORS, Accelerator, calibration_for
+from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
 from quire.planner.calibration import Calibration
 from quire.planner.cost import CostModel, calibrated
 from quire.planner.formats import formats_named
@@ -66,11 +66,10 @@ def read_result(path: str) -> dict[str, Any]:
 def device_of_result(result: Mapping[str, Any]) -> Accelerator:
     """The accelerator of the table on which it ran. ConfigError for one that is not there, and for a CPU."""
     gpus = result.get("hardware", {}).get("gpus") or [{}]
-    words = str(gpus[0].get("name", "")).lower().replace("nvidia", "").replace("geforce", "").split()
-    name = "-".join(words)
-    for known in sorted(ACCELERATORS, key=len, reverse=True):
-        if name.startswith(known):
-            return ACCELERATORS[known]
+    name = str(gpus[0].get("name", ""))
+    found = accelerator_seen(name)
+    if found is not None:
+        return found
     where = shown(name) if name else "a CPU"
     raise ConfigError(f"the result was recorded on {where}: give the file of `quire bench calibrate` by --calibration")
 

@@ -108,7 +108,7 @@ def _build(
     vocab_limit = None if tokenizer is None else len(tokenizer)
     worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
     executor = _executor(worker)
-    pace = pace_of(limits, arch, platform.hardware, facts.weights_bytes / arch.n_parameters)
+    pace = pace_of(limits, arch, "cpu" if platform.name == "cpu" else "h200", facts.weights_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
     structured = _structured_output(config, tokenizer, folder, arch, n_masks, platform.device.pin)
     if is_server:
@@ -123,7 +123,8 @@ def _build(
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
     ready = _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
-    return core, msgspec.structs.replace(ready, no_determinism=worker.no_determinism)
+    ready = msgspec.structs.replace(ready, device_name=platform.device_name, no_determinism=worker.no_determinism)
+    return core, ready
 
 
 def device_of(config: EngineConfig) -> str:

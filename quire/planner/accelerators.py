@@ -110,6 +110,15 @@ def accelerator_named(name: str) -> Accelerator:
     )
 
 
+def accelerator_seen(driver_name: str) -> Accelerator | None:
+    """The one that a driver calls so, such as 'NVIDIA A100-SXM4-80GB'; None: it is not in the table."""
+    words = set(driver_name.lower().replace("-", " ").replace("gb", " ").split())
+    if words & {"mig", "laptop"}:  # a part of one, or another chip
+        return None
+    known = [one for name, one in ACCELERATORS.items() if words.issuperset(name.split("-"))]
+    return max(known, key=lambda one: len(one.name), default=None)
+
+
 def host_accelerator(calibration: Calibration) -> Accelerator:
     """This machine's CPU, as a calibration of it says."""
     reads = calibration.read_bytes_per_s
