@@ -115,7 +115,7 @@ def compare_case(case: Mapping[str, Any], cost: CostModel) -> Iterator[Compariso
         yield Comparison(f"{title}: decode step", "ms", 1e3 * step_s, case["decode_step_ms"])
     found = case.get("breakdown") or {}  # of a report, or a `Breakdown` of this run
     device = found.get("device_ms") if isinstance(found, Mapping) else found.device_ms
-    if device and cost.timer is not None:
+    if device:
         spans = decode_spans(batch, n_in + n_out // 2) if n_out > 1 else prefill_spans(n_in)
         for part, seconds in cost.timer.parts_s(spans).items():
             if device.get(part):
@@ -141,7 +141,6 @@ def compare_throughput(result: Mapping[str, Any], cost: CostModel, dataset_path:
 def lines(found: Sequence[Comparison], cost: CostModel) -> list[str]:
     """For people; where the model is off by more than its error bar, that is said."""
     timer = cost.timer
-    assert timer is not None
     text = [f"{'':<44}{'expected':>12}{'measured':>12}", *(one.line() for one in found), timer.calibration.source]
     wholes = [one for one in found if ":   " not in one.what]
     worst = max(wholes, key=lambda one: abs(one.error))

@@ -49,7 +49,7 @@ class Expectations:
                 self._found = _cost(self._frontend, self._given)
             except ConfigError as error:
                 self._found = error.message
-        if isinstance(self._found, str) or self._found.timer is None:
+        if isinstance(self._found, str):
             return {"unknown": self._found, "words": [f"{UNKNOWN}{self._found}."]}
         first, later, timer = first_token(self._found, one), later_token(self._found, one), self._found.timer
         margin, words = error_bar(timer), []

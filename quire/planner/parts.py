@@ -9,11 +9,12 @@ from __future__ import annotations
 import collections
 import functools
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.config.layers import KVSpec, LayerSpec
+from quire.config.layers import KVSpec, LayerSpec, MixerSpec
 from quire.config.parameters import Cut, LayerParameters, Matrix, layer_parameters
 from quire.config.parameters import shapes as parameter_shapes
 from quire.planner.formats import Formats
@@ -84,6 +85,23 @@ class AttentionGroup(msgspec.Struct, frozen=True, kw_only=True):
     q_numbers: int
     """Of a row's queries, and of its result."""
     head_dim: int
+    mixer: MixerSpec
+    """Of the whole rank."""
+
+    def flops(self, starts: Sequence[int], lengths: Sequence[int], n_pairs: float) -> float:
+        """Of one layer; a span of several rows is computed the way that takes fewest."""
+        n_flops = self.pair_flops * n_pairs
+        if self.has_other_way:
+            share = self.pair_flops / self.mixer.n_pair_flops
+            spans = zip(starts, lengths, strict=True)
+            n_flops -= share * sum(max(0, self.mixer.spared_flops(n, start + n)) for start, n in spans if n > 1)
+        return n_flops
+
+    @property
+    def has_other_way(self) -> bool:
+        """See `flops`: of lines, from which keys and values can be made."""
+        kv = self.mixer.kv_spec
+        return kv is not None and kv.value_in_key > 0
 
 
 class StateGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +199,7 @@ def _attention(own: LayerSpec, numbers: int, mesh: Mesh) -> AttentionGroup:
     return AttentionGroup(
         n_times=1, window=kv.window, token_numbers=round(numbers * kv_share(kv, mesh.sp)),
         pair_flops=mixer.n_pair_flops // mesh.sp, q_numbers=mixer.n_heads * kv.head_dim // mesh.sp,
-        head_dim=kv.head_dim,
+        head_dim=kv.head_dim, mixer=mixer,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from quire.bench.simulate.session import Variant
 from quire.config.mesh import mesh_shape
 from quire.core.counts import format_count
 from quire.core.units import format_bytes
-from quire.planner.accelerators import accelerator_named
+from quire.planner.accelerators import USUAL_CPU, accelerator_named
 from quire.planner.report import error_bar
 
 WIDTH: Final = 12
@@ -69,17 +69,17 @@ def _model_name(model: str) -> str:
 def _device(variant: Variant) -> Facts:
     """Its name, how far its times may be off, and where they are from."""
     timer = variant.machine.cost.timer
-    if timer is None:
-        source = "assumed, never measured: the limit of a usual machine of two cores, and a constant"
-        return {"device": variant.options.gpu, "error": None, "source": source}
-    device, source = accelerator_named(variant.options.gpu), timer.calibration.source
+    name, source, error = variant.options.gpu, timer.calibration.source, error_bar(timer)
     if source.startswith("assumed"):
         source = f"assumed, never measured{source.removeprefix('assumed')}"
     else:
         source = f"measured: {source}"
-    if not device.runs:
-        source += "; Quire has no kernels for it"
-    return {"device": device.name, "error": error_bar(timer), "source": source}
+    if timer.calibration is not USUAL_CPU:
+        device = accelerator_named(name)
+        name = device.name
+        if not device.runs:
+            source += "; Quire has no kernels for it"
+    return {"device": name, "error": error if math.isfinite(error) else None, "source": source}
 
 
 def _workload(options: SimulateOptions) -> str:

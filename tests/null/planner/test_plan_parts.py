@@ -13,13 +13,13 @@ from quire.config.model import read_arch
 from quire.config.parameters import shapes as parameter_shapes
 from quire.core.errors import ConfigError
 from quire.planner.accelerators import ACCELERATORS, accelerator_named, calibration_for
-from quire.planner.calibration import Curve, load_calibration
+from quire.planner.calibration import Ceilings, Curve, load_calibration
 from quire.planner.captured import padded_rows
 from quire.planner.communication import all_reduce_bytes, step_transfers
 from quire.planner.cost import calibrated
 from quire.planner.formats import FORMATS, Formats, formats_named
 from quire.planner.mesh import Mesh, meshes
-from quire.planner.operators import decode_spans, prefill_spans, seen, step_operators
+from quire.planner.operators import decode_spans, limit_s, prefill_spans, seen, step_operators
 from quire.planner.parts import rank_parts
 from quire.planner.placement import Limits, place
 from quire.planner.timing import StepTimer
@@ -182,14 +182,11 @@ def test_stages_share_the_layers() -> None:
 def test_steps_are_never_faster_than_the_limit_of_the_peaks() -> None:
     """Of every accelerator: with what it publishes, not with what was measured."""
     for device in ACCELERATORS.values():
-        cost = calibrated(LLAMA_8B, device)
+        cost, rates = calibrated(LLAMA_8B, device), device.flops_per_s
+        peaks = Ceilings(device="peaks", read_bytes_per_s=device.bandwidth_bytes_per_s, flops_per_s=rates)
         for spans in (decode_spans(1, 100), decode_spans(64, 2000), prefill_spans(2048)):
-            work = cost.work(spans)
-            limit_s = max(
-                work.n_bytes / device.bandwidth_bytes_per_s,
-                (work.n_flops - 0.05 * work.n_flops) / device.flops_per_s["bfloat16"],
-            )
-            assert cost.step_s(spans) > 0.9 * limit_s, device.name
+            limit = limit_s(step_operators(LLAMA_8B, spans), peaks)
+            assert cost.step_s(spans) > 0.9 * limit, device.name
 
 
 def test_more_work_takes_longer() -> None:
