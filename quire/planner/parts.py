@@ -129,6 +129,8 @@ class RankParts(msgspec.Struct, frozen=True, kw_only=True):
     """Norms, biases and whatever else no product reads."""
     weights_bytes: float
     """All that this rank keeps, of all stages."""
+    layers_bytes: float
+    """Of these, without embedding and head."""
     hidden_size: int
     n_layers: int
 
@@ -162,7 +164,8 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
     embedding_bytes = -(-arch.vocab_size // mesh.tp) * arch.hidden_size * formats.itemsize
     position_bytes = arch.n_positions * arch.hidden_size * formats.itemsize
     other_bytes = other_numbers * formats.itemsize + position_bytes
-    weights_bytes = sum(one.n_times * one.n_of * one.n_bytes for one in all_products) + embedding_bytes + other_bytes
+    layers_bytes = sum(one.n_times * one.n_of * one.n_bytes for one in all_products) + other_bytes
+    weights_bytes = layers_bytes + embedding_bytes
     if not arch.tie_embeddings or formats.weights.is_rounded:
         weights_bytes += head.n_bytes
     return RankParts(
@@ -181,6 +184,7 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
         embedding_bytes=embedding_bytes,
         other_bytes=other_bytes,
         weights_bytes=weights_bytes,
+        layers_bytes=layers_bytes,
         hidden_size=arch.hidden_size,
         n_layers=arch.n_layers,
     )

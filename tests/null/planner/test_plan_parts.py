@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 
+import msgspec
 import pytest
 from planner_shapes import LLAMA_8B, SHAPES
 
@@ -18,7 +19,7 @@ from quire.planner.captured import padded_rows
 from quire.planner.communication import all_reduce_bytes, step_transfers
 from quire.planner.cost import calibrated
 from quire.planner.formats import FORMATS, Formats, formats_named
-from quire.planner.mesh import Mesh, meshes
+from quire.planner.mesh import Mesh, meshes, stage_layers
 from quire.planner.operators import decode_spans, limit_s, prefill_spans, seen, step_operators
 from quire.planner.parts import rank_parts
 from quire.planner.placement import Limits, place
@@ -174,9 +175,26 @@ def test_heads_of_keys_are_whole_and_lines_are_not_divided(arch: ModelArch, mesh
 
 
 def test_stages_share_the_layers() -> None:
+    """A quarter of the layers, and in the fullest stage the head with its norm; between the ends come the rest."""
     whole, stage = (place(LLAMA_8B, 40 * GIB, Mesh(pp=n), Formats(), Limits()) for n in (1, 4))
-    assert stage.weights_bytes == pytest.approx((whole.weights_bytes - 2 * 128256 * 4096 * 2) / 4, rel=0.35)
+    table, norm = 2 * 128256 * 4096, 2 * 4096
+    assert stage.weights_bytes == (whole.weights_bytes - 2 * table - norm) // 4 + table + norm
     assert stage.page_bytes * 4 == whole.page_bytes
+    assert [len(one) for one in stage_layers(61, 4)] == [15, 16, 15, 15]
+    assert [len(one) for one in stage_layers(11, 4)] == [3, 3, 3, 2] and len(stage_layers(5, 2)[0]) == 3
+
+
+def test_a_stage_of_experts_has_its_own_layers_and_not_the_mean() -> None:
+    """671B in 4 stages: the first has the three dense layers and the embedding, the second one layer more."""
+    placed = place(DEEPSEEK, 2000 * GIB, Mesh(pp=4), Formats(), Limits())
+    stages = [
+        msgspec.structs.replace(DEEPSEEK, layers=DEEPSEEK.layers[layers.start : layers.stop])
+        for layers in stage_layers(DEEPSEEK.n_layers, 4)
+    ]
+    tables = 2 * 129280 * 7168
+    sizes = [2 * (one.n_parameters - tables - 7168) for one in stages]
+    assert sizes[0] < 0.9 * sizes[1] and placed.weights_bytes == pytest.approx(max(sizes), rel=1e-3)
+    assert placed.weights_bytes > 1.03 * sum(sizes) / 4
 
 
 def test_steps_are_never_faster_than_the_limit_of_the_peaks() -> None:
