@@ -107,7 +107,7 @@ def _stages(arch: ModelArch, n_stages: int) -> tuple[_Stage, ...]:
     ranges = stage_layers(arch.n_layers, n_stages)
     if not all(ranges):
         raise ConfigError(f"{n_stages} stages of {arch.n_layers} layers: take at most as many stages as layers")
-    found = {}
+    found: dict[object, _Stage] = {}
     for stage, layers in enumerate(ranges):
         own = arch.layers[layers.start : layers.stop]
         is_first, is_last = stage == 0, stage == n_stages - 1

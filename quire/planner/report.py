@@ -175,7 +175,9 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
     found = []
     name = task.device.name.upper()
     if task.calibration.source.startswith("assumed"):
-        found.append(f"no step was ever timed on the {name}: {task.calibration.source}")
+        found.append(
+            f"no step was ever timed on the {name}: its peaks are published, how much of them is reached is assumed"
+        )
     if not task.device.runs:
         found.append(f"Quire has no kernels for the {name}: its figures say what the hardware would allow")
     if first.mesh.n_devices > first.mesh.dp:
