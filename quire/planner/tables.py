@@ -41,12 +41,27 @@ def _model(name: str, facts: Mapping[str, Any]) -> Iterator[str]:
         f"keys and values {format_bytes(facts['kv_bytes_token'])} a token"
         + (f"; states {format_bytes(facts['state_bytes_seq'])} a sequence" if facts["state_bytes_seq"] else "")
     )
+    if facts.get("checkpoint"):
+        yield f"  checkpoint {_checkpoint(facts['checkpoint'], total)}"
     prompt = facts["flops_prompt"]
     yield (
         f"  FLOPs: a token {_si(facts['flops_token'])} and {_si(facts['flops_pair'])} for each token before it;"
         f" a prompt of {prompt['tokens']:,} {_si(prompt['flops'])}; a token in training "
         f"{_si(facts['flops_training_token'])}"
     )
+
+
+def _checkpoint(files: Mapping[str, Any], n_parameters: int) -> str:
+    """What its files hold beside what its description says."""
+    if files.get("unknown"):
+        return f"unknown: {files['unknown']}"
+    types = ", ".join(f"{n:,} {dtype}" for dtype, n in files["numbers"].items())
+    n_files = f"{files['n_files']:,} file{'s' if files['n_files'] != 1 else ''}"
+    text = f"{n_files}, {format_bytes(files['n_bytes'])}: {types}"
+    lacking = n_parameters - sum(files["numbers"].values())
+    if files["is_rounded"] or not lacking:
+        return text + ("" if files["is_rounded"] else ", as described")
+    return f"{text}; {abs(lacking):,} {'fewer' if lacking > 0 else 'more'} than the description says"
 
 
 def _largest(parts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -168,7 +183,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _column(values: Sequence[float]) -> list[str]:
-    """Numbers under each other, with as many decimals for all as the largest needs for four digits, and one at least."""
+    """Numbers under each other, with as many decimals for all as the largest needs for four digits, at least one."""
     largest = max(map(abs, values), default=0.0)
     n = 1 if largest >= 100 else 2 if largest >= 10 else 3
     return [f"{value:,.{n}f}" for value in values]
