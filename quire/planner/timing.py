@@ -164,13 +164,14 @@ class StepTimer:
         limit = self.calibration.small_rows
         if max(spans.lengths, default=0) <= limit:
             return (spans.starts, spans.lengths), ([], [])
-        small: tuple[list[int], list[int]] = [], []
-        large: tuple[list[int], list[int]] = [], []
-        for start, length in zip(spans.starts, spans.lengths, strict=True):
-            starts, lengths = small if length <= limit else large
-            starts.append(start)
-            lengths.append(length)
-        return small, large
+        starts, lengths = spans.starts, spans.lengths
+        long = [i for i, length in enumerate(lengths) if length > limit]
+        large = [starts[i] for i in long], [lengths[i] for i in long]
+        n_short = len(lengths) - len(long)
+        if long[0] == n_short:  # as the engine plans: what decodes comes first
+            return (starts[:n_short], lengths[:n_short]), large
+        short = [i for i, length in enumerate(lengths) if length <= limit]
+        return ([starts[i] for i in short], [lengths[i] for i in short]), large
 
     def _reads_s(self, group: AttentionGroup, spans: tuple[Sequence[int], Sequence[int]], shared_tokens: int) -> float:
         if not spans[0]:
