@@ -13,6 +13,7 @@ import io
 import json
 import pathlib
 import re
+import sys
 from typing import Any, Final
 
 import msgspec
@@ -75,8 +76,7 @@ def read_hub_files(model: str) -> HubFiles:
 def network_errors() -> tuple[type[Exception], ...]:
     """What the HTTP library of the hub's own library raises: another one in each of its versions."""
     session = importlib.import_module("huggingface_hub.utils").get_session()
-    package = importlib.import_module(type(session).__module__.partition(".")[0])
-    return OSError, package.HTTPError
+    return OSError, sys.modules[type(session).__module__.partition(".")[0]].HTTPError
 
 
 def _shards(model: str) -> list[str]:
