@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
+from quire.config.mesh import mesh_shape
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.planner.accelerators import Accelerator
 from quire.planner.calibration import Calibration
@@ -20,7 +21,7 @@ def engine_cost(
 ) -> CostModel:
     """Of an engine with these limits, on as many devices as it asks for. ConfigError for a format without a name."""
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
-    n_ranks = config.tensor_parallel_size
+    n_ranks = mesh_shape(config).tensor
     return calibrated(
         arch, device, formats=formats_named(weights, limits.kv_dtype, limits.dtype), calibration=calibration,
         mesh=Mesh(tp=n_ranks, ep=n_ranks if config.enable_expert_parallel else 1), page_size=config.block_size,
