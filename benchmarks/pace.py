@@ -32,7 +32,7 @@ from quire.core.plan import Spans
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.null import NullExecutor
-from quire.planner.hardware import Hardware, hardware_named
+from quire.planner.calibration import Ceilings, calibration_of
 from quire.planner.pace import pace_for
 from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights
 
@@ -51,7 +51,7 @@ class SerialCost:
     """
 
     arch: ModelArch
-    hardware: Hardware
+    ceilings: Ceilings
     bandwidth: float = 0.85
     arithmetic: float = 0.75
     overhead_s: float = 300e-6
@@ -59,8 +59,8 @@ class SerialCost:
     def step_s(self, spans: Spans) -> float:
         """Seconds of one step with these spans."""
         arch = self.arch
-        bytes_per_s = self.bandwidth * self.hardware.bandwidth_bytes_per_s
-        flops_per_s = self.arithmetic * self.hardware.flops_per_s
+        bytes_per_s = self.bandwidth * self.ceilings.read_bytes_per_s
+        flops_per_s = self.arithmetic * self.ceilings.rate("bfloat16")
         body, head = arch.n_layers * layer_weights(arch), head_weights(arch)
         n_tokens, n_wants = sum(spans.lengths), sum(spans.wants)
         products_s = max(2 * body / bytes_per_s, 2 * body * n_tokens / flops_per_s)
@@ -80,16 +80,17 @@ class Simulation:
     """One scheduler and the token times of its requests, on a clock that its steps move."""
 
     def __init__(self, factor: float, budget: int, arithmetic: float = SerialCost.arithmetic) -> None:
-        arch, hardware = read_arch(FOLDER / "llama-3.1-8b"), hardware_named("h200")
+        arch, ceilings = read_arch(FOLDER / "llama-3.1-8b"), calibration_of("h200")
+        assert ceilings is not None
         self.clock = VirtualClock()
         config = SchedulerConfig(
             n_pages=N_PAGES, page_size=PAGE_SIZE, max_num_seqs=N_SEQS, max_num_batched_tokens=budget,
-            max_model_len=MODEL_LEN, pipeline_depth=1, pace=pace_for(arch, hardware, factor) if factor else None,
+            max_model_len=MODEL_LEN, pipeline_depth=1, pace=pace_for(arch, ceilings, factor) if factor else None,
         )  # fmt: skip
         self.scheduler = Scheduler(config, self.clock)
         self.executor = NullExecutor(
             n_pages=N_PAGES, page_size=PAGE_SIZE, max_num_seqs=N_SEQS, max_model_len=MODEL_LEN,
-            vocab_size=arch.vocab_size, clock=self.clock, cost=SerialCost(arch, hardware, arithmetic=arithmetic),  # type: ignore[arg-type]
+            vocab_size=arch.vocab_size, clock=self.clock, cost=SerialCost(arch, ceilings, arithmetic=arithmetic),  # type: ignore[arg-type]
         )  # fmt: skip
         self.times_s: dict[str, list[float]] = {}
         self.n_prompt_steps = 0

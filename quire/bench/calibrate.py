@@ -90,25 +90,23 @@ def calibrate(device: str, rounds: int, say: Callable[[str], None]) -> tuple[Cal
     cases = CASES[device]
     clock = timer(device)
     dtypes = [torch.bfloat16, torch.int8] if device == "cpu" else [torch.bfloat16]
-    rates = {str(dtype).removeprefix("torch."): probe(clock, [dtype]) for dtype in dtypes}
-    ceilings = next(iter(rates.values()))
-    say(f"reads {ceilings.bandwidth_bytes_per_s / 1e9:.1f} GB/s; products " + ", ".join(
-        f"{kind} {found.flops_per_s / 1e12:.2f} T/s" for kind, found in rates.items()))  # fmt: skip
+    ceilings = probe(clock, dtypes)
+    say(f"reads {ceilings.read_bytes_per_s / 1e9:.1f} GB/s; products " + ", ".join(
+        f"{kind} {rate / 1e12:.2f} T/s" for kind, rate in ceilings.flops_per_s.items()))  # fmt: skip
     samples: list[Sample] = []
     for model in cases.models:
         samples += _samples(model, device, cases, rounds)
         say(f"{model.shape}, {model.n_layers} layers, {model.quantization}: {len(samples)} steps timed so far")
-    flops = {kind: found.flops_per_s for kind, found in rates.items()}
-    best = max(found.bandwidth_bytes_per_s for found in rates.values())
+    flops, best = dict(ceilings.flops_per_s), ceilings.read_bytes_per_s
     for one in samples:  # a ceiling that was probed in a busy moment is at least what a step reached
         n_bytes, n_flops, _ = totals(step_operators(one.arch, one.spans, formats=one.formats))
         kind = one.formats.weights.products
         best = max(best, n_bytes / one.seconds)
         flops[kind] = max(flops[kind], n_flops / one.seconds)
-    found = fit(_start(ceilings.name, best, flops, cases, device), samples, _knobs(flops))
+    found = fit(_start(ceilings.device, best, flops, cases, device), samples, _knobs(flops))
     errors = [abs(one.expected_s(found) / one.seconds - 1) for one in samples]
     error = round(max(0.02, statistics.quantiles(errors, n=10)[-1]), 3)
-    source = f"quire bench calibrate: {len(samples)} steps on {ceilings.name}, nine of ten within {100 * error:.1f} %"
+    source = f"quire bench calibrate: {len(samples)} steps on {ceilings.device}, nine of ten within {100 * error:.1f} %"
     return msgspec.structs.replace(found, source=source, error=error), samples
 
 

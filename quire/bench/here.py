@@ -20,7 +20,7 @@ from quire.planner.calibration import Calibration, Curve
 HOST_ERROR = 0.4
 """Of a CPU that only its reads and one product were measured of."""
 HOST_CURVE = Curve(rows=(1, 64), fixed_s=(5e-6, 2e-5), bytes_share=0.85, flops_share=(0.6,))
-KINDS = {"bfloat16": torch.bfloat16, "int8": torch.int8}
+KINDS = (torch.bfloat16, torch.int8)
 
 
 def this_machine() -> tuple[Accelerator, Calibration]:
@@ -35,24 +35,22 @@ def _gpu() -> tuple[Accelerator, Calibration]:
     found_gpus = gpus()
     mib = found_gpus[0]["memory.total"].split()[0] if found_gpus else "0"
     device = Accelerator(
-        name=found.name.lower(), memory_bytes=int(mib) << 20, link_bytes_per_s=PCIE4,
-        bandwidth_bytes_per_s=found.bandwidth_bytes_per_s, flops_per_s={"bfloat16": found.flops_per_s},
+        name=found.device.lower(), memory_bytes=int(mib) << 20, link_bytes_per_s=PCIE4,
+        bandwidth_bytes_per_s=found.read_bytes_per_s, flops_per_s=found.flops_per_s,
         source="measured here: reads and a product; links are taken for PCIe 4",
     )  # fmt: skip
     calibration = msgspec.structs.replace(
-        assumed_calibration("h200"), device=device.name, read_bytes_per_s=found.bandwidth_bytes_per_s,
-        flops_per_s={"bfloat16": found.flops_per_s}, error=ASSUMED_ERROR,
-        source=f"assumed: {found.name}, reads and products measured now, fixed costs as on the H200",
+        assumed_calibration("h200"), device=device.name, read_bytes_per_s=found.read_bytes_per_s,
+        flops_per_s=found.flops_per_s, error=ASSUMED_ERROR,
+        source=f"assumed: {found.device}, reads and products measured now, fixed costs as on the H200",
     )  # fmt: skip
     return device, calibration
 
 
 def _cpu() -> tuple[Accelerator, Calibration]:
     clock = timer("cpu")
-    rates = {kind: probe(clock, [dtype]) for kind, dtype in KINDS.items()}
-    reads = max(found.bandwidth_bytes_per_s for found in rates.values())
-    flops = {kind: found.flops_per_s for kind, found in rates.items()}
-    name = next(iter(rates.values())).name
+    found = probe(clock, list(KINDS))
+    reads, flops, name = found.read_bytes_per_s, found.flops_per_s, found.device
     device = Accelerator(
         name="cpu", memory_bytes=host.total_bytes(), link_bytes_per_s=reads, bandwidth_bytes_per_s=reads,
         flops_per_s=flops, source=f"measured here, on {name}", n_in_host=1, is_host=True,

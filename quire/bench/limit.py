@@ -1,4 +1,4 @@
-"""The share of the limit that a run attained: the planner's cost of its steps against its clock. Needs no torch.
+"""The share of the limit that a run attained: the planner's operators of its steps against its clock. Needs no torch.
 
 Invariant: a limit counts what the recorded steps had to do, not what the engine made of it.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
+from quire.config.arch import ModelArch
 from quire.engine.core import StepRecord
-from quire.planner.cost import CostModel
-from quire.planner.hardware import Hardware
+from quire.planner.calibration import Ceilings
+from quire.planner.formats import Formats
+from quire.planner.operators import limit_s, step_operators
 
 MEANINGS = {
     "output_tokens_per_second": "output tok/s",
@@ -25,9 +29,22 @@ LimitShares = dict[str, dict[str, float]]
 """Figure → limit, attained, share."""
 
 
-def step_limits_s(cost: CostModel, records: Iterable[StepRecord]) -> list[float]:
-    """The least seconds of each step."""
-    return [cost.limit_s(cost.work(record.spans, record.shared_prefixes)) for record in records]
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What is held to its limit."""
+
+    arch: ModelArch
+    formats: Formats
+    page_size: int
+
+
+def step_limits_s(case: Case, ceilings: Ceilings, records: Iterable[StepRecord]) -> list[float]:
+    """The least seconds of each step; what several sequences share is read once."""
+    found = []
+    for record in records:
+        n_pages = sum((len(slots) - 1) * n_pages for slots, n_pages in record.shared_prefixes)
+        operators = step_operators(case.arch, record.spans, None, case.formats, n_pages * case.page_size)
+        found.append(limit_s(operators, ceilings))
+    return found
 
 
 def compared(figure: str, limit: float, attained: float) -> dict[str, float]:
@@ -54,11 +71,11 @@ def _line(figure: str, row: Mapping[str, float]) -> str:
     )
 
 
-def ceilings_line(hardware: Hardware, products: str) -> str:
+def ceilings_line(ceilings: Ceilings, products: str) -> str:
     """What the limits stand on; products: the types of the matrix products, in words."""
     return (
-        f"ceilings in this run: reads {_number(hardware.bandwidth_bytes_per_s / 1e9)} GB/s, "
-        f"{products} products {_number(hardware.flops_per_s / 1e12)} TFLOP/s"
+        f"ceilings in this run: reads {_number(ceilings.read_bytes_per_s / 1e9)} GB/s, "
+        f"{products} products {_number(max(ceilings.flops_per_s.values()) / 1e12)} TFLOP/s"
     )
 
 

@@ -16,7 +16,7 @@ from quire.bench.workloads import THROUGHPUT_WORKLOADS, throughput_dataset
 from quire.config.arch import ModelArch
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
-from quire.planner.accelerators import ACCELERATORS, Accelerator, calibration_for
+from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
 from quire.planner.calibration import Calibration
 from quire.planner.cost import CostModel, calibrated
 from quire.planner.formats import formats_named
@@ -66,11 +66,10 @@ def read_result(path: str) -> dict[str, Any]:
 def device_of_result(result: Mapping[str, Any]) -> Accelerator:
     """The accelerator of the table on which it ran. ConfigError for one that is not there, and for a CPU."""
     gpus = result.get("hardware", {}).get("gpus") or [{}]
-    words = str(gpus[0].get("name", "")).lower().replace("nvidia", "").replace("geforce", "").split()
-    name = "-".join(words)
-    for known in sorted(ACCELERATORS, key=len, reverse=True):
-        if name.startswith(known):
-            return ACCELERATORS[known]
+    name = str(gpus[0].get("name", ""))
+    found = accelerator_seen(name)
+    if found is not None:
+        return found
     where = shown(name) if name else "a CPU"
     raise ConfigError(f"the result was recorded on {where}: give the file of `quire bench calibrate` by --calibration")
 
@@ -116,7 +115,7 @@ def compare_case(case: Mapping[str, Any], cost: CostModel) -> Iterator[Compariso
         yield Comparison(f"{title}: decode step", "ms", 1e3 * step_s, case["decode_step_ms"])
     found = case.get("breakdown") or {}  # of a report, or a `Breakdown` of this run
     device = found.get("device_ms") if isinstance(found, Mapping) else found.device_ms
-    if device and cost.timer is not None:
+    if device:
         spans = decode_spans(batch, n_in + n_out // 2) if n_out > 1 else prefill_spans(n_in)
         for part, seconds in cost.timer.parts_s(spans).items():
             if device.get(part):
@@ -142,7 +141,6 @@ def compare_throughput(result: Mapping[str, Any], cost: CostModel, dataset_path:
 def lines(found: Sequence[Comparison], cost: CostModel) -> list[str]:
     """For people; where the model is off by more than its error bar, that is said."""
     timer = cost.timer
-    assert timer is not None
     text = [f"{'':<44}{'expected':>12}{'measured':>12}", *(one.line() for one in found), timer.calibration.source]
     wholes = [one for one in found if ":   " not in one.what]
     worst = max(wholes, key=lambda one: abs(one.error))

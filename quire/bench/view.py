@@ -6,7 +6,6 @@ Owns the order: probe, load and time, probe again on a CPU, then profile. Does n
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,17 +14,15 @@ import torch
 from quire.bench.breakdown import Breakdown, Capture, breakdown
 from quire.bench.ceilings import higher, probe
 from quire.bench.kernels.timing import timer
-from quire.bench.limit import ceilings_line, step_limits_s
+from quire.bench.limit import Case, ceilings_line, step_limits_s
 from quire.bench.profiling import capture
 from quire.bench.trace import write_trace
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.resolve import NOT_ROUNDED, resolve
 from quire.engine.build import device_of
-from quire.engine.capacity import kv_itemsize
 from quire.engine.core import StepRecord
-from quire.kernels.qgemm import SCHEMES
-from quire.planner.cost import CostModel
+from quire.planner.formats import formats_named
 
 
 class View:
@@ -38,28 +35,20 @@ class View:
         dtype = getattr(torch, limits.dtype)
         self._timer = timer(self._device)
         self._dtypes = [dtype] if config.quantization in NOT_ROUNDED else [dtype, torch.int8]
-        quantized = SCHEMES.get(config.quantization)
-        itemsize = dtype.itemsize if quantized is None else quantized.bytes_per_weight
-        self.cost = CostModel(
-            arch=arch,
-            hardware=probe(self._timer, self._dtypes),
-            weight_itemsize=itemsize,
-            head_itemsize=itemsize,
-            kv_itemsize=kv_itemsize(limits, arch),
-            windows=arch.windows,
-            page_size=config.block_size,
-        )
+        weights = limits.dtype if config.quantization in NOT_ROUNDED else config.quantization
+        formats = formats_named(weights, limits.kv_dtype, limits.dtype)
+        self._case = Case(arch=arch, formats=formats, page_size=config.block_size)
+        self._found = probe(self._timer, self._dtypes)
         self._captures: list[Capture] = []
 
     def probe_again(self) -> None:
         """A second look, once the timed runs are over, at a CPU, whose speed drifts."""
         if self._device == "cpu":
-            again = higher(self.cost.hardware, probe(self._timer, self._dtypes))
-            self.cost = dataclasses.replace(self.cost, hardware=again)
+            self._found = higher(self._found, probe(self._timer, self._dtypes))
 
     def limits_s(self, records: Sequence[StepRecord]) -> list[float]:
         """The least seconds of each step."""
-        return step_limits_s(self.cost, records)
+        return step_limits_s(self._case, self._found, records)
 
     def profile(self, llm: Any, run: Callable[[], object], n_steps: int) -> Breakdown:
         """Where the time goes in the middle of a pass of `n_steps` steps (see `profiling.capture`)."""
@@ -72,17 +61,16 @@ class View:
 
     def ceilings(self) -> dict[str, object]:
         """For the report."""
-        hardware = self.cost.hardware
         return {
-            "device": hardware.name,
-            "read_bytes_per_second": hardware.bandwidth_bytes_per_s,
-            "flops_per_second": hardware.flops_per_s,
+            "device": self._found.device,
+            "read_bytes_per_second": self._found.read_bytes_per_s,
+            "flops_per_second": max(self._found.flops_per_s.values()),
             "products": self._products(),
         }
 
     def line(self) -> str:
         """For people."""
-        return ceilings_line(self.cost.hardware, self._products())
+        return ceilings_line(self._found, self._products())
 
     def _products(self) -> str:
         return " or ".join(str(dtype).removeprefix("torch.") for dtype in self._dtypes)

@@ -17,12 +17,14 @@ import msgspec
 from quire.bench import plan_check
 from quire.bench.shape import FOLDER, PREFIX, shape_options
 from quire.cli import plan_train
+from quire.compute.weights.hub import is_on_hub
+from quire.compute.weights.hub_headers import network_errors, read_hub_files
 from quire.config.arch import ModelArch
 from quire.config.flags import FlagParser
 from quire.config.gguf import is_gguf
 from quire.config.model import read_arch
 from quire.config.resolve import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS
-from quire.core.errors import ConfigError, shown
+from quire.core.errors import ConfigError, LoadError, shown
 from quire.planner import chart, report, tables
 from quire.planner.accelerators import (
     REFERENCE,
@@ -86,10 +88,13 @@ def run(namespace: argparse.Namespace) -> int:
     count = namespace.count or 1
     price = 0.0 if namespace.price is None else check_price(namespace.price)
     task, mesh = _task(namespace), _mesh(namespace.mesh, count)
+    files = _hub_files(namespace.model)
     if namespace.gpu:
         found = report.plan(task, namespace.model, count, mesh, price, namespace.weights)
     else:
         found = {"model": namespace.model or "demo", "facts": report.model_facts(task)}
+    if files is not None:
+        found["facts"]["checkpoint"] = files
     print(json.dumps(found, indent=1) if namespace.json else "\n".join(tables.lines(found)))
     if namespace.plot:
         if "memory" not in found:
@@ -128,6 +133,18 @@ def find_arch(model: str) -> ModelArch:
     return read_arch(_from_hub(model))
 
 
+def _hub_files(model: str) -> dict[str, object] | None:
+    """What the headers of a hub's files say, or why they say nothing: the plan stands on its description anyway. None:
+    it is not on the hub."""
+    if model.startswith(PREFIX) or not is_on_hub(model):
+        return None
+    try:
+        files = read_hub_files(model)
+    except LoadError as error:
+        return {"unknown": error.message}
+    return {**msgspec.structs.asdict(files), "is_rounded": files.is_rounded}
+
+
 def _from_hub(model: str) -> pathlib.Path:
     """The folder of the hub's cache that has its config.json, fetched where it is not there."""
     if model.count("/") != 1 or importlib.util.find_spec("huggingface_hub") is None:
@@ -137,9 +154,22 @@ def _from_hub(model: str) -> pathlib.Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    is_there = True
     try:
-        return pathlib.Path(huggingface_hub.hf_hub_download(model, "config.json")).parent
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        try:
+            huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(model, "config.json"))
+        except (HfHubHTTPError, HFValidationError):
+            raise
+        except network_errors():  # a download would wait half a minute for the network
+            is_there = False
+        path = huggingface_hub.hf_hub_download(model, "config.json", local_files_only=not is_there)
+        return pathlib.Path(path).parent
+    except LocalEntryNotFoundError:
+        raise ConfigError(
+            f"the config.json of {shown(model)} cannot be had: the hub cannot be reached (or HF_HUB_OFFLINE is set),"
+            " and it is not in the hub's cache. Name a folder that has it, or run this where there is a network"
+        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"the config.json of {shown(model)} cannot be had from the hub: {shown(reason)}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import pathlib
 import sys
 
 from quire.cli.interrupt import instant_exit
@@ -11,6 +12,7 @@ from quire.cli.model import add_engine_flags, engine_config
 from quire.config.cluster import ClusterConfig
 from quire.config.flags import add_flags, read_flags
 from quire.engine import stdio
+from quire.planner.calibration import load_calibration
 from quire.serve.config import ServerConfig
 from quire.serve.signals import ignore_hangups_until_served
 
@@ -30,6 +32,8 @@ def run(namespace: argparse.Namespace) -> int:
     engine = engine_config(namespace)
     server = read_flags(namespace, ServerConfig)
     cluster = read_flags(namespace, ClusterConfig)
+    if server.calibration:
+        load_calibration(pathlib.Path(server.calibration))  # what is wrong with it is said before a model is loaded
     model = engine.model or "the demo model"
     with contextlib.suppress(OSError):  # a closed or full log stops nobody
         print(f"quire: starting the server, then loading torch and {model}", file=sys.stderr, flush=True)

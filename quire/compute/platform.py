@@ -67,8 +67,8 @@ class Platform(Protocol):
     name: str
     """'cpu' or 'cuda': for options, logs and clients."""
     device: Device
-    hardware: str
-    """Name in `planner/hardware` of a machine whose ratio of bandwidth and arithmetic is about this one's."""
+    device_name: str
+    """As its driver calls it; empty: the host's cores."""
     computes_alone: bool
     """Launching returns before the work is done; else the host's own threads do it."""
     capturing: cuda.CudaDevice | None
@@ -105,7 +105,7 @@ class Platform(Protocol):
 class CpuPlatform:
     """The host's cores: a step is one native call where it can be."""
 
-    name, hardware = "cpu", "cpu"
+    name, device_name = "cpu", ""
     computes_alone, min_shared_tokens, rounds_kv, rows_alone = False, MIN_SHARED_TOKENS["cpu"], True, RowsAlone.NEVER
     capturing: cuda.CudaDevice | None = None
 
@@ -148,9 +148,9 @@ class CpuPlatform:
 
 
 class CudaPlatform:
-    """One NVIDIA GPU: small steps are captured. Any GPU counts as an H200 where only ratios matter."""
+    """One NVIDIA GPU: small steps are captured."""
 
-    name, hardware = "cuda", "h200"
+    name = "cuda"
     computes_alone = True
     rounds = rounds_kv = False
     no_determinism = ""
@@ -159,6 +159,7 @@ class CudaPlatform:
         """Raises ConfigError where there is none."""
         device = cuda.CudaDevice(index)
         self.device: Device = device
+        self.device_name = cuda.name_of(index)
         self.capturing = device if captures else None
         self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
         self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS["cuda"]

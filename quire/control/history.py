@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,14 +25,27 @@ MAX_GROUPS = 48
 MAX_CHUNKS = 256
 
 
+class _Step(NamedTuple):
+    """One that was committed."""
+
+    number: int = -1
+    time_s: float = 0.0
+    n_seqs: int = 0
+    n_prompt_tokens: int = 0
+    n_chunks: int = 0
+    """Spans that compute parts of prompts."""
+    n_before: int = 0
+    """Tokens before those that it computed, of all its sequences."""
+
+
 class _Record:
     """One request."""
 
-    __slots__ = ("arrival_s", "first_step", "found", "last_step")
+    __slots__ = ("arrival_s", "arrival_step", "first_step", "found", "last_step", "token_step")
 
-    def __init__(self, request: Request, now_s: float, n_waiting: int) -> None:
-        self.arrival_s = now_s
-        self.first_step = self.last_step = -1
+    def __init__(self, request: Request, now_s: float, n_waiting: int, step: int) -> None:
+        self.arrival_s, self.arrival_step = now_s, step
+        self.first_step = self.token_step = self.last_step = -1
         self.found = Explanation(
             request.label, request.terms.tenant, len(request.prompt_token_ids), request.params.n,
             n_waiting_before=n_waiting,
@@ -50,13 +64,15 @@ class History:
         """By the part of the label before its last hyphen."""
         self._fresh: set[str] = set()
         """Live ones without a token."""
-        self._steps: list[tuple[int, float, int, int]] = [(-1, 0.0, 0, 0)] * MAX_STEPS
-        """Step, time of its commit, sequences, prompt tokens; step i at i modulo `MAX_STEPS`."""
+        self._steps = [_Step()] * MAX_STEPS
+        """Step i at i modulo `MAX_STEPS`."""
+        self._newest = -1
+        """The last step that was committed."""
 
     def arrive(self, request: Request, n_waiting: int) -> None:
         """A request is queued."""
         if request.label:
-            record = _Record(request, self._clock.now_s(), n_waiting)
+            record = _Record(request, self._clock.now_s(), n_waiting, self._newest)
             self._live[request.request_id] = record
             self._fresh.add(request.request_id)
             self._labels.setdefault(_base(request.label), []).append(record)
@@ -67,7 +83,7 @@ class History:
             record = self._live.get(seq.request.request_id)
             if record is not None and record.found.admitted_s is None:
                 seq.queued_s = record.found.admitted_s = self._clock.now_s() - record.arrival_s
-                record.first_step = seq.last_step
+                record.first_step = self._newest + 1
                 record.found.n_cached = seq.first_cached
                 if seq.miss is not None:
                     miss, seq.miss = seq.miss, None
@@ -77,6 +93,7 @@ class History:
 
     def chunk(self, builder: PlanBuilder, n_decodes: int) -> None:
         """The spans of a step from `n_decodes` on compute parts of prompts."""
+        builder.n_chunks = len(builder.seqs) - n_decodes
         spans, now_s = builder.plan.spans, self._clock.now_s()
         for row in range(n_decodes, len(builder.seqs)):
             record = self._live.get(builder.seqs[row].request.request_id)
@@ -88,16 +105,21 @@ class History:
 
     def step(self, builder: PlanBuilder, deltas: list[SeqDelta]) -> None:
         """A step is committed; `deltas` is what sequences gained."""
-        now_s, n_seqs = self._clock.now_s(), len(builder.seqs)
-        n_prompt_tokens = builder.plan.n_tokens - sum(builder.plan.spans.wants) - sum(builder.plan.spans.n_drafts)
-        self._steps[builder.step % MAX_STEPS] = (builder.step, now_s, n_seqs, max(0, n_prompt_tokens))
+        now_s, spans = self._clock.now_s(), builder.plan.spans
+        n_prompt_tokens = 0
+        if builder.n_chunks:
+            n_prompt_tokens = max(0, builder.plan.n_tokens - sum(spans.wants) - sum(spans.n_drafts))
+        self._steps[builder.step % MAX_STEPS] = _Step(
+            builder.step, now_s, len(builder.seqs), n_prompt_tokens, builder.n_chunks, sum(spans.starts)
+        )
+        self._newest = builder.step
         if self._fresh:
             for delta in deltas:
                 if delta.request_id in self._fresh and delta.token_ids:
                     self._fresh.discard(delta.request_id)
                     record = self._live.get(delta.request_id)
                     if record is not None:
-                        record.found.first_token_s = now_s - record.arrival_s
+                        record.found.first_token_s, record.token_step = now_s - record.arrival_s, builder.step
 
     def end(self, seqs: Sequence[Seq], reason: str) -> None:
         """All sequences of a request have ended, the last of them so."""
@@ -113,7 +135,7 @@ class History:
         if request_id in self._fresh:  # its first token is its last, and is being committed; or it never got one
             self._fresh.discard(request_id)
             if found.n_outputs:
-                found.first_token_s = found.ended_s
+                found.first_token_s, record.token_step = found.ended_s, record.last_step
         self._ended.append(record)
         while len(self._ended) > MAX_REQUESTS:
             self._forget(self._ended.popleft())
@@ -122,24 +144,22 @@ class History:
         """What is known of the requests whose labels begin with `label` and a hyphen, in order."""
         found = []
         for record in self._labels.get(label, ()):
-            last = record.last_step if record.last_step >= 0 else max(step for step, *_ in self._steps)
-            found.append(msgspec.structs.replace(record.found, steps=self._groups(record, last)))
+            last = record.last_step if record.last_step >= 0 else self._newest
+            first = record.first_step if record.first_step >= 0 else last + 1
+            token = record.token_step if record.token_step >= 0 else last
+            groups = self._groups(record, first, token, MAX_GROUPS // 3)
+            n_first = len(groups)
+            groups += self._groups(record, token + 1, last, MAX_GROUPS - n_first)
+            waits = self._groups(record, record.arrival_step + 1, min(first - 1, last), MAX_GROUPS)
+            found.append(msgspec.structs.replace(record.found, steps=groups, n_first=n_first, waits=waits))
         return found
 
-    def _groups(self, record: _Record, last: int) -> list[StepGroup]:
-        if record.first_step < 0:
-            return []
-        numbers = range(max(record.first_step, last - MAX_STEPS + 1), last + 1)
-        steps = [
-            entry for entry in (self._steps[i % MAX_STEPS] for i in numbers) if record.first_step <= entry[0] <= last
-        ]
-        size = -(-len(steps) // MAX_GROUPS) or 1
-        groups = []
-        for i in range(0, len(steps), size):
-            part = steps[i : i + size]
-            n_seqs = sum(entry[2] for entry in part) / len(part)
-            groups.append(StepGroup(part[-1][1] - record.arrival_s, len(part), n_seqs, sum(entry[3] for entry in part)))
-        return groups
+    def _groups(self, record: _Record, first: int, last: int, n_most: int) -> list[StepGroup]:
+        """The steps from `first` to `last` that are remembered, in at most so many groups."""
+        numbers = range(max(first, last - MAX_STEPS + 1), last + 1)
+        steps = [one for one in (self._steps[i % MAX_STEPS] for i in numbers) if first <= one.number <= last]
+        size = -(-len(steps) // n_most) or 1
+        return [_group(steps[i : i + size], record.arrival_s) for i in range(0, len(steps), size)]
 
     def _forget(self, record: _Record) -> None:
         base = _base(record.found.label)
@@ -147,6 +167,15 @@ class History:
         records.remove(record)
         if not records:
             del self._labels[base]
+
+
+def _group(steps: list[_Step], arrival_s: float) -> StepGroup:
+    n = len(steps)
+    return StepGroup(
+        steps[-1].time_s - arrival_s, n, sum(one.n_seqs for one in steps) / n,
+        sum(one.n_prompt_tokens for one in steps), sum(one.n_chunks > 0 for one in steps),
+        sum(one.n_chunks for one in steps), sum(one.n_before for one in steps) / n,
+    )  # fmt: skip
 
 
 def _base(label: str) -> str:

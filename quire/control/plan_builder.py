@@ -11,7 +11,7 @@ from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StateRestore,
 class PlanBuilder:
     """`seqs[i]` is the sequence of span i of `plan`."""
 
-    __slots__ = ("budget", "is_tight", "n_drafting", "plan", "scheduled_s", "seqs", "step")
+    __slots__ = ("budget", "is_tight", "n_chunks", "n_drafting", "plan", "scheduled_s", "seqs", "step")
 
     def __init__(self, step: int, budget: int, now_s: float = 0.0) -> None:
         self.step, self.scheduled_s = step, now_s
@@ -19,6 +19,8 @@ class PlanBuilder:
         """Tokens that may still be added."""
         self.is_tight = False
         """A running sequence lacked pages: nobody is admitted in this step."""
+        self.n_chunks = 0
+        """Spans that compute parts of prompts."""
         self.n_drafting = 0
         """Spans that verify drafts."""
         self.plan = StepPlan(step, Spans())

@@ -137,6 +137,12 @@ class StepGroup(msgspec.Struct, array_like=True):
     """Sequences in a step."""
     n_prompt_tokens: int
     """Prompt tokens that these steps computed, whoever's: they make steps long."""
+    n_mixed: int = 0
+    """Of the steps, those that computed some."""
+    n_chunks: int = 0
+    """Parts of prompts in them."""
+    mean_before: float = 0.0
+    """Tokens before those that a step computed, of all its sequences together: their keys are read."""
 
 
 class Explanation(msgspec.Struct):
@@ -169,6 +175,10 @@ class Explanation(msgspec.Struct):
     n_preemptions: int = 0
     steps: list[StepGroup] = []
     """What it lived through, in at most some tens of groups."""
+    n_first: int = 0
+    """Of these groups, those up to its first token."""
+    waits: list[StepGroup] = []
+    """Steps of others that were committed while it waited; it came in the middle of the first."""
 
 
 class Explained(msgspec.Struct, tag="explained"):
@@ -270,6 +280,8 @@ class EngineReady(msgspec.Struct, tag="ready"):
     ends: list[EngineEnd] = []
     """Of the processes before it, oldest first, those of some time ago left out."""
     model: ModelFacts = msgspec.field(default_factory=ModelFacts)
+    device_name: str = ""
+    """As its driver calls it; empty: the host's cores, or none."""
     no_determinism: str = ""
     """Why requests cannot ask for `deterministic`; empty: they can."""
 

@@ -16,16 +16,16 @@ from quire.engine.capacity import kv_itemsize
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.grammars.manager import StructuredOutput
+from quire.planner.calibration import Ceilings
 from quire.planner.drafts import DraftCosts
-from quire.planner.hardware import hardware_named
 from quire.planner.pace import Pace, pace_for
 
 
-def pace_of(limits: EngineLimits, arch: ModelArch, hardware: str, weight_itemsize: float) -> Pace | None:
-    """The bound on prompts beside decodes, if there is one."""
+def pace_of(limits: EngineLimits, arch: ModelArch, ceilings: Ceilings, weight_itemsize: float) -> Pace | None:
+    """The bound on prompts beside decodes, if there is one. ceilings: of the engine's device."""
     if not limits.max_stall_factor:
         return None
-    return pace_for(arch, hardware_named(hardware), limits.max_stall_factor, weight_itemsize, kv_itemsize(limits, arch))
+    return pace_for(arch, ceilings, limits.max_stall_factor, weight_itemsize, kv_itemsize(limits, arch))
 
 
 def assemble(

@@ -41,6 +41,7 @@ from quire.core.events import (
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
+from quire.engine.expectations import Expectations
 from quire.engine.frontend import Frontend, load_beside
 from quire.engine.input_processor import Checked, InputProcessor, Prompt
 from quire.engine.link import CUT, EngineLink, Link
@@ -77,7 +78,7 @@ class AsyncLLM:
         self, frontend: Frontend, client: Link, supervisor: EngineSupervisor | None = None, client_index: int = 0
     ) -> None:
         """supervisor: of the engine, if this process started it; client_index: differs among the engine's clients."""
-        self.config = frontend.config
+        self.config, self.expectations = frontend.config, Expectations(frontend)
         self.ready: EngineReady = frontend.ready
         self.tokenizer = frontend.tokenizer
         self.chat_template = frontend.chat_template

@@ -46,8 +46,8 @@ from quire.engine.ranks.leader import LeadingWorker
 from quire.engine.sleep import SleepMode
 from quire.engine.workers import make_leader
 from quire.kernels.invariance import RowsAlone
-from quire.planner.cost import CostModel
-from quire.planner.hardware import hardware_named
+from quire.planner.accelerators import accelerator_named, calibration_for, engine_calibration
+from quire.planner.cost import calibrated
 from quire.text.tokenizer import HfTokenizer
 
 logger = logging.getLogger("quire.engine")
@@ -108,7 +108,9 @@ def _build(
     vocab_limit = None if tokenizer is None else len(tokenizer)
     worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
     executor = _executor(worker)
-    pace = pace_of(limits, arch, platform.hardware, facts.weights_bytes / arch.n_parameters)
+    pace = pace_of(
+        limits, arch, engine_calibration(platform.name, platform.device_name), facts.weights_bytes / arch.n_parameters
+    )
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
     structured = _structured_output(config, tokenizer, folder, arch, n_masks, platform.device.pin)
     if is_server:
@@ -123,7 +125,8 @@ def _build(
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
     ready = _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
-    return core, msgspec.structs.replace(ready, no_determinism=worker.no_determinism)
+    ready = msgspec.structs.replace(ready, device_name=platform.device_name, no_determinism=worker.no_determinism)
+    return core, ready
 
 
 def device_of(config: EngineConfig) -> str:
@@ -164,7 +167,7 @@ def _build_simulated(config: EngineConfig, arch: ModelArch, is_server: bool) -> 
     """The whole engine without a model, on the virtual clock of `SIMULATED`."""
     limits = resolve(config, arch, config.device, is_server=is_server)
     n_pages = config.num_gpu_blocks_override or NULL_PAGES
-    clock = VirtualClock()
+    clock, simulated = VirtualClock(), accelerator_named(SIMULATED)
     layout = layout_of(config, limits, arch)
     n_held = layout.tokens_within(n_pages - 1, config.block_size, tokens_in_flight(config.pipeline_depth))
     limits = msgspec.structs.replace(limits, max_model_len=min(limits.max_model_len, n_held))
@@ -176,10 +179,10 @@ def _build_simulated(config: EngineConfig, arch: ModelArch, is_server: bool) -> 
         max_model_len=limits.max_model_len,
         vocab_size=arch.vocab_size,
         clock=clock,
-        cost=CostModel(arch=arch, hardware=hardware_named(SIMULATED)),
+        cost=calibrated(arch, simulated),
     )
     structured = StructuredOutput(None)  # what it says means nothing anyway
-    pace = pace_of(limits, arch, SIMULATED, 2)
+    pace = pace_of(limits, arch, calibration_for(simulated), 2)
     core = assemble(
         config, limits, layout, executor, clock, n_pages, structured, pace=pace, has_states=bool(arch.state_specs)
     )  # fmt: skip

@@ -44,6 +44,7 @@ class Frontend:
     """End tokens, and the sampling that the checkpoint proposes where a request says nothing."""
     clock: Clock = dataclasses.field(default_factory=MonotonicClock)
     engine: EngineReady | None = None
+    arch: ModelArch | None = None
 
     @classmethod
     def load(cls, config: EngineConfig) -> Frontend:
@@ -60,7 +61,7 @@ class Frontend:
             if template is not None and not config.allow_special_tokens_in_text:
                 tokenizer.learn_marks(template.sources.values())
         names = config.served_model_name or [config.model or folder.name]
-        return cls(config, names[0], tokenizer, template, generation_defaults(config, folder, arch))
+        return cls(config, names[0], tokenizer, template, generation_defaults(config, folder, arch), arch=arch)
 
     def attach(self, ready: EngineReady) -> Frontend:
         """The same, knowing the engine's limits."""

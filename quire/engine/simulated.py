@@ -19,16 +19,15 @@ from quire.core.errors import ConfigError
 from quire.core.plan import StepPlan
 from quire.core.units import format_bytes
 from quire.engine.assembly import assemble, pace_of
-from quire.engine.capacity import ITEMSIZES, kv_itemsize, layout_of, size_pool, snapshots_within
+from quire.engine.capacity import ITEMSIZES, layout_of, size_pool, snapshots_within
 from quire.engine.core import EngineCore
 from quire.engine.executors.null_timed import TimedNullExecutor
 from quire.engine.grammars.manager import StructuredOutput
-from quire.planner.accelerators import accelerator_named
-from quire.planner.cost import CostModel, calibrated
-from quire.planner.formats import formats_named
-from quire.planner.hardware import hardware_named
+from quire.planner.accelerators import USUAL_CPU, accelerator_named, calibration_for, host_accelerator
+from quire.planner.cost import CostModel
+from quire.planner.engine_cost import engine_cost
 from quire.planner.memory import Room
-from quire.planner.mesh import Mesh
+from quire.planner.pace import Pace
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +53,7 @@ class SimulatedMachine:
     """The dummy page counted in."""
     n_snapshots: int
     cost: CostModel
+    pace: Pace | None
 
     @classmethod
     def of(
@@ -89,22 +89,25 @@ class SimulatedMachine:
         n_pages, limits = size_pool(
             config, limits, own, room, weights_bytes=weights_bytes, n_snapshots=n_snapshots
         )  # fmt: skip
-        cost = _cost(arch, hardware, limits, config)
-        return cls(config, arch, limits, layout, device, n_pages, n_snapshots, cost)
+        calibration = USUAL_CPU if device == "cpu" else calibration_for(accelerator_named(hardware))
+        accelerator = host_accelerator(calibration) if device == "cpu" else accelerator_named(hardware)
+        cost = engine_cost(arch, config, limits, accelerator, calibration)
+        pace = pace_of(limits, arch, calibration, ITEMSIZES[limits.dtype])
+        return cls(config, arch, limits, layout, device, n_pages, n_snapshots, cost, pace)
 
     def step_s(self, plan: StepPlan) -> float:
         """Seconds of a step. What several sequences share is read once."""
         return self.cost.step_s(plan.spans, plan.shared_prefixes)
 
     def engine(self) -> SimulatedEngine:
-        """A new one. Its pace is of the ratios that any GPU is taken to have, as in the real engine."""
+        """A new one."""
         clock = VirtualClock()
         executor = TimedNullExecutor(clock, self.step_s)
         limits, device = self.limits, self.device
         core = assemble(
             self.config, limits, self.layout, executor, clock, self.n_pages, StructuredOutput(None),
             0 if self.config.deterministic else MIN_SHARED_TOKENS[device],
-            pace_of(limits, self.arch, "cpu" if device == "cpu" else "h200", ITEMSIZES[limits.dtype]),
+            self.pace,
             has_states=bool(self.arch.state_specs), n_snapshots=self.n_snapshots,
         )  # fmt: skip
         return SimulatedEngine(core, clock, executor)
@@ -114,18 +117,3 @@ def _parameters(own: ModelArch, n_ranks: int) -> int:
     """Of one rank, whose description has its part of the layers: vocabularies are divided too."""
     n_tables = 1 if own.tie_embeddings else 2
     return own.n_parameters - n_tables * own.vocab_size * own.hidden_size * (n_ranks - 1) // n_ranks
-
-
-def _cost(arch: ModelArch, hardware: str, limits: EngineLimits, config: EngineConfig) -> CostModel:
-    """As measured on the device, or assumed; of a CPU that nobody has measured, the limit and a constant."""
-    page_size = config.block_size
-    if hardware != "cpu":
-        formats = formats_named(limits.dtype, limits.kv_dtype, limits.dtype)
-        n_ranks = mesh_shape(config).n_ranks
-        mesh = Mesh(tp=n_ranks, ep=n_ranks if config.enable_expert_parallel else 1)
-        return calibrated(arch, accelerator_named(hardware), formats=formats, mesh=mesh, page_size=page_size)
-    itemsize = ITEMSIZES[limits.dtype]
-    return CostModel(
-        arch=arch, hardware=hardware_named(hardware), weight_itemsize=itemsize, head_itemsize=itemsize,
-        kv_itemsize=kv_itemsize(limits, arch), windows=arch.windows, page_size=page_size,
-    )  # fmt: skip

@@ -8,6 +8,7 @@ TFLOP/s" of the H200: benchmarks/results/h200/kernels_attention.json.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Final
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from quire.core import host
 from quire.core.errors import ConfigError, shown
 from quire.core.spelling import did_you_mean
-from quire.planner.calibration import Calibration, calibration_of
+from quire.planner.calibration import Calibration, Curve, calibration_of
 from quire.planner.links import Links
 
 GIB: Final = 1 << 30
@@ -108,6 +109,31 @@ def accelerator_named(name: str) -> Accelerator:
         f"--gpu {shown(name)} is unknown{near}: there are {', '.join(first + rest)}; `here` measures this machine, and"
         " a file of `quire bench calibrate` can be given with --calibration"
     )
+
+
+def accelerator_seen(driver_name: str) -> Accelerator | None:
+    """The one that a driver calls so, such as 'NVIDIA A100-SXM4-80GB'; None: it is not in the table."""
+    words = set(driver_name.lower().replace("-", " ").replace("gb", " ").split())
+    if words & {"mig", "laptop"}:  # a part of one, or another chip
+        return None
+    known = [one for name, one in ACCELERATORS.items() if words.issuperset(name.split("-"))]
+    return max(known, key=lambda one: len(one.name), default=None)
+
+
+USUAL_CPU: Final = Calibration(
+    device="cpu", source="assumed: the limit of a usual machine of two cores, and a constant", read_bytes_per_s=45e9,
+    flops_per_s={"bfloat16": 0.9e12}, products={"bfloat16": Curve()}, experts=Curve(), attention=Curve(), step_s=2e-4,
+    error=math.inf,
+)  # fmt: skip
+"""With AVX-512 and bfloat16: stands for a CPU that nobody has measured."""
+
+
+def engine_calibration(device: str, device_name: str = "") -> Calibration:
+    """What an engine on a 'cuda' or 'cpu' of this name is taken for; a GPU that is not in the table is a reference
+    one, as only ratios matter to it."""
+    if device == "cpu":
+        return calibration_of("cpu") or USUAL_CPU
+    return calibration_for(accelerator_seen(device_name) or accelerator_named(REFERENCE))
 
 
 def host_accelerator(calibration: Calibration) -> Accelerator:

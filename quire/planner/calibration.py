@@ -62,15 +62,25 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return values[right - 1] + share * (values[right] - values[right - 1])
 
 
-class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one device, with the engine as it was."""
+class Ceilings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a device does at most, as large reads and large products show."""
 
     device: str
-    source: str
-    """Where the numbers come from, and which runs were fitted."""
     read_bytes_per_s: Positive
     flops_per_s: dict[str, Positive]
     """Type of product → rate of a large one."""
+
+    def rate(self, products: str) -> float:
+        """Of a type that was not measured: that of floating point."""
+        found = self.flops_per_s
+        return found.get(products) or found.get("bfloat16") or next(iter(found.values()))
+
+
+class Calibration(Ceilings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of one device, with the engine as it was."""
+
+    source: str
+    """Where the numbers come from, and which runs were fitted."""
     products: dict[str, Curve]
     """Type of product → its curve."""
     experts: Curve

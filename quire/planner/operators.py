@@ -13,6 +13,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.core.plan import Spans
+from quire.planner.calibration import Ceilings
 from quire.planner.communication import step_transfers
 from quire.planner.formats import Formats
 from quire.planner.mesh import Mesh
@@ -50,6 +51,12 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     wire_bytes: float = 0.0
     """Sent by one rank."""
     n_flops: float = 0.0
+    products: str = "bfloat16"
+    """Type of its arithmetic."""
+
+    def limit_s(self, ceilings: Ceilings) -> float:
+        """Of all calls at best: the roofline, the longer of memory and arithmetic. What goes over wires is left out."""
+        return self.n_times * max(self.n_bytes / ceilings.read_bytes_per_s, self.n_flops / ceilings.rate(self.products))
 
     @property
     def n_bytes(self) -> float:
@@ -89,9 +96,12 @@ def seen(starts: Sequence[int], lengths: Sequence[int], window: int) -> Seen:
 
 
 def step_operators(
-    arch: ModelArch, spans: Spans, mesh: Mesh | None = None, formats: Formats | None = None
+    arch: ModelArch, spans: Spans, mesh: Mesh | None = None, formats: Formats | None = None, n_spared: int = 0
 ) -> list[Operator]:
-    """In the order of a layer, the head last; of the first rank of each stage, all stages together."""
+    """In the order of a layer, the head last; of the first rank of each stage, all stages together.
+
+    n_spared: tokens whose keys need not be read, as another span of the step reads them, in layers without a window.
+    """
     mesh, formats = mesh or Mesh(), formats or Formats()
     parts = rank_parts(arch, mesh, formats)
     n_rows, n_wants = sum(spans.lengths) / mesh.sp, sum(spans.wants)
@@ -103,11 +113,12 @@ def step_operators(
     ]  # fmt: skip
     found += [product_operator(one, n_rows, formats) for one in parts.products]
     for group in parts.attentions:
-        found += attention_operators(group, spans, n_rows, formats)
+        found += attention_operators(group, spans, n_rows, formats, 0 if group.window else n_spared)
+    n_moved = 2 * len(spans) - spans.starts.count(0)  # read and written; the first is of zeros
     for state in parts.states:
         found.append(Operator(
-            name="state update", kind=Kind.STATE, n_times=state.n_times,
-            cache_bytes=2 * len(spans) * state.n_bytes, n_flops=STATE_FLOPS * n_rows * state.n_numbers,
+            name="state update", kind=Kind.STATE, n_times=state.n_times, cache_bytes=n_moved * state.n_bytes,
+            n_flops=STATE_FLOPS * n_rows * state.n_numbers,
         ))  # fmt: skip
     found += [
         Operator(name=one.name, kind=Kind.COLLECTIVE, n_times=one.n_times, wire_bytes=one.n_bytes)
@@ -124,11 +135,13 @@ def product_operator(product: Product, n_rows: float, formats: Formats) -> Opera
     return Operator(
         name=product.name, kind=Kind.EXPERTS if product.is_experts else Kind.PRODUCT, n_times=product.n_times,
         weight_bytes=product.read_bytes(n_rows), row_bytes=row_numbers * n_rows * formats.itemsize,
-        n_flops=product.flops(n_rows),
+        n_flops=product.flops(n_rows), products=product.products,
     )  # fmt: skip
 
 
-def attention_operators(group: AttentionGroup, spans: Spans, n_rows: float, formats: Formats) -> list[Operator]:
+def attention_operators(
+    group: AttentionGroup, spans: Spans, n_rows: float, formats: Formats, n_spared: int = 0
+) -> list[Operator]:
     """Rotation with the write of keys and values, then scores and values of them in one kernel."""
     found = seen(spans.starts, spans.lengths, group.window)
     token_bytes = group.token_numbers * formats.kv_itemsize(group.head_dim)
@@ -138,9 +151,14 @@ def attention_operators(group: AttentionGroup, spans: Spans, n_rows: float, form
                  row_bytes=row_bytes + group.token_numbers * n_rows * formats.itemsize,
                  n_flops=3 * n_rows * group.q_numbers),
         Operator(name=f"attention{f' ({group.window})' if group.window else ''}", kind=Kind.ATTENTION,
-                 n_times=group.n_times, cache_bytes=found.n_read * token_bytes, row_bytes=row_bytes,
-                 n_flops=group.pair_flops * found.n_pairs),
+                 n_times=group.n_times, cache_bytes=(found.n_read - n_spared) * token_bytes, row_bytes=row_bytes,
+                 n_flops=group.flops(spans.starts, spans.lengths, found.n_pairs)),
     ]  # fmt: skip
+
+
+def limit_s(operators: Sequence[Operator], ceilings: Ceilings) -> float:
+    """Of a step at best: its operators one after the other, without launches, gaps and imbalance."""
+    return sum(one.limit_s(ceilings) for one in operators)
 
 
 def totals(operators: Sequence[Operator]) -> tuple[float, float, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from quire.config.arch import ModelArch
-from quire.planner.hardware import Hardware
+from quire.planner.calibration import Ceilings
 from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights, pair_flops, read_weights
 
 EFFICIENCY = 0.65
@@ -51,15 +51,15 @@ class Pace:
 
 
 def pace_for(
-    arch: ModelArch, hardware: Hardware, factor: float, weight_itemsize: float = 2, kv_itemsize: float = 2
+    arch: ModelArch, ceilings: Ceilings, factor: float, weight_itemsize: float = 2, kv_itemsize: float = 2
 ) -> Pace:
     """The pace of a model with weights and K/V of these bytes a number; `factor` as in `Pace`."""
     body = arch.n_layers * layer_weights(arch)
-    flops_per_s = EFFICIENCY * hardware.flops_per_s
+    flops_per_s = EFFICIENCY * ceilings.rate("bfloat16")
     return Pace(
         factor=factor,
-        weights_s=(body + head_weights(arch)) * weight_itemsize / hardware.bandwidth_bytes_per_s,
+        weights_s=(body + head_weights(arch)) * weight_itemsize / ceilings.read_bytes_per_s,
         token_s=2 * arch.n_layers * read_weights(arch, 1) / flops_per_s,
-        cached_s=kv_numbers_per_token(arch) * kv_itemsize / hardware.bandwidth_bytes_per_s,
+        cached_s=kv_numbers_per_token(arch) * kv_itemsize / ceilings.read_bytes_per_s,
         pair_s=pair_flops(arch) / flops_per_s,
     )

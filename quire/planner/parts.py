@@ -9,11 +9,12 @@ from __future__ import annotations
 import collections
 import functools
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.config.layers import KVSpec, LayerSpec
+from quire.config.layers import KVSpec, LayerSpec, MixerSpec
 from quire.config.parameters import Cut, LayerParameters, Matrix, layer_parameters
 from quire.config.parameters import shapes as parameter_shapes
 from quire.planner.formats import Formats
@@ -84,6 +85,23 @@ class AttentionGroup(msgspec.Struct, frozen=True, kw_only=True):
     q_numbers: int
     """Of a row's queries, and of its result."""
     head_dim: int
+    mixer: MixerSpec
+    """Of the whole rank."""
+
+    def flops(self, starts: Sequence[int], lengths: Sequence[int], n_pairs: float) -> float:
+        """Of one layer; a span of several rows is computed the way that takes fewest."""
+        n_flops = self.pair_flops * n_pairs
+        if self.has_other_way:
+            share = self.pair_flops / self.mixer.n_pair_flops
+            spans = zip(starts, lengths, strict=True)
+            n_flops -= share * sum(max(0, self.mixer.spared_flops(n, start + n)) for start, n in spans if n > 1)
+        return n_flops
+
+    @property
+    def has_other_way(self) -> bool:
+        """See `flops`: of lines, from which keys and values can be made."""
+        kv = self.mixer.kv_spec
+        return kv is not None and kv.value_in_key > 0
 
 
 class StateGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +129,8 @@ class RankParts(msgspec.Struct, frozen=True, kw_only=True):
     """Norms, biases and whatever else no product reads."""
     weights_bytes: float
     """All that this rank keeps, of all stages."""
+    layers_bytes: float
+    """Of these, without embedding and head."""
     hidden_size: int
     n_layers: int
 
@@ -144,7 +164,8 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
     embedding_bytes = -(-arch.vocab_size // mesh.tp) * arch.hidden_size * formats.itemsize
     position_bytes = arch.n_positions * arch.hidden_size * formats.itemsize
     other_bytes = other_numbers * formats.itemsize + position_bytes
-    weights_bytes = sum(one.n_times * one.n_of * one.n_bytes for one in all_products) + embedding_bytes + other_bytes
+    layers_bytes = sum(one.n_times * one.n_of * one.n_bytes for one in all_products) + other_bytes
+    weights_bytes = layers_bytes + embedding_bytes
     if not arch.tie_embeddings or formats.weights.is_rounded:
         weights_bytes += head.n_bytes
     return RankParts(
@@ -163,6 +184,7 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
         embedding_bytes=embedding_bytes,
         other_bytes=other_bytes,
         weights_bytes=weights_bytes,
+        layers_bytes=layers_bytes,
         hidden_size=arch.hidden_size,
         n_layers=arch.n_layers,
     )
@@ -181,7 +203,7 @@ def _attention(own: LayerSpec, numbers: int, mesh: Mesh) -> AttentionGroup:
     return AttentionGroup(
         n_times=1, window=kv.window, token_numbers=round(numbers * kv_share(kv, mesh.sp)),
         pair_flops=mixer.n_pair_flops // mesh.sp, q_numbers=mixer.n_heads * kv.head_dim // mesh.sp,
-        head_dim=kv.head_dim,
+        head_dim=kv.head_dim, mixer=mixer,
     )  # fmt: skip
 
 

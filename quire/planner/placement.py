@@ -6,6 +6,7 @@ engine sizes its pool at start.
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import msgspec
@@ -17,7 +18,7 @@ from quire.core.errors import ConfigError
 from quire.planner.captured import decode_sizes
 from quire.planner.formats import Formats
 from quire.planner.memory import MemoryEquation
-from quire.planner.mesh import Mesh
+from quire.planner.mesh import Mesh, stage_layers
 from quire.planner.parts import kv_share, rank_parts
 
 UTILIZATION: Final = 0.9
@@ -85,24 +86,48 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 def place(arch: ModelArch, memory_bytes: float, mesh: Mesh, formats: Formats, limits: Limits) -> Placement:
     """ConfigError where the mesh cannot divide the model, or its layers store different keys."""
-    stage = _fullest_stage(arch, mesh)
-    own = share_arch(stage, 0, mesh.tp)
-    parts = rank_parts(arch, mesh, formats)
-    ends_bytes = parts.embedding_bytes + (
-        0 if arch.tie_embeddings and mesh.pp == 1 and not formats.weights.is_rounded else parts.head.n_bytes
-    )
-    layer_bytes = parts.weights_bytes - parts.embedding_bytes
-    if not arch.tie_embeddings or formats.weights.is_rounded:
-        layer_bytes -= parts.head.n_bytes
-    if mesh.pp > 1:  # the first stage has the embedding, the last the head
-        ends_bytes = max(parts.embedding_bytes, parts.head.n_bytes)
-        layer_bytes *= -(-arch.n_layers // mesh.pp) / arch.n_layers
+    found = [_placed(stage, memory_bytes, mesh, formats, limits) for stage in _stages(arch, mesh.pp)]
+    return min(found, key=lambda one: (one.n_pages, -one.lacking_bytes))
+
+
+class _Stage(msgspec.Struct, frozen=True):
+    """Layers of a pipeline that one rank of `tp` has a part of; without pipeline, all."""
+
+    arch: ModelArch
+    has_embedding: bool
+    has_head: bool
+    """As a matrix of its own."""
+
+
+@functools.lru_cache(maxsize=256)
+def _stages(arch: ModelArch, n_stages: int) -> tuple[_Stage, ...]:
+    """Those that differ."""
+    if n_stages == 1:
+        return (_Stage(arch, True, not arch.tie_embeddings),)
+    ranges = stage_layers(arch.n_layers, n_stages)
+    if not all(ranges):
+        raise ConfigError(f"{n_stages} stages of {arch.n_layers} layers: take at most as many stages as layers")
+    found: dict[object, _Stage] = {}
+    for stage, layers in enumerate(ranges):
+        own = arch.layers[layers.start : layers.stop]
+        is_first, is_last = stage == 0, stage == n_stages - 1
+        n_positions = arch.n_positions if is_first else 0
+        part = msgspec.structs.replace(arch, layers=own, n_positions=n_positions)
+        found.setdefault((own, is_first, is_last), _Stage(part, is_first, is_last))
+    return tuple(found.values())
+
+
+def _placed(stage: _Stage, memory_bytes: float, mesh: Mesh, formats: Formats, limits: Limits) -> Placement:
+    arch, own = stage.arch, share_arch(stage.arch, 0, mesh.tp)
+    parts = rank_parts(arch, msgspec.structs.replace(mesh, pp=1), formats)
+    weights_bytes = parts.layers_bytes + (parts.embedding_bytes if stage.has_embedding else 0)
+    weights_bytes += parts.head.n_bytes if stage.has_head or (formats.weights.is_rounded and mesh.pp == 1) else 0
     n_seqs = limits.max_num_seqs
     share = max((kv_share(kv, mesh.sp) for kv in own.kv_specs.values()), default=1.0)
     equation = MemoryEquation(
         arch=own, page_size=PAGE_SIZE, max_num_seqs=n_seqs,
         max_num_batched_tokens=max(n_seqs, -(-limits.max_num_batched_tokens // mesh.sp)),
-        max_model_len=limits.max_model_len or arch.max_position, weights_bytes=round(layer_bytes + ends_bytes),
+        max_model_len=limits.max_model_len or arch.max_position, weights_bytes=round(weights_bytes),
         itemsize=formats.itemsize, kv_itemsize=formats.kv_itemsize(arch.head_dim) * share,
         graph_sizes=tuple(decode_sizes(n_seqs)) if limits.captures else (),
         kv=kv_layout(own, limits.max_model_len or arch.max_position), in_flight=IN_FLIGHT,
@@ -116,13 +141,3 @@ def place(arch: ModelArch, memory_bytes: float, mesh: Mesh, formats: Formats, li
         page_bytes=equation.page_bytes, n_pages=(budget - equation.fixed_bytes) // equation.page_bytes - 1,
         lacking_bytes=lacking, equation=equation,
     )  # fmt: skip
-
-
-def _fullest_stage(arch: ModelArch, mesh: Mesh) -> ModelArch:
-    """The layers of the last stage: models begin with their smaller ones."""
-    if mesh.pp == 1:
-        return arch
-    if mesh.pp > arch.n_layers:
-        raise ConfigError(f"{mesh.pp} stages of {arch.n_layers} layers: take at most as many stages as layers")
-    n_layers = -(-arch.n_layers // mesh.pp)
-    return msgspec.structs.replace(arch, layers=arch.layers[arch.n_layers - n_layers :])

@@ -53,18 +53,16 @@ def model_facts(task: Task) -> dict[str, Any]:
 
 def operator_rows(task: Task, mesh: Mesh, spans: Spans) -> list[dict[str, Any]]:
     """Each with its intensity, and what binds it on the device."""
-    rate = task.calibration.flops_per_s["bfloat16"]
-    reads = task.calibration.read_bytes_per_s
     n_rows, n_wants = sum(spans.lengths) / mesh.sp, sum(spans.wants)
     sent_us = iter([row["us"] for row in communication_rows(task, mesh, n_rows, n_wants)])
-    rows = []
+    rows, ceilings = [], task.calibration
     for one in step_operators(task.arch, spans, mesh, task.formats):
-        memory_s, arithmetic_s = one.n_bytes / reads, one.n_flops / rate
+        memory_s, arithmetic_s = one.n_bytes / ceilings.read_bytes_per_s, one.n_flops / ceilings.rate(one.products)
         rows.append({
             "operator": one.name, "kind": one.kind.value, "times": one.n_times, "bytes": one.n_bytes,
             "flops": one.n_flops, "wire_bytes": one.wire_bytes, "intensity": one.intensity,
             "limit_us": next(sent_us) if one.kind is Kind.COLLECTIVE
-            else 1e6 * one.n_times * max(memory_s, arithmetic_s),
+            else 1e6 * one.limit_s(ceilings),
             "bound": "wire" if one.kind is Kind.COLLECTIVE else "memory" if memory_s >= arithmetic_s else "arithmetic",
         })  # fmt: skip
     return rows
@@ -177,7 +175,9 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
     found = []
     name = task.device.name.upper()
     if task.calibration.source.startswith("assumed"):
-        found.append(f"no step was ever timed on the {name}: {task.calibration.source}")
+        found.append(
+            f"no step was ever timed on the {name}: its peaks are published, how much of them is reached is assumed"
+        )
     if not task.device.runs:
         found.append(f"Quire has no kernels for the {name}: its figures say what the hardware would allow")
     if first.mesh.n_devices > first.mesh.dp:

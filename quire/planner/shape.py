@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from collections.abc import Sequence
 
 from quire.config.arch import ModelArch
 from quire.config.layers import LayerSpec
@@ -44,23 +43,9 @@ def kv_numbers_per_token(arch: ModelArch) -> int:
     return sum(spec.numbers for spec in arch.kv_specs.values())
 
 
-def state_bytes(arch: ModelArch) -> int:
-    """Bytes of a sequence's recurrent states, all layers, with activations of two bytes."""
-    return sum(spec.n_bytes(2) for spec in arch.state_specs.values())
-
-
 def pair_flops(arch: ModelArch) -> int:
     """FLOPs of a token and one that it sees, all layers."""
     return sum(n * layer.mixer.n_pair_flops for layer, n in layer_kinds(arch))
-
-
-def spared_flops(arch: ModelArch, starts: Sequence[int], lengths: Sequence[int]) -> int:
-    """FLOPs less than those of all pairs of these spans, each computed the way that takes fewest, all layers."""
-    if not any(spec.value_in_key for spec in set(arch.kv_specs.values())):
-        return 0
-    mixers = collections.Counter(layer.mixer for layer in arch.layers)
-    spans = [(n, start + n) for start, n in zip(starts, lengths, strict=True) if n > 1]
-    return sum(n * max(0, mixer.spared_flops(*span)) for mixer, n in mixers.items() for span in spans)
 
 
 def _matrix_weights(spec: LayerSpec, hidden_size: int) -> int:

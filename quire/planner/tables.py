@@ -41,12 +41,27 @@ def _model(name: str, facts: Mapping[str, Any]) -> Iterator[str]:
         f"keys and values {format_bytes(facts['kv_bytes_token'])} a token"
         + (f"; states {format_bytes(facts['state_bytes_seq'])} a sequence" if facts["state_bytes_seq"] else "")
     )
+    if facts.get("checkpoint"):
+        yield f"  checkpoint {_checkpoint(facts['checkpoint'], total)}"
     prompt = facts["flops_prompt"]
     yield (
         f"  FLOPs: a token {_si(facts['flops_token'])} and {_si(facts['flops_pair'])} for each token before it;"
         f" a prompt of {prompt['tokens']:,} {_si(prompt['flops'])}; a token in training "
         f"{_si(facts['flops_training_token'])}"
     )
+
+
+def _checkpoint(files: Mapping[str, Any], n_parameters: int) -> str:
+    """What its files hold beside what its description says."""
+    if files.get("unknown"):
+        return f"unknown: {files['unknown']}"
+    types = ", ".join(f"{n:,} {dtype}" for dtype, n in files["numbers"].items())
+    n_files = f"{files['n_files']:,} file{'s' if files['n_files'] != 1 else ''}"
+    text = f"{n_files}, {format_bytes(files['n_bytes'])}: {types}"
+    lacking = n_parameters - sum(files["numbers"].values())
+    if files["is_rounded"] or not lacking:
+        return text + ("" if files["is_rounded"] else ", as described")
+    return f"{text}; {abs(lacking):,} {'fewer' if lacking > 0 else 'more'} than the description says"
 
 
 def _largest(parts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -69,7 +84,8 @@ def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
         reasons = "; ".join(f"{mesh}: {why}" for mesh, why in list(plan["refused"].items())[:3])
         yield f"  no mesh of {plan['device']['count']} devices can divide the model ({reasons})"
         return
-    terms = ", ".join(f"{name} {format_bytes(n)}" for name, n in memory["terms"].items() if n)
+    told = {name: n for name, n in memory["terms"].items() if n}
+    terms = ", ".join(f"{name} {size}" for name, size in zip(told, _sizes(list(told.values())), strict=True))
     yield f"memory of a device ({plan['meshes'][0]['mesh']}), of {format_bytes(memory['budget_bytes'])}: {terms}"
     if memory["fits"]:
         if memory["max_num_seqs"] < memory["asked_num_seqs"]:
@@ -99,11 +115,12 @@ def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
     head: tuple[str, ...] = ("mesh", "sequences", "TTFT ms", "TPOT ms", "output tok/s", "within", "SLO")
     marked = any(row["refusal"] for row in rows[:N_MESHES])
     priced = any("dollars_per_million" in row for row in rows)
+    first, later = (_column([row[name] for row in rows[:N_MESHES]]) for name in ("ttft_ms", "tpot_ms"))
     body = []
-    for row in rows[:N_MESHES]:
+    for i, row in enumerate(rows[:N_MESHES]):
         body.append((
-            row["mesh"], f"{row['concurrency']:,}", f"{row['ttft_ms']:,.1f}", f"{row['tpot_ms']:.2f}",
-            f"{row['tokens_per_s']:,.0f}", f"± {100 * row['error']:.0f} %", "met" if row["meets_slo"] else "missed",
+            row["mesh"], f"{row['concurrency']:,}", first[i], later[i], f"{row['tokens_per_s']:,.0f}",
+            f"± {100 * row['error']:.0f} %", "met" if row["meets_slo"] else "missed",
             *((_price(row),) if priced else ()),
             *((NOT_HERE if row["refusal"] else "",) if marked else ()),
         ))  # fmt: skip
@@ -128,22 +145,31 @@ def _price(row: Mapping[str, Any]) -> str:
 def _steps(plan: Mapping[str, Any]) -> Iterator[str]:
     for name, rows in plan.get("steps", {}).items():
         n_seqs, n_tokens = plan["step_spans"][name]
-        what = f"{n_seqs} sequences at {n_tokens:,} tokens" if name == "decode" else f"a prompt of {n_tokens:,} tokens"
+        what = (
+            f"{n_seqs:,} sequence{'s' if n_seqs != 1 else ''} at {n_tokens:,} tokens"
+            if name == "decode"
+            else f"a prompt of {n_tokens:,} tokens"
+        )
         yield from ("", f"{name}, {what}:")
         yield from _table(
             ("operator", "times", "MB", "GFLOP", "FLOP/byte", "limit us", "bound by"),
-            [
-                (row["operator"], str(row["times"]), f"{(row['bytes'] or row['wire_bytes']) / 1e6:.2f}",
-                 f"{row['flops'] / 1e9:.3f}", f"{row['intensity']:.1f}", f"{row['limit_us']:.1f}", row["bound"])
-                for row in rows
-            ],
+            list(zip(
+                [row["operator"] for row in rows], [str(row["times"]) for row in rows],
+                _column([(row["bytes"] or row["wire_bytes"]) / 1e6 for row in rows]),
+                _column([row["flops"] / 1e9 for row in rows]), _column([row["intensity"] for row in rows]),
+                _column([row["limit_us"] for row in rows]), [row["bound"] for row in rows], strict=True,
+            )),
         )  # fmt: skip
-    if plan.get("communication"):
+    sent = plan.get("communication")
+    if sent:
         yield from ("", "communication of that decode step, of one rank:")
         yield from _table(
             ("what", "ranks", "times", "MB a call", "us in all"),
-            [(row["name"], str(row["ranks"]), str(row["times"]), f"{row['bytes'] / 1e6:.3f}", f"{row['us']:.0f}")
-             for row in plan["communication"]],
+            list(zip(
+                [row["name"] for row in sent], [str(row["ranks"]) for row in sent],
+                [str(row["times"]) for row in sent], _column([row["bytes"] / 1e6 for row in sent]),
+                _column([row["us"] for row in sent]), strict=True,
+            )),
         )  # fmt: skip
 
 
@@ -156,8 +182,23 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         )
 
 
+def _column(values: Sequence[float]) -> list[str]:
+    """Numbers under each other, with as many decimals for all as the largest needs for four digits, at least one."""
+    largest = max(map(abs, values), default=0.0)
+    n = 1 if largest >= 100 else 2 if largest >= 10 else 3
+    return [f"{value:,.{n}f}" for value in values]
+
+
+def _sizes(values: Sequence[float]) -> list[str]:
+    """In the unit of the largest."""
+    number, unit = format_bytes(max(values)).split()
+    scale = max(values) / float(number)
+    return [f"{value / scale:,.2f} {unit}" for value in values]
+
+
 def _si(value: float) -> str:
-    for power, unit in ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")):
+    """Three digits."""
+    for power, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= power:
-            return f"{value / power:.3g} {unit}"
+            return f"{value / power:#.3g}".rstrip(".") + f" {unit}FLOP"
     return f"{value:.0f} FLOP"

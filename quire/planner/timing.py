@@ -134,7 +134,7 @@ class StepTimer:
         memory_s = (product.read_bytes(n_rows) + row_numbers * n_rows * self.formats.itemsize) / (
             curve.bytes_share * self._bytes_per_s
         )
-        rate = self.calibration.flops_per_s.get(product.products) or self.calibration.flops_per_s["bfloat16"]
+        rate = self.calibration.rate(product.products)
         n_all = n_rows * product.row_factor
         n_flops = product.flops(curve.multiplied(n_all) / product.row_factor)
         arithmetic_s = n_flops / (curve.rate_share(n_all) * rate)
@@ -164,28 +164,33 @@ class StepTimer:
         limit = self.calibration.small_rows
         if max(spans.lengths, default=0) <= limit:
             return (spans.starts, spans.lengths), ([], [])
-        small: tuple[list[int], list[int]] = [], []
-        large: tuple[list[int], list[int]] = [], []
-        for start, length in zip(spans.starts, spans.lengths, strict=True):
-            starts, lengths = small if length <= limit else large
-            starts.append(start)
-            lengths.append(length)
-        return small, large
+        starts, lengths = spans.starts, spans.lengths
+        long = [i for i, length in enumerate(lengths) if length > limit]
+        large = [starts[i] for i in long], [lengths[i] for i in long]
+        n_short = len(lengths) - len(long)
+        if long[0] == n_short:  # as the engine plans: what decodes comes first
+            return (starts[:n_short], lengths[:n_short]), large
+        short = [i for i, length in enumerate(lengths) if length <= limit]
+        return ([starts[i] for i in short], [lengths[i] for i in short]), large
 
     def _reads_s(self, group: AttentionGroup, spans: tuple[Sequence[int], Sequence[int]], shared_tokens: int) -> float:
         if not spans[0]:
             return 0.0
         curve = self.calibration.attention
-        n_read = seen(*spans, group.window).n_read - shared_tokens
-        n_bytes = n_read * group.token_numbers * self.formats.kv_itemsize(group.head_dim)
-        return curve.fixed_s[0] + n_bytes / (curve.bytes_share * self._bytes_per_s)
+        found = seen(*spans, group.window)
+        n_bytes = (found.n_read - shared_tokens) * group.token_numbers * self.formats.kv_itemsize(group.head_dim)
+        memory_s = n_bytes / (curve.bytes_share * self._bytes_per_s)
+        if group.has_other_way:  # all heads read one line a token: arithmetic may bind
+            rate = curve.flops_share[0] * self.calibration.rate("bfloat16")
+            return curve.fixed_s[0] + _joined(memory_s, group.flops(*spans, found.n_pairs) / rate)
+        return curve.fixed_s[0] + memory_s
 
     def _prompts_s(self, group: AttentionGroup, spans: tuple[list[int], list[int]], shared_pairs: int) -> float:
         if not spans[0] and not shared_pairs:
             return 0.0
         curve = self.calibration.attention
-        n_flops = group.pair_flops * (seen(*spans, group.window).n_pairs + shared_pairs)
-        rate = curve.rate_share(max(spans[1], default=1)) * self.calibration.flops_per_s["bfloat16"]
+        n_flops = group.flops(*spans, seen(*spans, group.window).n_pairs) + group.pair_flops * shared_pairs
+        rate = curve.rate_share(max(spans[1], default=1)) * self.calibration.rate("bfloat16")
         return curve.fixed_s[-1] + n_flops / rate
 
     def _states_s(self, spans: Spans) -> float:
@@ -193,7 +198,7 @@ class StepTimer:
         n_rows = sum(spans.lengths)
         for group in self.parts.states:
             memory_s = 2 * len(spans) * group.n_bytes / (curve.bytes_share * self._bytes_per_s)
-            rate = curve.rate_share(n_rows) * self.calibration.flops_per_s["bfloat16"]
+            rate = curve.rate_share(n_rows) * self.calibration.rate("bfloat16")
             one_s = curve.fixed(n_rows) + _joined(memory_s, STATE_FLOPS * n_rows * group.n_numbers / rate)
             total_s += group.n_times * one_s
         return total_s

@@ -146,6 +146,13 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         str, _doc("File to which a line of JSON is added for each request that ends, for `quire bench replay`.")
     ] = ""
     record_prompts: Annotated[bool, _doc("Put token ids of prompts into the record, not only their lengths.")] = False
+    calibration: Annotated[
+        str,
+        _doc(
+            "File of `quire bench calibrate` of this machine, by which /v1/requests/{id}/explain says what a request"
+            " should have taken; without one it says so for devices whose calibration comes with Quire."
+        ),
+    ] = ""
     otlp_traces_endpoint: Annotated[
         str,
         _doc(
@@ -253,7 +260,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             check_endpoint(self.otlp_traces_endpoint)
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             raise ConfigError("ssl_certfile and ssl_keyfile belong together: give both or neither")
-        for name in ("ssl_certfile", "ssl_keyfile"):
+        for name in ("ssl_certfile", "ssl_keyfile", "calibration"):
             path = getattr(self, name)
             if path and not pathlib.Path(path).is_file():
                 raise ConfigError(f"{name} = {path!r} is not a file")

@@ -76,6 +76,8 @@ class ServerState:
     def attach(self, llm: AsyncLLM) -> None:
         """The engine is loaded: requests can be served from now on."""
         self._llm, self._prompts = llm, PromptMaker(llm, self.large_work_lock)
+        if self.config.calibration:
+            llm.expectations.calibrate(pathlib.Path(self.config.calibration))
         self.loop_monitor.start()
         self._limits = RequestLimits(
             model_names=tuple(llm.config.served_model_name) or (llm.model_name,),

@@ -42,7 +42,7 @@ class SimulateOptions(DatasetOptions, kw_only=True):
     replicas: Annotated[int, _doc("Engines behind the router, each on a machine of its own.", ge=1, le=10_000)] = 1
     router: Annotated[
         Literal["prefix", "least-loaded", "round-robin", "random"],
-        _doc("prefix: where most of the prompt is in the cache already, unless too many wait there."),
+        _doc("prefix: the rule of `quire serve --replicas`: who knows half of the prompt, else who has fewest."),
     ] = "prefix"
     slo: Annotated[str, _doc("Limits for goodput, for instance ttft=200ms,tpot=20ms,e2e=5s.")] = ""
     capacity: Annotated[bool, _doc("Look for the highest rate at which enough requests keep the --slo.")] = False

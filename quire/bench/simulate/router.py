@@ -1,29 +1,21 @@
-"""Which replica gets a request: policies as plain arithmetic over counts and digests of prompts. No engine, no torch.
+"""Which replica gets a request: the server's own choice (`engine/replicas/chooser.py`), and plain ones beside it.
 
-`PrefixRouter` guesses what each replica has in its prefix tree from what it was sent, page by page, and sends a request
-to where the fewest tokens stand between it and its first one. Owns the guess; replicas are never asked.
-Invariant: a digest stands for a page and all pages before it, so that equal digests mean equal beginnings.
+Owns the plain ones, for comparison. Does not own the server's rule, nor what a replica has: nobody asks replicas.
 """
 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, Protocol
+
+from quire.core.request import Request
+from quire.core.sampling import SamplingParams
+from quire.engine.replicas.chooser import Chooser
 
 DECODE_TOKENS: Final = 16
 """What an open request adds to a replica's load: about the prompt tokens that a step computes in the time that one more
 sequence costs it, until the request ends."""
-
-
-def page_digests(tokens: Sequence[int], page_size: int) -> list[int]:
-    """One for each full page of a prompt, of it and all before it."""
-    digests, digest = [], 0
-    for end in range(page_size, len(tokens) + 1, page_size):
-        digest = hash((digest, *tokens[end - page_size : end]))
-        digests.append(digest)
-    return digests
 
 
 class Router(Protocol):
@@ -93,63 +85,42 @@ class LeastLoaded:
         self.loads[replica] += n_tokens + DECODE_TOKENS
 
 
-class PrefixRouter(LeastLoaded):
-    """The same, less the tokens that a replica has in its prefix tree already, as far as that can be told from here."""
+class ServerRouter:
+    """The one of `quire serve --replicas`, which knows requests and replicas by name."""
 
-    def __init__(self, n_replicas: int, page_size: int, n_pages: int) -> None:
-        """n_pages: what a replica's tree holds at most."""
-        super().__init__(n_replicas)
-        self._page_size, self._n_pages = page_size, n_pages
-        self._holders: dict[int, set[int]] = {}
-        """Digest → replicas that were sent it."""
-        self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(n_replicas)]
-        """Of each replica its digests, what was unused longest first."""
+    def __init__(self, n_replicas: int, page_size: int, n_pages: int, n_slots: int) -> None:
+        self._chooser, self._names = Chooser(), [str(index) for index in range(n_replicas)]
+        for name in self._names:
+            self._chooser.introduce(name, n_slots, n_pages, page_size)
+        self._params = SamplingParams()
 
     def choose(self, number: int, prompt: Sequence[int]) -> int:
-        """Of the replicas that have most of the prompt, and the least loaded one, where the request waits least."""
-        digests = page_digests(prompt, self._page_size)
-        depths: dict[int, int] = {}
-        for depth, digest in enumerate(digests, 1):
-            holders = self._holders.get(digest)
-            if not holders:
-                break
-            depths.update(dict.fromkeys(holders, depth))
-        chosen = self.loads.index(min(self.loads))
-        most = (len(prompt) - 1) // self._page_size  # of its last token the engine needs the logits
-        fewest = self._cost(chosen, prompt, depths, most)
-        for replica in depths:
-            cost = self._cost(replica, prompt, depths, most)
-            if cost < fewest:
-                chosen, fewest = replica, cost
-        self._load(number, chosen, len(prompt) - min(depths.get(chosen, 0), most) * self._page_size)
-        self._keep(chosen, digests)
-        return chosen
+        """The first of its ranking, which has a place for every request."""
+        wire_id = str(number)
+        self._chooser.expect(wire_id, Request(
+            request_id=wire_id, prompt_token_ids=list(prompt), params=self._params, max_tokens=1, seed=0
+        ))  # fmt: skip
+        chosen = self._chooser.rank(wire_id, self._names)[0]
+        self._chooser.placed(wire_id, chosen)
+        return int(chosen)
 
-    def _cost(self, replica: int, prompt: Sequence[int], depths: dict[int, int], most: int) -> int:
-        return self.loads[replica] + len(prompt) - min(depths.get(replica, 0), most) * self._page_size
+    def tell(self, number: int, *, ended: bool) -> None:
+        """First tokens mean nothing to it."""
+        if ended:
+            self._chooser.done(str(number))
 
-    def _keep(self, replica: int, digests: list[int]) -> None:
-        """The pages of a prompt are the last used, its first page the very last: leaves of a tree go before roots."""
-        held = self._held[replica]
-        for digest in reversed(digests):
-            held[digest] = None
-            held.move_to_end(digest)
-            self._holders.setdefault(digest, set()).add(replica)
-        while len(held) > self._n_pages:
-            digest, _ = held.popitem(last=False)
-            holders = self._holders[digest]
-            holders.discard(replica)
-            if not holders:
-                del self._holders[digest]
+    def n_open(self, index: int) -> int:
+        """Sequences that were sent to a replica and have not ended."""
+        return self._chooser.n_open(str(index))
 
 
-def router_named(name: str, n_replicas: int, page_size: int, n_pages: int) -> Router:
-    """'prefix', 'least-loaded', 'random' or 'round-robin'; one replica needs no choice."""
+def router_named(name: str, n_replicas: int, page_size: int, n_pages: int, n_slots: int) -> Router:
+    """'prefix' (the server's), 'least-loaded', 'random' or 'round-robin'; one replica needs no choice."""
     match name:
         case _ if n_replicas == 1:
             return RoundRobin(1)
         case "prefix":
-            return PrefixRouter(n_replicas, page_size, n_pages)
+            return ServerRouter(n_replicas, page_size, n_pages, n_slots)
         case "least-loaded":
             return LeastLoaded(n_replicas)
         case "random":

@@ -48,7 +48,9 @@ class Variant:
     def run(self, requests: Sequence[SimRequest]) -> Run:
         """All requests at their times."""
         options, machine = self.options, self.machine
-        router = router_named(options.router, options.replicas, machine.config.block_size, machine.n_pages)
+        router = router_named(
+            options.router, options.replicas, machine.config.block_size, machine.n_pages, machine.limits.max_num_seqs
+        )
         return Fleet([self.make(machine) for _ in range(options.replicas)], router).run(requests)
 
     def at(self, requests: list[SimRequest], rate: float | None) -> Run:

@@ -17,11 +17,11 @@ from quire.bench.simulate.session import Variant
 from quire.config.mesh import mesh_shape
 from quire.core.counts import format_count
 from quire.core.units import format_bytes
-from quire.planner.accelerators import accelerator_named
+from quire.planner.accelerators import USUAL_CPU, accelerator_named
 from quire.planner.report import error_bar
 
 WIDTH: Final = 12
-COMPUTED: Final = "times of several GPUs are computed, never measured"
+COMPUTED: Final = "; those of several GPUs are computed, never measured"
 Facts = dict[str, Any]
 
 
@@ -37,24 +37,26 @@ def subject(variant: Variant, requests: Sequence[SimRequest]) -> Facts:
 
 
 def lines(variants: Sequence[Variant], requests: Sequence[SimRequest]) -> Iterator[str]:
-    """Of the first variant; of the others, what is different."""
+    """Of the first variant; of the others, what was not said yet."""
     first = _rows(subject(variants[0], requests))
     yield from (f"{name:<{WIDTH}}{text}" for name, text in first.items())
+    told = set(first.items())
     for variant in variants[1:]:
         for name, text in _rows(subject(variant, requests)).items():
-            if text != first[name]:
+            if (name, text) not in told:
+                told.add((name, text))
                 yield f"{name:<{WIDTH}}{text} (with {variant.name})"
     yield ""
 
 
 def _rows(facts: Facts) -> dict[str, str]:
     error = "how far they are off is not known" if facts["error"] is None else f"times ± {100 * facts['error']:.0f} %"
-    ranks = f"{facts['n_ranks']} GPUs share each layer: {COMPUTED}" if facts["n_ranks"] > 1 else "one device"
+    ranks = f"{facts['n_ranks']} GPUs share each layer" if facts["n_ranks"] > 1 else "one device"
     router = f", chosen by {facts['router']}" if facts["replicas"] > 1 else ""
     return {
         "model": f"{facts['model']}, {format_count(facts['n_parameters'])} parameters in {facts['dtype']}",
         "device": f"{facts['device']}, {format_bytes(facts['memory_bytes'])}; {error}",
-        "times": facts["source"],
+        "times": facts["source"] + (COMPUTED if facts["n_ranks"] > 1 else ""),
         "ranks": ranks,
         "workload": f"{facts['workload']}: {facts['n_requests']:,} requests, {facts['arrivals']}",
         "replicas": f"{facts['replicas']:,}{router}",
@@ -69,17 +71,17 @@ def _model_name(model: str) -> str:
 def _device(variant: Variant) -> Facts:
     """Its name, how far its times may be off, and where they are from."""
     timer = variant.machine.cost.timer
-    if timer is None:
-        source = "assumed, never measured: the limit of a usual machine of two cores, and a constant"
-        return {"device": variant.options.gpu, "error": None, "source": source}
-    device, source = accelerator_named(variant.options.gpu), timer.calibration.source
+    name, source, error = variant.options.gpu, timer.calibration.source, error_bar(timer)
     if source.startswith("assumed"):
         source = f"assumed, never measured{source.removeprefix('assumed')}"
     else:
         source = f"measured: {source}"
-    if not device.runs:
-        source += "; Quire has no kernels for it"
-    return {"device": device.name, "error": error_bar(timer), "source": source}
+    if timer.calibration is not USUAL_CPU:
+        device = accelerator_named(name)
+        name = device.name
+        if not device.runs:
+            source += "; Quire has no kernels for it"
+    return {"device": name, "error": error if math.isfinite(error) else None, "source": source}
 
 
 def _workload(options: SimulateOptions) -> str:

@@ -207,6 +207,11 @@ def n_devices() -> int:
     return torch.cuda.device_count()
 
 
+def name_of(index: int) -> str:
+    """As the driver calls it; empty: there is none."""
+    return str(torch.cuda.get_device_name(index)) if is_available() else ""
+
+
 def describe() -> list[str]:
     """One line for each visible GPU: name, memory, compute capability."""
     lines = []

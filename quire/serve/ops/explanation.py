@@ -1,4 +1,4 @@
-"""GET /v1/requests/{id}/explain: where the time of a request went, in figures and in words.
+"""GET /v1/requests/{id}/explain: where the time of a request went, in figures and in words, and where it should have.
 
 Owns the wording. Does not own the memory of it (`control/history.py`), which is bounded.
 Invariant: only the holder of the key that sent a request is told of it; neighbours are numbers.
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import shown
-from quire.core.events import Explanation
+from quire.core.events import Explanation, StepGroup
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import Items, encoded
 from quire.serve.http.refusal import Refusal, unavailable
@@ -50,14 +50,16 @@ def _part(state: ServerState, one: Explanation) -> JsonObject:
     del figures["label"], figures["tenant"]
     names = ("step", "time_s", "start", "length", "n_others")
     figures["chunks"] = [dict(zip(names, row, strict=True)) for row in figures["chunks"]]
-    of_step = ("time_s", "n_steps", "mean_seqs", "n_prompt_tokens")
-    figures["steps"] = [dict(zip(of_step, row, strict=True)) for row in figures["steps"]]
+    of_step = StepGroup.__struct_fields__
+    for name in ("steps", "waits"):
+        figures[name] = [dict(zip(of_step, row, strict=True)) for row in figures[name]]
     for name in ("miss_wanted", "miss_cached"):
         token = figures[name]
         tokenizer = state.llm.tokenizer
         figures[f"{name}_text"] = None if token is None or tokenizer is None else tokenizer.token_text(token)
     figures["phases"] = _phases(one)
-    figures["reasons"] = _reasons(one, figures)
+    figures["expectation"] = state.llm.expectations.of(one)
+    figures["reasons"] = _reasons(one, figures) + figures["expectation"].pop("words")
     return figures
 
 

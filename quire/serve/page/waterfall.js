@@ -32,10 +32,24 @@ function show(part) {
     if (name === "output") for (const group of part.steps) {
       if (group.n_prompt_tokens) track.append(bar("beside", group.time_s / whole, group.time_s / whole));
     }
+    const expected = expectedIn(part.expectation, name);
+    if (expected !== null) {
+      const mark = bar("expected", from_s / whole, (from_s + expected) / whole);
+      mark.title = `${inMs(expected)} were expected`;
+      track.append(mark);
+    }
     return element("div", { class: "phase-row" }, element("span", {}, name), track, element("span", {}, inMs(end - from_s)));
   });
   const scale = element("div", { class: "phase-row scale", "aria-hidden": "true" }, element("span"), element("span", {}, element("i", {}, "0 ms"), element("i", {}, inMs(whole))), element("span"));
   return [...rows, scale, ...part.reasons.map((reason) => element("p", { class: "fine" }, inWords(reason)))];
+}
+
+/** Seconds that a phase should have taken; null: nobody knows. */
+function expectedIn(expectation, phase) {
+  const told = expectation?.unknown === null ? expectation : {};
+  if (phase === "output") return told.later_token ? told.later_token.expected_s * told.later_token.n_tokens : null;
+  if (!told.first_token) return null;
+  return phase === "queue" ? told.first_token.queue_s : told.first_token.expected_s - told.first_token.queue_s;
 }
 
 function bar(kind, from, to) {

@@ -21,7 +21,7 @@ from quire.cli.main import main
 from quire.core.sampling import SamplingParams
 from quire.engine.llm import LLM
 from quire.kernels import moe, native, state
-from quire.planner.hardware import Hardware
+from quire.planner.calibration import Ceilings
 
 ENGINE = ("--num-gpu-blocks-override", "600", "--num-threads", "1", "--device", "cpu")
 
@@ -36,8 +36,13 @@ def llm() -> Iterator[LLM]:
 def test_probe_finds_ceilings_of_this_machine() -> None:
     torch.set_num_threads(1)
     found = probe(timer("cpu"), [torch.bfloat16, torch.int8])
-    assert 1e9 < found.bandwidth_bytes_per_s < 1e12 and 1e9 < found.flops_per_s < 1e14
-    assert higher(Hardware("a", 1.0, 5.0, 0.0), Hardware("b", 2.0, 3.0, 0.0)) == Hardware("a", 2.0, 5.0, 0.0)
+    assert 1e9 < found.read_bytes_per_s < 1e12 and list(found.flops_per_s) == ["bfloat16", "int8"]
+    assert all(1e9 < rate < 1e14 for rate in found.flops_per_s.values())
+    one, other, best = (
+        Ceilings(device="a", read_bytes_per_s=reads, flops_per_s={"bfloat16": rate})
+        for reads, rate in [(1.0, 5.0), (2.0, 3.0), (2.0, 5.0)]
+    )
+    assert higher(one, other) == best
 
 
 def check_parts(breakdown: dict[str, Any]) -> None:

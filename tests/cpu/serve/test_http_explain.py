@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+
+from quire.bench.shape import FOLDER
+from quire.config.engine import EngineConfig
+from quire.config.generation import GenerationDefaults
+from quire.config.model import read_arch
+from quire.core.events import Chunk, EngineReady, Explanation, StepGroup
+from quire.engine.expectations import Expectations
+from quire.engine.frontend import Frontend
+from quire.planner.calibration import FOLDER as FOLDER_OF_FILES
 
 BODY = {"model": "fake", "prompt": [65, 66, 67], "max_tokens": 9}
 
@@ -24,6 +35,8 @@ def test_phases_and_reasons(server: Any) -> None:
     assert any("behind 7 sequences" in reason for reason in part["reasons"])
     assert "The best cached prefix differs at token 1: 'b' here, 'c' there." in part["reasons"]
     assert "tenant" not in part and "label" not in part
+    assert part["expectation"] == {"unknown": "the device 'fake' has no steps of its own"}
+    assert part["reasons"][-1] == "What it should have taken is not known: the device 'fake' has no steps of its own."
 
 
 def test_a_part_for_each_prompt(server: Any) -> None:
@@ -40,3 +53,48 @@ def test_only_the_key_that_has_sent_it_is_told(make_server: Any, tmp_path: Path)
     done = httpx.post(server.base + "/v1/completions", json=BODY, headers=headers["one"]).json()
     url = f"{server.base}/v1/requests/{done['id']}/explain"
     assert [httpx.get(url, headers=headers[key]).status_code for key in ("one", "two")] == [200, 404]
+
+
+def expectations(device: str, device_name: str = "", calibration: Path | None = None, **options: Any) -> Expectations:
+    """Of an engine of the 8B shape on such a device."""
+    ready = EngineReady(8192, 4096, page_size=16, logits_width=128256, device=device, device_name=device_name)
+    arch = read_arch(FOLDER / "llama-3.1-8b")
+    frontend = Frontend(EngineConfig(**options), "8b", None, None, GenerationDefaults((), {}), engine=ready, arch=arch)
+    found = Expectations(frontend)
+    if calibration is not None:
+        found.calibrate(calibration)
+    return found
+
+
+ONE = Explanation(
+    "a-0", "", 1024, 1, admitted_s=0.0, first_token_s=0.0232, ended_s=0.123, end="length", n_outputs=11, n_first=1,
+    chunks=[Chunk(0, 0.0, 0, 1024, 0)],
+    steps=[StepGroup(0.0232, 1, 1, 1023, 1, 1, 0.0), StepGroup(0.1232, 10, 8, 4090, 1, 1, 8200.0)],
+)  # fmt: skip
+
+
+def test_what_it_should_have_taken_on_a_device_that_was_measured() -> None:
+    found = expectations("cuda", "NVIDIA H200").of(ONE)
+    assert found["unknown"] is None and found["device"] == "h200" and found["error"] == 0.05
+    first, later = found["first_token"], found["later_token"]
+    assert abs(first["rest_s"]) < 0.05 * first["expected_s"] and first["queue_s"] == 0
+    assert later["alone_s"] < 0.005 < later["prompts_s"] and later["n_tokens"] == 10
+    total = sum(later[f"{name}_s"] for name in ("alone", "sequences", "prompts", "rest"))
+    assert math.isclose(total, later["took_s"]) and math.isclose(later["took_s"], 0.00998)
+    assert found["words"][0].startswith("The first token took 23.2 ms; 2") and found["words"][0].endswith(" ms.")
+    assert "prompts of others" in found["words"][1] and "± 5 %" in found["words"][1]
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "options", "why"),
+    [
+        ("cuda", "NVIDIA L4", {}, "steps were never timed on NVIDIA L4; `quire bench calibrate` measures them"),
+        ("cpu", "", {}, "steps were never timed on this CPU"),
+        ("null", "", {}, "the device 'null' has no steps of its own"),
+        ("cpu", "", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "knows no drafts"),
+        ("cpu", "", {"calibration": FOLDER_OF_FILES / "h200.json"}, "the calibration is of h200, and the engine"),
+    ],
+)
+def test_where_nothing_is_known_no_number_is_shown(device: str, name: str, options: dict[str, Any], why: str) -> None:
+    found = expectations(device, name, **options).of(ONE)
+    assert found.keys() == {"unknown", "words"} and why in found["unknown"] and why in found["words"][0]

@@ -45,6 +45,8 @@ def test_chat_streams_and_tells_how_it_went(page: WebPage, server: Any) -> None:
     page.until(lambda: "It waited 250 ms behind 7 sequences" in page.all(".waterfall")[0].text)
     rows = [row.text.split() for row in page.all(".phase-row:not(.scale)")]
     assert rows == [["queue", "250", "ms"], ["prompt", "250", "ms"], ["output", "1,500", "ms"]]
+    assert "What it should have taken is not known" in page.all(".waterfall")[0].text
+    assert not page.all(".track .expected")
     assert in_view(page, ".waterfall")
     page.say("Again")
     page.idle()

@@ -10,7 +10,7 @@ import pathlib
 import pytest
 
 from quire.bench.breakdown import Capture, Kernel, breakdown, kind_of, outermost, own_times
-from quire.bench.limit import ceilings_line, compared, lines, step_limits_s
+from quire.bench.limit import Case, ceilings_line, compared, lines, step_limits_s
 from quire.bench.trace import check_trace_path, write_trace
 from quire.cli.main import main
 from quire.config.arch import ModelArch
@@ -20,8 +20,9 @@ from quire.config.layers import LayerSpec, NormSpec
 from quire.core.errors import ConfigError
 from quire.core.plan import Spans
 from quire.engine.core import HostTimes, StepRecord
-from quire.planner.cost import CostModel
-from quire.planner.hardware import Hardware
+from quire.planner.calibration import Ceilings
+from quire.planner.formats import formats_named
+from quire.planner.operators import limit_s, step_operators
 
 NORM = NormSpec(eps=1e-5)
 LAYER = LayerSpec(
@@ -33,8 +34,11 @@ TOY = ModelArch(
     max_position_scaled=99, dtype="float32",
 )  # fmt: skip
 """5 weights a layer, 2 in the head, 2 numbers of K/V a token and layer."""
-SLOW_READER = CostModel(arch=TOY, hardware=Hardware("toy", 10.0, 1e9, 5.0), weight_itemsize=1, head_itemsize=1,
-                        kv_itemsize=1, page_size=4)  # fmt: skip
+CASE = Case(arch=TOY, formats=formats_named("bfloat16"), page_size=4)
+
+
+def ceilings(reads: float, rate: float) -> Ceilings:
+    return Ceilings(device="toy", read_bytes_per_s=reads, flops_per_s={"bfloat16": rate})
 
 
 def record(
@@ -50,13 +54,17 @@ def decodes(*starts: int) -> Spans:
 
 
 def test_limit_of_known_spans() -> None:
-    """A token: 15 weights of layers and 2 of the head, K/V read (its own too) and written, at 10 bytes a second."""
-    one = (15 + 2 + 6 * (8 + 1 + 1)) / 10
-    shared = (15 + 2 + 6 * (8 + 8 + 2 + 2 - 4)) / 10
+    """A token, in numbers of two bytes: 15 weights of layers and 2 of the head; keys and values read, its own too, and
+    written; rows in and out of 22 products, 7 norms, the embedding, the rotation and the attention (no query heads)."""
+    rows = 3 * (3 + 1 + 3 + 2) + (1 + 2) + 7 * 2 + 2 + 3 * 2
+    one, kept = 15 + 2 + rows, 6 * (8 + 1 + 1)
     steps = [record(0, decodes(8)), record(1, decodes(8, 8), shared=[([0, 1], 1)])]
-    assert step_limits_s(SLOW_READER, steps) == [pytest.approx(one), pytest.approx(shared)]
-    quick = dataclasses.replace(SLOW_READER, hardware=Hardware("toy", 1e9, 10.0, 5.0))
-    assert step_limits_s(quick, steps[:1]) == [pytest.approx(2 * (15 + 2) / 10)], "the overhead is no part of a limit"
+    slow = step_limits_s(CASE, ceilings(10.0, 1e9), steps)
+    assert slow == [pytest.approx(2 * (one + kept) / 10), pytest.approx(2 * (17 + 2 * rows + 2 * kept - 6 * 4) / 10)]
+    operators = step_operators(TOY, decodes(8))
+    assert slow[0] == limit_s(operators, ceilings(10.0, 1e9)) and step_limits_s(
+        CASE, ceilings(1e9, 10.0), steps[:1]
+    ) == [pytest.approx(sum(one.n_times * one.n_flops for one in operators) / 10)]
 
 
 def test_lines_for_people() -> None:
@@ -74,8 +82,7 @@ def test_lines_for_people() -> None:
         "their best while these were measured, or the weights fit a cache, or of experts fewer were chosen than an "
         "even choice touches",
     ]
-    hardware = Hardware("toy", 4.54e12, 790e12, 0.0)
-    assert ceilings_line(hardware, "bfloat16") == (
+    assert ceilings_line(ceilings(4.54e12, 790e12), "bfloat16") == (
         "ceilings in this run: reads 4,540 GB/s, bfloat16 products 790 TFLOP/s"
     )
 

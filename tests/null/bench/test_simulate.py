@@ -28,7 +28,7 @@ from quire.bench.simulate.requests import (
     stretched,
     workload_requests,
 )
-from quire.bench.simulate.router import LeastLoaded, PrefixRouter, RoundRobin, page_digests, router_named
+from quire.bench.simulate.router import LeastLoaded, RoundRobin, ServerRouter, router_named
 from quire.bench.simulate.session import Variant, capacity
 from quire.bench.workloads import throughput_dataset
 from quire.config.engine import EngineConfig
@@ -235,38 +235,31 @@ def test_a_trace_is_stretched_to_a_rate_and_keeps_its_shape() -> None:
 # ---- routers ----------------------------------------------------------------------------------------------------
 
 
-def test_digests_stand_for_all_before_them() -> None:
-    a, b = page_digests([1, 2, 3, 4, 5], 2), page_digests([9, 2, 3, 4], 2)
-    assert len(a) == 2 and a[1] != b[1] and page_digests([1, 2, 3, 4], 2) == a
-
-
-def test_the_prefix_router_goes_where_the_prompt_is_until_too_much_waits_there() -> None:
-    router = PrefixRouter(3, page_size=4, n_pages=1000)
+def test_the_servers_own_choice_is_simulated() -> None:
+    """A replica that knows half of the prompt, until it is far ahead of the others; an end frees its place."""
+    router = router_named("prefix", 3, 4, 1000, 16)
+    assert isinstance(router, ServerRouter)
     system = list(range(400))
     home = router.choose(0, [*system, 1])
     router.tell(0, ended=False)
+    assert router.n_open(home) == 1
     router.tell(0, ended=True)
-    assert router.loads == [0, 0, 0]
+    assert router.n_open(home) == 0
     assert router.choose(1, [*system, 2]) == home and router.choose(2, [7] * 40) != home
-    placed = [router.choose(number, [*system, *([number] * 300)]) for number in range(3, 9)]
-    assert placed[0] == home and set(placed) == {0, 1, 2}
-
-
-def test_the_prefix_router_forgets_what_a_tree_would_have_evicted() -> None:
-    router = PrefixRouter(1, page_size=4, n_pages=10)
-    router.choose(0, [1] * 32)
-    router.choose(1, [2] * 32)
-    assert len(router._held[0]) == 10 and len(router._holders) == 10
-    assert page_digests([2] * 32, 4)[0] in router._holders and page_digests([1] * 32, 4)[-1] not in router._holders
+    placed = [router.choose(number, [*system, 3]) for number in range(3, 30)]
+    assert placed[:6] == [home] * 6 and set(placed) == {0, 1, 2}
+    fewest = min(map(router.n_open, range(3)))
+    chosen = router.choose(99, [*system[:100], *([9] * 500)])
+    assert router.n_open(chosen) == fewest + 1, "a sixth of the prompt counts for nothing"
 
 
 def test_loads_come_back_to_nothing_and_one_replica_is_the_engine_alone() -> None:
     requests, made = mixed_requests(60), machine(is_server=True)
-    router = router_named("least-loaded", 3, 16, made.n_pages)
+    router = router_named("least-loaded", 3, 16, made.n_pages, 64)
     assert isinstance(router, LeastLoaded)
     run = Fleet([EngineReplica(made) for _ in range(3)], router).run(requests)
     assert router.loads == [0, 0, 0] and {one.replica for one in run.outcomes} == {0, 1, 2}
-    alone = Fleet([EngineReplica(made)], router_named("prefix", 1, 16, made.n_pages)).run(requests)
+    alone = Fleet([EngineReplica(made)], router_named("prefix", 1, 16, made.n_pages, 64)).run(requests)
     assert [one.end_s for one in alone.outcomes] == [
         one.end_s for one in one_run(EngineReplica(made), requests).outcomes
     ]
@@ -277,7 +270,7 @@ def test_replicas_with_a_prefix_each_find_more_behind_the_prefix_router() -> Non
     requests = at_rate(of_lengths([(8, 8)] * 160, prefix_len=512, n_prefixes=20), 400.0, 1.0, 0)
 
     def hits(name: str) -> float:
-        router = router_named(name, 8, 16, made.n_pages)
+        router = router_named(name, 8, 16, made.n_pages, made.limits.max_num_seqs)
         return float(
             figures(Fleet([EngineReplica(made) for _ in range(8)], router).run(requests))["prefix_hit_rate"] or 0
         )

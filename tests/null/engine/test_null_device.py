@@ -12,8 +12,8 @@ from quire.core.plan import PageAppend, PageCopy, SlotOpen, SlotParams, Spans, S
 from quire.core.result import StepResult
 from quire.engine.executors.digests import null_reference
 from quire.engine.executors.null import NullExecutor, PlanError
-from quire.planner.cost import CostModel
-from quire.planner.hardware import hardware_named
+from quire.planner.accelerators import accelerator_named
+from quire.planner.cost import CostModel, calibrated
 
 VOCAB, SIZE = 50, 4
 
@@ -156,6 +156,6 @@ SMALL = parse_arch(
 
 def test_the_clock_moves_by_the_cost_model() -> None:
     clock = VirtualClock()
-    cost = CostModel(arch=SMALL, hardware=hardware_named("cpu"))
+    cost = calibrated(SMALL, accelerator_named("h200"))
     result = run(device(cost, clock), FIRST)
     assert clock.now_s() == result.timings.total_s == cost.step_s(FIRST.spans) > 0

@@ -8,10 +8,11 @@ import random
 import pytest
 from planner_shapes import LLAMA_8B
 
-from quire.planner.hardware import hardware_named
+from quire.planner.calibration import Ceilings
 from quire.planner.pace import pace_for
 
-PACE = pace_for(LLAMA_8B, hardware_named("h200"), 2.0)
+H200 = Ceilings(device="h200", read_bytes_per_s=4.3e12, flops_per_s={"bfloat16": 790e12})
+PACE = pace_for(LLAMA_8B, H200, 2.0)
 
 
 def test_the_answer_is_the_largest_number_within_the_factor() -> None:
@@ -37,5 +38,5 @@ def test_an_8b_model_on_an_h200() -> None:
 
 @pytest.mark.parametrize("itemsize", [1, 2])
 def test_a_lone_decode_reads_the_weights(itemsize: int) -> None:
-    pace = pace_for(LLAMA_8B, hardware_named("h200"), 2.0, weight_itemsize=itemsize)
+    pace = pace_for(LLAMA_8B, H200, 2.0, weight_itemsize=itemsize)
     assert pace.step_s(1, 0, 0, 0) == pytest.approx(1.75e-3 * itemsize, rel=0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 
+import msgspec
 import pytest
 from planner_shapes import LLAMA_8B, SHAPES
 
@@ -13,13 +14,13 @@ from quire.config.model import read_arch
 from quire.config.parameters import shapes as parameter_shapes
 from quire.core.errors import ConfigError
 from quire.planner.accelerators import ACCELERATORS, accelerator_named, calibration_for
-from quire.planner.calibration import Curve, load_calibration
+from quire.planner.calibration import Ceilings, Curve, load_calibration
 from quire.planner.captured import padded_rows
 from quire.planner.communication import all_reduce_bytes, step_transfers
 from quire.planner.cost import calibrated
 from quire.planner.formats import FORMATS, Formats, formats_named
-from quire.planner.mesh import Mesh, meshes
-from quire.planner.operators import decode_spans, prefill_spans, seen, step_operators
+from quire.planner.mesh import Mesh, meshes, stage_layers
+from quire.planner.operators import decode_spans, limit_s, prefill_spans, seen, step_operators
 from quire.planner.parts import rank_parts
 from quire.planner.placement import Limits, place
 from quire.planner.timing import StepTimer
@@ -174,22 +175,36 @@ def test_heads_of_keys_are_whole_and_lines_are_not_divided(arch: ModelArch, mesh
 
 
 def test_stages_share_the_layers() -> None:
+    """A quarter of the layers, and in the fullest stage the head with its norm; between the ends come the rest."""
     whole, stage = (place(LLAMA_8B, 40 * GIB, Mesh(pp=n), Formats(), Limits()) for n in (1, 4))
-    assert stage.weights_bytes == pytest.approx((whole.weights_bytes - 2 * 128256 * 4096 * 2) / 4, rel=0.35)
+    table, norm = 2 * 128256 * 4096, 2 * 4096
+    assert stage.weights_bytes == (whole.weights_bytes - 2 * table - norm) // 4 + table + norm
     assert stage.page_bytes * 4 == whole.page_bytes
+    assert [len(one) for one in stage_layers(61, 4)] == [15, 16, 15, 15]
+    assert [len(one) for one in stage_layers(11, 4)] == [3, 3, 3, 2] and len(stage_layers(5, 2)[0]) == 3
+
+
+def test_a_stage_of_experts_has_its_own_layers_and_not_the_mean() -> None:
+    """671B in 4 stages: the first has the three dense layers and the embedding, the second one layer more."""
+    placed = place(DEEPSEEK, 2000 * GIB, Mesh(pp=4), Formats(), Limits())
+    stages = [
+        msgspec.structs.replace(DEEPSEEK, layers=DEEPSEEK.layers[layers.start : layers.stop])
+        for layers in stage_layers(DEEPSEEK.n_layers, 4)
+    ]
+    tables = 2 * 129280 * 7168
+    sizes = [2 * (one.n_parameters - tables - 7168) for one in stages]
+    assert sizes[0] < 0.9 * sizes[1] and placed.weights_bytes == pytest.approx(max(sizes), rel=1e-3)
+    assert placed.weights_bytes > 1.03 * sum(sizes) / 4
 
 
 def test_steps_are_never_faster_than_the_limit_of_the_peaks() -> None:
     """Of every accelerator: with what it publishes, not with what was measured."""
     for device in ACCELERATORS.values():
-        cost = calibrated(LLAMA_8B, device)
+        cost, rates = calibrated(LLAMA_8B, device), device.flops_per_s
+        peaks = Ceilings(device="peaks", read_bytes_per_s=device.bandwidth_bytes_per_s, flops_per_s=rates)
         for spans in (decode_spans(1, 100), decode_spans(64, 2000), prefill_spans(2048)):
-            work = cost.work(spans)
-            limit_s = max(
-                work.n_bytes / device.bandwidth_bytes_per_s,
-                (work.n_flops - 0.05 * work.n_flops) / device.flops_per_s["bfloat16"],
-            )
-            assert cost.step_s(spans) > 0.9 * limit_s, device.name
+            limit = limit_s(step_operators(LLAMA_8B, spans), peaks)
+            assert cost.step_s(spans) > 0.9 * limit, device.name
 
 
 def test_more_work_takes_longer() -> None:

@@ -1,0 +1,28 @@
+"""The planner's cost of the steps of one engine: its model, formats, ranks and page size on a device of the table.
+
+Owns how options of an engine become those of the planner. Does not own the arithmetic (`planner/cost`).
+"""
+
+from __future__ import annotations
+
+from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.config.mesh import mesh_shape
+from quire.config.resolve import NOT_ROUNDED, EngineLimits
+from quire.planner.accelerators import Accelerator
+from quire.planner.calibration import Calibration
+from quire.planner.cost import CostModel, calibrated
+from quire.planner.formats import formats_named
+from quire.planner.mesh import Mesh
+
+
+def engine_cost(
+    arch: ModelArch, config: EngineConfig, limits: EngineLimits, device: Accelerator, calibration: Calibration
+) -> CostModel:
+    """Of an engine with these limits, on as many devices as it asks for. ConfigError for a format without a name."""
+    weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
+    n_ranks = mesh_shape(config).tensor
+    return calibrated(
+        arch, device, formats=formats_named(weights, limits.kv_dtype, limits.dtype), calibration=calibration,
+        mesh=Mesh(tp=n_ranks, ep=n_ranks if config.enable_expert_parallel else 1), page_size=config.block_size,
+    )  # fmt: skip
