@@ -20,7 +20,7 @@ from quire.bench.report import build_report, write_report
 from quire.bench.shape import shape_options
 from quire.config.kv import kv_layout
 from quire.config.model import read_arch
-from quire.engine.core import StepRecord
+from quire.engine.step_record import StepRecord
 from quire.engine.llm import LLM
 
 KV_ITEMSIZE = 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from quire.engine.core import StepRecord
+from quire.engine.step_record import StepRecord
 from quire.planner.cost import CostModel
 from quire.planner.hardware import Hardware
 

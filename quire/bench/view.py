@@ -23,7 +23,7 @@ from quire.config.engine import EngineConfig
 from quire.config.resolve import NOT_ROUNDED, resolve
 from quire.engine.build import device_of
 from quire.engine.capacity import kv_itemsize
-from quire.engine.core import StepRecord
+from quire.engine.step_record import StepRecord
 from quire.kernels.qgemm import SCHEMES
 from quire.planner.cost import CostModel
 

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.config.adapter import MAX_RANK
 from quire.config.speculative import read_speculative
+from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
 from quire.core.units import format_bytes, parse_bytes
 
@@ -217,6 +219,41 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int,
         _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024),
     ] = 0
+    enable_lora: Annotated[
+        bool,
+        _doc(
+            "Serve adapters (LoRA, in PEFT's layout) beside the model, many in one batch; a request names one as its"
+            " model. See docs/adapters.md."
+        ),
+    ] = False
+    lora_modules: Annotated[
+        list[str],
+        _doc(
+            'Adapters to begin with, as NAME=FOLDER or {"name": NAME, "path": FOLDER}.', extra={"json_objects": True}
+        ),
+    ] = []
+    max_loras: Annotated[
+        int, _doc("Most different adapters in one step; each takes memory on the device.", ge=1, le=1024)
+    ] = 4
+    max_lora_rank: Annotated[
+        int, _doc("Largest rank of an adapter; on a GPU each takes memory for it.", ge=1, le=MAX_RANK)
+    ] = 16
+    max_cpu_loras: Annotated[
+        int,
+        _doc(
+            "Most adapters kept in the host's memory, at least max_loras; others are read again from their folders"
+            " when they are asked for. 0: four times max_loras.",
+            ge=0,
+            le=65536,
+        ),
+    ] = 0
+    lora_root: Annotated[
+        str,
+        _doc(
+            "Folder inside which POST /v1/load_lora_adapter may name adapters; empty: it takes none. --lora-modules"
+            " may lie anywhere."
+        ),
+    ] = ""
     enforce_eager: Annotated[bool, _doc("Do not capture CUDA graphs.")] = False
     enable_sleep_mode: Annotated[
         bool,
@@ -290,6 +327,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"engine options: {error}") from None
         _check_names(self.served_model_name)
         read_speculative(self.speculative_config)
+        self._verify_adapters()
         if 0 < self.max_stall_factor <= 1:
             raise ConfigError(
                 f"max_stall_factor = {self.max_stall_factor:g} leaves no time for prompts beside decodes: give more "
@@ -302,6 +340,27 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             )
         if self.kv_cache_memory_bytes and parse_bytes(self.kv_cache_memory_bytes) <= 0:
             raise ConfigError(f"kv_cache_memory_bytes = {self.kv_cache_memory_bytes!r} must be more than 0 bytes")
+
+
+    def _verify_adapters(self) -> None:
+        modules = [lora_module(one) for one in self.lora_modules]
+        if modules and not self.enable_lora:
+            raise ConfigError("lora_modules needs enable_lora: add --enable-lora", param="lora_modules")
+        names = [name for name, _ in modules]
+        twice = next((name for name in names if names.count(name) > 1 or name in self.served_model_name), None)
+        if twice is not None:
+            raise ConfigError(f"lora_modules: the name {shown(twice)} is given twice", param="lora_modules")
+        if self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
+            raise ConfigError(
+                f"max_cpu_loras = {self.max_cpu_loras} is less than max_loras = {self.max_loras}: raise it",
+                param="max_cpu_loras",
+            )
+        if self.enable_lora and (self.tensor_parallel_size > 1 or self.is_simulated):
+            raise ConfigError(
+                "enable_lora works with one rank and a real device: leave --tensor-parallel-size out, or serve merged"
+                " weights",
+                param="enable_lora",
+            )
 
 
 def _check_names(names: list[str]) -> None:

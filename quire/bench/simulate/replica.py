@@ -15,7 +15,7 @@ from quire.core.errors import RequestError
 from quire.core.events import SeqDelta
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
-from quire.engine.core import StepRecord
+from quire.engine.step_record import StepRecord
 from quire.engine.simulated import SimulatedMachine
 
 SAMPLE_STEPS: Final = 16

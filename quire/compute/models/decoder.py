@@ -6,10 +6,13 @@ Owns what stands around the layers, and all parameters by name. Does not own the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import torch
 
+from quire.compute.adapters.bank import Adapters
 from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
@@ -62,6 +65,8 @@ class Decoder:
         self.norm = (Float32StreamNorm if is_wide else Norm)(make, final_norm(arch))
         tied = self.embed.weight if arch.tie_embeddings else None
         self.head = Linear(make, parts.head.matrix, schemes.of(parts.head.matrix), tied=tied)
+        self.adapters: Adapters | None = None
+        """What is added to its products for some rows; to be set before there is a forward strategy."""
         self._project: Linear | DividedHead = self.head
         if comm.size > 1:
             self._project = DividedHead(self.head, arch.vocab_size, comm)
@@ -222,6 +227,17 @@ class Decoder:
             yield from layer.linears
         yield self.head
 
+    def adapted(self, places: np.ndarray | None) -> contextlib.AbstractContextManager[None]:
+        """Forwards inside are of rows with adapters in these places, int [n], -1: none; None: of rows without."""
+        if self.adapters is None or places is None:
+            return contextlib.nullcontext()
+        return self.adapters.active(self.adapters.rows(places), len(places))
+
+    def adaptable(self) -> Iterator[Linear]:
+        """Those that adapters may add to, in the order of computing."""
+        for layer in self.layers:
+            yield from (*layer.mixer.linears, *layer.ffn.adaptable)
+
     def norms(self) -> Iterator[Norm]:
         """All of them."""
         for layer in self.layers:
@@ -252,6 +268,8 @@ class Decoder:
         tensors = [*self.tables.values(), *self._tables(), *self.head.tensors()]
         for layer in self.layers:
             tensors += layer.tensors()
+        if self.adapters is not None:
+            tensors += self.adapters.tensors()
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)
