@@ -14,10 +14,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from quire.control.live_seqs import LiveSeqs
-from quire.control.seq import SeqState
-from quire.control.scheduler import Scheduler
 from quire.config.engine import EngineConfig
+from quire.control.live_seqs import LiveSeqs
+from quire.control.scheduler import Scheduler
+from quire.control.seq import SeqState
 from quire.core.adapters import AdapterFacts, check_adapter_name, lora_module
 from quire.core.errors import ConfigError, InvalidParameter, QuireError, RequestError, shown
 from quire.core.events import EngineStats

@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from quire.config.engine import EngineConfig
+from quire.core.adapters import LoRARequest, check_adapter_name
 from quire.core.beams import BeamTerms
-from quire.core.commands import Cancel, Command, ResetPrefixCache, Sleep, WakeUp
+from quire.core.commands import Cancel, Command, LoadAdapter, ResetPrefixCache, Sleep, UnloadAdapter, WakeUp
 from quire.core.errors import (
     EngineAsleep,
     EngineDead,
@@ -145,6 +146,7 @@ class AsyncLLM:
         terms: Terms | None = None,
         pooling: Pooling | None = None,
         beams: BeamTerms | None = None,
+        adapter: str = "",
         checked: Checked | None = None,
     ) -> RequestStream:
         """Queue a request.
@@ -153,6 +155,7 @@ class AsyncLLM:
         terms: who it is for and its time limits; when one passes the reader gets RequestExpired.
         pooling: a vector of the prompt is wanted instead of tokens, with `pooling_params()`.
         beams: the tokens are to be found by a beam search; they come whole, at its end.
+        adapter: name of one that is loaded; empty: the model itself.
         checked: what `check` gave for these very parameters, which did not change since.
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, RequestError (an open request has this id),
         RequestQuarantined (the engine died of it), EngineLost (try again) or EngineDead before anything starts.
@@ -167,7 +170,7 @@ class AsyncLLM:
             checked=checked, token_ids=token_ids,
         )  # fmt: skip
         request.terms = terms or request.terms
-        request.label = request_id or ""
+        request.label, request.adapter = request_id or "", adapter
         self._check_admission(request_id)  # others may have come meanwhile
         text = prompt if isinstance(prompt, str) else None
         opened = OpenRequest(request, text, self.tokenizer, self._input_processor.clock, request_id)
@@ -194,10 +197,12 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """`submit` as an async generator; leaving it early cancels the request."""
+        """`submit` as an async generator; leaving it early cancels the request. lora_request: one that is loaded."""
+        adapter = "" if lora_request is None else lora_request.lora_name
         stream = await self.submit(
-            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt, adapter=adapter
         )
         try:
             async for output in stream:
@@ -252,6 +257,19 @@ class AsyncLLM:
     async def is_sleeping(self) -> bool:
         """True between `sleep` and the end of `wake_up`, whoever asked for them."""
         return self._stats.is_asleep
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter, from inside the folder of --lora-root. Raises RequestError with the reason, EngineLost or
+        EngineDead."""
+        name, path, in_place = lora_request.lora_name, lora_request.lora_path, lora_request.load_inplace
+        check_adapter_name(name)
+        if name in (*self.config.served_model_name, self.model_name):
+            raise InvalidParameter("lora_name", name, "another name than the model's")
+        return await self._questions.order(lambda ticket: LoadAdapter(ticket, name, path, in_place), RequestError)
+
+    async def remove_lora(self, lora_name: str) -> bool:
+        """New requests cannot name it; open ones end with it. Raises as `add_lora`."""
+        return await self._questions.order(lambda ticket: UnloadAdapter(ticket, lora_name), RequestError)
 
     def stats(self) -> EngineStats:
         """Latest snapshot, about a second old at most while the engine is healthy."""

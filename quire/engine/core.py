@@ -336,7 +336,8 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True while a step is in flight, a request is unfinished or an end is not told yet."""
-        return bool(self._in_flight or self._owed or self.grammars.n_compiling or self.adapters.n_waiting) or self.scheduler.has_work()
+        n_apart = self.grammars.n_compiling + self.adapters.n_waiting
+        return bool(self._in_flight or self._owed or n_apart) or self.scheduler.has_work()
 
     def stats(self, *, with_map: bool = True) -> EngineStats:
         """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""

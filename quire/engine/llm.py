@@ -27,10 +27,10 @@ from quire.core.outputs import Counter, Gauge, RequestOutput
 from quire.core.prompts import Prompts, PromptType, TokensPrompt
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.beams import beam_output
-from quire.engine.step_record import StepRecord
 from quire.engine.frontend import text_folder
 from quire.engine.offline import Bar, as_list, refuse_unused
 from quire.engine.sleep import check_sleep, check_wake
+from quire.engine.step_record import StepRecord
 from quire.engine.vectors import VectorEngine
 from quire.text.chat_template import ChatTemplate
 from quire.text.tokenizer import read_tokenizer_config, special_strings
@@ -140,9 +140,10 @@ class LLM(VectorEngine):
         """Complete prompts: texts, token id lists, `TextPrompt`s or `TokensPrompt`s.
 
         sampling_params: one for all, one a prompt, or None for the model's defaults. Any number of prompts: they are
-        queued as the queue drains. lora_request: the adapter for all, or one (or None) a prompt. priority: one for all or one a prompt; lower ones run first, with
-        scheduling_policy="priority". Raises RequestError for the first bad prompt, before anything starts. A sequence
-        that fails later has finish_reason "error" and the reason as its `failure`; the others are not affected.
+        queued as the queue drains. lora_request: the adapter of all, or one (or None) a prompt; it is read if it is not
+        loaded. priority: one for all or one a prompt; lower ones run first, with scheduling_policy="priority". Raises
+        RequestError for the first bad prompt, before anything starts. A sequence that fails later has finish_reason
+        "error" and the reason as its `failure`; the others are not affected.
         """
         refuse_unused(tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
         items = as_list(prompts)

@@ -1,4 +1,4 @@
-"""What one step did and when, for plots, benchmarks and logs. Owns the records; does not own who makes or reads them."""
+"""What one step did and when, for plots, benchmarks and logs. Owns the records, not who makes or reads them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.gemm import Norm
-from quire.kernels.lora.weight import TILE, Stack, Tiles
+from quire.kernels.lora.weight import BLOCK_OUT, TILE, Stack, Tiles
 from quire.kernels.norm import rms_norm
 
 BLOCK_IN = 128
@@ -43,8 +43,9 @@ def add(x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm
     )  # fmt: skip
     _expand[(n_tiles, len(stack.blocks))](
         y, y.stride(0), stack.b, stack.b.stride(0), stack.ranks, stack.ranks.stride(0), tiles.order, tiles.tiles,
-        stack.blocks, inner, squares, n, 1.0 / k, 0.0 if norm is None else norm[1], N_SUMS=n_sums, MOST=stack.most, N_PARTS=len(stack.sizes),
-        HAS_NORM=norm is not None, TILE=TILE, BLOCK_OUT=64, BLOCK_RANK=BLOCK_RANK, num_warps=4,
+        stack.blocks, inner, squares, n, 1.0 / k, 0.0 if norm is None else norm[1], N_SUMS=n_sums, MOST=stack.most,
+        N_PARTS=len(stack.sizes), HAS_NORM=norm is not None, TILE=TILE, BLOCK_OUT=BLOCK_OUT, BLOCK_RANK=BLOCK_RANK,
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -89,8 +90,7 @@ def _shrink(  # type: ignore[no-untyped-def]
     target = inner + to[:, None] * (N_PARTS * MOST) + part * MOST + columns[None, :]
     tl.store(target, total, mask=live[:, None] & (columns[None, :] < rank))
     if HAS_NORM:
-        if column == 0:
-            tl.store(squares + to, square, mask=live)
+        tl.store(squares + to, square, mask=at < tl.where(column == 0, count, 0))
 
 
 @triton.jit(do_not_specialize=["n", "share", "eps"])  # type: ignore[untyped-decorator]
