@@ -138,6 +138,8 @@ class Worker:
     def captured(self) -> Captured:
         """The steps that `allocate` will capture."""
         captured = self.platform.captured(self.arch, self._limits)
+        if self._config.enable_lora:  # each is captured with and without adapters
+            captured = dataclasses.replace(captured, graph_sizes=captured.graph_sizes * 2)
         if self._draft is None or not captured.graph_sizes:
             return captured
         sizes = (*captured.graph_sizes, *self._draft.captured(self._limits))

@@ -228,9 +228,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = False
     lora_modules: Annotated[
         list[str],
-        _doc(
-            'Adapters to begin with, as NAME=FOLDER or {"name": NAME, "path": FOLDER}.', extra={"json_objects": True}
-        ),
+        _doc('Adapters to begin with, as NAME=FOLDER or {"name": NAME, "path": FOLDER}.', extra={"json_objects": True}),
     ] = []
     max_loras: Annotated[
         int, _doc("Most different adapters in one step; each takes memory on the device.", ge=1, le=1024)
@@ -327,7 +325,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"engine options: {error}") from None
         _check_names(self.served_model_name)
         read_speculative(self.speculative_config)
-        self._verify_adapters()
+        _check_adapters(self)
         if 0 < self.max_stall_factor <= 1:
             raise ConfigError(
                 f"max_stall_factor = {self.max_stall_factor:g} leaves no time for prompts beside decodes: give more "
@@ -342,27 +340,6 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"kv_cache_memory_bytes = {self.kv_cache_memory_bytes!r} must be more than 0 bytes")
 
 
-    def _verify_adapters(self) -> None:
-        modules = [lora_module(one) for one in self.lora_modules]
-        if modules and not self.enable_lora:
-            raise ConfigError("lora_modules needs enable_lora: add --enable-lora", param="lora_modules")
-        names = [name for name, _ in modules]
-        twice = next((name for name in names if names.count(name) > 1 or name in self.served_model_name), None)
-        if twice is not None:
-            raise ConfigError(f"lora_modules: the name {shown(twice)} is given twice", param="lora_modules")
-        if self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
-            raise ConfigError(
-                f"max_cpu_loras = {self.max_cpu_loras} is less than max_loras = {self.max_loras}: raise it",
-                param="max_cpu_loras",
-            )
-        if self.enable_lora and (self.tensor_parallel_size > 1 or self.is_simulated):
-            raise ConfigError(
-                "enable_lora works with one rank and a real device: leave --tensor-parallel-size out, or serve merged"
-                " weights",
-                param="enable_lora",
-            )
-
-
 def _check_names(names: list[str]) -> None:
     for number, name in enumerate(names):
         where = f"served_model_name {number + 1} of {len(names)} = {shown(name)}"
@@ -374,3 +351,24 @@ def _check_names(names: list[str]) -> None:
             raise ConfigError(f"{where} must be at most {MAX_NAME_CHARS} printable characters")
         if name in names[:number]:
             raise ConfigError(f"{where} is given twice: give each name once")
+
+
+def _check_adapters(config: EngineConfig) -> None:
+    modules = [lora_module(one) for one in config.lora_modules]
+    if modules and not config.enable_lora:
+        raise ConfigError("lora_modules needs enable_lora: add --enable-lora", param="lora_modules")
+    names = [name for name, _ in modules]
+    twice = next((name for name in names if names.count(name) > 1 or name in config.served_model_name), None)
+    if twice is not None:
+        raise ConfigError(f"lora_modules: the name {shown(twice)} is given twice", param="lora_modules")
+    if config.max_cpu_loras and config.max_cpu_loras < config.max_loras:
+        raise ConfigError(
+            f"max_cpu_loras = {config.max_cpu_loras} is less than max_loras = {config.max_loras}: raise it",
+            param="max_cpu_loras",
+        )
+    if config.enable_lora and (config.tensor_parallel_size > 1 or config.is_simulated):
+        raise ConfigError(
+            "enable_lora works with one rank and a real device: leave --tensor-parallel-size out, or serve merged"
+            " weights",
+            param="enable_lora",
+        )

@@ -230,7 +230,7 @@ LLAMA_CPP: Final = {
     "--temp": "requests say temperature; --override-generation-config '{\"temperature\": 0.7}' gives a default",
     "-md --model-draft --draft --draft-max":
         "--speculative-config '{\"method\": \"draft_model\", \"model\": FOLDER, \"num_speculative_tokens\": N}'",
-    "--lora --lora-scaled": "merge the adapter into the weights",
+    "--lora --lora-scaled": "--enable-lora --lora-modules NAME=FOLDER, in PEFT's layout",
     "-mm --mmproj": "leave it out: models are of text alone",
     "-sm --split-mode -ts --tensor-split -mg --main-gpu":
         "--tensor-parallel-size N, and CUDA_VISIBLE_DEVICES for which GPUs",

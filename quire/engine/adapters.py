@@ -20,8 +20,9 @@ from quire.control.scheduler import Scheduler
 from quire.control.seq import SeqState
 from quire.core.adapters import AdapterFacts, check_adapter_name, lora_module
 from quire.core.errors import ConfigError, InvalidParameter, QuireError, RequestError, shown
-from quire.core.events import EngineStats
+from quire.core.events import EngineStats, SeqDelta
 from quire.core.request import Request
+from quire.engine.command_reader import refusals
 
 logger = logging.getLogger("quire.engine")
 
@@ -78,9 +79,10 @@ class AdapterRegistry:
         """Requests that are not queued yet."""
         return len(self._waiting)
 
-    def waiting(self) -> list[Request]:
-        """These requests."""
-        return [request for request, _ in self._waiting.values()]
+    def refuse_all(self, error: QuireError) -> list[SeqDelta]:
+        """The ends of these requests, which wait no longer."""
+        waiting, self._waiting = self._waiting, {}
+        return [delta for request, _ in waiting.values() for delta in refusals(request, error)]
 
     # ---- names ---------------------------------------------------------------------------------------------------
 

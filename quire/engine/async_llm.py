@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from quire.config.engine import EngineConfig
-from quire.core.adapters import LoRARequest, check_adapter_name
+from quire.core.adapters import LoRARequest
 from quire.core.beams import BeamTerms
-from quire.core.commands import Cancel, Command, LoadAdapter, ResetPrefixCache, Sleep, UnloadAdapter, WakeUp
+from quire.core.commands import Cancel, Command
 from quire.core.errors import (
     EngineAsleep,
     EngineDead,
@@ -45,10 +45,11 @@ from quire.core.sampling import SamplingParams
 from quire.engine.frontend import Frontend, load_beside
 from quire.engine.input_processor import Checked, InputProcessor, Prompt
 from quire.engine.link import CUT, EngineLink, Link
+from quire.engine.orders import Orders
 from quire.engine.output_processor import OpenRequest
 from quire.engine.questions import Questions
 from quire.engine.recovery import Recovery
-from quire.engine.sleep import ASLEEP, check_sleep, check_wake
+from quire.engine.sleep import ASLEEP
 from quire.engine.speed import Speed
 from quire.engine.stream import OpenStreams, RequestStream
 from quire.engine.supervisor import ENGINE_COMMAND, EngineSupervisor
@@ -71,7 +72,7 @@ async def _encoded(input_processor: InputProcessor, prompt: Prompt) -> list[int]
     return input_processor.encode(prompt)
 
 
-class AsyncLLM:
+class AsyncLLM(Orders):
     """Serves requests through an engine process. Make one with `await AsyncLLM.create(EngineConfig(...))`."""
 
     def __init__(
@@ -239,37 +240,6 @@ class AsyncLLM:
         """Where the time went of the requests whose ids are `label`, a hyphen and more; empty if none is remembered.
         Raises EngineLost or EngineDead without an engine, TimeoutError if it does not answer."""
         return await self._questions.explain(label)
-
-    async def reset_prefix_cache(self) -> bool:
-        """Forget the pages that no open request holds; True if none are left. Raises EngineLost or EngineDead."""
-        return await self._questions.order(ResetPrefixCache)
-
-    async def sleep(self, level: int = 1) -> None:
-        """End every request and give memory back, as `LLM.sleep`. Raises SleepFailed, EngineLost or EngineDead too."""
-        check_sleep(self.config, level)
-        await self._questions.order(lambda ticket: Sleep(ticket, level))
-
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Bring back what `sleep` gave up, and take requests again. Raises as `sleep`, and sleeps on then."""
-        check_wake(self.config, tags)
-        await self._questions.order(WakeUp)
-
-    async def is_sleeping(self) -> bool:
-        """True between `sleep` and the end of `wake_up`, whoever asked for them."""
-        return self._stats.is_asleep
-
-    async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter, from inside the folder of --lora-root. Raises RequestError with the reason, EngineLost or
-        EngineDead."""
-        name, path, in_place = lora_request.lora_name, lora_request.lora_path, lora_request.load_inplace
-        check_adapter_name(name)
-        if name in (*self.config.served_model_name, self.model_name):
-            raise InvalidParameter("lora_name", name, "another name than the model's")
-        return await self._questions.order(lambda ticket: LoadAdapter(ticket, name, path, in_place), RequestError)
-
-    async def remove_lora(self, lora_name: str) -> bool:
-        """New requests cannot name it; open ones end with it. Raises as `add_lora`."""
-        return await self._questions.order(lambda ticket: UnloadAdapter(ticket, lora_name), RequestError)
 
     def stats(self) -> EngineStats:
         """Latest snapshot, about a second old at most while the engine is healthy."""

@@ -95,10 +95,8 @@ class EngineCore:
         EngineError once `MAX_FAILED_STEPS` in a row have failed, or a rank is lost.
         """
         self.check()
-        if self.adapters.n_waiting:
-            self._queue_read()
-        if self.grammars.n_compiling:
-            self._queue_compiled()
+        if self.grammars.n_compiling or self.adapters.n_waiting:
+            self._queue_late()
         owed, self._owed = self._owed, []
         if self.is_asleep:
             return owed
@@ -182,17 +180,13 @@ class EngineCore:
         """Of each masked span of the newest plan; empty if none has any. The device knows them when it begins."""
         return self._wait(self.executor.drafts()) if plan.masks_drafts else []
 
-    def _queue_compiled(self) -> None:
-        """Queue the requests whose grammar is compiled by now."""
-        self._queue(self.grammars.ready(COMPILE_WAIT_S if self._is_idle else 0.0), self._submit)
-
-    def _queue_read(self) -> None:
-        """Queue the requests whose adapter is on the host by now."""
-        self._queue(self.adapters.ready(READ_WAIT_S if self._is_idle else 0.0), self._take)
-
-    @property
-    def _is_idle(self) -> bool:
-        return not self._in_flight and not self.scheduler.has_work()
+    def _queue_late(self) -> None:
+        """Queue the requests whose adapter is on the host, and those whose grammar is compiled, by now."""
+        is_idle = not self._in_flight and not self.scheduler.has_work()
+        if self.adapters.n_waiting:
+            self._queue(self.adapters.ready(READ_WAIT_S if is_idle else 0.0), self._take)
+        if self.grammars.n_compiling:
+            self._queue(self.grammars.ready(COMPILE_WAIT_S if is_idle else 0.0), self._submit)
 
     def _queue(self, ready: list[tuple[Request, QuireError | None]], take: Callable[[Request], None]) -> None:
         for request, error in ready:
@@ -305,9 +299,7 @@ class EngineCore:
         self.grammars.clear()
         self._drain()
         self._owed += self.scheduler.fail_all(Failure(Code.ENGINE_ASLEEP, ASLEEP))
-        for request in self.adapters.waiting():
-            self.adapters.drop(request.request_id)
-            self._owed += refusals(request, EngineAsleep(ASLEEP))
+        self._owed += self.adapters.refuse_all(EngineAsleep(ASLEEP))
         self.executor.shutdown()
         self.executor = AsleepExecutor()
         if self.expert_load is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from quire.bench.kernels import (
+    adapters,
     attention,
     attention_check,
     experts,
@@ -26,6 +27,7 @@ OPS: dict[str, tuple[Cases, Checks]] = {
     "flash": (flash.cases, flash.checks),
     "gemm": (linear.cases, linear.checks),
     "qgemm": (quantised.cases, quantised.checks),
+    "lora": (adapters.cases, adapters.checks),
     "norm": (rows.cases, rows.checks),
     "qkv": (rows.cases, rows.checks),
     "act": (rows.cases, rows.checks),

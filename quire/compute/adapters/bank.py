@@ -225,7 +225,7 @@ class StackedAdapters(Adapters):
                     self._write(a[0, part * self._most :], b[0, column : column + size], pair)
                     ranks[self._rank_starts[index] + part] = len(pair.a)
                 column += size
-        if not self._device.is_host:
+        if self._numbers.is_cuda:
             numbers = numbers.pin_memory()
         return Kept(numbers=numbers[0], ranks=ranks)
 
@@ -255,6 +255,6 @@ def adapters_on(
     device: Device, linears: Sequence[Linear], n_places: int, max_rank: int, dtype: torch.dtype
 ) -> Adapters:
     """Around these products of a finished model."""
-    if device.torch_device.type == "cpu":
+    if device.is_host:
         return PackedAdapters(linears, n_places, dtype)
     return StackedAdapters(linears, n_places, max_rank, dtype, device)

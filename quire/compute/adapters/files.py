@@ -69,7 +69,7 @@ class Target:
 
 def targets_of(model: Decoder) -> dict[str, Target]:
     """Name of a parameter, without its kind → what it is of."""
-    found = {}
+    found: dict[str, Target] = {}
     for linear in model.adaptable():
         matrix = linear.matrix
         found |= {name: Target(((name, rows),), matrix.n_in) for name, rows in matrix.parts}

@@ -7,6 +7,7 @@ Owns what stands around the layers, and all parameters by name. Does not own the
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -144,6 +145,8 @@ class Decoder:
         """Its products as they are called, each once."""
         has_norm = self.norm.pair is not None
         layers = {kernel: None for layer in self.layers for kernel in layer.kernels()}
+        if self.adapters is not None:  # which add to what is gated then
+            layers |= {dataclasses.replace(kernel, silu_mul=False): None for kernel in layers if kernel.silu_mul}
         layers |= {self.head.kernel(norm=has_norm, wide=wide): None for wide in (False, True)}
         return list(layers)
 

@@ -286,7 +286,9 @@ class Runner:
             branch(batch, settled.trees)
         shared = shared_spans(batch, plan.shared_prefixes, self.tables.page_size)
         guesses = None if settled is None else settled.guesses
-        adapters = None if self._put is None else self.tables.adapters_of(batch.row_slots)
+        adapters = None
+        if self._put is not None:
+            adapters = self.tables.adapters_of(batch.row_slots, always=self._is_alone(plan.spans.slots))
         return Step(plan, batch, writes, shared, self.tail.wants_all(plan), adapters, guesses)
 
     def _apply(self, plan: StepPlan) -> PageWrites:

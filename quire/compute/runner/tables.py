@@ -72,10 +72,11 @@ class SlotTables:
             self.adapters[one.slot] = one.adapter
             at += n_tokens
 
-    def adapters_of(self, row_slots: np.ndarray) -> np.ndarray | None:
-        """int32 [n]: place of the adapter of each row, -1: none; None if no row has one."""
+    def adapters_of(self, row_slots: np.ndarray, *, always: bool = False) -> np.ndarray | None:
+        """int32 [n]: place of the adapter of each row, -1: none; None if no row has one, unless the kernels are always
+        to be those for rows that may have one, lest the bits of a row tell whether another has."""
         found: np.ndarray = self.adapters[row_slots]
-        return found if len(found) and int(found.max()) >= 0 else None
+        return found if always or (len(found) and int(found.max()) >= 0) else None
 
     def set_tokens(self, at: np.ndarray, found: torch.Tensor | None = None) -> None:
         """Write single tokens, in one upload. at: int64 [3, k], slots, positions, token ids, or their places in

@@ -32,7 +32,8 @@ class UnloadBody(msgspec.Struct):
     lora_int_id: int | None = None
 
 
-_LOAD, _UNLOAD = BodyDecoder(LoadBody), BodyDecoder(UnloadBody)
+_LOAD: BodyDecoder[LoadBody] = BodyDecoder(LoadBody)
+_UNLOAD: BodyDecoder[UnloadBody] = BodyDecoder(UnloadBody)
 
 
 async def serve_load_adapter(state: ServerState, exchange: Exchange) -> None:

@@ -177,7 +177,7 @@ def test_without_memory_they_go_kernel_by_kernel(model: Decoder, monkeypatch: py
     captured, device = runner_over(model, captures=True)
     eager, _ = runner_over(model, captures=False)
 
-    def refuse(*given: Any) -> None:
+    def refuse(*given: Any, **named: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(GraphForward, "_new_captures", refuse)
