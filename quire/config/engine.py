@@ -238,12 +238,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = 16
     max_cpu_loras: Annotated[
         int,
-        _doc(
-            "Most adapters kept in the host's memory, at least max_loras; others are read again from their folders"
-            " when they are asked for. 0: four times max_loras.",
-            ge=0,
-            le=65536,
-        ),
+        _doc("Most adapters kept on the host; others are read again when asked for. 0: four times max_loras.", ge=0),
     ] = 0
     lora_root: Annotated[
         str,

@@ -163,6 +163,8 @@ class AdapterRegistry:
 
     def note(self, stats: EngineStats, live: LiveSeqs) -> None:
         """What there is, and who has it, into a snapshot."""
+        if not self._facts and not self._waiting:
+            return
         names = {False: dict[str, None](), True: dict[str, None]()}
         for seqs in live.requests.values():
             for seq in seqs if seqs[0].request.adapter else ():

@@ -81,7 +81,6 @@ class EngineCore:
         self.ranks: OtherRanks | None = None
         """Those beside the one that the executor has in this process."""
         self.adapters = AdapterRegistry()
-        """Those that requests may name; the engine's builder sets it."""
         self.expert_load: ExpertLoad | None = None
         """Of a model with experts."""
         self._committed: list[SeqDelta] = []
@@ -181,7 +180,7 @@ class EngineCore:
         return self._wait(self.executor.drafts()) if plan.masks_drafts else []
 
     def _queue_late(self) -> None:
-        """Queue the requests whose adapter is on the host, and those whose grammar is compiled, by now."""
+        """Queue requests whose adapter is read, or whose grammar is compiled, by now."""
         is_idle = not self._in_flight and not self.scheduler.has_work()
         if self.adapters.n_waiting:
             self._queue(self.adapters.ready(READ_WAIT_S if is_idle else 0.0), self._take)
@@ -328,16 +327,15 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True while a step is in flight, a request is unfinished or an end is not told yet."""
-        n_apart = self.grammars.n_compiling + self.adapters.n_waiting
-        return bool(self._in_flight or self._owed or n_apart) or self.scheduler.has_work()
+        n_late = self.grammars.n_compiling + self.adapters.n_waiting
+        return bool(self._in_flight or self._owed or n_late) or self.scheduler.has_work()
 
     def stats(self, *, with_map: bool = True) -> EngineStats:
         """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""
         stats = self.scheduler.stats(with_map=with_map)
         stats.is_asleep = self.is_asleep
         stats.is_late = self.ranks is not None and self.ranks.is_late
-        if self.adapters.facts or self.adapters.n_waiting:
-            self.adapters.note(stats, self.scheduler.live)
+        self.adapters.note(stats, self.scheduler.live)
         if self.expert_load is not None and not self.is_asleep:
             stats.expert_imbalance = self.expert_load.imbalance(self.clock.now_s())
         return stats

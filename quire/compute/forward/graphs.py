@@ -60,6 +60,7 @@ SHARING_PAYS_BYTES: Final = 1 << 30
 0.1 to 0.2 ms."""
 
 
+_ByKind = dict[tuple[bool, bool], Captures | None]
 _KINDS: Final = {False: "deterministic requests", True: "adapters"}
 
 
@@ -98,8 +99,7 @@ class GraphForward:
         self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
         self._spare_entry = tables.spare_slot * tables.pages.shape[2]  # of no sequence
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.stream_dtype)
-        first = self._new_captures(adapted=False)
-        self._captures: dict[tuple[bool, bool], Captures | None] = {(are_rows_alone(), False): first}
+        self._captures: _ByKind = {(are_rows_alone(), False): self._new_captures(adapted=False)}
         """By whether rows are alone in them, and whether some have adapters."""
 
     def _new_captures(self, *, adapted: bool) -> Captures:
@@ -166,10 +166,8 @@ class GraphForward:
     def _staged(self, step: Step, *, captures_now: bool = True) -> Callable[[], States] | None:
         """Fill this step's host side. What is returned sends it and replays."""
         batch, guesses, adapted = step.batch, step.guesses, step.adapters is not None
-        if captures_now:
-            captures = self._captures_now(adapted=adapted)
-        else:
-            captures = self._captures.get((are_rows_alone(), adapted))
+        kind = are_rows_alone(), adapted
+        captures = self._captures_now(adapted=adapted) if captures_now else self._captures.get(kind)
         if captures is None or batch.trees is not None:
             return None
         forwards = self._forwards_for(captures, step, verifies=guesses is not None)
@@ -357,21 +355,22 @@ class GraphForward:
             if self._pool.states is not None:
                 context.spans = single_rows(slots, positions)
             with contextlib.nullcontext() if adapted is None else adapted.active(size):
-                self._states(token_ids, positions, context, self._hidden[:size])
+                _compute(self._model, token_ids, positions, context, self._hidden[:size])
 
         return self._device.capture(forward)
-
-    def _states(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, context: PagedContext, out: torch.Tensor
-    ) -> None:
-        """Of all rows; and their features, where a head reads these."""
-        features = self._pool.features
-        visit = None if features is None else features.visit(context.cache_locs[0])
-        whole = features is not None and features.reads(len(self._model.layers))
-        self._model.forward(token_ids, positions, context, out=out, visit=visit, visits_last=whole)
 
     def _sampling_replay(self, captures: Captures, size: int, *, truncates: bool) -> Callable[[], None]:
         key = size, truncates
         if key not in captures.sampling:
             captures.sampling[key] = self._sampling.capture(self._hidden, size, truncates=truncates)
         return captures.sampling[key]
+
+
+def _compute(
+    model: Decoder, token_ids: torch.Tensor, positions: torch.Tensor, context: PagedContext, out: torch.Tensor
+) -> None:
+    """States of all rows; and their features, where a head reads these."""
+    features = context.pool.features
+    visit = None if features is None else features.visit(context.cache_locs[0])
+    whole = features is not None and features.reads(len(model.layers))
+    model.forward(token_ids, positions, context, out=out, visit=visit, visits_last=whole)
