@@ -69,9 +69,7 @@ def main() -> None:
             base, own = tokens_per_s(None), tokens_per_s(mixed)
             ratios.append(own / base)
             print(f"without {base:,.0f} tokens/s, with {own:,.0f}: {ratios[-1]:.3f}")
-        print(
-            f"{given.adapters} adapters of rank {given.rank}, batch {given.batch}: median {statistics.median(ratios):.3f}"
-        )
+        print(f"{given.adapters} adapters of rank {given.rank}, batch {given.batch}: {statistics.median(ratios):.3f}")
         llm.shutdown()
 
 

@@ -274,16 +274,18 @@ class Worker:
         """Give up all memory, for good."""
         self.sleep(2)
 
-    def read_adapter(self, path: str, root: str) -> tuple[str, int]:
-        """Read an adapter from its folder and keep it on the host: (hash of its content, its rank). May be called in
+    def read_adapter(self, path: str, root: str) -> tuple[str, int, Kept]:
+        """Read an adapter from its folder: (hash of its content, its rank, what `keep_adapter` takes). May be called in
         any thread. root: folder in which it must lie, empty: anywhere. Raises LoadError and ConfigError."""
         model = self.model
         if model.adapters is None:
             raise ConfigError("this engine has no adapters: start it with --enable-lora", param="enable_lora")
         adapter = read_adapter(path, root, model, self._config.max_lora_rank)
-        if adapter.content_id not in self._adapters:
-            self._adapters[adapter.content_id] = model.adapters.keep(adapter)
-        return adapter.content_id, adapter.rank
+        return adapter.content_id, adapter.rank, model.adapters.keep(adapter)
+
+    def keep_adapter(self, content_id: str, kept: Kept) -> None:
+        """On the host, for plans that put it into a place."""
+        self._adapters[content_id] = kept
 
     def drop_adapter(self, content_id: str) -> None:
         """The host keeps it no longer; places on the device keep what they have."""

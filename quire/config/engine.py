@@ -228,7 +228,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = False
     lora_modules: Annotated[
         list[str],
-        _doc('Adapters to begin with, as NAME=FOLDER or {"name": NAME, "path": FOLDER}.', extra={"json_objects": True}),
+        _doc('Adapters to begin with, as NAME=FOLDER or {"name": NAME, "path": FOLDER}.', extra={"json_list": True}),
     ] = []
     max_loras: Annotated[
         int, _doc("Most different adapters in one step; each takes memory on the device.", ge=1, le=1024)

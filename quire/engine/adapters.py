@@ -12,7 +12,7 @@ import concurrent.futures
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from quire.config.engine import EngineConfig
 from quire.control.live_seqs import LiveSeqs
@@ -31,15 +31,17 @@ KEPT_FACTOR = 4
 READ_WAIT_S = 0.005
 """How long an engine with nothing else to do waits for an adapter before it looks for commands again."""
 
-Reading = concurrent.futures.Future[tuple[str, int]]
-"""(hash of the content, rank)."""
+Reading = concurrent.futures.Future[tuple[str, int, Any]]
+"""(hash of the content, rank, the weights)."""
 Ready = tuple[Request, QuireError | None]
 
 
 class AdapterReader(Protocol):
     """A worker, as far as adapters are concerned: see `compute/worker`."""
 
-    def read_adapter(self, path: str, root: str) -> tuple[str, int]: ...
+    def read_adapter(self, path: str, root: str) -> tuple[str, int, Any]: ...
+
+    def keep_adapter(self, content_id: str, kept: Any) -> None: ...
 
     def drop_adapter(self, content_id: str) -> None: ...
 
@@ -105,8 +107,8 @@ class AdapterRegistry:
 
     def finish(self, loading: Loading) -> AdapterFacts:
         """It is read. Raises what reading raised; names are what they were then."""
-        content_id, rank = loading.reading.result()
-        self._kept[content_id] = None
+        content_id, rank, weights = loading.reading.result()
+        self._keep(content_id, weights)
         self._facts[loading.name] = facts = AdapterFacts(loading.name, loading.path, content_id, rank)
         self._trim()
         return facts
@@ -191,12 +193,12 @@ class AdapterRegistry:
     def _outcome(self, content_id: str, reading: Reading) -> QuireError | None:
         """Of one that was read again."""
         try:
-            found, _ = reading.result()
+            found, _, weights = reading.result()
         except QuireError as error:
             return RequestError(f"the adapter cannot be read again: {error.message}", param="model")
         except OSError as error:
             return RequestError(f"the adapter cannot be read again: {error.strerror}", param="model")
-        self._kept[found] = None
+        self._keep(found, weights)
         if found != content_id:
             return RequestError("the adapter's folder has changed since it was loaded: load it again", param="model")
         return None
@@ -217,6 +219,11 @@ class AdapterRegistry:
         used = {*named, *self._in_use(), *(request.content_id for request, _ in self._waiting.values())}
         for content_id in [one for one in self._kept if one not in used]:
             self._drop(content_id)
+
+    def _keep(self, content_id: str, weights: Any) -> None:
+        assert self._reader is not None
+        self._reader.keep_adapter(content_id, weights)
+        self._kept[content_id] = None
 
     def _drop(self, content_id: str) -> None:
         del self._kept[content_id]

@@ -155,10 +155,10 @@ class LLM(VectorEngine):
             priorities = [priority or 0] * len(items)
         else:
             priorities = _one_each("priority", priority, len(items))
-        if lora_request is None or isinstance(lora_request, LoRARequest):
-            adapters = [lora_request] * len(items)
-        else:
+        if isinstance(lora_request, (list, tuple)):
             adapters = _one_each("lora_request", lora_request, len(items))
+        else:
+            adapters = [lora_request] * len(items)
         opened = [
             self._prepare(item, one, priority=order, adapter=adapter)
             for item, one, order, adapter in zip(items, params, priorities, adapters, strict=True)
