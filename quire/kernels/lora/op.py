@@ -36,7 +36,7 @@ def add_packed(
 
     Raises ValueError on a mismatch.
     """
-    for place, _ in groups:
+    for place, *_ in groups.spans:
         one = adapters[place]
         if one is not None:
             _check(x, y, one.a.k, y.shape[1], norm)

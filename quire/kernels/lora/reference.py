@@ -32,15 +32,16 @@ def add_packed(
     x: torch.Tensor, adapters: Sequence[Packed | None], groups: Groups, y: torch.Tensor, norm: Norm | None = None
 ) -> None:
     """See op.py."""
-    for place, rows in groups:
-        one = adapters[place]
+    order = torch.arange(len(x)) if groups.order is None else groups.order
+    for place, at, until in groups.spans:
+        one, rows = adapters[place], order[at:until]
         for first, last, start, end, b in () if one is None else one.parts:
             assert one is not None
             _add(x, rows, unpack_floats(one.a)[first:last], unpack_floats(b), y[:, start:end], norm)
 
 
 def _add(
-    x: torch.Tensor, rows: torch.Tensor | slice, a: torch.Tensor, b: torch.Tensor, y: torch.Tensor, norm: Norm | None
+    x: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, y: torch.Tensor, norm: Norm | None
 ) -> None:
     found = x[rows].double()
     if norm is not None:

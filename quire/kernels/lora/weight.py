@@ -93,15 +93,22 @@ class Packed:
     """(first row of a, behind its last, first output, behind its last, b [outputs, rank]) of each part that has one."""
 
 
-Groups = Sequence[tuple[int, slice | torch.Tensor]]
-"""(place, its rows: int64, or a slice where they are neighbours) of each adapter of a step."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows of a step that have an adapter, those of one together, for the CPU."""
+
+    order: torch.Tensor | None
+    """int64 [n]; None: all rows, as they are."""
+    spans: Sequence[tuple[int, int, int]]
+    """(place, first of `order`, behind its last) of each adapter."""
 
 
 def groups_of(places: np.ndarray) -> Groups:
     """places: of each row, int [n]."""
-    found: list[tuple[int, slice | torch.Tensor]] = []
-    for place in np.unique(places[places >= 0]).tolist():
-        rows = np.flatnonzero(places == place)
-        first, end = int(rows[0]), int(rows[-1]) + 1
-        found.append((place, slice(first, end) if end - first == len(rows) else torch.from_numpy(rows)))
-    return found
+    order = np.argsort(places, kind="stable")
+    order = order[int(np.count_nonzero(places < 0)) :]
+    found, counts = np.unique(places[order], return_counts=True)
+    ends = np.cumsum(counts).tolist()
+    spans = list(zip(found.tolist(), [0, *ends[:-1]], ends, strict=True)) if ends else []
+    is_whole = len(order) == len(places) and bool((order == np.arange(len(order))).all())
+    return Groups(None if is_whole else torch.from_numpy(order), spans)
