@@ -17,15 +17,15 @@ from quire.serve.ops.administration import check_operator
 from quire.serve.state import ServerState
 
 
-class LoadBody(msgspec.Struct):
+class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
     """An adapter to load."""
 
     lora_name: str
     lora_path: str
-    load_inplace: bool = False
+    load_inplace: bool | None = None
 
 
-class UnloadBody(msgspec.Struct):
+class UnloadBody(msgspec.Struct, forbid_unknown_fields=True):
     """An adapter to take out."""
 
     lora_name: str
@@ -42,7 +42,7 @@ async def serve_load_adapter(state: ServerState, exchange: Exchange) -> None:
     check_operator(exchange)
     body = await state.read(exchange, _LOAD)
     try:
-        await state.llm.add_lora(LoRARequest(body.lora_name, 1, body.lora_path, body.load_inplace))
+        await state.llm.add_lora(LoRARequest(body.lora_name, 1, body.lora_path, bool(body.load_inplace)))
     except InvalidParameter as error:
         raise refusal_of(error) from None
     except RequestError as error:
