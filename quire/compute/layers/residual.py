@@ -15,7 +15,7 @@ from quire.compute.layers.norm import Norm
 
 Between = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """`between(y, z)`: y [n, n_in], what the product took, z [n, hidden], what it gave → what is to be added to the stream
-in place of z, which may be overwritten: the sum of z over all ranks, z with an adapter's delta. It may be captured."""
+in place of z, which may be overwritten: the sum of z over all ranks. It may be captured."""
 
 
 class ResidualSum:
