@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import torch
 
-from quire.compute.adapters.bank import Kept, adapters_on
+from quire.compute.adapters.bank import Kept, adapters_on, device_bytes
 from quire.compute.adapters.files import read_adapter
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
 from quire.compute.draft.drafter import Drafter, QueuingDrafter
@@ -27,7 +27,7 @@ from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
 from quire.compute.forward.alone import obstacle
 from quire.compute.forward.fused import ReadyStep
-from quire.compute.models.decoder import Decoder
+from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.platform import Captured, Platform
 from quire.compute.runner.branching import Branching
 from quire.compute.runner.lengths import SlotLengths
@@ -151,14 +151,26 @@ class Worker:
         return Weights(self._folder, self._arch, device, load_format, self.comm)
 
     def footprint(self, dtype: str, quantization: str) -> Footprint:
-        """Bytes of the weights in a dtype and under a value of --quantization, from the headers of the checkpoint.
+        """Bytes of weights in a dtype and under a value of --quantization, from a checkpoint's headers, and of places.
 
         Raises LoadError or ConfigError, as loading it would.
         """
         key = dtype, quantization
         if key not in self._footprints:
-            self._footprints[key] = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
+            found = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
+            n_bytes = self._adapters_bytes(TORCH_DTYPES[dtype])
+            self._footprints[key] = dataclasses.replace(
+                found, held_bytes=found.held_bytes + n_bytes, peak_bytes=found.peak_bytes + n_bytes
+            )
         return self._footprints[key]
+
+    def _adapters_bytes(self, dtype: torch.dtype) -> int:
+        """Of the places on the device."""
+        config = self._config
+        if not config.enable_lora:
+            return 0
+        linears = decoder_on(torch.device("meta"), self._arch, dtype, 1).adaptable()
+        return device_bytes(self.platform.device, linears, config.max_loras, config.max_lora_rank, dtype)
 
     def load(self) -> WorkerFacts:
         """Read the weights. Raises LoadError or ConfigError."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -188,7 +188,7 @@ class StackedAdapters(Adapters):
     ) -> None:
         super().__init__(n_places)
         self._matrices, self._most, self._device = [linear.matrix for linear in linears], max_rank, device
-        sizes = [len(one.parts) * max_rank * one.n_in + one.n_out * max_rank for one in self._matrices]
+        sizes = [_n_numbers(one, max_rank) for one in self._matrices]
         counts = [len(one.parts) for one in self._matrices]
         self._starts, self._rank_starts = ([0, *itertools.accumulate(each)] for each in (sizes, counts))
         self._numbers = device.zeros((n_places, self._starts[-1]), dtype)
@@ -249,6 +249,18 @@ class StackedAdapters(Adapters):
     def tensors(self) -> Iterator[torch.Tensor]:
         """See `Adapters`."""
         yield from (self._numbers, self._ranks)
+
+
+def _n_numbers(matrix: Matrix, rank: int) -> int:
+    """Of the largest adapter of a matrix."""
+    return len(matrix.parts) * rank * matrix.n_in + matrix.n_out * rank
+
+
+def device_bytes(device: Device, linears: Iterable[Linear], n_places: int, max_rank: int, dtype: torch.dtype) -> int:
+    """What `adapters_on` takes for them, but for some numbers."""
+    if device.is_host:
+        return 0
+    return n_places * dtype.itemsize * sum(_n_numbers(linear.matrix, max_rank) for linear in linears)
 
 
 def adapters_on(

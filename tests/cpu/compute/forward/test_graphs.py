@@ -13,7 +13,7 @@ import pytest
 import torch
 from calling_device import CallingDevice, LivePlans
 
-from quire.compute.adapters.bank import StackedAdapters
+from quire.compute.adapters.bank import StackedAdapters, device_bytes
 from quire.compute.adapters.files import Adapter, Pair, targets_of
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.graphs import GraphForward
@@ -156,6 +156,8 @@ def test_adapters_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.Monkey
     before = [run(plain, plan) for plan, _ in plans(logprobs=2)]
     adapters = StackedAdapters(list(model.adaptable()), 3, 8, torch.float32, CallingDevice())
     kept = {name: adapters.keep(adapter_of(model, seed)) for seed, name in enumerate("ab")}
+    n_bytes = device_bytes(CallingDevice(), model.adaptable(), 3, 8, torch.float32)
+    assert 0 <= adapters.n_bytes - n_bytes < n_bytes / 100
     model.adapters = adapters
 
     def put(one: AdapterPut) -> None:
