@@ -27,6 +27,7 @@ OPTIONS: dict[str, Any] = {
     "num_gpu_blocks_override": 96, "disable_log_stats": True,
 }  # fmt: skip
 
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return tmp_path_factory.mktemp("adapters")
