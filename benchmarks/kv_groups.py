@@ -20,8 +20,8 @@ from quire.bench.report import build_report, write_report
 from quire.bench.shape import shape_options
 from quire.config.kv import kv_layout
 from quire.config.model import read_arch
-from quire.engine.core import StepRecord
 from quire.engine.llm import LLM
+from quire.engine.step_record import StepRecord
 
 KV_ITEMSIZE = 2
 """Bytes: bfloat16."""

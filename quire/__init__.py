@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.config.engine import EngineConfig
+    from quire.core.adapters import LoRARequest
     from quire.core.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from quire.core.errors import QuireError
     from quire.core.outputs import (
@@ -41,6 +42,7 @@ _PLACES = {
     "BeamSearchParams": "quire.core.beams",
     "BeamSearchOutput": "quire.core.beams",
     "BeamSearchSequence": "quire.core.beams",
+    "LoRARequest": "quire.core.adapters",
     "RequestOutput": "quire.core.outputs",
     "CompletionOutput": "quire.core.outputs",
     "PoolingParams": "quire.core.outputs",
@@ -71,6 +73,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "EngineConfig",
+    "LoRARequest",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",

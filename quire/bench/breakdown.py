@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from quire.engine.core import HostTimes, StepRecord
+from quire.engine.step_record import HostTimes, StepRecord
 
 EXPERTS, STATE = "experts", "state"
 KINDS = (

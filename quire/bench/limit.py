@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.engine.core import StepRecord
+from quire.engine.step_record import StepRecord
 from quire.planner.calibration import Ceilings
 from quire.planner.formats import Formats
 from quire.planner.operators import limit_s, step_operators

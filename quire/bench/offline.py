@@ -24,9 +24,9 @@ from quire.core.errors import EngineError
 from quire.core.outputs import RequestOutput
 from quire.core.prompts import TokensPrompt
 from quire.core.sampling import SamplingParams
-from quire.engine.core import StepRecord
 from quire.engine.expert_load import Loads, imbalance
 from quire.engine.llm import LLM
+from quire.engine.step_record import StepRecord
 
 
 @dataclasses.dataclass(slots=True)

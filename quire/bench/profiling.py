@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from quire.bench.breakdown import Capture, Kernel, outermost
 from quire.core import env
 from quire.core.errors import EngineError
-from quire.engine.core import StepRecord
+from quire.engine.step_record import StepRecord
 from quire.kernels import native
 from quire.kernels.moe import op as moe_op
 from quire.kernels.moe import packed as moe_packed

@@ -21,7 +21,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.resolve import NOT_ROUNDED, resolve
 from quire.engine.build import device_of
-from quire.engine.core import StepRecord
+from quire.engine.step_record import StepRecord
 from quire.planner.formats import formats_named
 
 

@@ -19,13 +19,15 @@ from typing import Final
 import msgspec
 import torch
 
+from quire.compute.adapters.bank import Kept, adapters_on, device_bytes
+from quire.compute.adapters.files import read_adapter
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
 from quire.compute.draft.drafter import Drafter, QueuingDrafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
 from quire.compute.forward.alone import obstacle
 from quire.compute.forward.fused import ReadyStep
-from quire.compute.models.decoder import Decoder
+from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.platform import Captured, Platform
 from quire.compute.runner.branching import Branching
 from quire.compute.runner.lengths import SlotLengths
@@ -44,7 +46,7 @@ from quire.config.resolve import NOT_ROUNDED, ON_GPU, EngineLimits
 from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
 from quire.core.errors import ConfigError, EngineError
-from quire.core.plan import OnDrafts, StepMasks, StepPlan
+from quire.core.plan import AdapterPut, OnDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes
@@ -126,6 +128,8 @@ class Worker:
         self.no_determinism = platform.no_determinism or (SUMMED if self.comm.size > 1 else "")
         """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
         for it do not."""
+        self._adapters: dict[str, Kept] = {}
+        """On the host, by their content."""
         self._model: Decoder | None = None
         self._allocation: Allocation | None = None
         self._runner: Runner | None = None
@@ -134,6 +138,8 @@ class Worker:
     def captured(self) -> Captured:
         """The steps that `allocate` will capture."""
         captured = self.platform.captured(self.arch, self._limits)
+        if self._config.enable_lora:  # each is captured with and without adapters
+            captured = dataclasses.replace(captured, graph_sizes=captured.graph_sizes * 2)
         if self._draft is None or not captured.graph_sizes:
             return captured
         sizes = (*captured.graph_sizes, *self._draft.captured(self._limits))
@@ -145,19 +151,35 @@ class Worker:
         return Weights(self._folder, self._arch, device, load_format, self.comm)
 
     def footprint(self, dtype: str, quantization: str) -> Footprint:
-        """Bytes of the weights in a dtype and under a value of --quantization, from the headers of the checkpoint.
+        """Bytes of weights in a dtype and under a value of --quantization, from a checkpoint's headers, and of places.
 
         Raises LoadError or ConfigError, as loading it would.
         """
         key = dtype, quantization
         if key not in self._footprints:
-            self._footprints[key] = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
+            found = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
+            n_bytes = self._adapters_bytes(TORCH_DTYPES[dtype])
+            self._footprints[key] = dataclasses.replace(
+                found, held_bytes=found.held_bytes + n_bytes, peak_bytes=found.peak_bytes + n_bytes
+            )
         return self._footprints[key]
+
+    def _adapters_bytes(self, dtype: torch.dtype) -> int:
+        """Of the places on the device."""
+        config = self._config
+        if not config.enable_lora:
+            return 0
+        linears = decoder_on(torch.device("meta"), self._arch, dtype, 1).adaptable()
+        return device_bytes(self.platform.device, linears, config.max_loras, config.max_lora_rank, dtype)
 
     def load(self) -> WorkerFacts:
         """Read the weights. Raises LoadError or ConfigError."""
-        self._model = self._load(self._folder, self._arch, self.comm)
-        weights_bytes = self._model.n_bytes
+        self._model = model = self._load(self._folder, self._arch, self.comm)
+        weights_bytes = model.n_bytes
+        if self._config.enable_lora:
+            device, linears, dtype = self.platform.device, list(model.adaptable()), TORCH_DTYPES[self._limits.dtype]
+            model.adapters = adapters_on(device, linears, self._config.max_loras, self._config.max_lora_rank, dtype)
+            weights_bytes += model.adapters.n_bytes
         if self._draft is not None:
             load = functools.partial(self._load, comm=SoloComm())
             self._small = self._draft.load(load, self._model, self.platform)
@@ -264,6 +286,29 @@ class Worker:
         """Give up all memory, for good."""
         self.sleep(2)
 
+    def read_adapter(self, path: str, root: str) -> tuple[str, int, Kept]:
+        """Read an adapter from its folder: (hash of its content, its rank, what `keep_adapter` takes). May be called in
+        any thread. root: folder in which it must lie, empty: anywhere. Raises LoadError and ConfigError."""
+        model = self.model
+        if model.adapters is None:
+            raise ConfigError("this engine has no adapters: start it with --enable-lora", param="enable_lora")
+        adapter = read_adapter(path, root, model, self._config.max_lora_rank)
+        return adapter.content_id, adapter.rank, model.adapters.keep(adapter)
+
+    def keep_adapter(self, content_id: str, kept: Kept) -> None:
+        """On the host, for plans that put it into a place."""
+        self._adapters[content_id] = kept
+
+    def drop_adapter(self, content_id: str) -> None:
+        """The host keeps it no longer; places on the device keep what they have."""
+        self._adapters.pop(content_id, None)
+
+    def _put_adapter(self, put: AdapterPut) -> None:
+        kept, adapters = self._adapters.get(put.content_id), self.model.adapters
+        if kept is None or adapters is None:
+            raise EngineError(f"adapter {put.content_id} is not on the host")
+        adapters.put(put.place, kept)
+
     def expert_loads(self) -> list[list[int]]:
         """See `Decoder`; empty without experts, and without weights."""
         return [] if self._model is None else self._model.expert_loads()
@@ -345,7 +390,10 @@ class Worker:
         branching = Branching(pool, tables, tail) if may_branch else None
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter, branching)
         alone = self.platform.rows_alone
-        runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone)
+        runner = Runner(
+            pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone,
+            put=None if model.adapters is None else self._put_adapter,
+        )  # fmt: skip
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner

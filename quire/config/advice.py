@@ -72,6 +72,6 @@ def _adapter(folder: pathlib.Path) -> str:
     base = values.get("base_model_name_or_path")
     of = f" of {shown(base)}" if isinstance(base, str) and base else ""
     return (
-        f"{folder} is an adapter (LoRA){of}, not a model, and Quire does not apply adapters: merge it into its base"
-        " model (peft: merge_and_unload, then save_pretrained) and name the folder with the result"
+        f"{folder} is an adapter (LoRA){of}, not a model: name its base model, and add --enable-lora --lora-modules"
+        f" NAME={folder}; or merge it into its base (peft: merge_and_unload, then save_pretrained)"
     )

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.config.adapter import MAX_RANK
 from quire.config.speculative import read_speculative
+from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
 from quire.core.units import format_bytes, parse_bytes
 
@@ -220,6 +222,34 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int,
         _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024),
     ] = 0
+    enable_lora: Annotated[
+        bool,
+        _doc(
+            "Serve adapters (LoRA, in PEFT's layout) beside the model, many in one batch; a request names one as its"
+            " model. See docs/adapters.md."
+        ),
+    ] = False
+    lora_modules: Annotated[
+        list[str],
+        _doc('Adapters to begin with, as NAME=FOLDER or {"name": NAME, "path": FOLDER}.', extra={"json_list": True}),
+    ] = []
+    max_loras: Annotated[
+        int, _doc("Most different adapters in one step; each takes memory on the device.", ge=1, le=1024)
+    ] = 4
+    max_lora_rank: Annotated[
+        int, _doc("Largest rank of an adapter; on a GPU each takes memory for it.", ge=1, le=MAX_RANK)
+    ] = 16
+    max_cpu_loras: Annotated[
+        int,
+        _doc("Most adapters kept on the host; others are read again when asked for. 0: four times max_loras.", ge=0),
+    ] = 0
+    lora_root: Annotated[
+        str,
+        _doc(
+            "Folder inside which POST /v1/load_lora_adapter may name adapters; empty: it takes none. --lora-modules"
+            " may lie anywhere."
+        ),
+    ] = ""
     enforce_eager: Annotated[bool, _doc("Do not capture CUDA graphs.")] = False
     enable_sleep_mode: Annotated[
         bool,
@@ -293,6 +323,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"engine options: {error}") from None
         _check_names(self.served_model_name)
         read_speculative(self.speculative_config)
+        _check_adapters(self)
         if 0 < self.max_stall_factor <= 1:
             raise ConfigError(
                 f"max_stall_factor = {self.max_stall_factor:g} leaves no time for prompts beside decodes: give more "
@@ -318,3 +349,24 @@ def _check_names(names: list[str]) -> None:
             raise ConfigError(f"{where} must be at most {MAX_NAME_CHARS} printable characters")
         if name in names[:number]:
             raise ConfigError(f"{where} is given twice: give each name once")
+
+
+def _check_adapters(config: EngineConfig) -> None:
+    modules = [lora_module(one) for one in config.lora_modules]
+    if modules and not config.enable_lora:
+        raise ConfigError("lora_modules needs enable_lora: add --enable-lora", param="lora_modules")
+    names = [name for name, _ in modules]
+    twice = next((name for name in names if names.count(name) > 1 or name in config.served_model_name), None)
+    if twice is not None:
+        raise ConfigError(f"lora_modules: the name {shown(twice)} is given twice", param="lora_modules")
+    if config.max_cpu_loras and config.max_cpu_loras < config.max_loras:
+        raise ConfigError(
+            f"max_cpu_loras = {config.max_cpu_loras} is less than max_loras = {config.max_loras}: raise it",
+            param="max_cpu_loras",
+        )
+    if config.enable_lora and (config.tensor_parallel_size > 1 or config.is_simulated):
+        raise ConfigError(
+            "enable_lora works with one rank and a real device: leave --tensor-parallel-size out, or serve merged"
+            " weights",
+            param="enable_lora",
+        )

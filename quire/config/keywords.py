@@ -44,6 +44,12 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel_size: int | None
     enable_expert_parallel: bool | None
     num_threads: int | None
+    enable_lora: bool | None
+    lora_modules: str | list[str] | None
+    max_loras: int | None
+    max_lora_rank: int | None
+    max_cpu_loras: int | None
+    lora_root: str | os.PathLike[str] | None
     enforce_eager: bool | None
     enable_sleep_mode: bool | None
     check_weights: bool | None

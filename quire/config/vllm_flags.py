@@ -161,10 +161,10 @@ REFUSED: Final = (
           " mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin"
           " video_pruning_rate mm_tensor_ipc mm_ipc_gpu_memory_gb allowed_local_media_path allowed_media_domains"
           " io_processor_plugin disable_mm_preprocessor_cache!", "models are of text alone: leave it out"),
-    Group("enable_lora! max_loras max_lora_rank lora_dtype max_cpu_loras fully_sharded_loras! lora_modules*"
-          " lora_target_modules* default_mm_loras enable_tower_connector_lora! specialize_active_lora!"
-          " enable_mixed_moe_lora_format! enable_moe_shared_loras! lora_extra_vocab_size enable_prompt_adapter!",
-          "adapters are not served: merge the adapter into the weights (merge_and_unload of peft) and serve that"),
+    Group("lora_dtype", "adapters have the model's dtype: leave it out"),
+    Group("fully_sharded_loras! lora_target_modules* default_mm_loras enable_tower_connector_lora!"
+          " specialize_active_lora! enable_mixed_moe_lora_format! enable_moe_shared_loras! lora_extra_vocab_size"
+          " enable_prompt_adapter!", "adapters are LoRA of dense layers as their folders say: leave it out"),
     Group("spec_method spec_model spec_tokens speculative_model num_speculative_tokens",
           "give it in --speculative-config, for instance '{\"method\": \"ngram\", \"num_speculative_tokens\": 5}'"),
     Group("offload_backend offload_group_size offload_num_in_group offload_prefetch_step offload_params*"
@@ -230,7 +230,7 @@ LLAMA_CPP: Final = {
     "--temp": "requests say temperature; --override-generation-config '{\"temperature\": 0.7}' gives a default",
     "-md --model-draft --draft --draft-max":
         "--speculative-config '{\"method\": \"draft_model\", \"model\": FOLDER, \"num_speculative_tokens\": N}'",
-    "--lora --lora-scaled": "merge the adapter into the weights",
+    "--lora --lora-scaled": "--enable-lora --lora-modules NAME=FOLDER, in PEFT's layout",
     "-mm --mmproj": "leave it out: models are of text alone",
     "-sm --split-mode -ts --tensor-split -mg --main-gpu":
         "--tensor-parallel-size N, and CUDA_VISIBLE_DEVICES for which GPUs",

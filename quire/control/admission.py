@@ -2,8 +2,9 @@
 
 A sequence is admitted when pages for all its known tokens and one more are available beyond what running prompts still
 need; it then takes only those of its first chunk. Check, then act: a refused one holds nothing and changes nothing.
-Order is strict (the first that does not fit stops admission), with one stated exception: a parallel sample whose
-sibling is computing their prompt waits for the next step, with a slot and pages set aside, and lets others pass.
+Order is strict (the first that does not fit stops admission), with two stated exceptions: a parallel sample whose
+sibling is computing their prompt waits for the next step, with a slot and pages set aside, and lets others pass; so
+does, for some time, one for whose adapter there is no place (`adapters.py`).
 Samples of a model with recurrent states do not fork: they enter like any prompt that begins as another did.
 """
 
@@ -15,6 +16,9 @@ from quire.control.live_seqs import LiveSeqs
 from quire.control.node import Match
 from quire.control.plan_builder import PlanBuilder
 from quire.control.seq import Seq, SeqState
+
+MOST_PASSED = 64
+"""Sequences that one step passes, because there is no place for their adapters, to look at those behind them."""
 
 
 class Admission:
@@ -33,6 +37,8 @@ class Admission:
         self.admitted: list[Seq] = []
         self.claimed_pages = sum([live.cache.needed(seq.prefill_end, seq.tables, seq.held_from) for seq in prompts])
         """Pages that running prompts and deferred siblings will take soon."""
+        self._lacks_place = False
+        """A sequence before the next one waits for a place of its adapter."""
         self.claimed_slots = self._unused_slots = 0 if n_seqs is None else live.config.max_num_seqs - n_seqs
         for search in live.searches.values():
             if search.root.state is SeqState.RUNNING and search.n_lacking:
@@ -51,10 +57,24 @@ class Admission:
                 if not self._defer(seq):
                     break
                 deferred.append(live.waiting.pop())
+            elif not self._has_place(seq):
+                if len(deferred) >= MOST_PASSED:
+                    break
+                deferred.append(live.waiting.pop())
             elif not (self._admit(seq) if sibling is None or live.config.has_states else self._fork(seq, sibling)):
                 break
         for seq in deferred:
             live.waiting.push(seq, returned=True)
+
+    def _has_place(self, seq: Seq) -> bool:
+        """Whether `seq` can enter as far as adapters are concerned, its own and that of one before it."""
+        places, step = self.live.adapters, self.builder.step
+        if not places.has_room(seq):
+            if not self._lacks_place:
+                places.note_refused(seq, step)
+            self._lacks_place = True
+            return False
+        return not self._lacks_place or places.may_pass(seq, step)
 
     def _sibling(self, seq: Seq) -> Seq | None:
         """The running sequence of the same request that has the most of the prompt, for a sample that has not begun."""

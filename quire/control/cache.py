@@ -15,8 +15,10 @@ from quire.control.pages import PageError, PagePool
 from quire.control.seq import NEVER, Seq
 from quire.control.snapshots import Snapshots
 from quire.control.tree import PrefixTree
-from quire.core.request import MAX_SALT_CHARS
+from quire.core.request import MAX_SALT_CHARS, Request
 
+_RUN = MAX_SALT_CHARS + 1
+"""Characters between a request's own salt and what stands behind it: longer than any salt that a request can bring."""
 NO_MATCH = Match(None, 0, [], 0)
 
 
@@ -98,8 +100,8 @@ class PageCache:
         return self.tree.match(self.salt(seq), seq.tokens, len(seq.tokens) - 1, step)
 
     def salt(self, seq: Seq) -> str:
-        """Sequences with the same one share pages. No request can bring one as long as those of deterministic ones."""
-        return seq.request.cache_salt + ("\0" * (MAX_SALT_CHARS + 1) if self._is_apart(seq) else "")
+        """Sequences with the same one share pages."""
+        return salt_of(seq.request, apart=self._is_apart(seq))
 
     def _is_apart(self, seq: Seq) -> bool:
         return self._config.deterministic_apart and seq.params.deterministic
@@ -204,3 +206,11 @@ class PageCache:
             self.pool.drop(reversed(table))
         for table, first in zip(seq.tables[self.n_full :], seq.held_from[self.n_full :], strict=True):
             self.tree.drop_windows(table[: first - 1 if first else None : -1])
+
+
+def salt_of(request: Request, *, apart: bool = False) -> str:
+    """The salt that a request brings, and what else keeps its pages from others': the content of its adapter, and
+    apart. Different for whatever is different, whatever salts requests bring: content ids are hexadecimal."""
+    if not apart and not request.content_id:
+        return request.cache_salt
+    return request.cache_salt + ("\0" if apart else "\1") * _RUN + request.content_id

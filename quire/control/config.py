@@ -29,6 +29,8 @@ class SchedulerConfig:
     """Longest prompt plus output, in tokens."""
     long_prefill_token_threshold: int = 0
     """Most tokens of one prompt in one step; 0: only the step's own budget."""
+    n_adapters: int = 0
+    """Places for adapters on the device: most different ones in one step."""
     policy: Literal["fcfs", "priority"] = "fcfs"
     enable_prefix_caching: bool = True
     has_states: bool = False
@@ -65,6 +67,7 @@ class SchedulerConfig:
             ("num_speculative_tokens", 0),
             ("n_snapshots", 0),
             ("max_sampled", 0),
+            ("n_adapters", 0),
             ("pipeline_depth", 1),
             ("max_num_waiting", 1),
         ):

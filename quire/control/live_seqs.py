@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import operator
 
+from quire.control.adapters import AdapterPlaces
 from quire.control.beam_search import BeamSearch
 from quire.control.cache import PageCache
 from quire.control.config import SchedulerConfig
@@ -38,6 +39,7 @@ class LiveSeqs:
         self.waiting = WaitQueue()
         self.deadlines = Deadlines()
         self.running: list[Seq] = []
+        self.adapters = AdapterPlaces(config.n_adapters, self.running)
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self.closed: list[int] = []
         """Slots left since the last plan."""

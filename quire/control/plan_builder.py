@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quire.control.cache import PageCache
+from quire.control.adapters import AdapterPlaces
+from quire.control.cache import PageCache, salt_of
 from quire.control.seq import NEVER, Seq
 from quire.control.snapshots import Snapshots
 from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StateRestore, StateSave, StepPlan
@@ -11,10 +12,12 @@ from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StateRestore,
 class PlanBuilder:
     """`seqs[i]` is the sequence of span i of `plan`."""
 
-    __slots__ = ("budget", "is_tight", "n_chunks", "n_drafting", "plan", "scheduled_s", "seqs", "step")
+    __slots__ = (
+        "_adapters", "budget", "is_tight", "n_chunks", "n_drafting", "plan", "scheduled_s", "seqs", "step",
+    )  # fmt: skip
 
-    def __init__(self, step: int, budget: int, now_s: float = 0.0) -> None:
-        self.step, self.scheduled_s = step, now_s
+    def __init__(self, step: int, budget: int, now_s: float, adapters: AdapterPlaces) -> None:
+        self.step, self.scheduled_s, self._adapters = step, now_s, adapters
         self.budget = budget
         """Tokens that may still be added."""
         self.is_tight = False
@@ -49,8 +52,9 @@ class PlanBuilder:
 
     def open(self, seq: Seq) -> None:
         """Announce a slot, its tokens and the pages that it starts with."""
+        place = self._adapters.hold(seq, self.plan)
         self.plan.opened.append(
-            SlotOpen(seq.slot, list(seq.tokens), seq.prompt_len, seq.params, seq.request.cache_salt)
+            SlotOpen(seq.slot, list(seq.tokens), seq.prompt_len, seq.params, salt_of(seq.request), place)
         )
         for group, (table, first) in enumerate(zip(seq.tables, seq.held_from, strict=True)):
             if len(table) > first:

@@ -132,7 +132,7 @@ class Scheduler:
             return None
         if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
             return None  # its masks come when the steps before it are committed, and the next plan after them
-        builder = PlanBuilder(self._next_step, self.backoff.n_tokens, self.clock.now_s())
+        builder = PlanBuilder(self._next_step, self.backoff.n_tokens, self.clock.now_s(), live.adapters)
         drafts = choose_drafts(live, builder)
         prompts = plan_with_drafts(live, builder, drafts) if drafts else _plan_decodes(live, builder)
         n_decodes = len(builder.seqs)

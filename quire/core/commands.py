@@ -75,7 +75,24 @@ class WakeUp(msgspec.Struct, tag="wake_up"):
     ticket: int
 
 
-Order = Union[ResetPrefixCache, Sleep, WakeUp]
+class LoadAdapter(msgspec.Struct, tag="load_adapter"):
+    """Read an adapter, from inside the folder that the engine was told, and give it a name; the answer is one Done."""
+
+    ticket: int
+    name: str
+    path: str
+    in_place: bool = False
+    """The name may be another's, which it takes over."""
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
+    """Take a name away from an adapter; the answer is one Done."""
+
+    ticket: int
+    name: str
+
+
+Order = Union[ResetPrefixCache, Sleep, WakeUp, LoadAdapter, UnloadAdapter]
 """What an operator asks of an engine."""
 
-Command = Union[Submit, Cancel, CancelSeq, Explain, Hello, Shutdown, ResetPrefixCache, Sleep, WakeUp]
+Command = Union[Submit, Cancel, CancelSeq, Explain, Hello, Shutdown, Order]

@@ -7,6 +7,7 @@ from typing import Union
 
 import msgspec
 
+from quire.core.adapters import AdapterFacts
 from quire.core.failure import Failure
 from quire.core.logprobs import PackedLogprobs
 
@@ -92,6 +93,11 @@ class EngineStats(msgspec.Struct):
     """Seconds since the last step ended while work was waiting; 0 when idle."""
     is_late: bool = False
     """One of its ranks gives no sign of life."""
+    adapters: list[AdapterFacts] = []
+    """Those that requests can name."""
+    running_adapters: list[str] = []
+    waiting_adapters: list[str] = []
+    """Names of those that running and waiting requests have."""
     is_asleep: bool = False
     """Its memory was given back: no request is taken until it is woken."""
     steps_in_flight: int = 0

@@ -56,6 +56,15 @@ class SlotOpen(msgspec.Struct, array_like=True):
     params: SlotParams
     salt: str = ""
     """What drafts learn from the sequence is for sequences with the same salt."""
+    adapter: int = -1
+    """Place of its adapter; -1: it has none."""
+
+
+class AdapterPut(msgspec.Struct, array_like=True):
+    """An adapter is in this place from now on, in that of another."""
+
+    place: int
+    content_id: str
 
 
 class PageAppend(msgspec.Struct, array_like=True):
@@ -133,6 +142,8 @@ class StepPlan(msgspec.Struct):
     After a failure the host closes every slot at once, also those that are not open."""
     closed_lens: list[int] = []
     """Tokens of the sequences that ended in these slots; 0: it did not, or is not to be remembered; empty: neither."""
+    adapters: list[AdapterPut] = []
+    """Before the slots are opened that want them; only in a plan that opens some."""
     opened: list[SlotOpen] = []
     pages: list[PageAppend] = []
     copies: list[PageCopy] = []

@@ -62,6 +62,10 @@ class Request(msgspec.Struct, kw_only=True):
     """Lower runs earlier under the priority policy."""
     cache_salt: str = ""
     """Prefix pages are shared only between equal salts."""
+    adapter: str = ""
+    """Name of the adapter that it is for; empty: the model itself."""
+    content_id: str = ""
+    """What that name stands for, set by the engine when it takes the request, however names change later."""
     terms: Terms = Terms()
     label: str = ""
     """The server's name for it, by which its history is found; empty: none is kept."""

@@ -65,6 +65,7 @@ def assemble(
             pace=pace,
             num_speculative_tokens=limits.max_drafts,
             max_sampled=limits.max_sampled,
+            n_adapters=config.max_loras if config.enable_lora else 0,
             draft_costs=draft_costs,
         ),
         clock,

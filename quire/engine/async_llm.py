@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from quire.config.engine import EngineConfig
+from quire.core.adapters import LoRARequest
 from quire.core.beams import BeamTerms
-from quire.core.commands import Cancel, Command, ResetPrefixCache, Sleep, WakeUp
+from quire.core.commands import Cancel, Command
 from quire.core.errors import (
     EngineAsleep,
     EngineDead,
@@ -45,10 +46,11 @@ from quire.engine.expectations import Expectations
 from quire.engine.frontend import Frontend, load_beside
 from quire.engine.input_processor import Checked, InputProcessor, Prompt
 from quire.engine.link import CUT, EngineLink, Link
+from quire.engine.orders import Orders
 from quire.engine.output_processor import OpenRequest
 from quire.engine.questions import Questions
 from quire.engine.recovery import Recovery
-from quire.engine.sleep import ASLEEP, check_sleep, check_wake
+from quire.engine.sleep import ASLEEP
 from quire.engine.speed import Speed
 from quire.engine.stream import OpenStreams, RequestStream
 from quire.engine.supervisor import ENGINE_COMMAND, EngineSupervisor
@@ -71,7 +73,7 @@ async def _encoded(input_processor: InputProcessor, prompt: Prompt) -> list[int]
     return input_processor.encode(prompt)
 
 
-class AsyncLLM:
+class AsyncLLM(Orders):
     """Serves requests through an engine process. Make one with `await AsyncLLM.create(EngineConfig(...))`."""
 
     def __init__(
@@ -146,6 +148,7 @@ class AsyncLLM:
         terms: Terms | None = None,
         pooling: Pooling | None = None,
         beams: BeamTerms | None = None,
+        adapter: str = "",
         checked: Checked | None = None,
     ) -> RequestStream:
         """Queue a request.
@@ -154,6 +157,7 @@ class AsyncLLM:
         terms: who it is for and its time limits; when one passes the reader gets RequestExpired.
         pooling: a vector of the prompt is wanted instead of tokens, with `pooling_params()`.
         beams: the tokens are to be found by a beam search; they come whole, at its end.
+        adapter: name of one that is loaded; empty: the model itself.
         checked: what `check` gave for these very parameters, which did not change since.
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, RequestError (an open request has this id),
         RequestQuarantined (the engine died of it), EngineLost (try again) or EngineDead before anything starts.
@@ -168,7 +172,7 @@ class AsyncLLM:
             checked=checked, token_ids=token_ids,
         )  # fmt: skip
         request.terms = terms or request.terms
-        request.label = request_id or ""
+        request.label, request.adapter = request_id or "", adapter
         self._check_admission(request_id)  # others may have come meanwhile
         text = prompt if isinstance(prompt, str) else None
         opened = OpenRequest(request, text, self.tokenizer, self._input_processor.clock, request_id)
@@ -195,10 +199,12 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """`submit` as an async generator; leaving it early cancels the request."""
+        """`submit` as an async generator; leaving it early cancels the request. lora_request: one that is loaded."""
+        adapter = "" if lora_request is None else lora_request.lora_name
         stream = await self.submit(
-            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt, adapter=adapter
         )
         try:
             async for output in stream:
@@ -235,24 +241,6 @@ class AsyncLLM:
         """Where the time went of the requests whose ids are `label`, a hyphen and more; empty if none is remembered.
         Raises EngineLost or EngineDead without an engine, TimeoutError if it does not answer."""
         return await self._questions.explain(label)
-
-    async def reset_prefix_cache(self) -> bool:
-        """Forget the pages that no open request holds; True if none are left. Raises EngineLost or EngineDead."""
-        return await self._questions.order(ResetPrefixCache)
-
-    async def sleep(self, level: int = 1) -> None:
-        """End every request and give memory back, as `LLM.sleep`. Raises SleepFailed, EngineLost or EngineDead too."""
-        check_sleep(self.config, level)
-        await self._questions.order(lambda ticket: Sleep(ticket, level))
-
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Bring back what `sleep` gave up, and take requests again. Raises as `sleep`, and sleeps on then."""
-        check_wake(self.config, tags)
-        await self._questions.order(WakeUp)
-
-    async def is_sleeping(self) -> bool:
-        """True between `sleep` and the end of `wake_up`, whoever asked for them."""
-        return self._stats.is_asleep
 
     def stats(self) -> EngineStats:
         """Latest snapshot, about a second old at most while the engine is healthy."""

@@ -28,6 +28,7 @@ from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
+from quire.engine.adapters import registry_of
 from quire.engine.assembly import assemble, pace_of
 from quire.engine.capacity import ITEMSIZES, kv_itemsize, layout_of, size_pool, snapshots_within
 from quire.engine.core import EngineCore
@@ -121,6 +122,8 @@ def _build(
         has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
     )  # fmt: skip
     core.free_memory, core.ranks = worker.close, group
+    if config.enable_lora:
+        core.adapters = registry_of(config, worker, core.scheduler)
     core.expert_load = ExpertLoad(worker.expert_loads) if worker.expert_loads() else None
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)

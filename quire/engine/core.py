@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from quire.control.live_seqs import LiveSeqs
 from quire.control.plan_builder import PlanBuilder
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock
@@ -24,14 +22,16 @@ from quire.core.commands import Cancel, CancelSeq, Submit
 from quire.core.errors import EngineAsleep, EngineError, QuireError, RequestError, SleepFailed
 from quire.core.events import EngineStats, SeqDelta
 from quire.core.failure import Code, Failure
-from quire.core.plan import Spans, StepMasks, StepPlan
+from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
+from quire.engine.adapters import READ_WAIT_S, AdapterRegistry
 from quire.engine.command_reader import refusals
 from quire.engine.executors.executor import Executor, OtherRanks, RanksLost, is_out_of_memory
 from quire.engine.expert_load import ExpertLoad
 from quire.engine.grammars.manager import StructuredOutput, Unmasked
 from quire.engine.sleep import ASLEEP, AsleepExecutor, SleepMode
+from quire.engine.step_record import HostTimes, StepRecord, record_of
 
 T = TypeVar("T")
 logger = logging.getLogger("quire.engine")
@@ -42,42 +42,6 @@ COMPILE_WAIT_S = 0.005
 """How long an engine with nothing else to do waits for a grammar before it looks for commands again."""
 WAIT_SLICE_S = 0.25
 """`on_wait` is called this often while a step computes (not on CUDA, whose wait cannot be divided)."""
-
-
-@dataclasses.dataclass(slots=True)
-class HostTimes:
-    """When the loop came to each phase of one step, in seconds of the engine's clock; a phase lasts until the next.
-
-    Steps overlap: a step is scheduled and submitted before the one before it is waited for and committed.
-    """
-
-    schedule_s: float
-    submit_s: float = 0.0
-    submitted_s: float = 0.0
-    wait_s: float = 0.0
-    commit_s: float = 0.0
-    committed_s: float = 0.0
-
-
-@dataclasses.dataclass(slots=True)
-class StepRecord:
-    """What one committed step did, for plots, benchmarks and logs."""
-
-    step: int
-    time_s: float
-    n_spans: int
-    n_tokens: int
-    n_prefill_tokens: int
-    n_running: int
-    """Sequences with a slot once the step was committed."""
-    n_waiting: int
-    host_s: float
-    total_s: float
-    times: HostTimes
-    spans: Spans
-    """As planned, to be read only."""
-    shared_prefixes: list[tuple[list[int], int]]
-    """As in `StepPlan`."""
 
 
 InFlight = tuple[StepPlan, concurrent.futures.Future[StepResult], HostTimes]
@@ -116,6 +80,7 @@ class EngineCore:
         """Gives up all that the executor's worker holds, when nothing runs any more."""
         self.ranks: OtherRanks | None = None
         """Those beside the one that the executor has in this process."""
+        self.adapters = AdapterRegistry()
         self.expert_load: ExpertLoad | None = None
         """Of a model with experts."""
         self._committed: list[SeqDelta] = []
@@ -129,8 +94,8 @@ class EngineCore:
         EngineError once `MAX_FAILED_STEPS` in a row have failed, or a rank is lost.
         """
         self.check()
-        if self.grammars.n_compiling:
-            self._queue_compiled()
+        if self.grammars.n_compiling or self.adapters.n_waiting:
+            self._queue_late()
         owed, self._owed = self._owed, []
         if self.is_asleep:
             return owed
@@ -188,7 +153,7 @@ class EngineCore:
             self.grammars.follow(deltas, self._unmasked())
         times.committed_s = now_s()
         self._n_failed = 0
-        return self._gained(), _record(self.scheduler.live, plan, result, times) if self.on_step is not None else None
+        return self._gained(), record_of(self.scheduler.live, plan, result, times) if self.on_step is not None else None
 
     def _gained(self) -> list[SeqDelta]:
         gained, self._committed = self._committed, []
@@ -214,16 +179,29 @@ class EngineCore:
         """Of each masked span of the newest plan; empty if none has any. The device knows them when it begins."""
         return self._wait(self.executor.drafts()) if plan.masks_drafts else []
 
-    def _queue_compiled(self) -> None:
-        """Queue the requests whose grammar is compiled by now."""
+    def _queue_late(self) -> None:
+        """Queue requests whose adapter is read, or whose grammar is compiled, by now."""
         is_idle = not self._in_flight and not self.scheduler.has_work()
-        for request, error in self.grammars.ready(COMPILE_WAIT_S if is_idle else 0.0):
+        if self.adapters.n_waiting:
+            self._queue(self.adapters.ready(READ_WAIT_S if is_idle else 0.0), self._take)
+        if self.grammars.n_compiling:
+            self._queue(self.grammars.ready(COMPILE_WAIT_S if is_idle else 0.0), self._submit)
+
+    def _queue(self, ready: list[tuple[Request, QuireError | None]], take: Callable[[Request], None]) -> None:
+        for request, error in ready:
             try:
                 if error is not None:
                     raise error
-                self._submit(request)
+                take(request)
             except QuireError as refusal:
                 self._owed += refusals(request, refusal)
+
+    def _take(self, request: Request) -> None:
+        """A request whose adapter is on the host, if it has one."""
+        if request.is_constrained:
+            self.grammars.admit(request)
+        else:
+            self._submit(request)
 
     def _submit(self, request: Request) -> None:
         try:
@@ -294,14 +272,13 @@ class EngineCore:
         match command:
             case Submit(request):
                 self._check_awake()
-                if request.is_constrained:
-                    self.grammars.admit(request)
-                else:
-                    self._submit(request)
+                if self.adapters.admit(request):
+                    self._take(request)
             case Cancel(request_ids):
                 for request_id in request_ids:
                     self.scheduler.cancel(request_id)
                     self.grammars.drop(request_id)
+                    self.adapters.drop(request_id)
             case CancelSeq(request_id, index):
                 self.scheduler.cancel_seq(request_id, index)
                 self.grammars.drop_seq(request_id, index)
@@ -321,6 +298,7 @@ class EngineCore:
         self.grammars.clear()
         self._drain()
         self._owed += self.scheduler.fail_all(Failure(Code.ENGINE_ASLEEP, ASLEEP))
+        self._owed += self.adapters.refuse_all(EngineAsleep(ASLEEP))
         self.executor.shutdown()
         self.executor = AsleepExecutor()
         if self.expert_load is not None:
@@ -349,13 +327,15 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True while a step is in flight, a request is unfinished or an end is not told yet."""
-        return bool(self._in_flight or self._owed or self.grammars.n_compiling) or self.scheduler.has_work()
+        n_late = self.grammars.n_compiling + self.adapters.n_waiting
+        return bool(self._in_flight or self._owed or n_late) or self.scheduler.has_work()
 
     def stats(self, *, with_map: bool = True) -> EngineStats:
         """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""
         stats = self.scheduler.stats(with_map=with_map)
         stats.is_asleep = self.is_asleep
         stats.is_late = self.ranks is not None and self.ranks.is_late
+        self.adapters.note(stats, self.scheduler.live)
         if self.expert_load is not None and not self.is_asleep:
             stats.expert_imbalance = self.expert_load.imbalance(self.clock.now_s())
         return stats
@@ -367,25 +347,3 @@ class EngineCore:
         self.executor.shutdown()
         if self.free_memory is not None:
             self.free_memory()
-
-
-def _record(live: LiveSeqs, plan: StepPlan, result: StepResult, times: HostTimes) -> StepRecord:
-    spans = plan.spans
-    if plan.n_tokens == len(spans):  # most steps
-        n_decode = spans.wants.count(True)
-    else:
-        n_decode = sum([wants for length, wants in zip(spans.lengths, spans.wants, strict=True) if length == 1])
-    return StepRecord(
-        step=plan.step,
-        time_s=times.committed_s,
-        n_spans=len(spans),
-        n_tokens=plan.n_tokens,
-        n_prefill_tokens=plan.n_tokens - n_decode,
-        n_running=len(live.running),
-        n_waiting=len(live.waiting),
-        host_s=result.timings.host_s,
-        total_s=result.timings.total_s,
-        times=times,
-        spans=spans,
-        shared_prefixes=plan.shared_prefixes,
-    )

@@ -19,6 +19,7 @@ from quire.config.keywords import EngineOptions
 from quire.config.mesh import mesh_shape
 from quire.config.options import keyword_options, keyword_signature
 from quire.config.wording import in_python
+from quire.core.adapters import LoRARequest
 from quire.core.beams import BeamSearchOutput, BeamSearchParams
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.core.events import EngineStats
@@ -26,10 +27,10 @@ from quire.core.outputs import Counter, Gauge, RequestOutput
 from quire.core.prompts import Prompts, PromptType, TokensPrompt
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.beams import beam_output
-from quire.engine.core import StepRecord
 from quire.engine.frontend import text_folder
 from quire.engine.offline import Bar, as_list, refuse_unused
 from quire.engine.sleep import check_sleep, check_wake
+from quire.engine.step_record import StepRecord
 from quire.engine.vectors import VectorEngine
 from quire.text.chat_template import ChatTemplate
 from quire.text.tokenizer import read_tokenizer_config, special_strings
@@ -131,7 +132,7 @@ class LLM(VectorEngine):
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: Bar = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | int | None = None,
         tokenization_kwargs: None = None,
         mm_processor_kwargs: None = None,
@@ -139,13 +140,12 @@ class LLM(VectorEngine):
         """Complete prompts: texts, token id lists, `TextPrompt`s or `TokensPrompt`s.
 
         sampling_params: one for all, one a prompt, or None for the model's defaults. Any number of prompts: they are
-        queued as the queue drains. priority: one for all or one a prompt; lower ones run first, with
-        scheduling_policy="priority". Raises RequestError for the first bad prompt, before anything starts. A sequence
-        that fails later has finish_reason "error" and the reason as its `failure`; the others are not affected.
+        queued as the queue drains. lora_request: the adapter of all, or one (or None) a prompt; it is read if it is not
+        loaded. priority: one for all or one a prompt; lower ones run first, with scheduling_policy="priority". Raises
+        RequestError for the first bad prompt, before anything starts. A sequence that fails later has finish_reason
+        "error" and the reason as its `failure`; the others are not affected.
         """
-        refuse_unused(
-            lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs
-        )
+        refuse_unused(tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
         items = as_list(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or self.get_default_sampling_params()] * len(items)
@@ -155,8 +155,13 @@ class LLM(VectorEngine):
             priorities = [priority or 0] * len(items)
         else:
             priorities = _one_each("priority", priority, len(items))
+        if isinstance(lora_request, (list, tuple)):
+            adapters = _one_each("lora_request", lora_request, len(items))
+        else:
+            adapters = [lora_request] * len(items)
         opened = [
-            self._prepare(item, one, priority=order) for item, one, order in zip(items, params, priorities, strict=True)
+            self._prepare(item, one, priority=order, adapter=adapter)
+            for item, one, order, adapter in zip(items, params, priorities, adapters, strict=True)
         ]
         return self._finished(opened, use_tqdm)
 
@@ -165,7 +170,7 @@ class LLM(VectorEngine):
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: Bar = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -252,7 +257,7 @@ class LLM(VectorEngine):
         self,
         prompts: Prompts,
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         use_tqdm: Bar = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -262,14 +267,13 @@ class LLM(VectorEngine):
         None: as many as there is room for. Raises RequestError for the first bad prompt, before anything starts (for
         beams that may need more pages than there are, when their turn comes), and EngineError if a search failed.
         """
-        refuse_unused(lora_request=lora_request)
         if not isinstance(params, BeamSearchParams):
             raise InvalidParameter("params", params, "a BeamSearchParams")
         params.__post_init__()  # fields may have been set since
         if concurrency_limit is not None and concurrency_limit < 1:
             raise InvalidParameter("concurrency_limit", concurrency_limit, "None or at least 1")
         sampling, terms = params.sampling(), params.terms()
-        opened = [self._prepare(item, sampling, beams=terms) for item in as_list(prompts)]
+        opened = [self._prepare(item, sampling, beams=terms, adapter=lora_request) for item in as_list(prompts)]
         most = concurrency_limit or max(1, len(opened))
         outputs = [
             output for at in range(0, len(opened), most) for output in self._finished(opened[at : at + most], use_tqdm)

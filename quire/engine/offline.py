@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from quire.config.engine import EngineConfig
+from quire.core.adapters import LoRARequest
 from quire.core.beams import BeamTerms
 from quire.core.commands import Cancel, Submit
 from quire.core.errors import InvalidParameter, QueueFull
@@ -32,7 +33,6 @@ from quire.engine.output_processor import OpenRequest, PartBuffer
 UNUSED_PARTS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "prompt_embeds", "token_type_ids")
 """What vLLM's prompts may have and no model here can read."""
 UNUSED_ARGUMENTS = {
-    "lora_request": "Adapters are not served: merge the adapter into the weights and load that.",
     "tokenization_kwargs": "Encode the text with `tokenizer` and give token ids.",
     "chat_template": "Texts are compared as they stand: render them before.",
     "mm_processor_kwargs": "Models are of text alone.",
@@ -68,6 +68,7 @@ class OfflineEngine:
         pooling: Pooling | None = None,
         priority: int = 0,
         beams: BeamTerms | None = None,
+        adapter: LoRARequest | None = None,
     ) -> OpenRequest:
         prompt: Any = item
         text, salt = item if isinstance(item, str) else None, ""
@@ -77,9 +78,25 @@ class OfflineEngine:
         request = self._input_processor.request(
             prompt, params, pooling=pooling, beams=beams, priority=priority, cache_salt=salt
         )
+        if adapter is not None:
+            request.adapter = self._loaded(adapter)
         if request.params.structured_outputs is not None:
             self.engine.grammars.check(request.params.structured_outputs)
         return OpenRequest(request, text, self._frontend.tokenizer, self._input_processor.clock)
+
+    def _loaded(self, wanted: LoRARequest) -> str:
+        """The name of an adapter, which is read if the engine has none under it. Raises RequestError, LoadError and
+        ConfigError."""
+        if not isinstance(wanted, LoRARequest):
+            raise InvalidParameter("lora_request", wanted, "a LoRARequest, or None")
+        adapters, name = self.engine.adapters, wanted.lora_name
+        known = next((facts for facts in adapters.facts if facts.name == name), None)
+        if wanted.lora_path and (known is None or known.path != wanted.lora_path or wanted.load_inplace):
+            adapters.load(name, wanted.lora_path, in_place=True)
+        elif known is None:
+            hint = "Give lora_path, the folder of the adapter." if self.config.enable_lora else "Set enable_lora=True."
+            raise InvalidParameter("lora_request", name, "the name of an adapter that is loaded", hint)
+        return name
 
     def _stream(self, one: OpenRequest) -> Iterator[RequestOutput]:
         buffer = PartBuffer()

@@ -31,14 +31,16 @@ from quire.core.commands import (
     CancelSeq,
     Command,
     Explain,
+    LoadAdapter,
     Order,
     ResetPrefixCache,
     Shutdown,
     Sleep,
     Submit,
+    UnloadAdapter,
     WakeUp,
 )
-from quire.core.errors import EngineError, QuireError
+from quire.core.errors import ConfigError, EngineError, QuireError, RequestError
 from quire.core.events import (
     Done,
     EndKind,
@@ -53,6 +55,7 @@ from quire.core.events import (
 )
 from quire.core.shortage import shortage
 from quire.engine import logs
+from quire.engine.adapters import Loading, failure_words
 from quire.engine.child import read_start
 from quire.engine.command_reader import refusals
 from quire.engine.core import EngineCore
@@ -70,6 +73,8 @@ STATS_PERIOD_S = 0.25
 MAP_PERIOD_S = 1.0
 """The page map is read less often: it walks every page held."""
 IDLE_PERIOD_S = 0.5
+LOADING_PERIOD_S = 0.01
+"""So often an engine with nothing else to do looks whether an adapter is read."""
 
 Build = Callable[..., tuple[EngineCore, EngineReady]]
 
@@ -116,12 +121,17 @@ class EngineLoop:
         self._trials = Trials(left, now_s, after_death=bool(ends and ends[-1].working))
         self._recorder = FlightRecorder(start.recorder_fd if start is not None else -1, self._trials.stage_of)
         self._core.on_plan = self._recorder.note_steps
+        self._lora_root = "" if start is None else start.config.lora_root
+        self._loading: dict[int, Loading] = {}
+        """Ticket → the adapter that is being read."""
         self.closing = False
 
     def run(self) -> None:
         """Serve until a Shutdown arrives. EngineError when the core gives up; every open request was answered then."""
         while not self.closing:
             deltas = self._take_commands()
+            if self._loading:
+                self._finish_loading()
             orphans = self._router.take_orphans()
             if orphans:
                 self._cancel(Cancel(orphans))
@@ -139,7 +149,10 @@ class EngineLoop:
         self._core.shutdown()
 
     def _take_commands(self) -> list[SeqDelta]:
-        timeout_s = 0.0 if self._core.has_work() else self._trials.wait_s(IDLE_PERIOD_S, time.monotonic())
+        if self._loading and not self._core.has_work():
+            timeout_s = LOADING_PERIOD_S
+        else:
+            timeout_s = 0.0 if self._core.has_work() else self._trials.wait_s(IDLE_PERIOD_S, time.monotonic())
         refused: list[SeqDelta] = []
         while True:
             received = self._router.receive(timeout_s)
@@ -159,8 +172,10 @@ class EngineLoop:
             case Explain():
                 found = self._core.scheduler.history.explain(command.label)
                 self._router.answer(Explained(command.ticket, found))
-            case ResetPrefixCache() | Sleep() | WakeUp():
+            case ResetPrefixCache() | Sleep() | WakeUp() | UnloadAdapter():
                 self._router.answer(self._carry_out(command))
+            case LoadAdapter():
+                self._begin_loading(command)
             case Submit():
                 return self._submit(command) if self._trials.take(command, time.monotonic()) else []
             case Cancel():
@@ -181,11 +196,40 @@ class EngineLoop:
                     self._core.sleep(order.level)
                 case WakeUp():
                     self._core.wake_up()
-        except EngineError as failure:
+                case UnloadAdapter():
+                    self._core.adapters.unload(order.name)
+        except (EngineError, RequestError) as failure:
             error = failure.message
         self._next_stats_s = 0.0
         self._send_stats()
         return Done(order.ticket, value, error)
+
+    def _begin_loading(self, order: LoadAdapter) -> None:
+        """The loop goes on while it is read."""
+        try:
+            if not self._lora_root:
+                raise ConfigError("adapters are loaded from inside the folder of --lora-root, which is not set")
+            loading = self._core.adapters.begin(order.name, order.path, self._lora_root, in_place=order.in_place)
+        except QuireError as error:
+            self._router.answer(Done(order.ticket, False, error.message))
+        else:
+            self._loading[order.ticket] = loading
+
+    def _finish_loading(self) -> None:
+        """Answer for the adapters that are read; every client hears of them before."""
+        for ticket, loading in list(self._loading.items()):
+            if loading.reading.done():
+                del self._loading[ticket]
+                self._router.answer(self._loaded(ticket, loading))
+
+    def _loaded(self, ticket: int, loading: Loading) -> Done:
+        try:
+            self._core.adapters.finish(loading)
+        except (QuireError, OSError, MemoryError) as error:
+            return Done(ticket, False, failure_words(error))
+        self._next_stats_s = 0.0
+        self._send_stats()
+        return Done(ticket)
 
     def _submit(self, submit: Submit) -> list[SeqDelta]:
         try:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from quire.core.commands import Explain, Order
-from quire.core.errors import EngineError, SleepFailed
+from quire.core.errors import EngineError, QuireError, SleepFailed
 from quire.core.events import Done, Explained, Explanation
 
 EXPLAIN_S = 5.0
@@ -26,12 +26,12 @@ class Questions:
         answer = await self._ask(lambda ticket: Explain(ticket, label), EXPLAIN_S)
         return answer.found if isinstance(answer, Explained) else []
 
-    async def order(self, make: Callable[[int], Order]) -> bool:
-        """Have an order carried out, which is made of its ticket; its value. Raises SleepFailed with the engine's
-        reason, and EngineLost or EngineDead without an engine."""
+    async def order(self, make: Callable[[int], Order], failed: type[QuireError] = SleepFailed) -> bool:
+        """Have an order carried out, which is made of its ticket; its value. Raises `failed` with the engine's reason,
+        and EngineLost or EngineDead without an engine."""
         answer = await self._ask(make, None)
         if isinstance(answer, Done) and answer.error is not None:
-            raise SleepFailed(answer.error)
+            raise failed(answer.error)
         return isinstance(answer, Done) and answer.value
 
     def answer(self, event: Explained | Done) -> None:

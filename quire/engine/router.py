@@ -17,9 +17,11 @@ from quire.core.commands import (
     Command,
     Explain,
     Hello,
+    LoadAdapter,
     ResetPrefixCache,
     Sleep,
     Submit,
+    UnloadAdapter,
     WakeUp,
 )
 from quire.core.events import ClientCut, Done, EngineReady, Explained, SeqDelta, StepOutputs
@@ -129,7 +131,7 @@ class ClientRouter:
                     self._owners.pop(request_id, None)
             case CancelSeq(request_id, _):
                 self._count_end(identity, request_id)
-            case Explain() | ResetPrefixCache() | Sleep() | WakeUp():
+            case Explain() | ResetPrefixCache() | Sleep() | WakeUp() | LoadAdapter() | UnloadAdapter():
                 self._askers[command.ticket] = identity
             case Hello():
                 self._send(identity, self._ready)

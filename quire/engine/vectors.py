@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.core.adapters import LoRARequest
 from quire.core.errors import EngineError, InvalidParameter
 from quire.core.outputs import (
     EmbeddingOutput,
@@ -39,17 +40,17 @@ class VectorEngine(OfflineEngine):
         use_tqdm: Bar = True,
         *,
         pooling_params: Params = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: None = None,
     ) -> list[EmbeddingRequestOutput]:
         """One vector a prompt: `outputs.embedding` of length 1 (unless `use_activation` is False), `pooled` as it is.
 
         pooling: the state of the last token, or the mean over all.
         """
-        refuse_unused(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        refuse_unused(tokenization_kwargs=tokenization_kwargs)
         return [
             _with(one, EmbeddingOutput(_shaped(one, params)))
-            for one, params in self._pooled(prompts, pooling, use_tqdm, pooling_params)
+            for one, params in self._pooled(prompts, pooling, use_tqdm, pooling_params, lora_request)
         ]
 
     def encode(
@@ -58,19 +59,19 @@ class VectorEngine(OfflineEngine):
         pooling_params: Params = None,
         *,
         use_tqdm: Bar = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         pooling_task: str | None = None,
         tokenization_kwargs: None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """`embed` with the vector as a tensor, `outputs.data`. pooling_task: "embed" (the default) alone."""
-        refuse_unused(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        refuse_unused(tokenization_kwargs=tokenization_kwargs)
         if pooling_task not in (None, "embed"):
             raise InvalidParameter(
                 "pooling_task", pooling_task, "'embed'", "Classes, rewards and vectors of each token are not made here."
             )
         return [
             _with(one, PoolingOutput(torch.tensor(_shaped(one, params))))
-            for one, params in self._pooled(prompts, Pooling.LAST, use_tqdm, pooling_params)
+            for one, params in self._pooled(prompts, Pooling.LAST, use_tqdm, pooling_params, lora_request)
         ]
 
     def score(
@@ -81,17 +82,17 @@ class VectorEngine(OfflineEngine):
         *,
         use_tqdm: Bar = True,
         pooling_params: PoolingParams | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: None = None,
         chat_template: None = None,
     ) -> list[ScoringRequestOutput]:
         """How alike texts are, as the cosine of their vectors: one with each of several, or pair by pair."""
-        refuse_unused(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, chat_template=chat_template)
+        refuse_unused(tokenization_kwargs=tokenization_kwargs, chat_template=chat_template)
         first, second = as_list(data_1), as_list(data_2)
         if not first or (len(first) != 1 and len(first) != len(second)):
             raise InvalidParameter("data_1", f"{len(first)} texts", f"one text, or as many as data_2 ({len(second)})")
         made = [_with(one, _shaped(one, params)) for one, params in self._pooled(
-            [*first, *second], Pooling.LAST, use_tqdm, pooling_params
+            [*first, *second], Pooling.LAST, use_tqdm, pooling_params, lora_request
         )]  # fmt: skip
         n_first = len(first)
         firsts = made[:n_first] * (len(second) if n_first == 1 else 1)
@@ -106,7 +107,7 @@ class VectorEngine(OfflineEngine):
         ]
 
     def _pooled(
-        self, prompts: Prompts, pooling: Pooling, use_tqdm: Bar, params: Params
+        self, prompts: Prompts, pooling: Pooling, use_tqdm: Bar, params: Params, adapter: LoRARequest | None
     ) -> list[tuple[RequestOutput, PoolingParams]]:
         items = as_list(prompts)
         if params is None or isinstance(params, PoolingParams):
@@ -116,7 +117,7 @@ class VectorEngine(OfflineEngine):
         if len(each) != len(items):
             limit = f"one, or one for each of the {len(items)} prompts"
             raise InvalidParameter("pooling_params", f"{len(each)} values", limit)
-        opened = [self._prepare(item, pooling_params(), pooling) for item in items]
+        opened = [self._prepare(item, pooling_params(), pooling, adapter=adapter) for item in items]
         return list(zip(self._finished(opened, use_tqdm), each, strict=True))
 
 

@@ -42,6 +42,7 @@ from quire.serve.openai.pooling import serve_pooling
 from quire.serve.openai.responses import serve_responses
 from quire.serve.openai.scoring import serve_rerank, serve_score
 from quire.serve.openai.tokens import serve_detokenize, serve_tokenize
+from quire.serve.ops.adapters import serve_load_adapter, serve_unload_adapter
 from quire.serve.ops.administration import (
     serve_is_sleeping,
     serve_reset_prefix_cache,
@@ -77,6 +78,8 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/version", serve_version),
     ("GET", "/v1/models", serve_models),
     ("GET", "/v1/models/{model:path}", serve_model),
+    ("POST", "/v1/load_lora_adapter", serve_load_adapter),
+    ("POST", "/v1/unload_lora_adapter", serve_unload_adapter),
     ("GET", "/v1/engine", serve_engine),
     ("GET", "/v1/requests/{request_id}/explain", serve_explanation),
     ("GET", "/v1/load", serve_load),

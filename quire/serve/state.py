@@ -6,11 +6,13 @@ Owns the answer to "can this server take a request now?". Invariant: `live` hold
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from quire.core.adapters import AdapterFacts
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.batch.space import SpaceLimits
 from quire.serve.batch.store import BatchStore, StoreThread
@@ -27,7 +29,7 @@ from quire.serve.http.threads import SHORT_BODY_BYTES, LargeWorkLock, WorkThread
 from quire.serve.openai.logprobs import TokenNames
 from quire.serve.openai.prompts import PromptMaker
 from quire.serve.openai.tooling import MessageStyle, style_of
-from quire.serve.openai.validation import RequestLimits
+from quire.serve.openai.validation import RequestLimits, check_model
 from quire.serve.ops.beside import keep_going
 from quire.serve.ops.loop_monitor import LoopMonitor
 from quire.serve.ops.metrics import Metrics
@@ -69,6 +71,10 @@ class ServerState:
         self._llm: AsyncLLM | None = None
         self._prompts: PromptMaker | None = None
         self._limits: RequestLimits | None = None
+        self._own_names: tuple[str, ...] = ()
+        """Of the model itself; `limits` has those of adapters too."""
+        self._adapters: list[AdapterFacts] = []
+        """Those that `limits` knows."""
         self._style: MessageStyle | None = None
         self._variables: frozenset[str] | None = None
         self._names: dict[bool, TokenNames] = {}
@@ -79,8 +85,9 @@ class ServerState:
         if self.config.calibration:
             llm.expectations.calibrate(pathlib.Path(self.config.calibration))
         self.loop_monitor.start()
+        self._own_names = tuple(llm.config.served_model_name) or (llm.model_name,)
         self._limits = RequestLimits(
-            model_names=tuple(llm.config.served_model_name) or (llm.model_name,),
+            model_names=self._own_names,
             logits_width=llm.logits_width,
             max_logprobs=llm.config.max_logprobs,
             max_sequences=self.config.max_prompts,
@@ -93,7 +100,7 @@ class ServerState:
         if self.config.enable_chat_template_kwargs:
             self._variables = frozenset() if llm.chat_template is None else llm.chat_template.variables
         self._names = {as_ids: TokenNames(llm.tokenizer, as_ids) for as_ids in (False, True)}
-        self.metrics.model_name = llm.model_name
+        self.metrics.model_name, self.metrics.max_adapters = llm.model_name, llm.config.max_loras
         self.traces = open_traces(self.config.otlp_traces_endpoint, llm.model_name)
         self._beside = [asyncio.create_task(keep_going(work)) for work in self.at_start]
 
@@ -116,12 +123,24 @@ class ServerState:
         """What the loaded model allows (503 until then)."""
         if self._limits is None:
             raise _loading()
+        adapters = self.llm.stats().adapters
+        if adapters is not self._adapters:  # a new snapshot of the engine's
+            self._adapters = adapters
+            names = self._own_names + tuple(one.name for one in adapters)
+            if names != self._limits.model_names:
+                self._limits = dataclasses.replace(self._limits, model_names=names)
         return self._limits
+
+    def choose_model(self, exchange: Exchange, name: str | None) -> None:
+        """Note which model the body names. 404 unless this server knows it; None passes."""
+        check_model(name, self.limits.model_names)
+        if name is not None and name not in self._own_names:
+            exchange.adapter = name
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """What requests may call the loaded model; empty until then."""
-        return () if self._limits is None else self._limits.model_names
+        return () if self._limits is None else self.limits.model_names
 
     @property
     def template_variables(self) -> frozenset[str] | None:

@@ -124,6 +124,7 @@ def test_public_names() -> None:
             "BeamSearchSequence",
             "CompletionOutput",
             "EngineConfig",
+            "LoRARequest",
             "QuireError",
             "StructuredOutputsParams",
             "AsyncEngineArgs",

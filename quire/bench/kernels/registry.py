@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from quire.bench.kernels import (
+    adapters,
     attention,
     attention_check,
     coded,
@@ -30,6 +31,7 @@ OPS: dict[str, tuple[Cases, Checks]] = {
     "w8a8": (coded.cases, coded.checks),
     "w4a16": (coded.cases, coded.checks),
     "mxfp4": (coded.cases, coded.checks),
+    "lora": (adapters.cases, adapters.checks),
     "norm": (rows.cases, rows.checks),
     "qkv": (rows.cases, rows.checks),
     "act": (rows.cases, rows.checks),

@@ -15,8 +15,8 @@ from quire.core.errors import RequestError
 from quire.core.events import SeqDelta
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
-from quire.engine.core import StepRecord
 from quire.engine.simulated import SimulatedMachine
+from quire.engine.step_record import StepRecord
 
 SAMPLE_STEPS: Final = 16
 """The cache is looked at once in so many steps: to count what sequences hold costs time for each of them."""

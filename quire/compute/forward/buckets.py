@@ -74,6 +74,8 @@ class Captures:
     mixed: ForwardGraphs
     verifying: ForwardGraphs
     """Where drafts are verified: a span for each row, so that it is computed as a decode step is."""
+    adapted: bool = False
+    """Products look for the adapters of rows."""
     sampling: dict[tuple[int, bool], Callable[[], None]] = dataclasses.field(default_factory=dict)
     """By rows, and by whether one of them may be truncated."""
 

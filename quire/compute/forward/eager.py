@@ -54,9 +54,10 @@ class EagerForward:
         context = PagedContext(
             self._pool, attn_plans, locs, apart, None if states is None else states.spans(batch, step.plan.saves)
         )
-        wanted = None if n_sampled == 0 or step.wants_all else sampled
+        wanted = None if n_sampled == 0 or step.wants_all or step.adapters is not None else sampled
         features = self._pool.features
         visit = None if features is None else features.visit(locs[0])
         whole = features is not None and features.reads(len(self._model.layers))
-        hidden = self._model.forward(token_ids, positions, context, wanted, visit=visit, visits_last=whole)
+        with self._model.adapted(step.adapters):
+            hidden = self._model.forward(token_ids, positions, context, wanted, visit=visit, visits_last=whole)
         return States(hidden, has_all=sampled is not None and wanted is None, sampled=sampled)

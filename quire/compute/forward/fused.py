@@ -130,7 +130,7 @@ class FusedForward:
         return ReadyStep(step.plan, step.batch, *self._choosing(step.batch, controls), time.perf_counter() - start_s)
 
     def _fits(self, step: Step) -> bool:
-        return not step.wants_all and len(step.batch.sampled_rows) <= len(self._logits)
+        return not step.wants_all and step.adapters is None and len(step.batch.sampled_rows) <= len(self._logits)
 
     def chain(self, spans: Spans, n_places: list[int]) -> np.ndarray:
         """The best n_places[i], not rising, tokens behind each span, all of which want one: see `FusedStep.chain`."""

@@ -10,6 +10,7 @@ Invariants: a replay's rows equal the eager step's; padding rows attend to nothi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from quire.compute.device.cuda import CudaDevice
+from quire.compute.forward.adapted_rows import AdaptedRows
 from quire.compute.forward.buckets import (
     MOST_VERIFYING,
     NOTHING,
@@ -58,6 +60,10 @@ SHARING_PAYS_BYTES: Final = 1 << 30
 0.1 to 0.2 ms."""
 
 
+_ByKind = dict[tuple[bool, bool], Captures | None]
+_KINDS: Final = {False: "deterministic requests", True: "adapters"}
+
+
 class GraphForward:
     """Decode forwards for steps of one row a span, mixed forwards for other steps of few enough rows, and sampling."""
 
@@ -89,20 +95,22 @@ class GraphForward:
         self._n_groups = len(pool.layout.groups)
         self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
         self._guesses = self._staging.section((n_rows,), torch.int64)
+        self._adapted = None if model.adapters is None else AdaptedRows(self._staging, model.adapters, n_rows)
         self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
         self._spare_entry = tables.spare_slot * tables.pages.shape[2]  # of no sequence
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.stream_dtype)
-        self._captures: dict[bool, Captures | None] = {are_rows_alone(): self._new_captures()}
-        """By whether rows are alone in them."""
+        self._captures: _ByKind = {(are_rows_alone(), False): self._new_captures(adapted=False)}
+        """By whether rows are alone in them, and whether some have adapters."""
 
-    def _new_captures(self) -> Captures:
+    def _new_captures(self, *, adapted: bool) -> Captures:
         most, sizes, mixed = self._max_num_seqs, self._verifying_sizes, NOTHING
         if self._mixed_sizes:
             most_large = most_large_lines(self._pool.group, most, self._mixed_sizes[-1])
             buffers = self._buffers(most, self._mixed_sizes[-1], most_large)
             mixed = ForwardGraphs(self._mixed_sizes, buffers, Room(most, most_large))
         verifying = ForwardGraphs(sizes, self._buffers(sizes[-1]), Room(sizes[-1])) if sizes else NOTHING
-        return Captures(ForwardGraphs(decode_sizes(most), self._buffers(most), Room(most)), mixed, verifying)
+        decode = ForwardGraphs(decode_sizes(most), self._buffers(most), Room(most))
+        return Captures(decode, mixed, verifying, adapted=adapted)
 
     def _buffers(self, max_num_seqs: int, mixed_rows: int = 0, max_large: int = 0) -> list[PlanBuffers]:
         """For decode: one row a span, which is a large line if heads are many; for mixed steps any spans, with room for
@@ -126,7 +134,13 @@ class GraphForward:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every bucket, largest first, so that smaller ones reuse its memory."""
-        start_s, captures = time.perf_counter(), self._captures_now()
+        if self._adapted is None or not are_rows_alone():  # else all steps are as those with adapters
+            self._capture_all(adapted=False)
+        if self._adapted is not None:
+            self._capture_all(adapted=True)
+
+    def _capture_all(self, *, adapted: bool) -> None:
+        start_s, captures = time.perf_counter(), self._captures_now(adapted=adapted)
         if captures is None:
             return
         for forwards in (captures.decode, captures.mixed, captures.verifying):
@@ -151,8 +165,9 @@ class GraphForward:
 
     def _staged(self, step: Step, *, captures_now: bool = True) -> Callable[[], States] | None:
         """Fill this step's host side. What is returned sends it and replays."""
-        captures = self._captures_now() if captures_now else self._captures.get(are_rows_alone())
-        batch, guesses = step.batch, step.guesses
+        batch, guesses, adapted = step.batch, step.guesses, step.adapters is not None
+        kind = are_rows_alone(), adapted
+        captures = self._captures_now(adapted=adapted) if captures_now else self._captures.get(kind)
         if captures is None or batch.trees is not None:
             return None
         forwards = self._forwards_for(captures, step, verifies=guesses is not None)
@@ -173,6 +188,8 @@ class GraphForward:
         follows = guesses is not None and guesses.most_behind is not None
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
+        if self._adapted is not None and adapted:
+            self._adapted.fill(size, step.adapters)
         if forwards is captures.verifying:
             self._fill_guesses(size, guesses)
             lens, slots = (batch.row_positions + 1).astype(np.int32), batch.row_slots.astype(np.int32)
@@ -202,7 +219,7 @@ class GraphForward:
 
     def follows(self, step: Step, most_behind: np.ndarray) -> bool:
         """See `Follower`."""
-        captures, batch = self._captures_now(), step.batch
+        captures, batch = self._captures_now(adapted=step.adapters is not None), step.batch
         group, lengths = self._pool.group, np.diff(batch.q_indptr)
         if captures is None or are_rows_alone() or any(self._pool.windows) or step.wants_all:
             return False
@@ -215,16 +232,16 @@ class GraphForward:
         forwards = self._forwards_for(captures, step, verifies=True)
         return forwards is captures.verifying or (forwards is captures.mixed and is_small)
 
-    def _captures_now(self) -> Captures | None:
+    def _captures_now(self, *, adapted: bool) -> Captures | None:
         """Those of this region; None where there is no memory for them."""
-        alone = are_rows_alone()
-        if alone not in self._captures:
+        kind = are_rows_alone(), adapted
+        if kind not in self._captures:
             try:
-                self._captures[alone] = self._new_captures()
+                self._captures[kind] = self._new_captures(adapted=adapted)
             except torch.OutOfMemoryError as error:
-                logger.warning("steps with deterministic requests are launched kernel by kernel: %s", error)
-                self._captures[alone] = None
-        return self._captures[alone]
+                logger.warning("steps with %s are launched kernel by kernel: %s", _KINDS[adapted], error)
+                self._captures[kind] = None
+        return self._captures[kind]
 
     def _forwards_for(self, captures: Captures, step: Step, *, verifies: bool) -> ForwardGraphs | None:
         """The graphs that can run this step at its best, or None. verifies: drafts that the token table lacks."""
@@ -324,6 +341,9 @@ class GraphForward:
         context = PagedContext(self._pool, plans, cache_locs)
         self._guesses.host[:size] = standing.NO_GUESS
         guesses = self._guesses.device[:size]
+        adapted = self._adapted if captures.adapted else None
+        if adapted is not None:
+            adapted.fill(size)
         self._staging.send()
 
         def forward() -> None:
@@ -334,21 +354,23 @@ class GraphForward:
                 self._tables.tokens[slots, positions] = token_ids
             if self._pool.states is not None:
                 context.spans = single_rows(slots, positions)
-            self._states(token_ids, positions, context, self._hidden[:size])
+            with contextlib.nullcontext() if adapted is None else adapted.active(size):
+                _compute(self._model, token_ids, positions, context, self._hidden[:size])
 
         return self._device.capture(forward)
-
-    def _states(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, context: PagedContext, out: torch.Tensor
-    ) -> None:
-        """Of all rows; and their features, where a head reads these."""
-        features = self._pool.features
-        visit = None if features is None else features.visit(context.cache_locs[0])
-        whole = features is not None and features.reads(len(self._model.layers))
-        self._model.forward(token_ids, positions, context, out=out, visit=visit, visits_last=whole)
 
     def _sampling_replay(self, captures: Captures, size: int, *, truncates: bool) -> Callable[[], None]:
         key = size, truncates
         if key not in captures.sampling:
             captures.sampling[key] = self._sampling.capture(self._hidden, size, truncates=truncates)
         return captures.sampling[key]
+
+
+def _compute(
+    model: Decoder, token_ids: torch.Tensor, positions: torch.Tensor, context: PagedContext, out: torch.Tensor
+) -> None:
+    """States of all rows; and their features, where a head reads these."""
+    features = context.pool.features
+    visit = None if features is None else features.visit(context.cache_locs[0])
+    whole = features is not None and features.reads(len(model.layers))
+    model.forward(token_ids, positions, context, out=out, visit=visit, visits_last=whole)

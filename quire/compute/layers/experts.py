@@ -180,6 +180,11 @@ class Experts:
         return self.router, *(linear for pair in both for linear in pair), *shared
 
     @property
+    def adaptable(self) -> tuple[Linear, ...]:
+        """See `Ffn`: what every token goes through; experts are not multiplied by one after another."""
+        return () if self.shared_up is None or self.shared_down is None else (self.shared_up, self.shared_down)
+
+    @property
     def tables(self) -> tuple[Table, ...]:
         """See `Ffn`."""
         return () if self.correction is None else (self.correction,)

@@ -45,6 +45,11 @@ class Ffn(Protocol):
         ...
 
     @property
+    def adaptable(self) -> tuple[Linear, ...]:
+        """Those of them that adapters may add to."""
+        ...
+
+    @property
     def tables(self) -> tuple[Table, ...]:
         """Its other parameters."""
         ...
@@ -121,6 +126,8 @@ class FeedForward:
     def linears(self) -> tuple[Linear, ...]:
         """See `Ffn`."""
         return self.up, self.down
+
+    adaptable = linears
 
     @property
     def is_plain(self) -> bool:

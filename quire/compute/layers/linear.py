@@ -42,6 +42,8 @@ class Linear:
         else:
             self.weight = self._made(make, matrix.n_out, matrix.n_in) if tied is None else tied
             self.product = PlainProduct(self.weight)
+        self.run: Product = self.product
+        """What a call goes through: the product, or what adapters have put around it."""
         self.bias = self._made(make, matrix.n_out) if matrix.bias else None
 
     def _made(self, make: Make, *shape: int) -> torch.Tensor:
@@ -60,7 +62,7 @@ class Linear:
 
         x: [n, n_in], n >= 1, x's dtype → [n, n_out], half of that with silu_mul.
         """
-        return self.product(x, self.bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
+        return self.run(x, self.bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All that it keeps."""
@@ -103,7 +105,8 @@ class Linear:
         its own copy of it from now on, unless it is stored as it is.
         """
         if self.weight is not None and not isinstance(self.scheme, FilledScheme):
-            self.product, self.weight = self.scheme.finish(self.weight), None
+            self.run = self.product = self.scheme.finish(self.weight)
+            self.weight = None
 
     @property
     def n_bytes(self) -> int:

@@ -19,6 +19,7 @@ class NoFfn:
     is_plain = False
     not_alone = no_determinism = ""
     linears: tuple[Linear, ...] = ()
+    adaptable: tuple[Linear, ...] = ()
     tables: tuple[Table, ...] = ()
 
     def __init__(self, *given: Any) -> None:

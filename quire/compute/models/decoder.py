@@ -6,10 +6,14 @@ Owns what stands around the layers, and all parameters by name. Does not own the
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import torch
 
+from quire.compute.adapters.bank import Adapters
 from quire.compute.dist.added import RankSum
 from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
@@ -64,6 +68,8 @@ class Decoder:
         self.norm = (Float32StreamNorm if is_wide else Norm)(make, final_norm(arch))
         tied = self.embed.weight if arch.tie_embeddings else None
         self.head = Linear(make, parts.head.matrix, schemes.of(parts.head.matrix), tied=tied)
+        self.adapters: Adapters | None = None
+        """What is added to its products for some rows; to be set before there is a forward strategy."""
         self._project: Linear | DividedHead = self.head
         if comm.size > 1:
             self._project = DividedHead(self.head, arch.vocab_size, comm)
@@ -144,6 +150,8 @@ class Decoder:
         """Its products as they are called, each once."""
         has_norm = self.norm.pair is not None
         layers = {kernel: None for layer in self.layers for kernel in layer.kernels()}
+        if self.adapters is not None:  # which add to what is gated then
+            layers |= {dataclasses.replace(kernel, silu_mul=False): None for kernel in layers if kernel.silu_mul}
         layers |= {self.head.kernel(norm=has_norm, wide=wide): None for wide in (False, True)}
         return list(layers)
 
@@ -227,6 +235,17 @@ class Decoder:
             yield from layer.linears
         yield self.head
 
+    def adapted(self, places: np.ndarray | None) -> contextlib.AbstractContextManager[None]:
+        """Forwards inside are of rows with adapters in these places, int [n], -1: none; None: of rows without."""
+        if self.adapters is None or places is None:
+            return contextlib.nullcontext()
+        return self.adapters.active(self.adapters.rows(places), len(places))
+
+    def adaptable(self) -> Iterator[Linear]:
+        """Those that adapters may add to, in the order of computing."""
+        for layer in self.layers:
+            yield from (*layer.mixer.linears, *layer.ffn.adaptable)
+
     def norms(self) -> Iterator[Norm]:
         """All of them."""
         for layer in self.layers:
@@ -257,6 +276,8 @@ class Decoder:
         tensors = [*self.tables.values(), *self._tables(), *self.head.tensors()]
         for layer in self.layers:
             tensors += layer.tensors()
+        if self.adapters is not None:
+            tensors += self.adapters.tensors()
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)

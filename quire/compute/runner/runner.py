@@ -32,7 +32,7 @@ from quire.compute.runner.tail import Tail
 from quire.compute.runner.trees import branch
 from quire.compute.sample.sampler import split_faults
 from quire.core.errors import EngineError
-from quire.core.plan import OnDrafts, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
+from quire.core.plan import AdapterPut, OnDrafts, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
 from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.invariance import RowsAlone, rows_alone
@@ -143,9 +143,11 @@ class Runner:
         follower: Follower | None = None,
         *,
         alone: RowsAlone = RowsAlone.NEVER,
+        put: Callable[[AdapterPut], None] | None = None,
     ) -> None:
-        """alone: which steps are launched in a region of `kernels/invariance`."""
-        self._alone = alone
+        """alone: which steps are launched in a region of `kernels/invariance`; put: an adapter into a place, None: of
+        a model that has none."""
+        self._alone, self._put = alone, put
         self.pool, self.tables, self.tail = pool, tables, tail
         self._forwards, self._ahead, self._lengths, self._follower = forwards, ahead, lengths, follower
         self._unkept: list[LaunchedStep] = []
@@ -284,13 +286,19 @@ class Runner:
             branch(batch, settled.trees)
         shared = shared_spans(batch, plan.shared_prefixes, self.tables.page_size)
         guesses = None if settled is None else settled.guesses
-        return Step(plan, batch, writes, shared, self.tail.wants_all(plan), guesses)
+        adapters = None
+        if self._put is not None:
+            adapters = self.tables.adapters_of(batch.row_slots, always=self._is_alone(plan.spans.slots))
+        return Step(plan, batch, writes, shared, self.tail.wants_all(plan), adapters, guesses)
 
     def _apply(self, plan: StepPlan) -> PageWrites:
         """Take in what changed; returns what the device's page table still lacks."""
         lens = plan.closed_lens or [0] * len(plan.closed)
         for slot, n_tokens in zip(plan.closed, lens, strict=True):
             self.close(slot, n_tokens)
+        for one in plan.adapters:
+            assert self._put is not None
+            self._put(one)
         for opened in plan.opened:
             self.tail.open(opened)
             if self._lengths is not None:

@@ -40,6 +40,8 @@ class Step:
     shared: list[SharedPrefix]
     wants_all: bool
     """States are wanted of other rows than those that tokens are sampled from."""
+    adapters: np.ndarray | None = None
+    """int32 [n]: place of the adapter of each row, -1: none; None: of all rows."""
     guesses: Guesses | None = None
     """To be in the token table before the rows are computed; None: they are, or there are none."""
 

@@ -46,6 +46,8 @@ class SlotTables:
         self.prompt_lens = np.zeros(n_slots + 1, np.int32)
         """Of the sequence in each slot: later tokens are its own."""
         self.deterministic = np.zeros(n_slots + 1, bool)
+        self.adapters = np.full(n_slots + 1, -1, np.int32)
+        """Of the sequence in each slot, the place of its adapter; -1: none."""
         self.host_pages = np.zeros((n_groups, n_slots + 1, n_columns), np.int32)
         self.is_shared: Final = device.is_host
         """The host sees the token table, and writes it."""
@@ -67,7 +69,14 @@ class SlotTables:
             self.tokens[one.slot, :n_tokens] = ids[at : at + n_tokens]
             self.prompt_lens[one.slot] = one.prompt_len
             self.deterministic[one.slot] = one.params.deterministic
+            self.adapters[one.slot] = one.adapter
             at += n_tokens
+
+    def adapters_of(self, row_slots: np.ndarray, *, always: bool = False) -> np.ndarray | None:
+        """int32 [n]: place of the adapter of each row, -1: none; None if no row has one, unless the kernels are always
+        to be those for rows that may have one, lest the bits of a row tell whether another has."""
+        found: np.ndarray = self.adapters[row_slots]
+        return found if always or (len(found) and int(found.max()) >= 0) else None
 
     def set_tokens(self, at: np.ndarray, found: torch.Tensor | None = None) -> None:
         """Write single tokens, in one upload. at: int64 [3, k], slots, positions, token ids, or their places in

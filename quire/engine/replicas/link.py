@@ -18,7 +18,19 @@ from typing import Final
 
 import msgspec
 
-from quire.core.commands import Cancel, CancelSeq, Command, Explain, Order, ResetPrefixCache, Sleep, Submit, WakeUp
+from quire.core.commands import (
+    Cancel,
+    CancelSeq,
+    Command,
+    Explain,
+    LoadAdapter,
+    Order,
+    ResetPrefixCache,
+    Sleep,
+    Submit,
+    UnloadAdapter,
+    WakeUp,
+)
 from quire.core.errors import EngineDead, EngineLost
 from quire.core.events import Done, EngineReady, Event, Explained, RequestsLost, SeqDelta, StepOutputs
 from quire.engine.replicas.channel import Inbox
@@ -118,7 +130,7 @@ class ReplicaLink:
                         await self._cancel(request_id)
                 case CancelSeq(request_id, index):
                     await self._cancel_seq(request_id, index)
-                case Explain() | ResetPrefixCache() | Sleep() | WakeUp():
+                case Explain() | ResetPrefixCache() | Sleep() | WakeUp() | LoadAdapter() | UnloadAdapter():
                     await self._ask(command)
 
     async def receive_all(self, take: Take, other: Other) -> None:

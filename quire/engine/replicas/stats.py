@@ -70,6 +70,11 @@ class ReplicaFigures:
         for name in GAUGES:
             setattr(whole, name, sum(getattr(one, name) for one in every))
         whole.expert_imbalance = max((one.expert_imbalance for one in every), default=0.0)
+        whole.adapters = [facts for facts in every[0].adapters if _all_have(facts.name, every)] if every else []
+        whole.running_adapters, whole.waiting_adapters = (
+            list(dict.fromkeys(name for one in every for name in getattr(one, field)))
+            for field in ("running_adapters", "waiting_adapters")
+        )
         whole.is_late = any(one.is_late for one in every)
         whole.last_step_age_s = max((one.last_step_age_s for one in every), default=0.0)
         whole.is_asleep = bool(every) and all(one.is_asleep for one in every)
@@ -96,6 +101,11 @@ class ReplicaFigures:
             ends=[],
             no_determinism=next((one.no_determinism for one in every if one.no_determinism), ""),
         )
+
+
+def _all_have(adapter: str, every: list[EngineStats]) -> bool:
+    """Whether requests may name it wherever they are placed."""
+    return all(any(facts.name == adapter for facts in one.adapters) for one in every)
 
 
 def _counted(*every: EngineStats) -> EngineStats:

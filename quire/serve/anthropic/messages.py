@@ -18,7 +18,6 @@ from quire.serve.openai.chat import chat_job, chat_prompt
 from quire.serve.openai.generation import answer
 from quire.serve.openai.naming import renamed
 from quire.serve.openai.refused_fields import GENERATING, PROMPTING
-from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
 _MESSAGES: BodyDecoder[MessagesRequest] = BodyDecoder(MessagesRequest, refused=GENERATING)
@@ -29,7 +28,7 @@ async def serve_messages(state: ServerState, exchange: Exchange) -> None:
     """Answer one request for a message."""
     state.check_open()
     body = await state.read(exchange, _MESSAGES)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     translated = await state.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
     try:
         job = await chat_job(state, exchange, translated.chat, translated.names)
@@ -46,7 +45,7 @@ async def serve_count_tokens(state: ServerState, exchange: Exchange) -> None:
     """Length of a conversation in tokens, after the chat template."""
     state.check_open()
     body = await state.read(exchange, _COUNT)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     translated = await state.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
     try:
         _, prompt = await chat_prompt(state, exchange, translated.chat, translated.names)

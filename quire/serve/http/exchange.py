@@ -75,6 +75,8 @@ class Exchange:
         """What keeps a stream alive that has nothing to say, where it is not the dialect's own."""
         self.tenant = NOBODY
         """Whose key came with the request."""
+        self.adapter = ""
+        """Name of the adapter that the body names as its model; empty: the model itself."""
         self.route = "other"
         """The route's path pattern once it is known, for logs and metrics."""
         self.status = 0

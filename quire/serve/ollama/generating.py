@@ -20,7 +20,7 @@ from quire.serve.openai.chat import chat_job
 from quire.serve.openai.constraints import structured_outputs
 from quire.serve.openai.generation import Job, answer
 from quire.serve.openai.naming import Translated, renamed
-from quire.serve.openai.validation import check_model, check_sequences, sampling_params
+from quire.serve.openai.validation import check_sequences, sampling_params
 from quire.serve.state import ServerState
 
 _CHAT: BodyDecoder[OllamaChatRequest] = BodyDecoder(OllamaChatRequest)
@@ -32,7 +32,7 @@ async def serve_ollama_chat(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _CHAT)
     model = served_name(body.model, state.limits.model_names)
-    check_model(model, state.limits.model_names)
+    state.choose_model(exchange, model)
     note_unused(body, exchange.ignored)
     if not body.messages:
         await exchange.respond_json(OllamaReply(body.model, None, is_chat=True).loaded())
@@ -45,7 +45,7 @@ async def serve_ollama_generate(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _GENERATE)
     model = served_name(body.model, state.limits.model_names)
-    check_model(model, state.limits.model_names)
+    state.choose_model(exchange, model)
     check_generate(body)
     note_unused(body, exchange.ignored)
     if not body.prompt:

@@ -20,7 +20,7 @@ from quire.serve.openai.generation import Job, answer
 from quire.serve.openai.prompts import prompts_of
 from quire.serve.openai.schema import JsonObject
 from quire.serve.openai.tokens import most_tokens
-from quire.serve.openai.validation import check_model, check_sequences
+from quire.serve.openai.validation import check_sequences
 from quire.serve.state import ServerState
 
 _EMBED: BodyDecoder[OllamaEmbedRequest] = BodyDecoder(OllamaEmbedRequest)
@@ -31,7 +31,7 @@ async def serve_ollama_embed(state: ServerState, exchange: Exchange) -> None:
     """One vector of length 1 a text, as Ollama's /api/embed."""
     state.check_open()
     body = await state.read(exchange, _EMBED)
-    check_model(served_name(body.model, state.limits.model_names), state.limits.model_names)
+    state.choose_model(exchange, served_name(body.model, state.limits.model_names))
     note_unused(body, exchange.ignored)
     check_dimensions(body.dimensions, state)
     if not body.input:
@@ -45,7 +45,7 @@ async def serve_ollama_embeddings(state: ServerState, exchange: Exchange) -> Non
     """The vector of one text as it is, as Ollama's older /api/embeddings."""
     state.check_open()
     body = await state.read(exchange, _EMBEDDINGS)
-    check_model(served_name(body.model, state.limits.model_names), state.limits.model_names)
+    state.choose_model(exchange, served_name(body.model, state.limits.model_names))
     note_unused(body, exchange.ignored)
     if not body.prompt:
         await exchange.respond_json({"embedding": []})

@@ -34,7 +34,6 @@ from quire.serve.openai.validation import (
     bound_output,
     check_cells,
     check_labels,
-    check_model,
     check_priority,
     check_sequences,
     fit_output,
@@ -53,7 +52,7 @@ async def serve_chat(state: ServerState, exchange: Exchange) -> None:
     """Answer one chat completion request."""
     state.check_open()
     body = await state.read(exchange, _DECODER)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     renamed = {"prompt": "messages", "logprobs": "top_logprobs", **constraint_names(body), **beam_names(body)}
     if body.max_completion_tokens is not None:
         renamed["max_tokens"] = "max_completion_tokens"

@@ -31,7 +31,6 @@ from quire.serve.openai.validation import (
     bound_output,
     check_cells,
     check_labels,
-    check_model,
     check_priority,
     check_sequences,
     fit_output,
@@ -51,7 +50,7 @@ async def serve_completion(state: ServerState, exchange: Exchange) -> None:
     """Answer one text completion request."""
     state.check_open()
     body = await state.read(exchange, _DECODER)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     try:
         job = await _job(state, exchange, body)
         names = state.token_names(body.return_tokens_as_token_ids)

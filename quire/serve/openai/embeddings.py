@@ -25,7 +25,6 @@ from quire.serve.openai.refused_fields import EMBEDDING
 from quire.serve.openai.schema import EmbeddingRequest, JsonObject
 from quire.serve.openai.validation import (
     MAX_LABEL_CHARS,
-    check_model,
     check_priority,
     check_sequences,
     check_text,
@@ -42,7 +41,7 @@ async def serve_embeddings(state: ServerState, exchange: Exchange) -> None:
     """Answer one request for vectors."""
     state.check_open()
     body = await state.read(exchange, _DECODER)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     await answer_with_vectors(state, exchange, body, EmbeddingAnswer)
 
 

@@ -151,7 +151,7 @@ class Generation:
     def __init__(self, state: ServerState, exchange: Exchange, job: Job) -> None:
         self._llm = state.llm
         self._metrics = state.metrics
-        self._tenant = exchange.tenant
+        self._tenant, self._adapter = exchange.tenant, exchange.adapter
         self._is_strict = exchange.ignored.is_strict
         self._max_len = state.limits.max_len
         self._recorder = state.recorder
@@ -182,6 +182,7 @@ class Generation:
                     priority=job.priority,
                     cache_salt=self._tenant.salted(job.cache_salt),
                     terms=self._terms,
+                    adapter=self._adapter,
                     pooling=job.pooling,
                     beams=job.beams,
                     checked=checked,

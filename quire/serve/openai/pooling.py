@@ -13,7 +13,6 @@ from quire.serve.http.refusal import bad_request, unsupported
 from quire.serve.openai.embeddings import EmbeddingAnswer, answer_with_vectors
 from quire.serve.openai.schema import EmbeddingRequest, JsonObject
 from quire.serve.openai.scoring_schema import PoolingRequest
-from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
 _DECODER: BodyDecoder[PoolingRequest] = BodyDecoder(PoolingRequest, ids_field="input")
@@ -25,7 +24,7 @@ async def serve_pooling(state: ServerState, exchange: Exchange) -> None:
     """Answer one request for vectors, in vLLM's shape."""
     state.check_open()
     body = await state.read(exchange, _DECODER)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     if body.task in NOT_TASKS:
         raise unsupported("task", f"only embed is, not {body.task}: classes and vectors of tokens are not made here.")
     if body.task not in (None, "embed"):

@@ -16,7 +16,6 @@ from quire.serve.openai.refused_fields import GENERATING
 from quire.serve.openai.responses_events import ResponseAnswer
 from quire.serve.openai.responses_input import translate
 from quire.serve.openai.responses_schema import ResponsesRequest
-from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
 _DECODER: BodyDecoder[ResponsesRequest] = BodyDecoder(ResponsesRequest, refused=GENERATING)
@@ -26,7 +25,7 @@ async def serve_responses(state: ServerState, exchange: Exchange) -> None:
     """Answer one request for a response."""
     state.check_open()
     body = await state.read(exchange, _DECODER)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     translated = await state.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
     chat, names = translated.chat, translated.names
     try:

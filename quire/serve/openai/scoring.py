@@ -24,7 +24,6 @@ from quire.serve.openai.schema import JsonObject
 from quire.serve.openai.scoring_schema import RerankDocument, RerankRequest, ScoreRequest, Texts
 from quire.serve.openai.validation import (
     MAX_LABEL_CHARS,
-    check_model,
     check_priority,
     check_sequences,
     check_text,
@@ -45,7 +44,7 @@ async def serve_score(state: ServerState, exchange: Exchange) -> None:
     """How alike texts are: one with each of several, or pair by pair."""
     state.check_open()
     body = await state.read(exchange, _SCORE)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     names, firsts, seconds = _sides(body)
     if len(firsts) not in (1, len(seconds)):
         counts = f"{names[0]} has {len(firsts)} texts and {names[1]} {len(seconds)}"
@@ -63,7 +62,7 @@ async def serve_rerank(state: ServerState, exchange: Exchange) -> None:
     """Documents in the order of how alike they are to a query, as Jina and Cohere have it."""
     state.check_open()
     body = await state.read(exchange, _RERANK)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     if body.top_n is not None and body.top_n < 0:
         raise bad_request(f"top_n = {body.top_n} must be at least 1, or 0 for all.", "top_n")
     texts = [one.text if isinstance(one, RerankDocument) else one for one in body.documents]

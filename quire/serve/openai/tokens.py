@@ -9,7 +9,6 @@ from quire.serve.http.refusal import bad_request, refusal_of
 from quire.serve.openai.conversation import add_defaults, conversation_of
 from quire.serve.openai.refused_fields import PROMPTING
 from quire.serve.openai.schema import DetokenizeRequest, JsonObject, TokenizeRequest
-from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
 MAX_TOKENS = 128 * 1024
@@ -24,7 +23,7 @@ async def serve_tokenize(state: ServerState, exchange: Exchange) -> None:
     """Token ids of a text, or of a conversation after the chat template."""
     state.check_open()
     body = await state.read(exchange, _TOKENIZE)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     try:
         token_ids = await _token_ids(state, exchange, body)
         answer: JsonObject = {"count": len(token_ids), "max_model_len": state.llm.max_model_len, "tokens": token_ids}
@@ -42,7 +41,7 @@ async def serve_detokenize(state: ServerState, exchange: Exchange) -> None:
     """Text of token ids."""
     state.check_open()
     body = await state.read(exchange, _DETOKENIZE)
-    check_model(body.model, state.limits.model_names)
+    state.choose_model(exchange, body.model)
     try:
         if len(body.tokens) > most_tokens(state):
             raise InvalidParameter("tokens", f"{len(body.tokens)} ids", f"at most {most_tokens(state)} token ids")

@@ -16,7 +16,7 @@ from quire.serve.state import ServerState
 async def serve_reset_prefix_cache(state: ServerState, exchange: Exchange) -> None:
     """Forget the cached prefixes that no open request holds."""
     state.check_open()
-    _check_operator(exchange)
+    check_operator(exchange)
     query = query_of(exchange, {"reset_running_requests", "reset_external"})
     for name, values in query.items():
         if any(value.lower() not in ("false", "0") for value in values):
@@ -27,7 +27,7 @@ async def serve_reset_prefix_cache(state: ServerState, exchange: Exchange) -> No
 async def serve_sleep(state: ServerState, exchange: Exchange) -> None:
     """End every request and give memory back: pages, and at level 2 weights too."""
     state.check_open()
-    _check_operator(exchange)
+    check_operator(exchange)
     query = query_of(exchange, {"level", "mode"})
     if query.get("mode", ["abort"]) != ["abort"]:
         raise bad_request("mode must be abort: sleep ends the requests that are open.", "mode")
@@ -44,7 +44,7 @@ async def serve_sleep(state: ServerState, exchange: Exchange) -> None:
 async def serve_wake_up(state: ServerState, exchange: Exchange) -> None:
     """Bring back what sleep gave up."""
     state.check_open()
-    _check_operator(exchange)
+    check_operator(exchange)
     try:
         await state.llm.wake_up(query_of(exchange, {"tags"}).get("tags"))
     except ConfigError as error:
@@ -59,7 +59,7 @@ async def serve_is_sleeping(state: ServerState, exchange: Exchange) -> None:
     await exchange.respond_json({"is_sleeping": await state.llm.is_sleeping()})
 
 
-def _check_operator(exchange: Exchange) -> None:
+def check_operator(exchange: Exchange) -> None:
     """403 for the key of a tenant."""
     if not exchange.tenant.is_operator:
         message = "Only the operator's key (--api-key) may do this: it concerns every tenant."

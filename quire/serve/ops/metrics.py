@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import itertools
+import time
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -127,6 +128,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.model_name = ""
+        self.max_adapters = 0
+        """Most different ones in a step."""
         self.stats = EngineStats()
         self.ttft = Histogram("time_to_first_token_seconds", "Seconds from arrival to the first token.", TTFT_BUCKETS)
         self.itl = Histogram("inter_token_latency_seconds", "Seconds between tokens of a stream.", ITL_BUCKETS)
@@ -251,6 +254,8 @@ class Metrics:
                 "expert_imbalance", "Tokens of a layer's busiest expert over those of its mean one.",
                 stats.expert_imbalance,
             )  # fmt: skip
+        if stats.adapters:
+            yield self._adapters(stats)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
         yield self._counter("engine_restarts", "Engines that were lost and started again.", self.engine_restarts)
         yield self._gauge("http_requests_live", "Requests of this process that are being answered.", self.open_streams)
@@ -293,6 +298,16 @@ class Metrics:
         for place, count in enumerate(stats.accepted_at):
             family.add_metric([self.model_name, str(place)], count)
         yield family
+
+    def _adapters(self, stats: EngineStats) -> Metric:
+        """As vLLM has it: the value is the time, what is said stands in the labels."""
+        family = GaugeMetricFamily(
+            "quire:lora_requests_info", "Adapters of running and waiting requests.",
+            labels=["max_lora", "waiting_lora_adapters", "running_lora_adapters"],
+        )  # fmt: skip
+        waiting, running = (",".join(names) for names in (stats.waiting_adapters, stats.running_adapters))
+        family.add_metric([str(self.max_adapters), waiting, running], time.time())
+        return family
 
     def _finished(self, stats: EngineStats) -> Metric:
         family = CounterMetricFamily(

@@ -36,7 +36,7 @@ async def serve_version(_state: ServerState, exchange: Exchange) -> None:
 
 
 async def serve_models(state: ServerState, exchange: Exchange) -> None:
-    """All names of the model."""
+    """All names of the model, and its adapters."""
     await exchange.respond_json({"object": "list", "data": [_model(state, name) for name in state.limits.model_names]})
 
 
@@ -92,12 +92,13 @@ async def serve_server_load(state: ServerState, exchange: Exchange) -> None:
 
 
 def _model(state: ServerState, name: str) -> JsonObject:
+    adapter = next((one for one in state.llm.stats().adapters if one.name == name), None)
     return {
         "id": name,
         "object": "model",
         "created": int(state.started_s),
         "owned_by": "quire",
-        "root": state.llm.model_name,
-        "parent": None,
+        "root": state.llm.model_name if adapter is None else adapter.path,
+        "parent": None if adapter is None else state.llm.model_name,
         "max_model_len": state.llm.max_model_len,
     }

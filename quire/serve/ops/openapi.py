@@ -38,6 +38,7 @@ from quire.serve.openai.schema import (
     TokenizeRequest,
 )
 from quire.serve.openai.scoring_schema import PoolingRequest, RerankRequest, ScoreRequest
+from quire.serve.ops.adapters import LoadBody, UnloadBody
 from quire.serve.ops.openapi_types import TypeSchemas
 from quire.serve.state import ServerState
 
@@ -62,6 +63,8 @@ BODIES: dict[str, Any] = {
     "/api/embeddings": OllamaEmbeddingsRequest,
     "/api/show": OllamaShowRequest,
     "/v1/batches": BatchRequest,
+    "/v1/load_lora_adapter": LoadBody,
+    "/v1/unload_lora_adapter": UnloadBody,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -123,7 +126,12 @@ ANSWERS: dict[str, str] = {
 }
 """Path → fields that the JSON of a good answer always has."""
 
-OTHER_MEDIA = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/jsonl"}
+OTHER_MEDIA = {
+    "/metrics": "text/plain",
+    "/v1/files/{file_id}/content": "application/jsonl",
+    "/v1/load_lora_adapter": "text/plain",
+    "/v1/unload_lora_adapter": "text/plain",
+}
 STREAMING = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"}
 )

@@ -35,6 +35,8 @@ OTHER_BODIES: dict[str, dict[str, Any]] = {
     "/api/embeddings": {"model": "fake", "prompt": "x"},
     "/api/show": {"model": "fake"},
     "/v1/batches": {"input_file_id": "file-x", "endpoint": TEXT, "completion_window": "24h"},
+    "/v1/load_lora_adapter": {"lora_name": "x", "lora_path": "folder"},
+    "/v1/unload_lora_adapter": {"lora_name": "not there"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
 }

@@ -15,7 +15,19 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config.engine import EngineConfig
 from quire.config.generation import GenerationDefaults
-from quire.core.commands import Cancel, CancelSeq, Command, Explain, ResetPrefixCache, Sleep, Submit, WakeUp
+from quire.core.adapters import AdapterFacts
+from quire.core.commands import (
+    Cancel,
+    CancelSeq,
+    Command,
+    Explain,
+    LoadAdapter,
+    Order,
+    Sleep,
+    Submit,
+    UnloadAdapter,
+    WakeUp,
+)
 from quire.core.errors import EngineDead, QuireError
 from quire.core.events import (
     Chunk,
@@ -89,6 +101,7 @@ class FakeEngine:
         """The level of its sleep."""
         self.sleep_failure: str | None = None
         """Why orders are not carried out."""
+        self.adapters: dict[str, AdapterFacts] = {}
         self.text: str | None = None
         """Replaces `reply_to` for all requests."""
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -119,7 +132,7 @@ class FakeEngine:
                     self._drop(request_id)
             elif isinstance(command, Explain):
                 self._outputs.put_nowait(Explained(command.ticket, self._explain(command.label)))
-            elif isinstance(command, ResetPrefixCache | Sleep | WakeUp):
+            elif isinstance(command, Order):
                 self._obey(command)
             elif isinstance(command, CancelSeq):
                 self.cancelled.append(f"{command.request_id}#{command.index}")
@@ -151,7 +164,7 @@ class FakeEngine:
             for request in asked
         ]  # fmt: skip
 
-    def _obey(self, order: ResetPrefixCache | Sleep | WakeUp) -> None:
+    def _obey(self, order: Order) -> None:
         error = self.sleep_failure
         if error is None and isinstance(order, Sleep):
             self.asleep = order.level
@@ -161,6 +174,10 @@ class FakeEngine:
                 self._outputs.put_nowait(StepOutputs([SeqDelta(request_id, 0, [], FinishReason.ERROR, failure=why)]))
         elif error is None and isinstance(order, WakeUp):
             self.asleep = 0
+        elif error is None and isinstance(order, LoadAdapter):
+            self.adapters[order.name] = AdapterFacts(order.name, order.path, f"content of {order.path}", 8)
+        elif isinstance(order, UnloadAdapter) and self.adapters.pop(order.name, None) is None:
+            error = "no such adapter"
         self._outputs.put_nowait(StepOutputs([], self.stats()))
         self._outputs.put_nowait(Done(order.ticket, not self.running, error))
 
@@ -180,6 +197,8 @@ class FakeEngine:
         return EngineStats(
             n_running=n,
             is_asleep=self.asleep > 0,
+            adapters=list(self.adapters.values()),
+            running_adapters=list(self.adapters)[:1],
             n_pages=64,
             n_pages_free=64 - n,
             prompt_tokens=self._n_prompt_tokens,

@@ -175,7 +175,9 @@ def test_media_types(http: Any, path: str) -> None:
         check_error(http.post(path, content=body, headers={"content-type": media}), 415)
     check_error(http.post(path, content=body, headers={**JSON_HEADERS, "content-encoding": "gzip"}), 415)
     for media in ("application/json", "application/json;charset=utf-8", 'Application/JSON; charset="UTF-8"'):
-        good = 404 if path == "/v1/batches" else 200  # there is no such file
+        good = (
+            404 if path in ("/v1/batches", "/v1/unload_lora_adapter") else 200
+        )  # there is no such file, no such adapter
         assert http.post(path, content=body, headers={"content-type": media}).status_code == good
 
 
@@ -200,7 +202,6 @@ def test_a_wrong_value_is_shown(http: Any, field: str, value: Any, message: str 
         body["temperature"] = []
         message = "temperature: Expected float, got array."
     assert check_error(http.post("/v1/completions", json=body), 400)["message"] == message
-
 
 
 @pytest.mark.parametrize(("path", "kind"), [(CHAT, ChatRequest), (TEXT, CompletionRequest)])
@@ -228,7 +229,7 @@ def _kind(value: object) -> str:
 
 @pytest.mark.parametrize("path", POSTS)
 def test_unknown_fields_are_named(http: Any, path: str) -> None:
-    good = 404 if path == "/v1/batches" else 200  # there is no such file
+    good = 404 if path in ("/v1/batches", "/v1/unload_lora_adapter") else 200  # there is no such file, no such adapter
     for name in ("extra_body", "num_frobs", "request_id", "__class__", "k" * 1_000_000):
         answer = http.post(path, json={**valid(path), name: 1})
         assert answer.status_code == good, answer.text
@@ -298,7 +299,7 @@ def test_values_out_of_range(http: Any, server: Any, path: str, name: str, value
 
 @pytest.mark.parametrize("model", ["../../etc/passwd", "other", "fake\0", "FAKE"])
 def test_unknown_models(http: Any, model: str) -> None:
-    for path in set(POSTS) - {"/v1/batches"}:
+    for path in set(POSTS) - {"/v1/batches", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}:
         error = check_error(http.post(path, json={**valid(path), "model": model}), 404, "model")
         assert error.get("code", "model_not_found") == "model_not_found"
 

@@ -19,7 +19,7 @@ from quire.config.feed_forward import FeedForwardSpec
 from quire.config.layers import LayerSpec, NormSpec
 from quire.core.errors import ConfigError
 from quire.core.plan import Spans
-from quire.engine.core import HostTimes, StepRecord
+from quire.engine.step_record import HostTimes, StepRecord
 from quire.planner.calibration import Ceilings
 from quire.planner.formats import formats_named
 from quire.planner.operators import limit_s, step_operators

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,6 +13,8 @@ import pytest
 import torch
 from calling_device import CallingDevice, LivePlans
 
+from quire.compute.adapters.bank import StackedAdapters, device_bytes
+from quire.compute.adapters.files import Adapter, Pair, targets_of
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.graphs import GraphForward
 from quire.compute.models.decoder import Decoder, decoder_on
@@ -22,7 +24,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample import Sampler
 from quire.config.model import read_arch
-from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
+from quire.core.plan import AdapterPut, PageAppend, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import StepResult
 from quire.kernels.invariance import RowsAlone
@@ -65,14 +67,16 @@ def model_of(tmp_path: pathlib.Path, config: dict[str, Any]) -> Decoder:
     return made
 
 
-def runner_over(model: Decoder, captures: bool) -> tuple[Runner, CallingDevice]:
+def runner_over(
+    model: Decoder, captures: bool, put: Callable[[AdapterPut], None] | None = None
+) -> tuple[Runner, CallingDevice]:
     device = CallingDevice()
     pool = KVPool(model.arch, 64, PAGE_SIZE, torch.float32, device)
     tables = SlotTables(N_SLOTS, 128, PAGE_SIZE, device)
     tail = Tail(device, model, tables, Sampler(N_SLOTS, 200, torch.device("cpu"), vocab_limit=190))
     eager = EagerForward(device, model, pool, tables, 64)
     if not captures:
-        return Runner(pool, tables, tail, [eager], alone=RowsAlone.ASKED), device
+        return Runner(pool, tables, tail, [eager], alone=RowsAlone.ASKED, put=put), device
     forward = GraphForward(
         device,
         model,
@@ -83,7 +87,7 @@ def runner_over(model: Decoder, captures: bool) -> tuple[Runner, CallingDevice]:
         max_num_batched_tokens=40,  # type: ignore[arg-type]
     )
     forward.capture()
-    return Runner(pool, tables, tail, [forward, eager], alone=RowsAlone.ASKED), device
+    return Runner(pool, tables, tail, [forward, eager], alone=RowsAlone.ASKED, put=put), device
 
 
 def spans(*rows: tuple[int, int, int, bool]) -> dict[str, Any]:
@@ -145,6 +149,50 @@ def test_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch, wh
         assert torch.equal(captured.tables.tokens[:N_SLOTS], eager.tables.tokens[:N_SLOTS])
 
 
+def test_adapters_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot of each of two adapters, and one without, whose bits are what they were."""
+    LivePlans(monkeypatch)
+    plain, _ = runner_over(model, captures=True)
+    before = [run(plain, plan) for plan, _ in plans(logprobs=2)]
+    adapters = StackedAdapters(list(model.adaptable()), 3, 8, torch.float32, CallingDevice())
+    kept = {name: adapters.keep(adapter_of(model, seed)) for seed, name in enumerate("ab")}
+    n_bytes = device_bytes(CallingDevice(), model.adaptable(), 3, 8, torch.float32)
+    assert 0 <= adapters.n_bytes - n_bytes < n_bytes / 100
+    model.adapters = adapters
+
+    def put(one: AdapterPut) -> None:
+        adapters.put(one.place, kept[one.content_id])
+
+    captured, device = runner_over(model, captures=True, put=put)
+    eager, _ = runner_over(model, captures=False, put=put)
+    n_others = 0
+    for (plan, n_replays), base in zip(plans(logprobs=2), before, strict=True):
+        for opened, place in zip(plan.opened, (2, 0, -1), strict=False):
+            opened.adapter = place
+        plan.adapters = [AdapterPut(2, "a"), AdapterPut(0, "b")] if plan.opened else []
+        n_before = device.n_replays
+        found, expected = run(captured, plan), run(eager, plan)
+        assert found.tokens == expected.tokens, plan.step
+        assert device.n_replays > n_before or not n_replays
+        if 2 in plan.spans.slots:
+            assert found.tokens[-1] == base.tokens[-1]
+        n_others += found.tokens != base.tokens
+    assert n_others >= 3
+
+
+def adapter_of(model: Decoder, seed: int) -> Adapter:
+    generator = torch.Generator().manual_seed(seed)
+    pairs = {
+        name: Pair(
+            torch.randn(4 + seed, one.n_in, generator=generator) / 3,
+            torch.randn(one.parts[0][1], 4 + seed, generator=generator) / 3,
+        )
+        for name, one in targets_of(model).items()
+        if len(one.parts) == 1
+    }
+    return Adapter(pairs, str(seed), 4 + seed)
+
+
 def test_lines_as_kernel_by_kernel(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Latent attention and experts; tokens alone are compared, as torch's products depend on the padding."""
     LivePlans(monkeypatch)
@@ -177,7 +225,7 @@ def test_without_memory_they_go_kernel_by_kernel(model: Decoder, monkeypatch: py
     captured, device = runner_over(model, captures=True)
     eager, _ = runner_over(model, captures=False)
 
-    def refuse(*given: Any) -> None:
+    def refuse(*given: Any, **named: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(GraphForward, "_new_captures", refuse)

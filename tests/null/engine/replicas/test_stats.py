@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from quire.core.adapters import AdapterFacts
 from quire.core.events import EngineReady, EngineStats
 from quire.engine.replicas.stats import COUNTERS, GAUGES, ReplicaFigures
 
@@ -41,9 +42,20 @@ def test_a_new_engine_of_a_replica_goes_on_counting() -> None:
 
 def test_every_figure_is_accounted_for() -> None:
     others = {"finished", "accepted_at", "expert_imbalance", "last_step_age_s", "is_asleep", "is_late"}
-    others |= {"tree", "page_map"}
+    others |= {"tree", "page_map", "adapters", "running_adapters", "waiting_adapters"}
     assert {*GAUGES, *COUNTERS} | others == set(EngineStats.__struct_fields__)
     assert not {*GAUGES} & {*COUNTERS}
+
+
+def test_adapters_are_those_that_all_have() -> None:
+    figures = ReplicaFigures()
+    both, one = AdapterFacts("both", "/b", "0", 8), AdapterFacts("one", "/o", "1", 8)
+    for name, adapters in (("a", [both, one]), ("b", [both])):
+        figures.introduce(name, READY)
+        figures.note(name, EngineStats(adapters=adapters, running_adapters=["both"], waiting_adapters=[name]))
+    stats = figures.stats()
+    assert stats.adapters == [both]
+    assert (stats.running_adapters, stats.waiting_adapters) == (["both"], ["a", "b"])
 
 
 def test_trees_stand_side_by_side() -> None:

@@ -1,0 +1,98 @@
+"""Cases of adapters: 16 of rank 16 over 64 rows of an 8B's layers, or a few of a 0.6B's on a CPU, beside the product.
+
+The limit is the time to read what is added to and each adapter that some row has, once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from quire.bench.kernels.case import Case, Check, Contender, Setting
+from quire.bench.kernels.limits import Work
+from quire.bench.kernels.timing import Call
+from quire.kernels import lora, qgemm
+from quire.kernels.lora import reference
+from quire.kernels.lora.weight import blocks_of, most_tiles
+from quire.kernels.selector import select
+
+LAYERS = {"8b qkv": (4096, (4096, 1024, 1024)), "8b down": (14336, (4096,))}
+SMALL_LAYERS = {"0.6b qkv": (1024, (2048, 1024, 1024))}
+N_ADAPTERS, RANK = 16, 16
+Shape = tuple[int, tuple[int, ...]]
+"""(inputs, outputs of each part)."""
+
+
+def cases(op: str, setting: Setting) -> Iterator[Case]:
+    """A batch of decoding sequences."""
+    on_cpu = setting.device.type == "cpu"
+    for name, shape in (SMALL_LAYERS if on_cpu else LAYERS).items():
+        n_rows, k, n_out = 16 if on_cpu else 64, shape[0], sum(shape[1])
+        numbers = N_ADAPTERS * RANK * (len(shape[1]) * k + n_out) + n_rows * (k + n_out)
+        work = Work(setting.element_bytes * numbers, setting.element_bytes * n_rows * n_out)
+        yield Case(
+            op, f"{name}, {N_ADAPTERS} adapters of {RANK}, {n_rows} rows", work,
+            functools.partial(_contenders, shape, n_rows, setting), quick="qkv" in name,
+        )  # fmt: skip
+
+
+def checks(op: str, setting: Setting) -> Iterator[Check]:
+    """A small mixed batch."""
+    name = "cpu" if setting.device.type == "cpu" else "triton"
+    yield Check(op, "add", name, functools.partial(_error, setting), reference.TOLERANCE[setting.dtype])
+
+
+class _Inputs:
+    """Adapters of every place, and rows that take turns with them; every fifth has none."""
+
+    def __init__(self, shape: Shape, n_places: int, n_rows: int, setting: Setting) -> None:
+        k, sizes = shape
+        self.x, self.y = setting.randn(n_rows, k), setting.randn(n_rows, sum(sizes))
+        a = setting.randn(n_places, len(sizes) * RANK, k).mul_(k**-0.5)
+        b = setting.randn(n_places, sum(sizes), RANK).mul_(RANK**-0.5)
+        ranks = torch.full((n_places, len(sizes)), RANK, dtype=torch.int32, device=setting.device)
+        blocks = torch.tensor(blocks_of(sizes), dtype=torch.int32, device=setting.device)
+        self.stack = lora.Stack(a, b, ranks, blocks, sizes)
+        self.places = np.array([-1 if row % 5 == 4 else row % n_places for row in range(n_rows)], np.int32)
+        sorted_rows = lora.tiles_of(self.places, most_tiles(n_rows, n_places))
+        self.tiles = lora.Tiles(*(torch.from_numpy(one).to(setting.device) for one in sorted_rows))
+
+    def call(self) -> Call:
+        """Adds to y, by the best implementation of the device."""
+        if self.x.device.type != "cpu":
+            run = select("lora", "add", self.x)
+            return functools.partial(run, self.x, self.stack, self.tiles, self.y, None)
+        packed = [self._packed(place) for place in range(len(self.stack.a))]
+        return functools.partial(lora.add_packed, self.x, packed, lora.groups_of(self.places), self.y)
+
+    def _packed(self, place: int) -> lora.Packed:
+        parts, start = [], 0
+        for part, size in enumerate(self.stack.sizes):
+            b = qgemm.pack_floats(self.stack.b[place, start : start + size])
+            parts.append((part * RANK, (part + 1) * RANK, start, start + size, b))
+            start += size
+        return lora.Packed(qgemm.pack_floats(self.stack.a[place]), tuple(parts))
+
+
+def _contenders(shape: Shape, n_rows: int, setting: Setting) -> Iterable[Contender]:
+    inputs = _Inputs(shape, N_ADAPTERS, n_rows, setting)
+    yield Contender("cpu" if setting.device.type == "cpu" else "triton", lambda: [inputs.call()])
+    yield Contender("the product itself (torch)", functools.partial(_product, shape, n_rows, setting), is_peer=True)
+
+
+def _product(shape: Shape, n_rows: int, setting: Setting) -> Sequence[Call]:
+    weight, x = setting.randn(sum(shape[1]), shape[0]), setting.randn(n_rows, shape[0])
+    return [functools.partial(F.linear, x, weight)]
+
+
+def _error(setting: Setting) -> float:
+    """Largest |got - reference| / (1 + |reference|)."""
+    inputs = _Inputs((200, (96, 32)), 3, 37, setting)
+    expected = inputs.y.clone()
+    reference.add(inputs.x, inputs.stack, inputs.tiles, expected)
+    inputs.call()()
+    return float(((inputs.y.double() - expected.double()).abs() / (1 + expected.double().abs())).max())

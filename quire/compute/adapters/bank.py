@@ -1,0 +1,272 @@
+"""Adapters where steps find them: a place for each, and in each a pair of matrices for each of the model's.
+
+Owns their memory on the device, what is kept of them on the host, and which rows of the running step have which.
+Does not own which adapter is in which place (`control/adapters`) nor files (`files`).
+Invariants: a model's products are what they were for rows without an adapter, bit for bit; where tensors are stacked,
+their addresses stay, so that steps can be captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from quire.compute.adapters.files import Adapter, Pair
+from quire.compute.device.device import Device
+from quire.compute.layers.linear import Linear
+from quire.compute.schemes.scheme import Product
+from quire.config.parameters import Matrix
+from quire.core.errors import EngineError
+from quire.kernels import lora, qgemm
+from quire.kernels.act import silu_mul as silu_mul_op
+from quire.kernels.gemm import Norm
+from quire.kernels.lora.weight import blocks_of, most_tiles
+
+Rows = lora.Tiles | lora.Groups
+"""Of a step, which have which adapter, as its bank takes it."""
+
+
+@dataclasses.dataclass(slots=True)
+class Active:
+    """What the step that is computed now, or captured, has beside the model's products."""
+
+    rows: Rows | None = None
+    n_rows: int = 0
+
+
+class AdaptedProduct:
+    """A product of the model, and what the adapters of the running step add to it."""
+
+    def __init__(self, product: Product, active: Active) -> None:
+        self._product, self._active = product, active
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """See `Product`."""
+        return self._product.tensors
+
+    def _add(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> None:
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+        silu_mul: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Product`."""
+        rows = self._active.rows
+        if rows is None:
+            return self._product(x, bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
+        if len(x) != self._active.n_rows:
+            raise EngineError(f"a product of {len(x)} rows in a step with adapters of {self._active.n_rows}")
+        y = self._product(x, bias, norm=norm, residual=residual, out=out)
+        self._add(x, rows, y, norm)
+        return silu_mul_op(y) if silu_mul else y
+
+
+class _PackedProduct(AdaptedProduct):
+    def __init__(self, product: Product, active: Active, n_places: int) -> None:
+        super().__init__(product, active)
+        self.places: list[lora.Packed | None] = [None] * n_places
+
+    def _add(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> None:
+        assert not isinstance(rows, lora.Tiles)
+        lora.add_packed(x, self.places, rows, y, norm)
+
+
+class _StackedProduct(AdaptedProduct):
+    def __init__(self, product: Product, active: Active, stack: lora.Stack) -> None:
+        super().__init__(product, active)
+        self._stack = stack
+
+    def _add(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> None:
+        assert isinstance(rows, lora.Tiles)
+        lora.add(x, self._stack, rows, y, norm)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """An adapter on the host, as its bank takes it: of each product; or all in one tensor, and ranks behind it."""
+
+    packed: Sequence[lora.Packed | None] = ()
+    numbers: torch.Tensor | None = None
+    ranks: torch.Tensor | None = None
+
+
+class Adapters:
+    """Of one model; `n_places` of them at once. It puts itself around the model's products."""
+
+    n_bytes = 0
+    """Memory that it has taken on the device."""
+
+    def __init__(self, n_places: int) -> None:
+        self.n_places = n_places
+        self._active = Active()
+
+    def keep(self, adapter: Adapter) -> Kept:
+        """What is to be kept on the host of an adapter."""
+        raise NotImplementedError
+
+    def put(self, place: int, kept: Kept) -> None:
+        """Into a place, for the steps that are queued from now on."""
+        raise NotImplementedError
+
+    def rows(self, places: np.ndarray) -> Rows:
+        """places: of each row of a step, int [n], -1: none."""
+        raise NotImplementedError
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What it has on the device."""
+        return iter(())
+
+    @contextlib.contextmanager
+    def active(self, rows: Rows | None, n_rows: int) -> Iterator[None]:
+        """Steps inside have these rows; None: no adapters."""
+        self._active.rows, self._active.n_rows = rows, n_rows
+        try:
+            yield
+        finally:
+            self._active.rows = None
+
+
+class PackedAdapters(Adapters):
+    """On a CPU: each as its kernels have matrices."""
+
+    def __init__(self, linears: Sequence[Linear], n_places: int, dtype: torch.dtype) -> None:
+        super().__init__(n_places)
+        self._matrices, self._dtype = [linear.matrix for linear in linears], dtype
+        self._products = [_PackedProduct(linear.product, self._active, n_places) for linear in linears]
+        for linear, product in zip(linears, self._products, strict=True):
+            linear.run = product
+
+    def keep(self, adapter: Adapter) -> Kept:
+        """See `Adapters`."""
+        return Kept([self._packed(matrix, adapter) for matrix in self._matrices])
+
+    def _packed(self, matrix: Matrix, adapter: Adapter) -> lora.Packed | None:
+        found: list[tuple[int, int, int, int, qgemm.PackedWeight]] = []
+        lines: list[torch.Tensor] = []
+        row = column = 0
+        for name, size in matrix.parts:
+            pair = adapter.pairs.get(name)
+            if pair is not None:
+                rank = len(pair.a)
+                found.append((row, row + rank, column, column + size, self._pack(pair.b)))
+                lines.append(pair.a)
+                row += rank
+            column += size
+        return lora.Packed(self._pack(torch.cat(lines)), tuple(found)) if found else None
+
+    def _pack(self, matrix: torch.Tensor) -> qgemm.PackedWeight:
+        return qgemm.pack_floats(matrix.to(self._dtype))
+
+    def put(self, place: int, kept: Kept) -> None:
+        """See `Adapters`."""
+        for product, one in zip(self._products, kept.packed, strict=True):
+            product.places[place] = one
+
+    def rows(self, places: np.ndarray) -> Rows:
+        """See `Adapters`."""
+        return lora.groups_of(places)
+
+
+class StackedAdapters(Adapters):
+    """On a GPU: one tensor [places, numbers of an adapter of the largest rank], so that it is loaded by one copy."""
+
+    def __init__(
+        self, linears: Sequence[Linear], n_places: int, max_rank: int, dtype: torch.dtype, device: Device
+    ) -> None:
+        super().__init__(n_places)
+        self._matrices, self._most, self._device = [linear.matrix for linear in linears], max_rank, device
+        sizes = [_n_numbers(one, max_rank) for one in self._matrices]
+        counts = [len(one.parts) for one in self._matrices]
+        self._starts, self._rank_starts = ([0, *itertools.accumulate(each)] for each in (sizes, counts))
+        self._numbers = device.zeros((n_places, self._starts[-1]), dtype)
+        self._ranks = device.zeros((n_places, self._rank_starts[-1]), torch.int32)
+        self.n_bytes = self._numbers.nbytes + self._ranks.nbytes
+        for index, linear in enumerate(linears):
+            linear.run = _StackedProduct(linear.product, self._active, self._stack(index))
+
+    def _stack(self, index: int) -> lora.Stack:
+        matrix = self._matrices[index]
+        a, b = self._views(index, self._numbers)
+        sizes = tuple(rows for _, rows in matrix.parts)
+        ranks = self._ranks[:, self._rank_starts[index] : self._rank_starts[index + 1]]
+        return lora.Stack(a, b, ranks, self._device.upload(np.array(blocks_of(sizes), np.int32)), sizes)
+
+    def _views(self, index: int, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A and B of a matrix in [n, numbers of an adapter]."""
+        matrix = self._matrices[index]
+        own = numbers[:, self._starts[index] : self._starts[index + 1]]
+        n_a = len(matrix.parts) * self._most * matrix.n_in
+        a = own[:, :n_a].unflatten(1, (len(matrix.parts) * self._most, matrix.n_in))  # type: ignore[no-untyped-call]
+        return a, own[:, n_a:].unflatten(1, (matrix.n_out, self._most))  # type: ignore[no-untyped-call]
+
+    def keep(self, adapter: Adapter) -> Kept:
+        """See `Adapters`."""
+        numbers = torch.zeros(1, self._starts[-1], dtype=self._numbers.dtype)
+        ranks = torch.zeros(self._rank_starts[-1], dtype=torch.int32)
+        for index, matrix in enumerate(self._matrices):
+            a, b = self._views(index, numbers)
+            column = 0
+            for part, (name, size) in enumerate(matrix.parts):
+                pair = adapter.pairs.get(name)
+                if pair is not None:
+                    self._write(a[0, part * self._most :], b[0, column : column + size], pair)
+                    ranks[self._rank_starts[index] + part] = len(pair.a)
+                column += size
+        if self._numbers.is_cuda:
+            numbers = numbers.pin_memory()
+        return Kept(numbers=numbers[0], ranks=ranks)
+
+    def _write(self, a: torch.Tensor, b: torch.Tensor, pair: Pair) -> None:
+        rank = len(pair.a)
+        a[:rank], b[:, :rank] = pair.a, pair.b
+
+    def put(self, place: int, kept: Kept) -> None:
+        """See `Adapters`."""
+        assert kept.numbers is not None and kept.ranks is not None
+        self._numbers[place].copy_(kept.numbers, non_blocking=True)
+        self._ranks[place].copy_(kept.ranks, non_blocking=True)
+
+    def rows(self, places: np.ndarray) -> Rows:
+        """See `Adapters`."""
+        n = len(places)
+        order, tiles = lora.tiles_of(places, most_tiles(n, self.n_places))
+        sent = self._device.upload(np.concatenate([order, tiles.ravel()]))
+        return lora.Tiles(sent[:n], sent[n:].view(-1, 3))
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """See `Adapters`."""
+        yield from (self._numbers, self._ranks)
+
+
+def _n_numbers(matrix: Matrix, rank: int) -> int:
+    """Of the largest adapter of a matrix."""
+    return len(matrix.parts) * rank * matrix.n_in + matrix.n_out * rank
+
+
+def device_bytes(device: Device, linears: Iterable[Linear], n_places: int, max_rank: int, dtype: torch.dtype) -> int:
+    """What `adapters_on` takes for them, but for some numbers."""
+    if device.is_host:
+        return 0
+    return n_places * dtype.itemsize * sum(_n_numbers(linear.matrix, max_rank) for linear in linears)
+
+
+def adapters_on(
+    device: Device, linears: Sequence[Linear], n_places: int, max_rank: int, dtype: torch.dtype
+) -> Adapters:
+    """Around these products of a finished model."""
+    if device.is_host:
+        return PackedAdapters(linears, n_places, dtype)
+    return StackedAdapters(linears, n_places, max_rank, dtype, device)

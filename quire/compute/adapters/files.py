@@ -1,0 +1,215 @@
+"""An adapter from its folder: what its tensors are to the model's matrices, checked before memory is taken.
+
+Owns the names and shapes of PEFT's files. Does not own the keys of its configuration (`config/adapter`) nor how
+matrices are kept (`bank`). Invariant: whatever the files hold, the answer is an adapter that fits, or a LoadError or
+ConfigError that names what does not; nothing outside of the folder that was allowed is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import math
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from quire.compute.weights.header import Entry, read_header
+from quire.compute.weights.names import Names, Rows, rearrange
+from quire.config.adapter import CONFIG, AdapterConfig, read_adapter_config
+from quire.config.families import Order
+from quire.core.errors import ConfigError, LoadError, shown
+from quire.core.files import read_regular
+
+if TYPE_CHECKING:
+    from quire.compute.models.decoder import Decoder
+
+WEIGHTS: Final = "adapter_model.safetensors"
+MAX_HEADER_BYTES: Final = 64 << 20
+DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+LISTED: Final = 5
+_NAME: Final = re.compile(
+    r"^(?:base_model\.model\.)?(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight)?$"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pair:
+    """What is added to one projection: B A."""
+
+    a: torch.Tensor
+    """float32 [rank, n_in]."""
+    b: torch.Tensor
+    """float32 [rows, rank], in the order of the model's rows, the scale multiplied in."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Adapter:
+    """Of the projections of a model, by name."""
+
+    pairs: Mapping[str, Pair]
+    content_id: str
+    """Hash of both files."""
+    rank: int
+    """The largest."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """A projection, or several that a checkpoint has as one, that an adapter may add to."""
+
+    parts: tuple[tuple[str, int], ...]
+    """(name, rows) of each."""
+    n_in: int
+
+
+def targets_of(model: Decoder) -> dict[str, Target]:
+    """Name of a parameter, without its kind → what it is of."""
+    found: dict[str, Target] = {}
+    for linear in model.adaptable():
+        matrix = linear.matrix
+        found |= {name: Target(((name, rows),), matrix.n_in) for name, rows in matrix.parts}
+        if matrix.whole:
+            found[matrix.whole] = Target(matrix.parts, matrix.n_in)
+    return found
+
+
+def inside(path: str, root: str) -> pathlib.Path:
+    """The folder that `path`, which may be relative to `root`, is; ConfigError unless it lies in there, links followed.
+    root: empty: it may lie anywhere."""
+    place = pathlib.Path(root, path) if root else pathlib.Path(path)
+    try:
+        found = place.resolve(strict=True)
+        allowed = pathlib.Path(root).resolve(strict=True) if root else None
+    except (OSError, RuntimeError, ValueError) as error:  # not there, a loop of links, a null byte
+        reason = getattr(error, "strerror", None) or "it is no path"
+        raise ConfigError(f"lora_path = {shown(path)} cannot be read: {reason}", param="lora_path") from None
+    if allowed is not None and not found.is_relative_to(allowed):
+        raise ConfigError(f"lora_path = {shown(path)} is not inside the folder of --lora-root", param="lora_path")
+    if not found.is_dir():
+        raise ConfigError(f"lora_path = {shown(path)} is not a folder", param="lora_path")
+    return found
+
+
+def read_adapter(path: str, root: str, model: Decoder, max_rank: int) -> Adapter:
+    """Of a folder in PEFT's layout, for `model`. root: as `inside`. Raises LoadError and ConfigError."""
+    folder = inside(path, root)
+    files = [folder / name for name in (CONFIG, WEIGHTS)]
+    for file in files:
+        if file.exists() and root and not file.resolve().is_relative_to(pathlib.Path(root).resolve()):
+            raise ConfigError(f"{file} is a link that leads out of the folder of --lora-root", param="lora_path")
+    config, targets = read_adapter_config(folder, max_rank), targets_of(model)
+    content = _content(folder, files[1], targets, max_rank)
+    entries = read_header(io.BytesIO(content), len(content), str(files[1]))
+    places = _places(entries, config, targets, Names(model.arch, in_gguf=False), str(files[1]))
+    pairs = _pairs(content, places, config, str(files[1]))
+    digest = hashlib.blake2b(read_regular(files[0], len(content) + (4 << 20)), digest_size=16)
+    digest.update(content)
+    return Adapter(pairs, digest.hexdigest(), max(len(pair.a) for pair in pairs.values()))
+
+
+def _content(folder: pathlib.Path, file: pathlib.Path, targets: Mapping[str, Target], max_rank: int) -> bytes:
+    """Of the weights, which are as many bytes as any adapter for these targets can have, at most."""
+    most = MAX_HEADER_BYTES + 8 * max_rank * sum(
+        one.n_in + sum(rows for _, rows in one.parts) for one in targets.values()
+    )
+    if not file.exists() and (folder / "adapter_model.bin").exists():
+        raise LoadError(f"{folder} has pickled weights only, which can run code: save it with safe_serialization=True")
+    try:
+        return read_regular(file, most)
+    except OSError as error:
+        raise LoadError(f"cannot read {file}: {error.strerror}") from None
+
+
+@dataclasses.dataclass(slots=True)
+class _Place:
+    """Both tensors of a module, and where they go."""
+
+    module: str
+    target: Target
+    rows: Rows
+    entries: dict[str, Entry] = dataclasses.field(default_factory=dict)
+
+
+def _places(
+    entries: list[Entry], config: AdapterConfig, targets: Mapping[str, Target], names: Names, where: str
+) -> list[_Place]:
+    """Raises LoadError for names, shapes and types that do not fit."""
+    found: dict[str, _Place] = {}
+    for entry in entries:
+        match = _NAME.match(entry.name)
+        if match is None:
+            raise LoadError(f"{where}: tensor {shown(entry.name)} is none of a LoRA adapter (lora_A, lora_B)")
+        module, kind = match.groups()
+        if kind not in "AB":
+            raise LoadError(f"{where}: {shown(entry.name)}: adapters of embeddings, and DoRA, are not applied")
+        if module not in found:
+            parameter, rows = names.parameter(f"{module}.weight")
+            target = targets.get(parameter.removesuffix(".weight"))
+            if target is None:
+                raise LoadError(f"{where}: {shown(entry.name)}: {_no_target(parameter.removesuffix('.weight'))}")
+            if not config.is_target(module):
+                raise LoadError(f"{where}: {shown(entry.name)} is none of target_modules in {CONFIG}")
+            found[module] = _Place(module, target, rows)
+        if kind in found[module].entries:
+            raise LoadError(f"{where}: module {shown(module)} has lora_{kind} twice")
+        found[module].entries[kind] = entry
+    if not found:
+        raise LoadError(f"{where} has no tensors")
+    absent = [one for one in config.targets or () if not any(m == one or m.endswith("." + one) for m in found)]
+    if absent:
+        raise LoadError(f"{where} has nothing for {', '.join(map(shown, absent[:LISTED]))} of target_modules")
+    for place in found.values():
+        _check_shapes(place, config, where)
+    return list(found.values())
+
+
+def _no_target(name: str) -> str:
+    if name.startswith("lm_head") or "embed" in name:
+        return "adapters of the embedding and the head are not applied"
+    if ".experts." in name:
+        return "adapters of experts are not applied"
+    return "the model has no such linear layer"
+
+
+def _check_shapes(place: _Place, config: AdapterConfig, where: str) -> None:
+    rank, n_rows = config.rank_of(place.module), sum(rows for _, rows in place.target.parts)
+    for kind, shape in (("A", (rank, place.target.n_in)), ("B", (n_rows, rank))):
+        entry = place.entries.get(kind)
+        if entry is None:
+            raise LoadError(f"{where}: module {shown(place.module)} has no lora_{kind}")
+        if entry.shape != shape:
+            raise LoadError(
+                f"{where}: {shown(entry.name)} has shape {entry.shape}; {CONFIG} and the model imply {shape}"
+            )
+        if entry.dtype not in DTYPES:
+            raise LoadError(f"{where}: {shown(entry.name)} has dtype {entry.dtype}; usable are {', '.join(DTYPES)}")
+
+
+def _pairs(content: bytes, places: list[_Place], config: AdapterConfig, where: str) -> dict[str, Pair]:
+    found: dict[str, Pair] = {}
+    for place in places:
+        a, b = (_tensor(content, place.entries[kind], where) for kind in "AB")
+        b = b * config.scale_of(place.module)
+        if place.rows.order is not Order.TRANSPOSED:  # PEFT has B the right way round, whatever it is added to
+            rearrange(b, place.rows)
+        start = 0
+        for name, rows in place.target.parts:
+            if name in found:
+                raise LoadError(f"{where}: {shown(place.module)}: the projection has an adapter already")
+            found[name] = Pair(a, b[start : start + rows].contiguous())
+            start += rows
+    return found
+
+
+def _tensor(content: bytes, entry: Entry, where: str) -> torch.Tensor:
+    """float32, its own memory. LoadError unless it is finite."""
+    raw = torch.frombuffer(bytearray(content[entry.start : entry.start + entry.n_bytes]), dtype=DTYPES[entry.dtype])
+    numbers = raw.to(torch.float32).view(entry.shape)
+    if not math.isfinite(float(numbers.abs().max())):
+        raise LoadError(f"{where}: {shown(entry.name)} has NaN or infinite values")
+    return numbers

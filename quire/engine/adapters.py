@@ -1,0 +1,257 @@
+"""Adapters by name: which there are, which of them the host keeps, and requests that wait for one to be read.
+
+Owns names and the host's share of memory. Does not own places on the device (`control/adapters`) nor weights
+(`compute/adapters`).
+Invariants: a request has the adapter that its name stood for when it came, however names change; reading goes on in a
+thread of its own, so that nobody else waits for a disk; what open requests have stays on the host.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from quire.config.engine import EngineConfig
+from quire.control.live_seqs import LiveSeqs
+from quire.control.scheduler import Scheduler
+from quire.control.seq import SeqState
+from quire.core.adapters import AdapterFacts, check_adapter_name, lora_module
+from quire.core.errors import ConfigError, InvalidParameter, QuireError, RequestError, shown
+from quire.core.events import EngineStats, SeqDelta
+from quire.core.request import Request
+from quire.engine.command_reader import refusals
+
+logger = logging.getLogger("quire.engine")
+
+KEPT_FACTOR = 4
+"""Adapters on the host for each place on the device, where nobody says how many."""
+READ_WAIT_S = 0.005
+"""How long an engine with nothing else to do waits for an adapter before it looks for commands again."""
+
+Reading = concurrent.futures.Future[tuple[str, int, Any]]
+"""(hash of the content, rank, the weights)."""
+Ready = tuple[Request, QuireError | None]
+
+
+class AdapterReader(Protocol):
+    """A worker, as far as adapters are concerned: see `compute/worker`."""
+
+    def read_adapter(self, path: str, root: str) -> tuple[str, int, Any]: ...
+
+    def keep_adapter(self, content_id: str, kept: Any) -> None: ...
+
+    def drop_adapter(self, content_id: str) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loading:
+    """An adapter that is being read to have a name."""
+
+    name: str
+    path: str
+    reading: Reading
+
+
+class AdapterRegistry:
+    """reader None: the engine has no adapters. in_use: hashes of those that queued and running requests have."""
+
+    def __init__(
+        self, reader: AdapterReader | None = None, max_kept: int = 0, in_use: Callable[[], Iterable[str]] = tuple
+    ) -> None:
+        self._reader, self._max_kept, self._in_use = reader, max_kept, in_use
+        self._facts: dict[str, AdapterFacts] = {}
+        self._kept: dict[str, None] = {}
+        """On the host, the least recently wanted first."""
+        self._waiting: dict[str, tuple[Request, str]] = {}
+        """Request id → the request, and the folder of its adapter."""
+        self._readings: dict[str, Reading] = {}
+        """Hash → being read again."""
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+
+    @property
+    def facts(self) -> list[AdapterFacts]:
+        """All that have names."""
+        return list(self._facts.values())
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that are not queued yet."""
+        return len(self._waiting)
+
+    def refuse_all(self, error: QuireError) -> list[SeqDelta]:
+        """The ends of these requests, which wait no longer."""
+        waiting, self._waiting = self._waiting, {}
+        return [delta for request, _ in waiting.values() for delta in refusals(request, error)]
+
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    def begin(self, name: str, path: str, root: str = "", *, in_place: bool = False) -> Loading:
+        """Read a folder, in the thread; `finish` gives it the name. root: folder in which it must lie, empty: anywhere.
+        Raises RequestError or ConfigError."""
+        if self._reader is None:
+            raise ConfigError("this engine has no adapters: start it with --enable-lora", param="enable_lora")
+        check_adapter_name(name)
+        if name in self._facts and not in_place:
+            raise InvalidParameter("lora_name", name, "the name of no loaded adapter", "Or set load_inplace to true.")
+        if not isinstance(path, str) or not path:
+            raise InvalidParameter("lora_path", path, "the folder of an adapter")
+        if not self._make_room():
+            raise RequestError(
+                f"all {self._max_kept} adapters that the host keeps (max_cpu_loras) are in use: try again later",
+                param="lora_name",
+            )
+        return Loading(name, path, self._read(path, root))
+
+    def finish(self, loading: Loading) -> AdapterFacts:
+        """It is read. Raises what reading raised; names are what they were then."""
+        content_id, rank, weights = loading.reading.result()
+        self._keep(content_id, weights)
+        self._facts[loading.name] = facts = AdapterFacts(loading.name, loading.path, content_id, rank)
+        self._trim()
+        return facts
+
+    def load(self, name: str, path: str, root: str = "", *, in_place: bool = False) -> AdapterFacts:
+        """`begin` and `finish`, and the wait between them."""
+        return self.finish(self.begin(name, path, root, in_place=in_place))
+
+    def unload(self, name: str) -> None:
+        """New requests cannot name it; open ones keep it. Raises RequestError for a name that nothing has."""
+        if self._facts.pop(name, None) is None:
+            raise RequestError(f"no adapter is loaded under the name {shown(name)}", param="lora_name")
+        self._trim()
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def admit(self, request: Request) -> bool:
+        """Whether the request can be queued; else `ready` gives it back. It is told what its name stands for. Raises
+        RequestError for a name that nothing has."""
+        request.content_id = ""
+        if not request.adapter:
+            return True
+        facts = self._facts.get(request.adapter)
+        if facts is None:
+            raise RequestError(f"no adapter is loaded under the name {shown(request.adapter)}", param="model")
+        request.content_id = facts.content_id
+        if self._want(facts.content_id):
+            return True
+        self._waiting[request.request_id] = request, facts.path
+        return False
+
+    def ready(self, wait_s: float = 0.0) -> list[Ready]:
+        """Requests whose adapters are on the host by now, or cannot be read. wait_s: for one that is being read."""
+        if self._readings and wait_s:
+            concurrent.futures.wait(self._readings.values(), wait_s, concurrent.futures.FIRST_COMPLETED)
+        errors = {}
+        for content_id, reading in list(self._readings.items()):
+            if reading.done():
+                del self._readings[content_id]
+                errors[content_id] = self._outcome(content_id, reading)
+        found: list[Ready] = []
+        for request_id, (request, path) in list(self._waiting.items()):
+            error = errors.get(request.content_id)
+            if error is not None or self._want(request.content_id):
+                del self._waiting[request_id]
+                found.append((request, error))
+            elif request.content_id not in self._readings and self._make_room():
+                self._readings[request.content_id] = self._read(path, "")
+        return found
+
+    def drop(self, request_id: str) -> None:
+        """It waits no longer; nothing happens if it does not."""
+        self._waiting.pop(request_id, None)
+
+    def note(self, stats: EngineStats, live: LiveSeqs) -> None:
+        """What there is, and who has it, into a snapshot."""
+        if not self._facts and not self._waiting:
+            return
+        names = {False: dict[str, None](), True: dict[str, None]()}
+        for seqs in live.requests.values():
+            for seq in seqs if seqs[0].request.adapter else ():
+                if seq.state is not SeqState.ENDED:
+                    names[seq.state is SeqState.RUNNING][seq.request.adapter] = None
+        waiting = [request.adapter for request, _ in self._waiting.values()]
+        stats.adapters, stats.running_adapters = self.facts, list(names[True])
+        stats.waiting_adapters = list(dict.fromkeys([*names[False], *waiting]))
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # ---- the host's memory ---------------------------------------------------------------------------------------
+
+    def _want(self, content_id: str) -> bool:
+        """Whether the host has it; it counts as used now."""
+        if content_id not in self._kept:
+            return False
+        self._kept[content_id] = self._kept.pop(content_id)
+        return True
+
+    def _outcome(self, content_id: str, reading: Reading) -> QuireError | None:
+        """Of one that was read again."""
+        try:
+            found, _, weights = reading.result()
+        except QuireError as error:
+            return RequestError(f"the adapter cannot be read again: {error.message}", param="model")
+        except OSError as error:
+            return RequestError(f"the adapter cannot be read again: {error.strerror}", param="model")
+        self._keep(found, weights)
+        if found != content_id:
+            return RequestError("the adapter's folder has changed since it was loaded: load it again", param="model")
+        return None
+
+    def _make_room(self) -> bool:
+        """For one more on the host; False if open requests have all."""
+        while len(self._kept) + len(self._readings) >= self._max_kept:
+            used = {*self._in_use(), *(request.content_id for request, _ in self._waiting.values())}
+            oldest = next((content_id for content_id in self._kept if content_id not in used), None)
+            if oldest is None:
+                return False
+            self._drop(oldest)
+        return True
+
+    def _trim(self) -> None:
+        """Let go of what no name stands for, and no open request has."""
+        named = {facts.content_id for facts in self._facts.values()}
+        used = {*named, *self._in_use(), *(request.content_id for request, _ in self._waiting.values())}
+        for content_id in [one for one in self._kept if one not in used]:
+            self._drop(content_id)
+
+    def _keep(self, content_id: str, weights: Any) -> None:
+        assert self._reader is not None
+        self._reader.keep_adapter(content_id, weights)
+        self._kept[content_id] = None
+
+    def _drop(self, content_id: str) -> None:
+        del self._kept[content_id]
+        if self._reader is not None:
+            self._reader.drop_adapter(content_id)
+
+    def _read(self, path: str, root: str) -> Reading:
+        assert self._reader is not None
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="quire-adapters")
+        return self._thread.submit(self._reader.read_adapter, path, root)
+
+
+def registry_of(config: EngineConfig, reader: AdapterReader, scheduler: Scheduler) -> AdapterRegistry:
+    """With the adapters of --lora-modules. Raises LoadError and ConfigError."""
+
+    def in_use() -> set[str]:
+        return {seqs[0].request.content_id for seqs in scheduler.live.requests.values()}
+
+    registry = AdapterRegistry(reader, config.max_cpu_loras or KEPT_FACTOR * config.max_loras, in_use)
+    for name, path in map(lora_module, config.lora_modules):
+        facts = registry.load(name, path)
+        logger.info("adapter %s: rank %d, from %s", name, facts.rank, path)
+    return registry
+
+
+def failure_words(error: Exception) -> str:
+    """Why an adapter could not be loaded, for whoever asked."""
+    if isinstance(error, QuireError):
+        return error.message
+    return f"the adapter could not be read: {getattr(error, 'strerror', None) or type(error).__name__}"

@@ -1,0 +1,54 @@
+"""Public products with adapters. Checks shapes and picks the implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from quire.kernels.gemm import Norm
+from quire.kernels.lora.weight import Groups, Packed, Stack, Tiles
+from quire.kernels.selector import select
+
+
+def add(x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm | None = None) -> None:
+    """y[row] += B (A f(x[row])) of the row's adapter (Hu et al. 2021, section 4.1), f an RMS norm or nothing.
+
+    x: [n, k], y: [n, outputs], both of the stack's dtype with contiguous rows; norm: (weight [k], eps). Rows without an
+    adapter are neither read nor written; a row's result does not depend on the other rows, bit for bit. Nothing is read
+    by the host, so that it can be captured. Raises ValueError on a mismatch.
+    """
+    n_places, rows, k = stack.a.shape
+    if rows != stack.most * len(stack.sizes) or stack.b.shape != (n_places, sum(stack.sizes), stack.most):
+        raise ValueError(f"a {tuple(stack.a.shape)} and b {tuple(stack.b.shape)} do not fit parts of {stack.sizes}")
+    if stack.ranks.shape != (n_places, len(stack.sizes)):
+        raise ValueError(f"ranks {tuple(stack.ranks.shape)} must be {(n_places, len(stack.sizes))}")
+    _check(x, y, k, sum(stack.sizes), norm)
+    if stack.a.dtype != x.dtype or stack.b.dtype != x.dtype or len(tiles.order) < len(x):
+        raise ValueError(f"a {stack.a.dtype} and b {stack.b.dtype} must be {x.dtype}, and {len(x)} rows in order")
+    select("lora", "add", x)(x, stack, tiles, y, norm)
+
+
+def add_packed(
+    x: torch.Tensor, adapters: Sequence[Packed | None], groups: Groups, y: torch.Tensor, norm: Norm | None = None
+) -> None:
+    """The same on a CPU, of adapters that are packed each by itself, by place; None: it leaves this matrix as it is.
+
+    Raises ValueError on a mismatch.
+    """
+    for place, *_ in groups.spans:
+        one = adapters[place]
+        if one is not None:
+            _check(x, y, one.a.k, y.shape[1], norm)
+            if any(end > y.shape[1] or b.n != end - start for *_, start, end, b in one.parts):
+                raise ValueError(f"the parts of an adapter do not fit {y.shape[1]} outputs")
+    select("lora", "add_packed", x)(x, adapters, groups, y, norm)
+
+
+def _check(x: torch.Tensor, y: torch.Tensor, k: int, n: int, norm: Norm | None) -> None:
+    if x.dim() != 2 or x.shape[1] != k or x.stride(1) != 1:
+        raise ValueError(f"x {tuple(x.shape)} with strides {x.stride()} does not fit k = {k}")
+    if y.shape != (len(x), n) or y.dtype != x.dtype or y.stride(1) != 1:
+        raise ValueError(f"y {tuple(y.shape)} {y.dtype} must be {(len(x), n)} {x.dtype} with contiguous rows")
+    if norm is not None and (norm[0].shape != (k,) or norm[0].dtype != x.dtype):
+        raise ValueError(f"norm {tuple(norm[0].shape)} {norm[0].dtype} does not fit x {tuple(x.shape)} {x.dtype}")

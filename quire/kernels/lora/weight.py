@@ -1,0 +1,114 @@
+"""What adapters of one matrix are kept as, and which rows of a step have which.
+
+Owns both layouts. `Stack`: all in tensors whose addresses stay, for devices that capture steps. `Packed`: each by
+itself, as the CPU's kernels have matrices. A place is where an adapter is, 0 and up; rows of -1 have none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from quire.kernels.qgemm import PackedWeight
+
+TILE: Final = 16
+"""Rows that a program takes, all of one adapter."""
+BLOCK_OUT: Final = 64
+"""Outputs that a program of the second product makes, all of one part."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stack:
+    """Adapters of a matrix [n, k] of several parts, one under another: y[:, part] += B_part (A_part x)."""
+
+    a: torch.Tensor
+    """[n_places, n_parts * most, k], those of a part one behind another."""
+    b: torch.Tensor
+    """[n_places, n, most], the scale multiplied in."""
+    ranks: torch.Tensor
+    """int32 [n_places, n_parts]: how much of both counts; 0: the part has no adapter."""
+    blocks: torch.Tensor
+    """int32 [n_blocks, 3]: part, and the first and last output of up to `BLOCK_OUT`."""
+    sizes: tuple[int, ...]
+    """Outputs of each part."""
+
+    @property
+    def most(self) -> int:
+        """Largest rank that there is room for."""
+        return self.b.shape[2]
+
+
+def blocks_of(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+    """For `Stack.blocks`."""
+    starts = [0, *itertools.accumulate(sizes)]
+    return [
+        (part, first, min(first + BLOCK_OUT, end))
+        for part, (start, end) in enumerate(itertools.pairwise(starts))
+        for first in range(start, end, BLOCK_OUT)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tiles:
+    """Rows of a step in the order of their adapters."""
+
+    order: torch.Tensor
+    """int32 [n]: the rows that have one, those of an adapter together; the rest means nothing."""
+    tiles: torch.Tensor
+    """int32 [n_tiles, 3]: place, first of `order`, how many; 0 rows: there is no more."""
+
+
+def most_tiles(n_rows: int, n_places: int) -> int:
+    """Of a step with so many rows."""
+    return min(n_rows, n_places + n_rows // TILE)
+
+
+def tiles_of(places: np.ndarray, n_tiles: int) -> tuple[np.ndarray, np.ndarray]:
+    """places: of each row, int [n] → what `Tiles` has, `n_tiles` of them, at least `most_tiles`."""
+    order = np.argsort(places, kind="stable").astype(np.int32)
+    first = int(np.count_nonzero(places < 0))
+    tiles = np.zeros((n_tiles, 3), np.int32)
+    found, counts = np.unique(places[order[first:]], return_counts=True)
+    at = 0
+    for place, count in zip(found.tolist(), counts.tolist(), strict=True):
+        for start in range(0, count, TILE):
+            tiles[at] = place, first + start, min(TILE, count - start)
+            at += 1
+        first += count
+    return order, tiles
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Packed:
+    """The adapter of a matrix, for the CPU."""
+
+    a: PackedWeight
+    """[sum of ranks, k], those of the parts one under another."""
+    parts: tuple[tuple[int, int, int, int, PackedWeight], ...]
+    """(first row of a, behind its last, first output, behind its last, b [outputs, rank]) of each part that has one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows of a step that have an adapter, those of one together, for the CPU."""
+
+    order: torch.Tensor | None
+    """int64 [n]; None: all rows, as they are."""
+    spans: Sequence[tuple[int, int, int]]
+    """(place, first of `order`, behind its last) of each adapter."""
+
+
+def groups_of(places: np.ndarray) -> Groups:
+    """places: of each row, int [n]."""
+    order = np.argsort(places, kind="stable")
+    order = order[int(np.count_nonzero(places < 0)) :]
+    found, counts = np.unique(places[order], return_counts=True)
+    ends = np.cumsum(counts).tolist()
+    spans = list(zip(found.tolist(), [0, *ends[:-1]], ends, strict=True)) if ends else []
+    is_whole = len(order) == len(places) and bool((order == np.arange(len(order))).all())
+    return Groups(None if is_whole else torch.from_numpy(order), spans)

@@ -1,0 +1,80 @@
+"""Random adapters in PEFT's layout, and the merged weights that PEFT's formula makes of them: W + scale B A."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write_adapter(
+    folder: pathlib.Path,
+    oracle: transformers.PreTrainedModel,
+    targets: Sequence[str] = DENSE,
+    *,
+    rank: int = 4,
+    alpha: float = 8.0,
+    seed: int = 0,
+    size: float = 0.2,
+    **config: Any,
+) -> pathlib.Path:
+    """An adapter for every module of `oracle` whose name ends in one of targets; returns the folder."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, module in oracle.named_modules():
+        if name.rpartition(".")[2] in targets:
+            n_in, n_out = shape_of(module)
+            own = rank_of(name, rank, config)
+            at = f"base_model.model.{name}"
+            tensors[f"{at}.lora_A.weight"] = torch.randn(own, n_in, generator=generator) * size
+            tensors[f"{at}.lora_B.weight"] = torch.randn(n_out, own, generator=generator) * size
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    values = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": list(targets), "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps({**values, **config}))
+    return folder
+
+
+def shape_of(module: Any) -> tuple[int, int]:
+    """(inputs, outputs); Conv1D has them the other way round."""
+    rows, columns = module.weight.shape
+    return (rows, columns) if type(module).__name__ == "Conv1D" else (columns, rows)
+
+
+def rank_of(name: str, rank: int, config: dict[str, Any]) -> int:
+    found = [one for key, one in config.get("rank_pattern", {}).items() if re.match(rf"(.*\.)?({key})$", name)]
+    return int(found[0]) if found else rank
+
+
+@contextlib.contextmanager
+def merged(oracle: transformers.PreTrainedModel, folder: pathlib.Path) -> Iterator[transformers.PreTrainedModel]:
+    """The model with the adapter in its weights."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    before = {name: parameter.detach().clone() for name, parameter in oracle.named_parameters()}
+    modules = dict(oracle.named_modules())
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        stack.callback(oracle.load_state_dict, before, strict=False)
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / "adapter_model.safetensors")
+        for key, b in tensors.items():
+            if ".lora_B." not in key:
+                continue
+            name = key.removeprefix("base_model.model.").removesuffix(".lora_B.weight")
+            found = [v for k, v in config.get("alpha_pattern", {}).items() if re.match(rf"(.*\.)?({k})$", name)]
+            alpha, rank = found[0] if found else config["lora_alpha"], b.shape[1]
+            scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+            delta = scale * (b.double() @ tensors[key.replace("lora_B", "lora_A")].double())
+            weight = modules[name].weight
+            weight.add_((delta.T if type(modules[name]).__name__ == "Conv1D" else delta).to(weight.dtype))
+        yield oracle

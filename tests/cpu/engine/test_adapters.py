@@ -1,0 +1,245 @@
+"""Adapters through `LLM`, against transformers with PEFT's merged weights; what keeps them apart; how they come."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from adapter_case import DENSE, merged, write_adapter
+from family_cases import IDS, checkpoint_of, random_checkpoint
+from safetensors.torch import load_file, save_file
+
+from quire import LLM, LoRARequest, SamplingParams
+from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError
+
+N_NEW = 12
+GREEDY = SamplingParams(temperature=0, max_tokens=N_NEW, logprobs=0, prompt_logprobs=0, detokenize=False)
+PROMPT = {"prompt_token_ids": IDS}
+OPTIONS: dict[str, Any] = {
+    "skip_tokenizer_init": True, "enable_lora": True, "dtype": "float32", "device": "cpu",
+    "num_gpu_blocks_override": 96, "disable_log_stats": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: pathlib.Path) -> transformers.PreTrainedModel:
+    made = random_checkpoint(folder / "model", "Llama")
+    write_adapter(folder / "a", made)
+    write_adapter(folder / "b", made, ("q_proj", "v_proj", "down_proj"), rank=8, seed=1, use_rslora=True)
+    write_adapter(
+        folder / "c", made, ("k_proj", "up_proj", "o_proj"), rank=3, alpha=5.0, seed=2,
+        rank_pattern={"k_proj": 7, "layers.1.self_attn.o_proj": 2}, alpha_pattern={r"^model\.layers\.0\..*up_proj": 9},
+    )  # fmt: skip
+    return made
+
+
+@pytest.fixture(scope="module")
+def llm(folder: pathlib.Path, oracle: transformers.PreTrainedModel) -> Iterator[LLM]:
+    made = LLM(str(folder / "model"), **OPTIONS, max_loras=2, max_cpu_loras=2)
+    yield made
+    made.shutdown()
+
+
+def named(folder: pathlib.Path, *names: str | None) -> list[LoRARequest | None]:
+    return [None if name is None else LoRARequest(name, 1, str(folder / name)) for name in names]
+
+
+def tokens(llm: LLM, requests: list[LoRARequest | None], params: SamplingParams = GREEDY) -> list[tuple[int, ...]]:
+    outputs = llm.generate([PROMPT] * len(requests), params, use_tqdm=False, lora_request=requests)
+    return [tuple(one.outputs[0].token_ids) for one in outputs]
+
+
+def check(llm: LLM, oracle: transformers.PreTrainedModel, request: LoRARequest | None) -> None:
+    """Greedy tokens, and log-probabilities of the prompt and of them."""
+    (output,) = llm.generate([PROMPT], GREEDY, use_tqdm=False, lora_request=request)
+    ids = [*IDS, *output.outputs[0].token_ids]
+    with torch.no_grad():
+        logprobs = oracle(torch.tensor([ids])).logits[0].log_softmax(-1)
+    assert logprobs[len(IDS) - 1 : -1].argmax(-1).tolist() == list(output.outputs[0].token_ids)
+    found = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+    ours = torch.tensor([line[token].logprob for line, token in zip(found, ids[1:], strict=True)])
+    theirs = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert (ours - theirs).abs().max() <= 2e-3
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_equals_merged_weights(llm: LLM, oracle: transformers.PreTrainedModel, folder: pathlib.Path, name: str) -> None:
+    (request,) = named(folder, name)
+    with merged(oracle, folder / name) as model:
+        check(llm, model, request)
+    check(llm, oracle, None)
+
+
+FAMILIES = {
+    "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+    "phi3": ("qkv_proj", "gate_up_proj", "down_proj"),
+    "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_have_their_own_names_and_orders(family: str, tmp_path: pathlib.Path) -> None:
+    oracle = checkpoint_of(family, tmp_path / "model")
+    write_adapter(tmp_path / "a", oracle, FAMILIES[family], seed=3)
+    llm = LLM(str(tmp_path / "model"), **OPTIONS)
+    with merged(oracle, tmp_path / "a") as model:
+        check(llm, model, LoRARequest("a", 1, str(tmp_path / "a")))
+    llm.shutdown()
+
+
+def test_mixed_batches_equal_each_alone_bit_for_bit(llm: LLM, folder: pathlib.Path) -> None:
+    """Three adapters with two places, sampled; the model's own requests run beside them as they do without."""
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=N_NEW, logprobs=0, detokenize=False)
+    requests = named(folder, None, "a", "b", None, "c", "a", "c")
+
+    def run(some: list[LoRARequest | None]) -> list[Any]:
+        outputs = llm.generate([PROMPT] * len(some), params, use_tqdm=False, lora_request=some)
+        made = [one.outputs[0] for one in outputs]
+        return [[line[t].logprob for line, t in zip(one.logprobs, one.token_ids, strict=True)] for one in made]
+
+    together, alone = run(requests), [run([one])[0] for one in requests]
+    assert together == alone
+    assert len({str(one) for one in together}) == 4
+
+
+def test_pages_of_another_content_under_the_same_name_are_not_found(
+    llm: LLM, oracle: transformers.PreTrainedModel, folder: pathlib.Path
+) -> None:
+    place = folder / "renewed"
+    write_adapter(place, oracle, seed=11)
+    first = tokens(llm, [LoRARequest("renewed", 1, str(place))])
+    write_adapter(place, oracle, seed=12)
+    assert tokens(llm, [LoRARequest("renewed")]) == first, "it is what it was until it is loaded again"
+    again = LoRARequest("renewed", 1, str(place), load_inplace=True)
+    (output,) = llm.generate([PROMPT], GREEDY, use_tqdm=False, lora_request=again)
+    assert output.num_cached_tokens == 0
+    with merged(oracle, place) as model:
+        check(llm, model, LoRARequest("renewed"))
+    (output,) = llm.generate([PROMPT], SamplingParams(max_tokens=1, detokenize=False), False, LoRARequest("renewed"))
+    assert output.num_cached_tokens > 0
+
+
+def test_what_the_host_does_not_keep_is_read_again(llm: LLM, folder: pathlib.Path) -> None:
+    expected = {name: tokens(llm, named(folder, name)) for name in "abc"}  # more than max_cpu_loras
+    for name in "cabbca":
+        assert tokens(llm, [LoRARequest(name)]) == expected[name]
+    assert len(llm.engine.adapters._kept) <= 2
+
+
+def test_deterministic_requests_have_the_same_bits_in_any_company(llm: LLM, folder: pathlib.Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=N_NEW, deterministic=True, detokenize=False)
+    alone = [tokens(llm, [one], params)[0] for one in named(folder, "a", None)]
+    assert tokens(llm, named(folder, "b", "a", None, "b"), params)[1:3] == alone
+
+
+Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
+
+
+def _tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    def apply(_: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        key = f"base_model.model.model.layers.0.self_attn.q_proj.{name}.weight"
+        tensors[key] = change(tensors[key]).contiguous()
+
+    return apply
+
+
+def _config(**values: Any) -> Change:
+    return lambda config, _: config.update(values)
+
+
+def _renamed(old: str, new: str) -> Change:
+    def apply(_: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in tensors if old in key]:
+            tensors[key.replace(old, new)] = tensors.pop(key)
+
+    return apply
+
+
+BAD: dict[str, tuple[Change, str]] = {
+    "a huge rank": (_config(r=100_000), "r = 100000 must be an integer between 1 and 16"),
+    "a huge tensor": (_tensor("lora_A", lambda a: torch.zeros(100_000, 64)), "shape|larger than"),
+    "another shape": (_tensor("lora_B", lambda b: b[:-1]), r"shape \(63, 4\); .* imply \(64, 4\)"),
+    "NaN": (_tensor("lora_A", lambda a: a * math.nan), "NaN or infinite"),
+    "infinity": (_tensor("lora_B", lambda b: b / 0), "NaN or infinite"),
+    "integers": (_tensor("lora_A", lambda a: a.to(torch.int8)), "dtype I8"),
+    "half of a pair": (_renamed("0.self_attn.q_proj.lora_A", "0.self_attn.q_proj.lora_magnitude_vector"), "DoRA"),
+    "no such layer": (_renamed("layers.0.", "layers.7."), "no such linear layer"),
+    "a head": (_renamed("model.model.layers.0.self_attn.q_proj.", "model.lm_head."), "embedding and the head"),
+    "other names": (_renamed("lora_A", "lora_C"), "none of a LoRA adapter"),
+    "not among the targets": (_config(target_modules=["q_proj"]), "none of target_modules"),
+    "targets without tensors": (_config(target_modules=[*DENSE, "extra"]), "nothing for 'extra'"),
+    "DoRA": (_config(use_dora=True), "use_dora = True"),
+    "whole layers": (_config(modules_to_save=["lm_head"]), "modules_to_save"),
+    "biases": (_config(bias="all"), "biases of an adapter"),
+    "another method": (_config(peft_type="IA3"), "only 'LORA'"),
+    "weights that PiSSA changes": (_config(init_lora_weights="pissa_niter_4"), "changes the base's weights"),
+    "a pattern that takes hours": (_config(alpha_pattern={"(a+)+b": 3}), "repetitions"),
+    "an infinite scale": (_config(lora_alpha=1e300), "at most a million"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_adapters_are_refused_by_name(
+    llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path, what: str
+) -> None:
+    write_adapter(tmp_path, oracle)
+    change, words = BAD[what]
+    path = tmp_path / "adapter_config.json"
+    config, tensors = json.loads(path.read_text()), load_file(tmp_path / "adapter_model.safetensors")
+    change(config, tensors)
+    path.write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with pytest.raises((LoadError, ConfigError), match=words):
+        llm.generate([PROMPT], GREEDY, use_tqdm=False, lora_request=LoRARequest("bad", 1, str(tmp_path)))
+    with pytest.raises(InvalidParameter, match="bad"):
+        tokens(llm, [LoRARequest("bad")])
+
+
+def test_paths_stay_inside_the_root(llm: LLM, oracle: transformers.PreTrainedModel, folder: pathlib.Path) -> None:
+    adapters, root = llm.engine.adapters, folder / "root"
+    write_adapter(root / "good", oracle)
+    write_adapter(folder / "outside", oracle)
+    write_adapter(root / "linked", oracle)
+    (root / "linked" / "adapter_model.safetensors").unlink()
+    os.symlink(folder / "outside" / "adapter_model.safetensors", root / "linked" / "adapter_model.safetensors")
+    os.symlink(folder / "outside", root / "link")
+    os.symlink(root / "loop", root / "loop")
+    os.mkfifo(root / "good" / "pipe")
+    for path in ("../outside", "link", "linked", str(folder / "outside"), "/etc", "loop", "nix", "a\0b", "good/pipe"):
+        with pytest.raises((ConfigError, LoadError)):
+            adapters.load("x", path, str(root))
+    assert adapters.load("x", "good", str(root)).rank == 4
+    adapters.unload("x")
+
+
+def test_truncated_and_missing_files(llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path) -> None:
+    write_adapter(tmp_path, oracle)
+    weights = tmp_path / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    for size in (0, 7, 100, len(content) // 2, len(content) - 1):
+        weights.write_bytes(content[:size])
+        with pytest.raises(LoadError):
+            llm.engine.adapters.load("x", str(tmp_path))
+    weights.unlink()
+    with pytest.raises(LoadError, match="cannot read"):
+        llm.engine.adapters.load("x", str(tmp_path))
+
+
+def test_without_adapters_they_are_refused(folder: pathlib.Path, oracle: transformers.PreTrainedModel) -> None:
+    with pytest.raises(QuireError, match="enable_lora"):
+        LLM(str(folder / "model"), **{**OPTIONS, "enable_lora": False}, lora_modules=["a=/x"])
+    with pytest.raises(QuireError, match="max_cpu_loras"):
+        LLM(str(folder / "model"), **OPTIONS, max_loras=4, max_cpu_loras=2)

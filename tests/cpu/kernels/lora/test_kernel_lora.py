@@ -1,0 +1,85 @@
+"""Products with adapters: both layouts against plain formulas, rows by themselves, and the Triton kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from lora_case import CASES, MIXED, Case, Made
+
+from quire.kernels import lora
+from quire.kernels.lora import reference
+from quire.kernels.lora.weight import most_tiles
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[3]
+
+
+def script(name: str, **variables: str) -> str:
+    paths = os.pathsep.join(map(str, (ROOT, HERE.parent)))
+    command = [sys.executable, str(HERE / name)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | variables | {"PYTHONPATH": paths}, check=False
+    )
+    return done.stdout.strip() or done.stderr[-3000:]
+
+
+def test_reference_is_the_formula() -> None:
+    made = Made(MIXED)
+    got = made.expected()
+    for row, place in enumerate(MIXED.places):
+        expected, start = made.y[row].double(), 0
+        for part, size in enumerate(MIXED.sizes if place >= 0 else ()):
+            rank, first = MIXED.ranks[place][part], part * made.stack.most
+            a, b = made.stack.a[place, first : first + rank], made.stack.b[place, start : start + size, :rank]
+            expected[start : start + size] += b.double() @ (a.double() @ made.x[row].double())
+            start += size
+        assert (got[row] - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("case", [*CASES, dataclasses.replace(MIXED, dtype=torch.bfloat16, norm=True, seed=5)])
+def test_packed_equals_stacked(case: Case) -> None:
+    made = Made(case)
+    y, expected = made.y.clone(), made.expected()
+    lora.add_packed(made.x, made.packed, lora.groups_of(made.places), y, made.norm)
+    assert ((y - expected).abs() / (1 + expected.abs())).max() <= reference.TOLERANCE[case.dtype]
+    without = torch.from_numpy(made.places < 0)
+    assert torch.equal(y[without], made.y[without])
+    for row, place in enumerate(case.places):
+        alone = made.y[row : row + 1].clone()
+        lora.add_packed(made.x[row : row + 1], made.packed, lora.groups_of(np.array([place])), alone, made.norm)
+        assert torch.equal(alone[0], y[row]), "its bits depend on other rows"
+
+
+def test_tiles_have_every_row_once() -> None:
+    generator = np.random.default_rng(0)
+    for n in (1, 2, 15, 16, 17, 64, 300):
+        places = generator.integers(-1, 5, n).astype(np.int32)
+        order, tiles = lora.tiles_of(places, most_tiles(n, 5))
+        found = [(int(row), place) for place, first, count in tiles.tolist() for row in order[first : first + count]]
+        assert sorted(found) == [(row, int(place)) for row, place in enumerate(places) if place >= 0]
+
+
+def test_mismatches_are_refused() -> None:
+    made = Made(MIXED)
+    tiles = made.tiles(made.places)
+    with pytest.raises(ValueError, match="does not fit k = 96"):
+        lora.add(made.x[:, :95], made.stack, tiles, made.y)
+    with pytest.raises(ValueError, match="must be"):
+        lora.add(made.x, made.stack, tiles, made.y[:, :100])
+    with pytest.raises(ValueError, match="do not fit parts"):
+        lora.add(made.x, dataclasses.replace(made.stack, sizes=(64, 64)), tiles, made.y)
+    with pytest.raises(ValueError, match="does not fit k"):
+        lora.add_packed(made.x[:, :95], made.packed, lora.groups_of(made.places), made.y)
+
+
+def test_triton(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("triton")
+    assert script("interpreted_lora.py", TRITON_INTERPRET="1") == "fine"
+    assert script("compiled_lora.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path)) == "fine"
