@@ -34,6 +34,7 @@ from quire.core.shortage import shortage
 from quire.engine.child import DUMP_S, KILLED_S, status_text
 from quire.engine.executors.executor import RanksLost
 from quire.engine.ranks.process import Calls
+from quire.engine.ranks.results import N_ENDS, ResultReader
 from quire.engine.ranks.ring import IDLE, READY, STEPPING, RankMemory, RingWriter, make_memory
 from quire.engine.ranks.start import RankFailed, RankStart
 from quire.engine.ranks.wire import Said, Stop, encode
@@ -65,8 +66,7 @@ class _Rank:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE,
-                pass_fds=(start.memory_fd, start.bell_fd, start.status_fd), start_new_session=True,
+                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE, pass_fds=start.fds, start_new_session=True,
             )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -132,8 +132,10 @@ class RankGroup:
         self._remove_place = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
         self.meeting_point = os.path.join(place, "meet")
         """For the `Comm` of every rank."""
-        self.comm: Calls | None = None
+        self.calls: Calls | None = None
         """Of rank 0."""
+        self.results: ResultReader | None = None
+        """Of the steps of rank 0, once it is started; None: it has them itself."""
         self.loss: RanksLost | None = None
         """Why there are no ranks any more."""
         self.on_loss: Callable[[RanksLost], None] | None = None
@@ -243,11 +245,15 @@ class RankGroup:
         self._fds += bells
         self._memory = RankMemory(fd, n_ranks)
         self._writer = RingWriter(self._memory, bells, self._check_ring)
+        results = (-1, -1) if self._shape.pipeline == 1 else (make_memory(N_ENDS), os.eventfd(0))
+        if self._shape.pipeline > 1:
+            self._fds.append(results[0])
+            self.results = ResultReader(*results, self.check)
         for number, bell in enumerate(bells, 1):
             reading, writing = os.pipe()
             start = RankStart(
                 number, self._shape, self._config, str(self._folder), self.meeting_point, fd, bell, writing,
-                self._is_server,
+                self._is_server, *(results if number == self._shape.telling_rank else (-1, -1)),
             )  # fmt: skip
             try:
                 self._ranks.append(_Rank(start, reading))
@@ -295,8 +301,8 @@ class RankGroup:
             return 0.0
         calls, now_s = memory.n_calls(rank.number), time.monotonic()
         most = max(memory.n_calls(other.number) for other in self._ranks)
-        if self.comm is not None:
-            most = max(most, self.comm.n_calls)
+        if self.calls is not None:
+            most = max(most, self.calls.n_calls)
         if calls != rank.calls or calls == most or memory.state(rank.number) != STEPPING:
             rank.calls, rank.moved_s = calls, now_s
         return max(memory.silent_s(rank.number), now_s - rank.moved_s)

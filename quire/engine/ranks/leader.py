@@ -52,7 +52,7 @@ class LeadingWorker(Worker):
 
     def close(self) -> None:
         self.group.stop()
-        super().sleep(2)
+        super().close()
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:

@@ -7,8 +7,10 @@ an eventfd of its own; a message may be longer than the ring, which is written a
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+import select
 import struct
 import time
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from typing import Final
 from quire.core.errors import EngineError
 
 RING_BYTES: Final = 1 << 20
+CHECK_S: Final = 0.1
+"""Between two looks at whether something still can come."""
 FULL_S: Final = 0.0005
 """Between two looks at a full ring: it fills up only with prompts of hundreds of thousands of tokens."""
 _WRITTEN: Final = 0
@@ -134,9 +138,15 @@ class RingWriter:
 class RingReader:
     """Another rank's end."""
 
-    def __init__(self, memory: RankMemory, rank: int, bell: int) -> None:
-        self._memory, self._rank, self._bell = memory, rank, bell
+    def __init__(
+        self, memory: RankMemory, rank: int, bell: int, check: Callable[[], None] | None = None
+    ) -> None:
+        """check: called now and then while nothing comes; raises when nothing will. None: nothing is expected to end
+        the wait but the end of the process."""
+        self._memory, self._rank, self._bell, self._check = memory, rank, bell, check
         self._number = 0
+        self._poll = select.poll()
+        self._poll.register(bell, select.POLLIN)
 
     def get(self) -> bytes:
         """The next message, whenever it comes. EngineError if one was lost."""
@@ -146,6 +156,25 @@ class RingReader:
         self._number += 1
         return self._take(n_bytes)
 
+    def has_more(self, timeout_s: float | None) -> bool:
+        """Whether a message has begun to come, in so much time; None: however long it takes."""
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._memory.written == self._memory.read(self._rank):
+            left_s = CHECK_S if end_s is None else end_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._wait(min(left_s, CHECK_S))
+        return True
+
+    def _wait(self, most_s: float) -> None:
+        """Until the writer rings; with a check no longer than that."""
+        if self._check is None:
+            os.eventfd_read(self._bell)
+        elif self._poll.poll(math.ceil(most_s * 1000)):
+            os.eventfd_read(self._bell)
+        else:
+            self._check()
+
     def _take(self, n_bytes: int) -> bytes:
         pieces = []
         while n_bytes:
@@ -153,7 +182,7 @@ class RingReader:
             at = read % RING_BYTES
             n = min(n_bytes, self._memory.written - read, RING_BYTES - at)
             if not n:
-                os.eventfd_read(self._bell)
+                self._wait(CHECK_S)
                 continue
             pieces.append(bytes(self._memory.ring[at : at + n]))
             self._memory.set_read(self._rank, read + n)
