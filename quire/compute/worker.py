@@ -35,7 +35,6 @@ from quire.compute.runner.runner import Launched, Runner
 from quire.compute.runner.staged import Entry, StageRunner, tail_of
 from quire.compute.runner.states import StatePool
 from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.footprint import Footprint, Weights
 from quire.compute.weights.loader import load_model
@@ -328,9 +327,7 @@ class Worker:
             raise EngineError("no memory for steps is allocated")
         return self._runner
 
-    def _load(
-        self, folder: pathlib.Path, arch: ModelArch, comm: Comm, layers: LayerRange | None = None
-    ) -> Decoder:
+    def _load(self, folder: pathlib.Path, arch: ModelArch, comm: Comm, layers: LayerRange | None = None) -> Decoder:
         config = self._config
         if config.quantization not in NOT_ROUNDED and native.library() is None:
             reason = native.explain()

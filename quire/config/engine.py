@@ -184,8 +184,12 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Literal["fcfs", "priority"], _doc("fcfs: order of arrival; priority: lower `priority` first, then arrival.")
     ] = "fcfs"
     pipeline_depth: Annotated[
-        int, _doc("Steps in flight; 2 hides the host's work, 1 waits for each step. Each further pipeline stage adds one.",
-                  ge=1, le=8)
+        int,
+        _doc(
+            "Steps in flight; 2 hides the host's work, 1 waits for each step. Each further pipeline stage adds one.",
+            ge=1,
+            le=8,
+        ),
     ] = 2
     deterministic: Annotated[
         bool,
@@ -210,8 +214,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pipeline_parallel_size: Annotated[
         int,
         _doc(
-            "Stages of neighbouring layers, each of tensor_parallel_size ranks: a step goes through one after the other,"
-            " and so many steps of different sequences are computed at once.",
+            "Stages of neighbouring layers, each of tensor_parallel_size ranks. A step goes through all in turn;"
+            " meanwhile other stages compute steps of other sequences.",
             ge=1,
             le=64,
         ),

@@ -51,10 +51,10 @@ def equation(
     n_snapshots: int = 0,
     kv: KVLayout | None = None,
 ) -> MemoryEquation:
-    """The terms for one engine, or one rank of it; weights_bytes: what its weights take, which some terms do not need; graph_sizes: the
-    decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's;
-    draft_numbers: what a drafter keeps of a token, see `MemoryEquation`; n_snapshots: recurrent states kept; kv: None:
-    `layout_of` arch."""
+    """The terms for one engine, or one rank of it. weights_bytes: what its weights take, which some terms do not need;
+    graph_sizes: the decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not
+    this engine's; draft_numbers: what a drafter keeps of a token, see `MemoryEquation`; n_snapshots: recurrent states
+    kept; kv: None: `layout_of` arch."""
     chunk = limits.max_num_batched_tokens
     return MemoryEquation(
         arch=arch,

@@ -32,6 +32,7 @@ from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core import host
 from quire.core.errors import ConfigError
 from quire.engine.capacity import layout_of
+from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.leader import LeadingWorker
 
@@ -78,6 +79,7 @@ def make_leader(
     made = make_worker(config, folder, arch, is_server=is_server, meeting_point=group.meeting_point, kind=LeadingWorker)
     assert isinstance(made.worker, LeadingWorker) and made.meeting is not None
     made.worker.group, made.worker.meet, group.calls = group, made.meeting.join, made.meeting
+    made.worker.done = group.done = DoneSteps(made.worker.platform.device.mark)
     return made
 
 

@@ -20,7 +20,6 @@ from quire.compute.device.device import Download
 from quire.compute.dist.comm import Sent
 from quire.compute.dist.pipeline import Link, Pipeline
 from quire.compute.forward.strategy import Forward
-from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Launched, LaunchedStep, Runner
 from quire.compute.runner.step import Step

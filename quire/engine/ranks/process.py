@@ -24,6 +24,7 @@ from quire.core.events import EndKind
 from quire.engine import logs
 from quire.engine.child import read_start
 from quire.engine.executors.executor import is_out_of_memory
+from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.ring import STARTING, RankMemory
 from quire.engine.ranks.start import RankFailed, RankStart
 
@@ -48,13 +49,18 @@ class Pulse:
     def __init__(self, memory: RankMemory, rank: int) -> None:
         self._memory, self._rank = memory, rank
         self.calls: Calls | None = None
+        self.done: DoneSteps | None = None
         memory.set_state(rank, STARTING)
         threading.Thread(target=self._run, daemon=True, name="quire-pulse").start()
 
     def _run(self) -> None:
         pause = threading.Event()
         while not pause.wait(BEAT_S):
-            self._memory.beat(self._rank, 0 if self.calls is None else self.calls.n_calls)
+            n_calls, n_done = (
+                0 if self.calls is None else self.calls.n_calls,
+                0 if self.done is None else self.done.count(),
+            )
+            self._memory.beat(self._rank, n_calls, n_done)
 
 
 def be_killed_with_parent() -> None:

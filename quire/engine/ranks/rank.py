@@ -14,6 +14,7 @@ from quire.compute.worker import Worker
 from quire.config.model import read_arch
 from quire.core.errors import EngineError
 from quire.core.plan import StepMasks, StepPlan
+from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.process import Pulse, tell_failure
 from quire.engine.ranks.results import ResultWriter
 from quire.engine.ranks.ring import IDLE, ORDERED, READY, STEPPING, RankMemory, RingReader
@@ -46,7 +47,8 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
             os._exit(1)
 
         results = ResultWriter(start.results_fd, start.results_bell_fd, fail)
-    reader, rank = RingReader(memory, start.rank, start.bell_fd), Rank(worker, results)
+    pulse.done = done = DoneSteps(worker.platform.device.mark)
+    reader, rank = RingReader(memory, start.rank, start.bell_fd), Rank(worker, done, results)
     while True:
         memory.set_state(start.rank, IDLE)
         said = decode(reader.get())
@@ -59,9 +61,9 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
 class Rank:
     """What a worker is told."""
 
-    def __init__(self, worker: Worker, results: ResultWriter | None = None) -> None:
+    def __init__(self, worker: Worker, done: DoneSteps, results: ResultWriter | None) -> None:
         """results: where it is this rank that says them."""
-        self._worker, self._results = worker, results
+        self._worker, self._done, self._results = worker, done, results
         self._unmasked: Launched | None = None
 
     def do(self, said: StepPlan | StepMasks | Order) -> None:
@@ -69,6 +71,7 @@ class Rank:
         match said:
             case StepPlan():
                 launched = self._worker.launch(said)
+                self._done.launched()
                 self._unmasked = launched if said.masked else None
                 if self._results is not None and self._unmasked is None:
                     self._results.put(launched)

@@ -14,7 +14,7 @@ import select
 import struct
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from quire.core.errors import EngineError
 
@@ -26,8 +26,8 @@ FULL_S: Final = 0.0005
 _WRITTEN: Final = 0
 """Index of the number of bytes written so far, of 8 bytes as all before the ring."""
 _FIRST_RANK, _RANK_WORDS = 8, 8
-_READ, _BEAT, _CALLS, _STATE = range(4)
-"""Of each rank: bytes read so far, time of the last sign of life, calls of its `Comm`, and its state."""
+_READ, _BEAT, _CALLS, _STATE, _DONE = range(5)
+"""Of each rank: bytes read so far, time of the last sign of life, calls of its `Comm`, its state, and steps done."""
 _HEAD: Final = struct.Struct("<QQ")
 """Before each message: its number, its bytes."""
 
@@ -49,6 +49,23 @@ def make_memory(n_ranks: int) -> int:
     fd = os.memfd_create("quire-ranks")
     os.ftruncate(fd, memory_bytes(n_ranks))
     return fd
+
+
+class Standing(NamedTuple):
+    """Where a rank is, as it said last."""
+
+    state: int
+    silent_s: float
+    """Since it said so."""
+    n_calls: int
+    """Of its group, that it has begun."""
+    n_done: int
+    """Steps that its device has done."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """What changes while it computes."""
+        return self.n_calls, self.n_done
 
 
 class RankMemory:
@@ -84,18 +101,16 @@ class RankMemory:
         """It is at something else now."""
         self._set(rank, _STATE, state)
 
-    def beat(self, rank: int, n_calls: int) -> None:
+    def beat(self, rank: int, n_calls: int, n_done: int) -> None:
         """A sign of life."""
         self._set(rank, _CALLS, n_calls)
+        self._set(rank, _DONE, n_done)
         self._set(rank, _BEAT, time.monotonic_ns())
 
-    def n_calls(self, rank: int) -> int:
-        """As it said last."""
-        return self._word(rank, _CALLS)
-
-    def silent_s(self, rank: int) -> float:
-        """Since its last sign of life; the clock is one for all processes."""
-        return (time.monotonic_ns() - self._word(rank, _BEAT)) / 1e9
+    def standing(self, rank: int) -> Standing:
+        """As it said last; the clock is one for all processes."""
+        silent_s = (time.monotonic_ns() - self._word(rank, _BEAT)) / 1e9
+        return Standing(self.state(rank), silent_s, self._word(rank, _CALLS), self._word(rank, _DONE))
 
     def _word(self, rank: int, word: int) -> int:
         return self._words[_FIRST_RANK + _RANK_WORDS * rank + word]
@@ -138,9 +153,7 @@ class RingWriter:
 class RingReader:
     """Another rank's end."""
 
-    def __init__(
-        self, memory: RankMemory, rank: int, bell: int, check: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, memory: RankMemory, rank: int, bell: int, check: Callable[[], None] | None = None) -> None:
         """check: called now and then while nothing comes; raises when nothing will. None: nothing is expected to end
         the wait but the end of the process."""
         self._memory, self._rank, self._bell, self._check = memory, rank, bell, check
@@ -168,9 +181,7 @@ class RingReader:
 
     def _wait(self, most_s: float) -> None:
         """Until the writer rings; with a check no longer than that."""
-        if self._check is None:
-            os.eventfd_read(self._bell)
-        elif self._poll.poll(math.ceil(most_s * 1000)):
+        if self._check is None or self._poll.poll(math.ceil(most_s * 1000)):
             os.eventfd_read(self._bell)
         else:
             self._check()

@@ -1,0 +1,77 @@
+"""Engines whose layers are divided among the stages of a pipeline say what one rank says, and a lost stage is named."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+from typing import Any
+
+import pytest
+from rank_cases import NGRAM, SIZE, answers, checkpoint
+
+from quire import LLM, SamplingParams
+from quire.core.errors import ConfigError, EngineError
+from quire.engine.ranks import group
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def one_rank_says(model: str) -> list[Any]:
+    llm = LLM(model, **SIZE)
+    try:
+        return answers(llm)
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("name, n_stages, n_beside, n_pages", [
+    ("olmo3", 4, 1, 28),  # 5 layers, with windows: stages of 1, 2, 1 and 1
+    ("gemma2", 2, 2, 24),  # a tied head, a factor on the embeddings, windows
+])  # fmt: skip
+def test_stages_say_what_one_rank_says(
+    name: str, n_stages: int, n_beside: int, n_pages: int, folder: pathlib.Path
+) -> None:
+    model, size = checkpoint(name, folder / name), {**SIZE, "num_gpu_blocks_override": n_pages}
+    llm = LLM(model, **size, pipeline_parallel_size=n_stages, tensor_parallel_size=n_beside)
+    try:
+        assert answers(llm) == one_rank_says(model)
+        stats = llm.stats()
+        assert stats.preemptions > 0 and stats.prefix_hits > 0
+    finally:
+        llm.shutdown()
+
+
+def test_stages_sleep_and_a_stopped_one_is_named(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = checkpoint("deepseek_v2", folder / "deepseek_v2")
+    llm = LLM(model, **SIZE, pipeline_parallel_size=2, enable_sleep_mode=True)
+    expected = one_rank_says(model)
+    assert answers(llm) == expected
+    for level in (1, 2):
+        llm.sleep(level)
+        llm.wake_up()
+    assert answers(llm) == expected
+    assert llm.engine.ranks is not None
+    (pid,) = llm.engine.ranks.pids
+    monkeypatch.setattr(group, "LOST_S", 0.8)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(EngineError, match=rf"rank 1 \(process {pid}\) made no progress"):
+        llm.generate(["one"], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"pipeline_parallel_size": 9}, r"pipeline_parallel_size = 9: qwen3 has \d+ layers, and each stage needs one"),
+    ({"pipeline_parallel_size": 2, "speculative_config": NGRAM}, "pipeline_parallel_size = 2 takes none"),
+    ({"pipeline_parallel_size": 2, "device": "null"}, "pipeline_parallel_size = 2 and device = 'null'"),
+])  # fmt: skip
+def test_what_a_pipeline_cannot_do(
+    options: dict[str, Any], message: str, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = checkpoint("qwen3", folder / "qwen3")
+    monkeypatch.setattr(group.RankGroup, "start", lambda self: pytest.fail("a process was to be started"))
+    with pytest.raises(ConfigError, match=message):
+        LLM(model, **{**SIZE, **options})
