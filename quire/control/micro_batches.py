@@ -8,6 +8,7 @@ Owns that choice. Invariant: with nothing in flight every sequence has its turn.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
 
 from quire.control.live_seqs import LiveSeqs
@@ -26,7 +27,10 @@ def micro_batch(live: LiveSeqs, step: int, committed: int) -> Iterator[Seq]:
     due = [seq for seq in decoding if seq.last_step <= max(committed, step - n_stages)]
     if not due and len(decoding) == len(live.running) and not len(live.waiting):
         due = decoding
-    most = -(-len(decoding) // n_stages)
+    least, n_larger = divmod(len(decoding), n_stages)
+    sizes = collections.Counter(seq.last_step for seq in decoding if seq.last_step > step - n_stages)
+    has_larger = sum(size > least for size in sizes.values()) >= n_larger  # among the steps that others compute now
+    most = max(1, least if has_larger else least + 1)
     chosen = set(sorted(due, key=_last_step)[:most])
     for seq in live.running:
         if seq in chosen or seq.planned < seq.prefill_end or seq.search is not None:

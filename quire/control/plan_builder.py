@@ -11,12 +11,14 @@ from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StateRestore,
 class PlanBuilder:
     """`seqs[i]` is the sequence of span i of `plan`."""
 
-    __slots__ = ("budget", "is_tight", "n_drafting", "plan", "scheduled_s", "seqs", "step")
+    __slots__ = ("budget", "committed", "is_tight", "n_drafting", "plan", "scheduled_s", "seqs", "step")
 
-    def __init__(self, step: int, budget: int, now_s: float = 0.0) -> None:
+    def __init__(self, step: int, budget: int, now_s: float = 0.0, committed: int = -1) -> None:
         self.step, self.scheduled_s = step, now_s
         self.budget = budget
         """Tokens that may still be added."""
+        self.committed = committed
+        """The last step whose result had come."""
         self.is_tight = False
         """A running sequence lacked pages: nobody is admitted in this step."""
         self.n_drafting = 0

@@ -133,10 +133,10 @@ class Scheduler:
             return None
         if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
             return None  # its masks come when the steps before it are committed, and the next plan after them
-        builder = PlanBuilder(self._next_step, self.backoff.n_tokens, self.clock.now_s())
-        drafts = choose_drafts(live, builder)
         committed = self._next_step - len(self.in_flight) - 1
-        prompts = plan_with_drafts(live, builder, drafts) if drafts else _plan_decodes(live, builder, committed)
+        builder = PlanBuilder(self._next_step, self.backoff.n_tokens, self.clock.now_s(), committed)
+        drafts = choose_drafts(live, builder)
+        prompts = plan_with_drafts(live, builder, drafts) if drafts else _plan_decodes(live, builder)
         n_decodes = len(builder.seqs)
         if live.cache.snapshots is not None:
             _save_decodes(live, builder, live.cache.snapshots)
@@ -256,12 +256,12 @@ class Scheduler:
         return stats
 
 
-def _plan_decodes(live: LiveSeqs, builder: PlanBuilder, committed: int) -> list[Seq]:
+def _plan_decodes(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
     """One token for each running sequence whose known tokens are all planned; returns the others. The hot loop."""
     prompts: list[Seq] = []
     spans, seqs, step = builder.plan.spans, builder.seqs, builder.step
     slots, starts, masked, searches = spans.slots, spans.starts, builder.plan.masked, live.searches
-    whose_turn = live.running if live.config.n_stages == 1 else micro_batch(live, step, committed)
+    whose_turn = live.running if live.config.n_stages == 1 else micro_batch(live, step, builder.committed)
     for seq in whose_turn:  # in key order; preemption shortens the list at its end only
         if searches and seq.search is not None and seq.search.is_ready and not place_beams(live, builder, seq.search):
             continue

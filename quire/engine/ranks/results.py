@@ -37,7 +37,7 @@ class ResultWriter:
     """The last stage's end."""
 
     def __init__(self, fd: int, bell: int, fail: Callable[[Exception], None]) -> None:
-        """fail: told what went wrong in the thread, after which the rank cannot go on."""
+        """fail: told in the thread what went wrong in it: the rank cannot go on."""
         self._ring = RingWriter(RankMemory(fd, N_ENDS), [bell], check=lambda: None)
         self._fail = fail
         self._steps: queue.SimpleQueue[Launched] = queue.SimpleQueue()
