@@ -49,7 +49,9 @@ def make_worker(
     )  # fmt: skip
     arch = read_arch(folder)
     platform = platform_of(config) if platform is None else platform
-    return Worker(config, resolve(config, arch, platform.name), folder, arch, platform, comm, drafter, pipeline=pipeline)
+    return Worker(
+        config, resolve(config, arch, platform.name), folder, arch, platform, comm, drafter, pipeline=pipeline
+    )
 
 
 def spans(*rows: tuple[int, int, int, bool]) -> dict[str, Any]:

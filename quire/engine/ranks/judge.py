@@ -66,13 +66,15 @@ class Judge:
         return max(rank.silent_s, now_s - since_s)
 
     def _is_behind(self, number: int, ranks: Sequence[Standing]) -> bool:
-        """Whether others wait for it: those that share its layers, or it has had the rows of a stage that is ahead."""
+        """Whether others wait for it: those that share its layers, or the stages after it, while it has what it needs
+        of the stage before and of its fellows."""
         shape, rank = self._shape, ranks[number]
         stage = shape.stage_of(number)
         beside = ranks[stage * shape.tensor : (stage + 1) * shape.tensor]
         before = ranks[(stage - 1) * shape.tensor : stage * shape.tensor] if stage else ()
-        return (
-            (rank.state == STEPPING and rank.n_calls < max(one.n_calls for one in beside))
-            or rank.n_done < max(one.n_done for one in beside)
-            or (bool(before) and rank.n_done < min(one.n_done for one in before))
-        )
+        if rank.state == STEPPING and rank.n_calls < max(one.n_calls for one in beside):
+            return True
+        if rank.n_done < max(one.n_done for one in beside):
+            return True
+        has_rows = bool(before) and rank.n_done < min(one.n_done for one in before)
+        return has_rows and rank.n_calls == min(one.n_calls for one in beside)

@@ -54,7 +54,12 @@ def test_a_model_that_does_not_fit_names_the_least_that_would(capsys: pytest.Cap
 @pytest.mark.parametrize("model", ["qwen3-32b", "mixtral-8x7b", "qwen3-30b-a3b"])
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixture[str], model: str, n: int) -> None:
-    meshes: list[list[str]] = [[], ["--mesh", f"tp={n}"], ["--mesh", f"pp={n}"], ["--mesh", f"tp={n},ep={n}"] if "32b" not in model else []]
+    meshes: list[list[str]] = [
+        [],
+        ["--mesh", f"tp={n}"],
+        ["--mesh", f"pp={n}"],
+        ["--mesh", f"tp={n},ep={n}"] if "32b" not in model else [],
+    ]
     for words in meshes:
         found = json.loads(
             planned(capsys, f"shape:{model}", "--gpu", "h200", "--count", str(n), "--json", "--slo", "none", *words)
