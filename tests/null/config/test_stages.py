@@ -30,7 +30,8 @@ def qwen() -> ModelArch:
     (28, [28]), (28, [14, 14]), (7, [4, 3]), (5, [1, 2, 1, 1]), (11, [3, 3, 3, 2]), (4, [1, 1, 1, 1]),
 ])  # fmt: skip
 def test_all_layers_once(n_layers: int, counts: list[int], qwen: ModelArch) -> None:
-    arch = msgspec.structs.replace(qwen, layers=qwen.layers[:n_layers], embedding_scale=3.0)
+    layers = tuple(GEMMA.layers[i % GEMMA.n_layers] for i in range(n_layers))  # with and without windows
+    arch = msgspec.structs.replace(qwen, layers=layers, embedding_scale=3.0)
     ranges = [layer_range(arch, stage, len(counts)) for stage in range(len(counts))]
     assert [one.end - one.first for one in ranges] == counts
     assert [layer for one in ranges for layer in range(one.first, one.end)] == list(range(n_layers))

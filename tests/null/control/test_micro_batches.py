@@ -13,8 +13,8 @@ from quire.core.plan import StepPlan
 class Pipeline(Rig):
     """As many steps in flight as stages, and one that hides the host's work."""
 
-    def __init__(self, n_stages: int) -> None:
-        super().__init__(n_stages=n_stages, pipeline_depth=n_stages + 1, n_pages=200)
+    def __init__(self, n_stages: int, **limits: object) -> None:
+        super().__init__(n_stages=n_stages, pipeline_depth=n_stages + 1, n_pages=200, **limits)
         self.n_stages, self.last = n_stages, dict[int, int]()
         """Of each slot, the step that chose its newest token."""
 
@@ -64,6 +64,24 @@ def test_those_that_are_left_are_dealt_out_again() -> None:
     while rig.scheduler.has_work():
         rig.go()
     rig.check(requests[0])
+
+
+def test_no_token_holds_up_a_prompt() -> None:
+    """Fewer sequences than stages: they stay out of steps in which a prompt goes on, until their token is back."""
+    rig = Pipeline(4, max_num_batched_tokens=8)
+    first = [rig.submit(str(i), [i + 1] * 4, 60) for i in range(2)]
+    for _ in range(12):
+        rig.go()
+    prompt = rig.submit("long", [5] * 100, 4)
+    rig.go()
+    found = [rig.go() for _ in range(12)]
+    assert not any(waits for _, waits in found)
+    assert sum(max(plan.spans.lengths) > 1 for plan, _ in found if plan) == 12
+    assert sum(1 in plan.spans.lengths for plan, _ in found if plan) == 6
+    while rig.scheduler.has_work():
+        rig.go()
+    for request in [*first, prompt]:
+        rig.check(request)
 
 
 def test_one_alone_is_planned_before_its_token_is_known() -> None:
