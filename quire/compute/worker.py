@@ -24,6 +24,7 @@ from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.drafter import Drafter, QueuingDrafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
+from quire.compute.facts import StageFacts, WorkerFacts, of_stages
 from quire.compute.forward.alone import obstacle
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder, no_entry
@@ -54,7 +55,6 @@ from quire.kernels import native
 from quire.kernels.attention import trees
 from quire.kernels.invariance import RowsAlone
 from quire.planner.drafts import DraftCosts
-from quire.planner.memory import Room
 
 logger = logging.getLogger("quire.engine")
 
@@ -62,34 +62,6 @@ SUMMED: Final = "the order in which values of several ranks are summed depends o
 WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StageFacts:
-    """Of the ranks of one stage, as `WorkerFacts` of all."""
-
-    weights_bytes: int
-    others_bytes: int
-    room: Room
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """What control needs to know of loaded ranks; of several what holds for all: the most taken, the least free."""
-
-    n_ranks: int
-    device: str
-    """Kind of device, as `Platform.name`."""
-    dtype: str
-    """Of activations, and of weights that are not quantised."""
-    weights_bytes: int
-    """Of one rank, as it holds them."""
-    others_bytes: int
-    """Of a device's own memory, in use before the worker came; 0 in main memory."""
-    room: Room
-    """What there is now that the weights are loaded."""
-    stages: tuple[StageFacts, ...]
-    """Of each stage, of which there may be one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -186,7 +158,8 @@ class Worker:
             weights_bytes += self._small.n_bytes
         room = self.platform.room().of_one(self.comm.size)
         others_bytes = 0 if self.room.is_main else self.room.used_bytes
-        stages = self._of_stages(weights_bytes, others_bytes, room)
+        stage, n_stages = (0, 1) if self._pipeline is None else (self._pipeline.stage, self._pipeline.n_stages)
+        stages = of_stages(StageFacts(weights_bytes, others_bytes, room), stage, n_stages, self.comm)
         return WorkerFacts(
             n_ranks=self.comm.size,
             device=self.platform.name,
@@ -196,19 +169,6 @@ class Worker:
             room=min((one.room for one in stages), key=lambda one: one.free_bytes),
             stages=stages,
         )
-
-    def _of_stages(self, weights_bytes: int, others_bytes: int, room: Room) -> tuple[StageFacts, ...]:
-        """What every rank has found, of each stage the worst."""
-        stage, n_stages = (0, 1) if self._pipeline is None else (self._pipeline.stage, self._pipeline.n_stages)
-        least = torch.full((n_stages, 4), torch.iinfo(torch.int64).max)
-        least[stage] = torch.tensor([room.total_bytes, room.free_bytes, room.swap_bytes, room.address_bytes])
-        most = torch.zeros((n_stages, 3), dtype=torch.int64)
-        most[stage] = torch.tensor([weights_bytes, others_bytes, room.own_bytes])
-        least, most = self.comm.all_reduce(least, Reduction.MIN), self.comm.all_reduce(most, Reduction.MAX)
-        found = []
-        for (total, free, swap, address), (weights, others, own) in zip(least.tolist(), most.tolist(), strict=True):
-            found.append(StageFacts(weights, others, Room(total, free, room.is_main, swap, address, own)))
-        return tuple(found)
 
     def allocate(self, allocation: Allocation) -> None:
         """Pages, tables, sampler and forward strategies around the loaded model, warmed up: then plans can come."""
@@ -307,6 +267,11 @@ class Worker:
     def expert_loads(self) -> list[list[int]]:
         """See `Decoder`; empty without experts, and without weights."""
         return [] if self._model is None else self._model.expert_loads()
+
+    @property
+    def n_begun(self) -> int:
+        """See `Decoder`; 0 without weights."""
+        return 0 if self._model is None else self._model.n_begun
 
     @property
     def is_loaded(self) -> bool:

@@ -13,9 +13,10 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from quire.compute.facts import WorkerFacts
 from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
-from quire.compute.worker import Allocation, Worker, WorkerFacts
+from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults

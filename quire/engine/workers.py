@@ -42,9 +42,9 @@ logger = logging.getLogger("quire.engine")
 class Meeting:
     """All groups of one rank."""
 
-    def __init__(self, comm: MeetingComm, pipeline: Pipeline | None) -> None:
-        """comm: of all ranks; pipeline: None: there is one stage."""
-        self.comm, self.pipeline = comm, pipeline
+    def __init__(self, comm: MeetingComm, pipeline: Pipeline | None, worker: Worker) -> None:
+        """comm: of all ranks; pipeline: None: there is one stage; worker: of this rank."""
+        self.comm, self.pipeline, self._worker = comm, pipeline, worker
 
     def join(self) -> None:
         """Returns when all ranks can speak to one another. RuntimeError if they are not there in time."""
@@ -54,9 +54,10 @@ class Meeting:
 
     @property
     def n_calls(self) -> int:
-        """That this rank has begun within its stage: one that hangs is behind the others there."""
+        """That this rank has begun within its stage: one that hangs is behind the others there. Where it is alone,
+        layers."""
         sharing = self.comm if self.pipeline is None else self.pipeline.sharing
-        return 0 if sharing is None else sharing.n_calls
+        return self._worker.n_begun if sharing is None else sharing.n_calls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def make_worker(
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
     worker = kind(config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline)
-    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline))
+    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline, worker))
 
 
 def _with_threads(config: EngineConfig, n_ranks: int) -> EngineConfig:

@@ -69,6 +69,8 @@ class Decoder:
         """Where parameters are made."""
         self.dtype = make(0).dtype
         """Of parameters and products."""
+        self.n_begun = 0
+        """Layers that `forward` has come to: a sign that a long step goes on."""
         self._embeddings: list[Embedding] = []
         if self.range.is_first or (self.range.is_last and arch.tie_embeddings):
             self.embed = self._embedding(make, comm)
@@ -130,6 +132,7 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             if visit is not None:
                 visit(index, x)
+            self.n_begun += 1
             x = layer(x, positions, context, wanted if index == n_layers - 1 and not visits_last else None)
         if visit is not None and visits_last:
             visit(n_layers, x)

@@ -236,7 +236,10 @@ class RankGroup:
             self._lose(RanksLost(f"a process for a rank could not be started: {reason}", EndKind.FAILED), [])
         finally:
             self._started.set()
-        self._watch()
+        try:
+            self._watch()
+        except RuntimeError as error:  # a device that has failed says so to whoever asks for its marks
+            self._lose(RanksLost(f"rank 0 failed ({type(error).__name__}: {error})", EndKind.CRASH), [])
 
     def _start_all(self) -> None:
         n_ranks = self._shape.n_ranks

@@ -9,8 +9,9 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 
+from quire.compute.facts import WorkerFacts
 from quire.compute.runner.runner import Launched
-from quire.compute.worker import Allocation, Worker, WorkerFacts
+from quire.compute.worker import Allocation, Worker
 from quire.core.plan import OnDrafts, StepPlan
 from quire.engine.executors.executor import is_out_of_memory
 from quire.engine.ranks.done import DoneSteps

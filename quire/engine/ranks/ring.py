@@ -58,7 +58,7 @@ class Standing(NamedTuple):
     silent_s: float
     """Since it said so."""
     n_calls: int
-    """Of its group, that it has begun."""
+    """Of the group that shares its layers, that it has begun; of a rank without fellows, layers."""
     n_done: int
     """Steps that its device has done."""
 
