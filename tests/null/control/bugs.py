@@ -195,8 +195,8 @@ def fork_locks_the_whole_path_of_its_sibling(patch: Patch) -> None:
 
 
 def budget_is_overrun(patch: Patch) -> None:
-    def build(self: PlanBuilder, step: int, budget: int, now_s: float) -> None:
-        real(self, step, budget + 1, now_s)
+    def build(self: PlanBuilder, step: int, budget: int, now_s: float, committed: int) -> None:
+        real(self, step, budget + 1, now_s, committed)
 
     real = PlanBuilder.__init__
     patch.setattr(PlanBuilder, "__init__", build)
