@@ -3,7 +3,7 @@
 A stage can begin a sequence's next token only when the last stage has chosen the one before. So each step takes an
 equal part of the decoding sequences, and a sequence comes again when its token is back at the first stage: then every
 stage always has a step to compute.
-Owns that choice. Invariant: with nothing in flight every sequence has its turn.
+Owns that choice. Invariant: with nothing in flight the first sequence in key order has its turn: there is a plan.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def micro_batch(live: LiveSeqs, step: int, committed: int) -> Iterator[Seq]:
     has_larger = sum(size > least for size in sizes.values()) >= n_larger  # among the steps that others compute now
     most = max(1, least if has_larger else least + 1)
     chosen = set(sorted(due, key=_last_step)[:most])
+    if committed == step - 1:  # those that are chosen may have to give way to the first, which never has to
+        chosen.update(decoding[:1])
     for seq in live.running:
         if seq in chosen or seq.planned < seq.prefill_end or seq.search is not None:
             yield seq
