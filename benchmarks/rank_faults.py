@@ -42,14 +42,15 @@ FAULTS = ("kill", "stop", "memory", "engine")
 class Server:
     """One `quire serve`."""
 
-    def __init__(self, n_ranks: int, log: pathlib.Path) -> None:
+    def __init__(self, n_ranks: int, n_stages: int, log: pathlib.Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         command = [
             sys.executable, "-c", "import sys; from quire.cli.main import main; sys.exit(main())", "serve", "--device",
-            "cpu", "--tensor-parallel-size", str(n_ranks), "--max-model-len", "1024", "--port", str(self.port),
-            "--max-engine-restarts", "100", "--max-num-batched-tokens", "512",
+            "cpu", "--tensor-parallel-size", str(n_ranks), "--pipeline-parallel-size", str(n_stages),
+            "--max-model-len", "1024", "--port", str(self.port), "--max-engine-restarts", "100",
+            "--max-num-batched-tokens", "512",
         ]  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
         (pathlib.Path(self._folder.name) / "sitecustomize.py").write_text(INJECTION)
@@ -122,11 +123,12 @@ def once(server: Server, fault: str, number: int) -> tuple[float, float, list[in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="of each stage")
+    parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path("rank_faults.log"))
     options = parser.parse_args()
-    server = Server(options.ranks, options.log)
+    server = Server(options.ranks, options.stages, options.log)
     try:
         print(f"up after {server.wait(healthy=True):.1f} s", flush=True)
         for fault in options.faults:

@@ -12,6 +12,7 @@ import torch
 
 from quire.compute.dist.comm import Comm, Reduction
 from quire.compute.dist.gloo import GlooComm
+from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.drafter import Drafter
 from quire.compute.platform import Platform, platform_of
 from quire.compute.worker import Allocation, Worker
@@ -37,6 +38,7 @@ def make_worker(
     comm: Comm | None = None,
     drafter: Drafter | None = None,
     platform: Platform | None = None,
+    pipeline: Pipeline | None = None,
     **options: Any,
 ) -> Worker:
     """Random weights of a fixed seed, one thread; platform: None for the CPU."""
@@ -47,7 +49,9 @@ def make_worker(
     )  # fmt: skip
     arch = read_arch(folder)
     platform = platform_of(config) if platform is None else platform
-    return Worker(config, resolve(config, arch, platform.name), folder, arch, platform, comm, drafter)
+    return Worker(
+        config, resolve(config, arch, platform.name), folder, arch, platform, comm, drafter, pipeline=pipeline
+    )
 
 
 def spans(*rows: tuple[int, int, int, bool]) -> dict[str, Any]:

@@ -85,8 +85,12 @@ class Platform(Protocol):
     """Else than NEVER: a token's bits tell whether it was launched so, and a prompt from an output."""
 
     def comm(self, rank: int, n_ranks: int, meeting_point: str) -> MeetingComm:
-        """How ranks on devices of this kind speak, each on a device of its own where there are several. Raises
+        """How all ranks speak, on devices of this kind, each on one of its own where there are several. Raises
         ConfigError where there are fewer."""
+        ...
+
+    def group(self, rank: int, size: int, meeting_point: str) -> MeetingComm:
+        """How some of them do, of which this one is number `rank`."""
         ...
 
     def room(self) -> Room:
@@ -118,7 +122,11 @@ class CpuPlatform:
         """The cores are shared among the ranks."""
         if n_ranks > host.n_cores() and rank == 0:
             logger.warning("%d ranks share %d cores: they wait for one another", n_ranks, host.n_cores())
-        return GlooComm(rank, n_ranks, meeting_point)
+        return self.group(rank, n_ranks, meeting_point)
+
+    def group(self, rank: int, size: int, meeting_point: str) -> MeetingComm:
+        """Over the loopback interface."""
+        return GlooComm(rank, size, meeting_point)
 
     def room(self) -> Room:
         """Main memory, and the bounds on this process."""
@@ -168,8 +176,8 @@ class CudaPlatform:
         """Through memory that the GPUs share, and NCCL."""
         if n_ranks > cuda.n_devices():
             raise ConfigError(
-                f"tensor_parallel_size = {n_ranks} needs {n_ranks} GPUs, one a rank, and {cuda.n_devices()} are"
-                " visible: lower it, or make more visible (CUDA_VISIBLE_DEVICES)",
+                f"tensor_parallel_size * pipeline_parallel_size = {n_ranks} needs {n_ranks} GPUs, one a rank, and"
+                f" {cuda.n_devices()} are visible: lower them, or make more visible (CUDA_VISIBLE_DEVICES)",
                 param="tensor_parallel_size",
             )
         device = self.device
@@ -177,6 +185,10 @@ class CudaPlatform:
         comm = PeerComm(NcclComm(rank, n_ranks, meeting_point, device.torch_device), device.torch_device)
         device.checks.append(comm.check)
         return comm
+
+    def group(self, rank: int, size: int, meeting_point: str) -> MeetingComm:
+        """Through NCCL."""
+        return NcclComm(rank, size, meeting_point, self.device.torch_device)
 
     def room(self) -> Room:
         """The GPU's own memory."""

@@ -19,23 +19,25 @@ from typing import Final
 import msgspec
 import torch
 
-from quire.compute.adapters.bank import Kept, adapters_on, device_bytes
-from quire.compute.adapters.files import read_adapter
+from quire.compute.adapters.bank import Kept
+from quire.compute.adapters.host import HostAdapters
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
+from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.drafter import Drafter, QueuingDrafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
+from quire.compute.facts import StageFacts, WorkerFacts, of_stages
 from quire.compute.forward.alone import obstacle
 from quire.compute.forward.fused import ReadyStep
-from quire.compute.models.decoder import Decoder, decoder_on
+from quire.compute.models.decoder import Decoder, no_entry
 from quire.compute.platform import Captured, Platform
 from quire.compute.runner.branching import Branching
 from quire.compute.runner.lengths import SlotLengths
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.runner import LaunchedStep, Runner
+from quire.compute.runner.runner import Launched, Runner
+from quire.compute.runner.staged import Entry, StageRunner, tail_of
 from quire.compute.runner.states import StatePool
 from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.footprint import Footprint, Weights
 from quire.compute.weights.loader import load_model
@@ -45,6 +47,7 @@ from quire.config.kv import KVLayout
 from quire.config.resolve import NOT_ROUNDED, ON_GPU, EngineLimits
 from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
+from quire.config.stages import LayerRange, layer_range, stage_arch, stage_layout
 from quire.core.errors import ConfigError, EngineError
 from quire.core.plan import AdapterPut, OnDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult
@@ -54,7 +57,6 @@ from quire.kernels import native
 from quire.kernels.attention import trees
 from quire.kernels.invariance import RowsAlone
 from quire.planner.drafts import DraftCosts
-from quire.planner.memory import Room
 
 logger = logging.getLogger("quire.engine")
 
@@ -62,23 +64,6 @@ SUMMED: Final = "the order in which values of several ranks are summed depends o
 WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """What control needs to know of loaded ranks; of several what holds for all: the most taken, the least free."""
-
-    n_ranks: int
-    device: str
-    """Kind of device, as `Platform.name`."""
-    dtype: str
-    """Of activations, and of weights that are not quantised."""
-    weights_bytes: int
-    """Of one rank, as it holds them."""
-    others_bytes: int
-    """Of a device's own memory, in use before the worker came; 0 in main memory."""
-    room: Room
-    """What there is now that the weights are loaded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,26 +95,34 @@ class Worker:
         comm: Comm | None = None,
         drafter: Drafter | None = None,
         draft: DraftSource | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
-        """folder: a checkpoint of `arch`, the whole model; comm: None for the only rank. drafter: who guesses; draft:
-        or weights that do, whole on every rank; neither where nothing is drafted. Takes no memory. ConfigError: the
-        ranks cannot share the model."""
+        """folder: a checkpoint of `arch`, the whole model; comm: of all ranks, None for the only one. drafter: who
+        guesses; draft: or weights that do, whole on every rank; neither where nothing is drafted. pipeline: this rank's
+        stage, None: there is one, and its ranks are all of `comm`. Takes no memory. ConfigError: the ranks cannot share
+        the model."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
-        self.arch: Final = share_arch(arch, self.comm.rank, self.comm.size)
-        """What this rank computes and keeps of the model; the groups of its pages, and its memory, follow from it."""
+        self._pipeline = pipeline
+        self._sharing: Comm = self.comm if pipeline is None else pipeline.sharing or SoloComm()
+        """Of the ranks that share each layer."""
+        stage, n_stages = (0, 1) if pipeline is None else (pipeline.stage, pipeline.n_stages)
+        self._layers: Final = layer_range(arch, stage, n_stages)
+        self.shared: Final = share_arch(arch, self._sharing.rank, self._sharing.size)
+        """Its part of all layers: the groups of pages follow from it."""
+        self.arch: Final = stage_arch(self.shared, self._layers)
+        """What this rank computes and keeps of the model: of these layers those of its stage."""
         self._drafter, self._draft = drafter, draft
         self._small: LoadedDraft | None = None
         """Of `draft`."""
         self.room: Final = platform.room().of_one(self.comm.size)
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
-        self.no_determinism = platform.no_determinism or (SUMMED if self.comm.size > 1 else "")
+        self.no_determinism = platform.no_determinism or (SUMMED if self._sharing.size > 1 else "")
         """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
         for it do not."""
-        self._adapters: dict[str, Kept] = {}
-        """On the host, by their content."""
+        self._adapters = HostAdapters(config, platform.device)
         self._model: Decoder | None = None
         self._allocation: Allocation | None = None
         self._runner: Runner | None = None
@@ -148,7 +141,7 @@ class Worker:
     @functools.cached_property
     def _weights(self) -> Weights:
         device, load_format = self.platform.device.torch_device, self._config.load_format
-        return Weights(self._folder, self._arch, device, load_format, self.comm)
+        return Weights(self._folder, self._arch, device, load_format, self._sharing, self._layers)
 
     def footprint(self, dtype: str, quantization: str) -> Footprint:
         """Bytes of weights in a dtype and under a value of --quantization, from a checkpoint's headers, and of places.
@@ -158,45 +151,32 @@ class Worker:
         key = dtype, quantization
         if key not in self._footprints:
             found = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
-            n_bytes = self._adapters_bytes(TORCH_DTYPES[dtype])
+            n_bytes = self._adapters.places_bytes(self._arch, TORCH_DTYPES[dtype])
             self._footprints[key] = dataclasses.replace(
                 found, held_bytes=found.held_bytes + n_bytes, peak_bytes=found.peak_bytes + n_bytes
             )
         return self._footprints[key]
 
-    def _adapters_bytes(self, dtype: torch.dtype) -> int:
-        """Of the places on the device."""
-        config = self._config
-        if not config.enable_lora:
-            return 0
-        linears = decoder_on(torch.device("meta"), self._arch, dtype, 1).adaptable()
-        return device_bytes(self.platform.device, linears, config.max_loras, config.max_lora_rank, dtype)
-
     def load(self) -> WorkerFacts:
         """Read the weights. Raises LoadError or ConfigError."""
-        self._model = model = self._load(self._folder, self._arch, self.comm)
-        weights_bytes = model.n_bytes
-        if self._config.enable_lora:
-            device, linears, dtype = self.platform.device, list(model.adaptable()), TORCH_DTYPES[self._limits.dtype]
-            model.adapters = adapters_on(device, linears, self._config.max_loras, self._config.max_lora_rank, dtype)
-            weights_bytes += model.adapters.n_bytes
+        self._model = model = self._load(self._folder, self._arch, self._sharing, self._layers)
+        weights_bytes = model.n_bytes + self._adapters.attach(model, TORCH_DTYPES[self._limits.dtype])
         if self._draft is not None:
             load = functools.partial(self._load, comm=SoloComm())
             self._small = self._draft.load(load, self._model, self.platform)
             weights_bytes += self._small.n_bytes
         room = self.platform.room().of_one(self.comm.size)
         others_bytes = 0 if self.room.is_main else self.room.used_bytes
-        least = torch.tensor([room.total_bytes, room.free_bytes, room.swap_bytes, room.address_bytes])
-        most = torch.tensor([weights_bytes, others_bytes, room.own_bytes])
-        total, free, swap, address = self.comm.all_reduce(least, Reduction.MIN).tolist()
-        weights_bytes, others_bytes, own = self.comm.all_reduce(most, Reduction.MAX).tolist()
+        stage, n_stages = (0, 1) if self._pipeline is None else (self._pipeline.stage, self._pipeline.n_stages)
+        stages = of_stages(StageFacts(weights_bytes, others_bytes, room), stage, n_stages, self.comm)
         return WorkerFacts(
             n_ranks=self.comm.size,
             device=self.platform.name,
             dtype=self._limits.dtype,
-            weights_bytes=weights_bytes,
-            others_bytes=others_bytes,
-            room=Room(total, free, room.is_main, swap, address, own),
+            weights_bytes=max(one.weights_bytes for one in stages),
+            others_bytes=max(one.others_bytes for one in stages),
+            room=min((one.room for one in stages), key=lambda one: one.free_bytes),
+            stages=stages,
         )
 
     def allocate(self, allocation: Allocation) -> None:
@@ -235,11 +215,11 @@ class Worker:
         self._drafter = drafter
         self.runner.replace_drafter(drafter, chance)
 
-    def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> LaunchedStep | ReadyStep:
+    def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> Launched:
         """Queue one step on the device; plans come in order. on_drafts: see `Runner.launch`."""
         return self.runner.launch(plan, on_drafts)
 
-    def stage(self, plan: StepPlan) -> Callable[[], LaunchedStep] | None:
+    def stage(self, plan: StepPlan) -> Callable[[], Launched] | None:
         """Do what can be done of a launch before the step before it has its masks, see `Runner.stage`."""
         return self.runner.stage(plan)
 
@@ -257,9 +237,16 @@ class Worker:
     def sleep(self, level: int) -> None:
         """Give memory up: pages and all around them, and the weights to the host (1) or altogether (2).
 
-        Nobody else may hold anything of the last steps. Deeper sleep may follow on level 1.
+        Nobody else may hold anything of the last steps, and every rank does it. Deeper sleep may follow on level 1.
         """
+        if isinstance(self._runner, StageRunner):
+            self._runner.take_all()
+        self._release(level)
+
+    def _release(self, level: int) -> None:
         self._runner = None
+        if self._model is not None and not self._layers.is_first:
+            self._model.enter = no_entry
         if self._draft is not None:
             self._drafter = None  # it has pages
         models: list[Decoder | LoadedDraft] = [one for one in (self._model, self._small) if one is not None]
@@ -283,35 +270,33 @@ class Worker:
             self._runner = self._make_runner(self.model, self._allocation)
 
     def close(self) -> None:
-        """Give up all memory, for good."""
-        self.sleep(2)
+        """Give up all memory, for good; other ranks may be gone."""
+        self._release(2)
 
     def read_adapter(self, path: str, root: str) -> tuple[str, int, Kept]:
         """Read an adapter from its folder: (hash of its content, its rank, what `keep_adapter` takes). May be called in
         any thread. root: folder in which it must lie, empty: anywhere. Raises LoadError and ConfigError."""
-        model = self.model
-        if model.adapters is None:
-            raise ConfigError("this engine has no adapters: start it with --enable-lora", param="enable_lora")
-        adapter = read_adapter(path, root, model, self._config.max_lora_rank)
-        return adapter.content_id, adapter.rank, model.adapters.keep(adapter)
+        return self._adapters.read(path, root, self.model)
 
     def keep_adapter(self, content_id: str, kept: Kept) -> None:
         """On the host, for plans that put it into a place."""
-        self._adapters[content_id] = kept
+        self._adapters.keep(content_id, kept)
 
     def drop_adapter(self, content_id: str) -> None:
         """The host keeps it no longer; places on the device keep what they have."""
-        self._adapters.pop(content_id, None)
+        self._adapters.drop(content_id)
 
     def _put_adapter(self, put: AdapterPut) -> None:
-        kept, adapters = self._adapters.get(put.content_id), self.model.adapters
-        if kept is None or adapters is None:
-            raise EngineError(f"adapter {put.content_id} is not on the host")
-        adapters.put(put.place, kept)
+        self._adapters.put(put, self.model)
 
     def expert_loads(self) -> list[list[int]]:
         """See `Decoder`; empty without experts, and without weights."""
         return [] if self._model is None else self._model.expert_loads()
+
+    @property
+    def n_begun(self) -> int:
+        """See `Decoder`; 0 without weights."""
+        return 0 if self._model is None else self._model.n_begun
 
     @property
     def is_loaded(self) -> bool:
@@ -332,7 +317,7 @@ class Worker:
             raise EngineError("no memory for steps is allocated")
         return self._runner
 
-    def _load(self, folder: pathlib.Path, arch: ModelArch, comm: Comm) -> Decoder:
+    def _load(self, folder: pathlib.Path, arch: ModelArch, comm: Comm, layers: LayerRange | None = None) -> Decoder:
         config = self._config
         if config.quantization not in (*NOT_ROUNDED, *ON_GPU) and native.library() is None:
             reason = native.explain()
@@ -349,6 +334,7 @@ class Worker:
             quantization=config.quantization,
             check_finite=config.check_weights,
             comm=comm,
+            layers=layers,
         )
         self.platform.device.synchronize()
         took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
@@ -358,9 +344,8 @@ class Worker:
     def _make_runner(self, model: Decoder, allocation: Allocation) -> Runner:
         device, page_size = self.platform.device, self._config.block_size
         limits = msgspec.structs.replace(self._limits, max_model_len=allocation.max_model_len)
-        pool = KVPool(
-            self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, allocation.layout
-        )  # fmt: skip
+        layout = None if allocation.layout is None else stage_layout(allocation.layout, self._layers)
+        pool = KVPool(self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, layout)
         if self.arch.state_specs:
             dtype = TORCH_DTYPES[limits.dtype]
             pool.states = StatePool(self.arch, limits.max_num_seqs, allocation.n_snapshots, dtype, device)
@@ -381,7 +366,11 @@ class Worker:
         sampler = Sampler(
             limits.max_num_seqs, self.arch.vocab_size, device.torch_device, vocab_limit=allocation.vocab_limit
         )
-        tail = Tail(device, model, tables, sampler)
+        tail = tail_of(self._pipeline)(device, model, tables, sampler)
+        entry = None
+        if not self._layers.is_first:
+            shape = limits.max_num_batched_tokens, self.arch.hidden_size
+            entry = model.enter = Entry(device.zeros(shape, model.stream_dtype))
         forwards = self.platform.forwards(model, pool, tables, tail, limits)
         if self._small is not None:
             self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
@@ -390,10 +379,13 @@ class Worker:
         branching = Branching(pool, tables, tail) if may_branch else None
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter, branching)
         alone = self.platform.rows_alone
-        runner = Runner(
-            pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone,
-            put=None if model.adapters is None else self._put_adapter,
-        )  # fmt: skip
+        put = None if model.adapters is None else self._put_adapter
+        if self._pipeline is None:
+            runner = Runner(
+                pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone, put=put
+            )
+        else:
+            runner = StageRunner(pool, tables, tail, forwards.in_turn, self._pipeline, entry, alone=alone)
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner

@@ -189,7 +189,12 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Literal["fcfs", "priority"], _doc("fcfs: order of arrival; priority: lower `priority` first, then arrival.")
     ] = "fcfs"
     pipeline_depth: Annotated[
-        int, _doc("Steps in flight; 2 hides the host's work, 1 waits for each step.", ge=1, le=8)
+        int,
+        _doc(
+            "Steps in flight; 2 hides the host's work, 1 waits for each step. Each further pipeline stage adds one.",
+            ge=1,
+            le=8,
+        ),
     ] = 2
     deterministic: Annotated[
         bool,
@@ -207,6 +212,15 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         _doc(
             "Ranks that share every layer, one process each: on GPUs one GPU a rank, on a CPU for tests. The model's"
             " heads and feed-forwards must be divisible among them.",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        _doc(
+            "Stages of neighbouring layers, each of tensor_parallel_size ranks. A step goes through all in turn;"
+            " meanwhile other stages compute steps of other sequences.",
             ge=1,
             le=64,
         ),
@@ -364,9 +378,9 @@ def _check_adapters(config: EngineConfig) -> None:
             f"max_cpu_loras = {config.max_cpu_loras} is less than max_loras = {config.max_loras}: raise it",
             param="max_cpu_loras",
         )
-    if config.enable_lora and (config.tensor_parallel_size > 1 or config.is_simulated):
+    if config.enable_lora and (config.tensor_parallel_size * config.pipeline_parallel_size > 1 or config.is_simulated):
         raise ConfigError(
-            "enable_lora works with one rank and a real device: leave --tensor-parallel-size out, or serve merged"
-            " weights",
+            "enable_lora works with one rank and a real device: leave --tensor-parallel-size and"
+            " --pipeline-parallel-size out, or serve merged weights",
             param="enable_lora",
         )

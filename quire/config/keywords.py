@@ -42,6 +42,7 @@ class EngineOptions(TypedDict, total=False):
     deterministic: bool | None
     max_logprobs: int | None
     tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
     enable_expert_parallel: bool | None
     num_threads: int | None
     enable_lora: bool | None
@@ -123,7 +124,6 @@ class EngineOptions(TypedDict, total=False):
     node_rank: int | float | str | None
     num_scheduler_steps: int | float | str | None
     override_attention_dtype: int | float | str | None
-    pipeline_parallel_size: int | float | str | None
     prefill_context_parallel_size: int | float | str | None
     prefill_schedule_interval: int | float | str | None
     prefix_caching_hash_algo: int | float | str | None

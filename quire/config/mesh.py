@@ -19,16 +19,36 @@ class MeshShape(msgspec.Struct, frozen=True):
 
     tensor: int = 1
     """That share every layer."""
+    pipeline: int = 1
+    """Stages of neighbouring layers, of so many ranks each."""
 
     @property
     def n_ranks(self) -> int:
         """All of them."""
-        return self.tensor
+        return self.tensor * self.pipeline
+
+    @property
+    def telling_rank(self) -> int:
+        """The first of the last stage, which says what was chosen."""
+        return self.n_ranks - self.tensor
+
+    def stage_of(self, rank: int) -> int:
+        """The stage of a rank; ranks of one stage are neighbours."""
+        return rank // self.tensor
+
+    def place_in_stage(self, rank: int) -> int:
+        """A rank among those of its stage."""
+        return rank % self.tensor
 
 
 def mesh_shape(config: EngineConfig) -> MeshShape:
     """As it was asked for."""
-    return MeshShape(tensor=config.tensor_parallel_size)
+    return MeshShape(tensor=config.tensor_parallel_size, pipeline=config.pipeline_parallel_size)
+
+
+def depth_of(config: EngineConfig) -> int:
+    """Steps in flight: one in each stage, and those that hide the host's work."""
+    return config.pipeline_depth + config.pipeline_parallel_size - 1
 
 
 def placed(arch: ModelArch, config: EngineConfig) -> ModelArch:

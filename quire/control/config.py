@@ -42,6 +42,8 @@ class SchedulerConfig:
     theirs only prompts enter the prefix tree, for their like."""
     pipeline_depth: int = 2
     """Most steps in flight."""
+    n_stages: int = 1
+    """Of the pipeline that the device is: so many steps are computed at once, of different sequences."""
     min_shared_tokens: int = 0
     """Shortest common prefix of decoding sequences that a plan mentions in `shared_prefixes`; 0: none is mentioned."""
     max_num_waiting: int = 8192
@@ -69,6 +71,7 @@ class SchedulerConfig:
             ("max_sampled", 0),
             ("n_adapters", 0),
             ("pipeline_depth", 1),
+            ("n_stages", 1),
             ("max_num_waiting", 1),
         ):
             value = getattr(self, name)

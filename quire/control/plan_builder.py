@@ -13,13 +13,15 @@ class PlanBuilder:
     """`seqs[i]` is the sequence of span i of `plan`."""
 
     __slots__ = (
-        "_adapters", "budget", "is_tight", "n_chunks", "n_drafting", "plan", "scheduled_s", "seqs", "step",
+        "_adapters", "budget", "committed", "is_tight", "n_chunks", "n_drafting", "plan", "scheduled_s", "seqs", "step",
     )  # fmt: skip
 
-    def __init__(self, step: int, budget: int, now_s: float, adapters: AdapterPlaces) -> None:
+    def __init__(self, step: int, budget: int, now_s: float, committed: int, adapters: AdapterPlaces) -> None:
         self.step, self.scheduled_s, self._adapters = step, now_s, adapters
         self.budget = budget
         """Tokens that may still be added."""
+        self.committed = committed
+        """The last step whose result had come."""
         self.is_tight = False
         """A running sequence lacked pages: nobody is admitted in this step."""
         self.n_chunks = 0

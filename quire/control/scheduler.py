@@ -22,6 +22,7 @@ from quire.control.forking import place_beams
 from quire.control.gauges import Counters, page_map, read_stats, tree_shape
 from quire.control.history import History
 from quire.control.live_seqs import LiveSeqs
+from quire.control.micro_batches import micro_batch
 from quire.control.plan_builder import PlanBuilder
 from quire.control.preemption import fit_chunk, make_room
 from quire.control.seq import Seq, SeqState
@@ -132,7 +133,8 @@ class Scheduler:
             return None
         if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
             return None  # its masks come when the steps before it are committed, and the next plan after them
-        builder = PlanBuilder(self._next_step, self.backoff.n_tokens, self.clock.now_s(), live.adapters)
+        committed, n_free = self._next_step - len(self.in_flight) - 1, self.backoff.n_tokens
+        builder = PlanBuilder(self._next_step, n_free, self.clock.now_s(), committed, live.adapters)
         drafts = choose_drafts(live, builder)
         prompts = plan_with_drafts(live, builder, drafts) if drafts else _plan_decodes(live, builder)
         n_decodes = len(builder.seqs)
@@ -142,7 +144,6 @@ class Scheduler:
             _keep_pace(live, builder, prompts)
         _plan_prompts(live, builder, prompts)
         if not builder.is_tight and builder.budget > 0 and live.free_slots and len(live.waiting):
-            committed = self._next_step - len(self.in_flight) - 1
             admission = Admission(live, builder, committed, prompts, self.backoff.n_seqs)
             admission.run()
             self.counters.count_admissions(admission.admitted)
@@ -260,7 +261,8 @@ def _plan_decodes(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
     prompts: list[Seq] = []
     spans, seqs, step = builder.plan.spans, builder.seqs, builder.step
     slots, starts, masked, searches = spans.slots, spans.starts, builder.plan.masked, live.searches
-    for seq in live.running:  # in key order; preemption shortens the list at its end only
+    whose_turn = live.running if live.config.n_stages == 1 else micro_batch(live, step, builder.committed)
+    for seq in whose_turn:  # in key order; preemption shortens the list at its end only
         if searches and seq.search is not None and seq.search.is_ready and not place_beams(live, builder, seq.search):
             continue
         start = seq.planned

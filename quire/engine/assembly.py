@@ -8,6 +8,7 @@ from __future__ import annotations
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
+from quire.config.mesh import depth_of
 from quire.config.resolve import EngineLimits
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
@@ -59,7 +60,8 @@ def assemble(
             deterministic_apart=deterministic_apart,
             has_states=has_states,
             n_snapshots=n_snapshots,
-            pipeline_depth=config.pipeline_depth,
+            pipeline_depth=depth_of(config),
+            n_stages=config.pipeline_parallel_size,
             min_shared_tokens=min_shared_tokens,
             max_num_waiting=config.max_num_waiting,
             pace=pace,
@@ -70,4 +72,4 @@ def assemble(
         ),
         clock,
     )
-    return EngineCore(scheduler, executor, clock, config.pipeline_depth, grammars)
+    return EngineCore(scheduler, executor, clock, depth_of(config), grammars)

@@ -13,16 +13,18 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from quire.compute.facts import WorkerFacts
 from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
-from quire.config.kv import tokens_in_flight
+from quire.config.kv import KVLayout, tokens_in_flight
 from quire.config.mesh import mesh_shape
 from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
+from quire.config.stages import layer_range, stage_arch, stage_layout
 from quire.core.clock import MonotonicClock, VirtualClock
 from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
@@ -30,7 +32,15 @@ from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
 from quire.engine.adapters import registry_of
 from quire.engine.assembly import assemble, pace_of
-from quire.engine.capacity import ITEMSIZES, kv_itemsize, layout_of, size_pool, snapshots_within
+from quire.engine.capacity import (
+    ITEMSIZES,
+    StagePool,
+    kv_itemsize,
+    layout_of,
+    size_pool,
+    snapshots_within,
+    tightest,
+)
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
@@ -67,10 +77,11 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     arch = read_arch(folder, config.hf_overrides, logger)
     shape = mesh_shape(config)
     if config.is_simulated and shape.n_ranks > 1:
+        name = "tensor_parallel_size" if shape.tensor > 1 else "pipeline_parallel_size"
         raise ConfigError(
-            f"tensor_parallel_size = {config.tensor_parallel_size} and device = 'null', which has no model that could"
-            " be divided: leave --tensor-parallel-size out, or add --device cpu or cuda",
-            param="tensor_parallel_size",
+            f"{name} = {getattr(config, name)} and device = 'null', which has no model that could be divided: leave"
+            f" --{name.replace('_', '-')} out, or add --device cpu or cuda",
+            param=name,
         )
     if config.is_simulated:
         return _build_simulated(config, arch, is_server)
@@ -96,12 +107,13 @@ def _build(
         rounds=platform.rounds, rounds_kv=platform.rounds_kv and not arch.keeps_lines,
     )  # fmt: skip
     check_fit(case)
-    facts, layout = worker.load(), layout_of(config, limits, worker.arch)
+    facts, layout = worker.load(), layout_of(config, limits, worker.shared)
     n_snapshots = snapshots_within(config, limits, worker.arch, facts.room)
+    stage = tightest(config, limits, _stage_pools(worker.shared, layout, facts), captured.graph_sizes)
     n_pages, limits = size_pool(
-        config, limits, worker.arch, facts.room, captured.graph_sizes, captured.mixed_rows, facts.weights_bytes,
-        facts.others_bytes, 0 if draft is None else draft.numbers(ITEMSIZES[limits.dtype], kv_itemsize(limits, arch)),
-        n_snapshots,
+        config, limits, stage.arch, stage.room, captured.graph_sizes, captured.mixed_rows, stage.weights_bytes,
+        stage.others_bytes, 0 if draft is None else draft.numbers(ITEMSIZES[limits.dtype], kv_itemsize(limits, arch)),
+        n_snapshots, stage.kv,
     )  # fmt: skip
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
     if tokenizer is not None and len(tokenizer) < arch.vocab_size:
@@ -130,6 +142,16 @@ def _build(
     ready = _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
     ready = msgspec.structs.replace(ready, device_name=platform.device_name, no_determinism=worker.no_determinism)
     return core, ready
+
+
+def _stage_pools(shared: ModelArch, layout: KVLayout, facts: WorkerFacts) -> list[StagePool]:
+    """shared: what a rank has of every layer."""
+    found = []
+    for stage, own in enumerate(facts.stages):
+        layers = layer_range(shared, stage, len(facts.stages))
+        pool = stage_arch(shared, layers), stage_layout(layout, layers)
+        found.append(StagePool(*pool, own.weights_bytes, own.others_bytes, own.room))
+    return found
 
 
 def device_of(config: EngineConfig) -> str:

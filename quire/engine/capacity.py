@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout, kv_layout, tokens_in_flight
+from quire.config.mesh import depth_of
 from quire.config.resolve import EngineLimits
+from quire.config.stages import spread
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
 from quire.planner.memory import MemoryEquation, Room
@@ -46,10 +49,12 @@ def equation(
     others_bytes: int = 0,
     draft_numbers: int = 0,
     n_snapshots: int = 0,
+    kv: KVLayout | None = None,
 ) -> MemoryEquation:
-    """The terms for one engine; weights_bytes: what its weights take, which some terms do not need; graph_sizes: the
-    decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's;
-    draft_numbers: what a drafter keeps of a token, see `MemoryEquation`; n_snapshots: recurrent states kept."""
+    """The terms for one engine, or one rank of it. weights_bytes: what its weights take, which some terms do not need;
+    graph_sizes: the decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not
+    this engine's; draft_numbers: what a drafter keeps of a token, see `MemoryEquation`; n_snapshots: recurrent states
+    kept; kv: None: `layout_of` arch."""
     chunk = limits.max_num_batched_tokens
     return MemoryEquation(
         arch=arch,
@@ -62,9 +67,9 @@ def equation(
         kv_itemsize=kv_itemsize(limits, arch),
         graph_sizes=graph_sizes,
         mixed_rows=mixed_rows,
-        kv=layout_of(config, limits, arch),
-        in_flight=tokens_in_flight(config.pipeline_depth, limits.max_drafts),
-        prompt_in_flight=config.pipeline_depth * min(chunk, config.long_prefill_token_threshold or chunk),
+        kv=layout_of(config, limits, arch) if kv is None else kv,
+        in_flight=tokens_in_flight(depth_of(config), limits.max_drafts),
+        prompt_in_flight=depth_of(config) * min(chunk, config.long_prefill_token_threshold or chunk),
         others_bytes=others_bytes,
         max_sampled=limits.max_sampled,
         draft_numbers=draft_numbers,
@@ -73,8 +78,10 @@ def equation(
 
 
 def layout_of(config: EngineConfig, limits: EngineLimits, arch: ModelArch) -> KVLayout:
-    """The groups of layers with page tables of their own. limits: as they were asked for, before the pool was sized."""
-    return kv_layout(arch, limits.max_model_len, hybrid=not config.disable_hybrid_kv_cache_manager)
+    """The groups of layers with page tables of their own, of a model that may be divided within its layers. limits: as
+    they were asked for, before the pool was sized."""
+    layout = kv_layout(arch, limits.max_model_len, hybrid=not config.disable_hybrid_kv_cache_manager)
+    return layout if config.pipeline_parallel_size == 1 else spread(layout)
 
 
 def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:
@@ -102,6 +109,34 @@ def snapshots_within(config: EngineConfig, limits: EngineLimits, arch: ModelArch
     return n
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StagePool:
+    """What decides how many pages the ranks of one stage can have."""
+
+    arch: ModelArch
+    """What one of them computes."""
+    kv: KVLayout
+    """All groups, with its layers."""
+    weights_bytes: int
+    others_bytes: int
+    room: Room
+
+
+def tightest(
+    config: EngineConfig, limits: EngineLimits, stages: Sequence[StagePool], graph_sizes: tuple[int, ...]
+) -> StagePool:
+    """The one with the fewest: all ranks have as many pages as it has."""
+
+    def n_pages(stage: StagePool) -> int:
+        weights_bytes = stage.weights_bytes
+        if not stage.room.is_main:
+            weights_bytes = max(weights_bytes, stage.room.used_bytes - stage.others_bytes)
+        terms = equation(config, limits, stage.arch, weights_bytes, graph_sizes, kv=stage.kv)
+        return (_budget(config, terms, stage.room) - terms.fixed_bytes) // terms.page_bytes
+
+    return min(stages, key=n_pages)
+
+
 def size_pool(
     config: EngineConfig,
     limits: EngineLimits,
@@ -113,17 +148,18 @@ def size_pool(
     others_bytes: int = 0,
     draft_numbers: int = 0,
     n_snapshots: int = 0,
+    kv: KVLayout | None = None,
 ) -> tuple[int, EngineLimits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
     room: with the weights loaded. weights_bytes: what they take; of a device's own memory what is in use counts instead
-    where that is more, without others_bytes, which were in use before this engine took anything.
+    where that is more, without others_bytes, which were in use before this engine took anything. kv: as `equation`.
     Raises ConfigError with every term when less than a page a group, or less than an explicit max_model_len, fit.
     """
     if not room.is_main:
         weights_bytes = max(weights_bytes, room.used_bytes - others_bytes)
     terms = equation(
-        config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes, draft_numbers, n_snapshots
+        config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes, draft_numbers, n_snapshots, kv
     )
     budget_bytes = _budget(config, terms, room)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
@@ -157,8 +193,7 @@ def size_pool(
         logger.warning(
             "towards its end a prompt of %d tokens is computed in steps of about %d tokens, not %d: the KV pool of "
             "%d pages has no room for more; a larger pool makes it faster",
-            limits.max_model_len, n_prompt // config.pipeline_depth, terms.prompt_in_flight // config.pipeline_depth,
-            n_pages,
+            limits.max_model_len, n_prompt // depth_of(config), terms.prompt_in_flight // depth_of(config), n_pages,
         )  # fmt: skip
     logger.info(
         "KV pool: %d pages of %d tokens in %s, %s",

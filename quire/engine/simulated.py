@@ -75,6 +75,12 @@ class SimulatedMachine:
                 f"tensor_parallel_size = {n_ranks} is not simulated on a CPU: leave it out, or choose a --gpu",
                 param="tensor_parallel_size",
             )
+        if config.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"pipeline_parallel_size = {config.pipeline_parallel_size} is not simulated: leave it out, and see"
+                " `quire plan` for what stages would do",
+                param="pipeline_parallel_size",
+            )
         limits = resolve(config, arch, device, is_server=is_server)
         own = share_arch(placed(arch, config), 0, n_ranks)
         layout = layout_of(config, limits, own)

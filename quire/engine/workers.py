@@ -13,6 +13,7 @@ import pathlib
 import msgspec
 
 from quire.compute.dist.comm import MeetingComm
+from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.loaded import DraftSource
 from quire.compute.draft.small import DraftCheckpoint
@@ -31,10 +32,32 @@ from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core import host
 from quire.core.errors import ConfigError
 from quire.engine.capacity import layout_of
+from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.leader import LeadingWorker
 
 logger = logging.getLogger("quire.engine")
+
+
+class Meeting:
+    """All groups of one rank."""
+
+    def __init__(self, comm: MeetingComm, pipeline: Pipeline | None, worker: Worker) -> None:
+        """comm: of all ranks; pipeline: None: there is one stage; worker: of this rank."""
+        self.comm, self.pipeline, self._worker = comm, pipeline, worker
+
+    def join(self) -> None:
+        """Returns when all ranks can speak to one another. RuntimeError if they are not there in time."""
+        self.comm.join()
+        if self.pipeline is not None:
+            self.pipeline.join()
+
+    @property
+    def n_calls(self) -> int:
+        """That this rank has begun within its stage: one that hangs is behind the others there. Where it is alone,
+        layers."""
+        sharing = self.comm if self.pipeline is None else self.pipeline.sharing
+        return self._worker.n_begun if sharing is None else sharing.n_calls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,8 +67,8 @@ class Made:
     worker: Worker
     limits: EngineLimits
     draft: DraftSource | None
-    comm: MeetingComm | None
-    """Of the rank; None: it is the only one."""
+    meeting: Meeting | None
+    """With the other ranks; None: it is the only one."""
 
 
 def make_leader(
@@ -55,8 +78,9 @@ def make_leader(
     if group is None:
         return make_worker(config, folder, arch, is_server=is_server)
     made = make_worker(config, folder, arch, is_server=is_server, meeting_point=group.meeting_point, kind=LeadingWorker)
-    assert isinstance(made.worker, LeadingWorker) and made.comm is not None
-    made.worker.group, made.worker.meet, group.comm = group, made.comm.join, made.comm
+    assert isinstance(made.worker, LeadingWorker) and made.meeting is not None
+    made.worker.group, made.worker.meet, group.calls = group, made.meeting.join, made.meeting
+    made.worker.done = group.done = DoneSteps(made.worker.platform.device.mark)
     return made
 
 
@@ -72,10 +96,12 @@ def make_worker(
 ) -> Made:
     """rank: of those that meet at meeting_point, a file that is not there. Raises ConfigError or LoadError; takes no
     memory."""
-    n_ranks, arch = mesh_shape(config).n_ranks, placed(arch, config)
+    shape, arch = mesh_shape(config), placed(arch, config)
+    n_ranks = shape.n_ranks
     platform = platform_of(_with_threads(config, n_ranks), rank)
     comm = None if n_ranks == 1 else platform.comm(rank, n_ranks, meeting_point)
-    no_determinism = platform.no_determinism or (SUMMED if n_ranks > 1 else "")
+    pipeline = None if shape.pipeline == 1 else Pipeline(shape, rank, platform.group, meeting_point)
+    no_determinism = platform.no_determinism or (SUMMED if shape.tensor > 1 else "")
     if config.deterministic and no_determinism:
         raise ConfigError(
             f"deterministic = True cannot be promised: {no_determinism}; or leave --deterministic out",
@@ -89,6 +115,13 @@ def make_worker(
             "leave --speculative-config out",
             param="speculative_config",
         )
+    if speculative is not None and shape.pipeline > 1:
+        raise ConfigError(
+            f"speculative_config: a stage of a pipeline would wait for the last one to know which drafts count, so"
+            f" pipeline_parallel_size = {shape.pipeline} takes none: leave --speculative-config out, or take"
+            " --tensor-parallel-size",
+            param="speculative_config",
+        )
     drafter = None if speculative is None else drafter_of(speculative)
     draft = None if speculative is None else _draft_source(config, speculative, folder, arch)
     if draft is not None and speculative is not None and n_ranks > 1:
@@ -99,8 +132,8 @@ def make_worker(
         )
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
-    worker = kind(config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft)
-    return Made(worker, limits, draft, comm)
+    worker = kind(config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline)
+    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline, worker))
 
 
 def _with_threads(config: EngineConfig, n_ranks: int) -> EngineConfig:

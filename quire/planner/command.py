@@ -9,6 +9,7 @@ import shlex
 import typing
 from typing import Final
 
+from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.resolve import rounds_to
 from quire.planner.accelerators import Accelerator
@@ -20,17 +21,18 @@ MOST_RANKS: Final = 64
 """Of one engine."""
 
 
-def mesh_refusal(mesh: Mesh, device: Accelerator) -> str:
-    """Why this engine has no such mesh; empty: it has, replicas as engines of their own."""
-    if mesh.pp > 1:
-        return f"pp = {mesh.pp}: the engine has no pipeline of stages"
+def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch) -> str:
+    """Why this engine has no such mesh for a model; empty: it has, replicas as engines of their own."""
+    if mesh.pp > 1 and arch.state_specs:
+        return f"pp = {mesh.pp}: the engine has no stages of recurrent layers"
     if mesh.sp > 1:
         return f"sp = {mesh.sp}: the engine does not divide the tokens of a prompt"
     if mesh.ep not in (1, mesh.tp):
         return f"ep = {mesh.ep}: the engine divides experts among the ranks of tp alone, which are {mesh.tp}"
     most = min(device.n_in_host, MOST_RANKS)
-    if mesh.tp > most:
-        return f"tp = {mesh.tp}: the ranks of an engine are in one host, at most {most}"
+    if mesh.tp * mesh.pp > most:
+        what = f"tp = {mesh.tp}" if mesh.pp == 1 else f"tp = {mesh.tp}, pp = {mesh.pp}"
+        return f"{what}: the ranks of an engine are in one host, at most {most}"
     return ""
 
 
@@ -61,6 +63,8 @@ def serve_command(
     words, unsaid = ["quire", "serve", model], []
     if mesh.tp > 1:
         words += ["--tensor-parallel-size", str(mesh.tp)]
+    if mesh.pp > 1:
+        words += ["--pipeline-parallel-size", str(mesh.pp)]
     if mesh.ep > 1:
         words.append("--enable-expert-parallel")
     if mesh.dp > 1:

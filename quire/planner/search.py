@@ -56,7 +56,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 def candidate(task: Task, mesh: Mesh) -> Candidate:
     """ConfigError where the mesh cannot divide the model."""
     placement = placed(task, mesh)
-    refusal = mesh_refusal(mesh, task.device)
+    refusal = mesh_refusal(mesh, task.device, task.arch)
     if not placement.fits:
         return Candidate(mesh=mesh, placement=placement, refusal=refusal)
     cost = calibrated(task.arch, task.device, formats=task.formats, mesh=mesh, calibration=task.calibration)
@@ -103,7 +103,7 @@ def least_devices(task: Task) -> tuple[Mesh | None, Mesh | None]:
     other, n = None, 1
     while n <= MOST_DEVICES:
         for mesh in meshes(n, experts=False, sequences=False):
-            is_had = not mesh_refusal(mesh, task.device)
+            is_had = not mesh_refusal(mesh, task.device, task.arch)
             if mesh.dp == 1 and (is_had or other is None) and not mesh.refusal(task.arch) and _holds(task, mesh):
                 if is_had:
                     return mesh, other if other is None or other.n_devices < n else None

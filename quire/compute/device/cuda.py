@@ -189,6 +189,11 @@ class CudaDevice:
         self._graphs.add(graph)
         return graph.replay
 
+    def mark(self) -> Callable[[], bool]:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.query
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 

@@ -5,6 +5,7 @@ Owns memory figures, uploads, downloads and completion. Does not own what runs (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -56,6 +57,10 @@ class Device(Protocol):
 
     def download(self, tensors: list[torch.Tensor]) -> Download:
         """Start copying to the host after all work queued so far."""
+        ...
+
+    def mark(self) -> Callable[[], bool]:
+        """Whether all that is queued by now is done: to be asked later, by any thread, without a wait."""
         ...
 
     def synchronize(self) -> None:

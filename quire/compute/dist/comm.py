@@ -47,6 +47,14 @@ class Comm(Protocol):
         ...
 
 
+class Sent(Protocol):
+    """A tensor on its way, which is to stay as it is until somebody has waited."""
+
+    def wait(self) -> object:
+        """Until it is sent, or there; of tensors on a GPU what is queued there afterwards waits, not the host."""
+        ...
+
+
 class MeetingComm(Comm, Protocol):
     """`Comm` of several processes. They meet at `join`, or when something is first asked of it."""
 
@@ -55,6 +63,14 @@ class MeetingComm(Comm, Protocol):
 
     def join(self) -> None:
         """Returns when all are there. RuntimeError if they are not in time."""
+        ...
+
+    def send(self, x: torch.Tensor, to: int) -> Sent:
+        """Begin to send x, contiguous, to another rank, which receives in the order in which is sent."""
+        ...
+
+    def receive(self, x: torch.Tensor, source: int) -> Sent:
+        """Begin to take what another rank sends into x, contiguous, of the same shape and dtype."""
         ...
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
-from quire.compute.dist.comm import Reduction
+from quire.compute.dist.comm import Reduction, Sent
 
 TIMEOUT_S: Final = 600.0
 """A rank that does not answer for so long is taken for dead: RuntimeError in the others. Loading takes minutes."""
@@ -62,6 +62,16 @@ class GlooComm:
         self.n_calls += 1
         found = x.new_empty(self.size, *x.shape)
         self._group.allgather([list(found.unbind(0))], [x]).wait()
+        return found
+
+    def send(self, x: torch.Tensor, to: int) -> Sent:
+        """See `MeetingComm`."""
+        sent: Sent = self._group.send([x], to, 0)
+        return sent
+
+    def receive(self, x: torch.Tensor, source: int) -> Sent:
+        """See `MeetingComm`."""
+        found: Sent = self._group.recv([x], source, 0)
         return found
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
-from quire.compute.dist.comm import Reduction
+from quire.compute.dist.comm import Reduction, Sent
 from quire.core import env
 
 TIMEOUT_S: Final = 600.0
@@ -71,6 +71,16 @@ class NcclComm:
         self.n_calls += 1
         found = x.new_empty(self.size, *x.shape)
         self._group._allgather_base(found, x).wait()
+        return found
+
+    def send(self, x: torch.Tensor, to: int) -> Sent:
+        """See `MeetingComm`. x: on the GPU, in the order of its current stream."""
+        sent: Sent = self._group.send([x], to, 0)
+        return sent
+
+    def receive(self, x: torch.Tensor, source: int) -> Sent:
+        """See `MeetingComm`. x: on the GPU."""
+        found: Sent = self._group.recv([x], source, 0)
         return found
 
     def close(self) -> None:

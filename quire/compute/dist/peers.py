@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from quire.compute.dist.added import reduced_then_added
-from quire.compute.dist.comm import MeetingComm, Reduction
+from quire.compute.dist.comm import MeetingComm, Reduction, Sent
 from quire.core import env
 from quire.core.errors import EngineError
 from quire.kernels.gemm import Norm
@@ -124,6 +124,14 @@ class PeerComm:
         """See `Comm`. x: on the GPU."""
         self.n_calls += 1
         return self._nccl.all_gather(x)
+
+    def send(self, x: torch.Tensor, to: int) -> Sent:
+        """See `MeetingComm`."""
+        return self._nccl.send(x, to)
+
+    def receive(self, x: torch.Tensor, source: int) -> Sent:
+        """See `MeetingComm`."""
+        return self._nccl.receive(x, source)
 
     def check(self) -> None:
         """Raises EngineError if this rank has given up waiting for another one."""

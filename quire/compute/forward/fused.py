@@ -35,6 +35,8 @@ def obstacle(model: Decoder) -> str | None:
     """Why the steps of this model run operation by operation on this device, or None."""
     if model.n_ranks > 1:
         return f"its layers are divided among {model.n_ranks} ranks, which sum within them"
+    if not model.is_whole:
+        return "its layers are divided among stages, of which each has a part of a step"
     if any(not isinstance(linear.product, PackedProduct) for linear in model.linears()):
         return "its matrices are not packed for the native kernels"
     if not model.is_plain:

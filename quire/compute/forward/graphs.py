@@ -146,10 +146,11 @@ class GraphForward:
         for forwards in (captures.decode, captures.mixed, captures.verifying):
             for size in reversed(forwards.sizes):
                 self._replay(captures, forwards, size)
-        for size in reversed(self._sampling.sizes):
+        sampling = self._sampling.sizes if self._model.range.is_last else []
+        for size in reversed(sampling):
             self._sampling_replay(captures, size, truncates=False)
         sizes = captures.decode.sizes + captures.verifying.sizes
-        counts = len(sizes), len(captures.mixed.sizes), len(self._sampling.sizes)
+        counts = len(sizes), len(captures.mixed.sizes), len(sampling)
         took_s = time.perf_counter() - start_s
         logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", *counts, took_s)
 

@@ -31,14 +31,25 @@ from quire.config.arch import ModelArch
 from quire.config.parameters import POSITIONS, final_norm
 from quire.config.rope import Rope
 from quire.config.shares import Region
+from quire.config.stages import LayerRange
+from quire.core.errors import EngineError
 from quire.kernels import gemm
 
+Enter = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 Part = Embedding | Linear | Norm | Table
 """A layer with parameters of its own: `part(index)` gives them."""
 
 
 class Decoder:
-    """One rank's part of a model, which is all of it where the rank is alone: nothing of the others is there then."""
+    """One rank's part of a model, which is all of it where the rank is alone: nothing of the others is there then.
+
+    A stage of a pipeline that is not the first has no embedding but for a tied head, one that is not the last neither
+    norm nor head: these are not to be asked for.
+    """
+
+    embed: Embedding
+    norm: Norm
+    head: Linear
 
     def __init__(
         self,
@@ -47,17 +58,32 @@ class Decoder:
         tables: Mapping[Rope | None, torch.Tensor],
         schemes: Schemes,
         comm: Comm | None = None,
+        layers: LayerRange | None = None,
     ) -> None:
-        """arch: the whole model. make(*shape): allocates a parameter. tables: see `rotary_tables`. comm: None for the
-        only rank. Raises ConfigError where the model cannot be divided."""
+        """arch: the whole model. make(*shape): allocates a parameter. tables: see `rotary_tables`. comm: of the ranks
+        that share each layer, None for the only one; layers: those of their stage, None: all. Raises ConfigError where
+        the model cannot be divided."""
         comm = SoloComm() if comm is None else comm
         self.n_ranks = comm.size
-        self._parts = parts = RankParts(arch, schemes, comm.rank, comm.size)
+        self._parts = parts = RankParts(arch, schemes, comm.rank, comm.size, layers)
+        self.range = parts.range
+        """Its layers among all."""
         self.arch = arch = parts.arch
         """What this rank computes; its vocabulary is that of the whole."""
         self.tables = dict(tables)
-        self._device = next(iter(tables.values())).device
-        self.embed = self._embedding(make, comm)
+        self.device = next(iter(tables.values())).device
+        """Where parameters are made."""
+        self.dtype = make(0).dtype
+        """Of parameters and products."""
+        self.n_begun = 0
+        """Layers that `forward` has come to: a sign that a long step goes on."""
+        self._embeddings: list[Embedding] = []
+        if self.range.is_first or (self.range.is_last and arch.tie_embeddings):
+            self.embed = self._embedding(make, comm)
+            self._embeddings = [self.embed]
+        self.enter: Enter = self.embed if self.range.is_first else no_entry
+        """Token ids → the stream before the first layer, written to the second argument if given; a later stage is to
+        be given one that has what the stage before it sends."""
         self.positions = Embedding(make, POSITIONS, arch.n_positions, arch.hidden_size) if arch.n_positions else None
         is_wide = self.stream_dtype != self.dtype
         make_layer = Float32StreamLayer if is_wide else DecoderLayer
@@ -65,14 +91,19 @@ class Decoder:
             make_layer(spec, parts.layers[layer], layer, make, schemes, self.tables[spec.mixer.rope])
             for layer, spec in enumerate(arch.layers)
         ]
-        self.norm = (Float32StreamNorm if is_wide else Norm)(make, final_norm(arch))
-        tied = self.embed.weight if arch.tie_embeddings else None
-        self.head = Linear(make, parts.head.matrix, schemes.of(parts.head.matrix), tied=tied)
+        self._ends: list[tuple[Norm, Linear]] = []
+        """Norm and head, where they are here."""
+        if self.range.is_last:
+            self.norm = (Float32StreamNorm if is_wide else Norm)(make, final_norm(arch))
+            tied = self.embed.weight if arch.tie_embeddings else None
+            self.head = Linear(make, parts.head.matrix, schemes.of(parts.head.matrix), tied=tied)
+            self._ends = [(self.norm, self.head)]
+            self._project: Linear | DividedHead = self.head
+            if comm.size > 1:
+                self._project = DividedHead(self.head, arch.vocab_size, comm)
         self.adapters: Adapters | None = None
         """What is added to its products for some rows; to be set before there is a forward strategy."""
-        self._project: Linear | DividedHead = self.head
         if comm.size > 1:
-            self._project = DividedHead(self.head, arch.vocab_size, comm)
             ranks = RankSum(comm)
             for layer in self.layers:
                 for point in (layer.attention_sum, layer.ffn.sum):
@@ -101,7 +132,7 @@ class Decoder:
         result if all rows are wanted. visit: told the number of each layer and the stream that it is about to read.
         visits_last: and what the last one leaves, of all rows.
         """
-        x = self.embed(token_ids, out) if self.stream_dtype == self.dtype else self._widened(token_ids, out)
+        x = self.enter(token_ids, out) if self.stream_dtype == self.dtype else self._widened(token_ids, out)
         if self.arch.embedding_scale != 1.0:
             x.mul_(self.arch.embedding_scale)
         if self.positions is not None:
@@ -110,6 +141,7 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             if visit is not None:
                 visit(index, x)
+            self.n_begun += 1
             x = layer(x, positions, context, wanted if index == n_layers - 1 and not visits_last else None)
         if visit is not None and visits_last:
             visit(n_layers, x)
@@ -118,7 +150,7 @@ class Decoder:
 
     def _widened(self, token_ids: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         """Embeddings in the type of the stream."""
-        x = self.embed(token_ids)
+        x = self.enter(token_ids, None)
         return x.to(self.stream_dtype) if out is None else out.copy_(x)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -142,17 +174,17 @@ class Decoder:
         """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
         plain = {(one.matrix.n_out, one.matrix.n_in) for one in self.linears() if isinstance(one.product, PlainProduct)}
         kernels = [one for one in self.kernels() if (one.n, one.k) in plain]
-        gemm.build(kernels, self.dtype, self.embed.weight.device, max_rows)
+        gemm.build(kernels, self.dtype, self.device, max_rows)
         for layer in {layer.spec.ffn: layer for layer in self.layers}.values():
             layer.ffn.build(max_rows)
 
     def kernels(self) -> list[gemm.LinearShape]:
         """Its products as they are called, each once."""
-        has_norm = self.norm.pair is not None
         layers = {kernel: None for layer in self.layers for kernel in layer.kernels()}
         if self.adapters is not None:  # which add to what is gated then
             layers |= {dataclasses.replace(kernel, silu_mul=False): None for kernel in layers if kernel.silu_mul}
-        layers |= {self.head.kernel(norm=has_norm, wide=wide): None for wide in (False, True)}
+        for norm, head in self._ends:
+            layers |= {head.kernel(norm=norm.pair is not None, wide=wide): None for wide in (False, True)}
         return list(layers)
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -170,6 +202,11 @@ class Decoder:
         arch = self.arch
         scaled = arch.embedding_scale != 1.0 or arch.logits_scale != 1.0 or arch.logits_soft_cap or arch.n_positions
         return all(layer.is_plain for layer in self.layers) and not scaled and self.norm.pair is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has every layer."""
+        return self.range.is_first and self.range.is_last
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name as in `config.parameters`, contiguous view of the parameter), before anything is finished; without the
@@ -206,16 +243,10 @@ class Decoder:
         """Of each layer with experts, how many tokens chose each of them since it was made; waits for the device."""
         return [layer.ffn.load.tolist() for layer in self.layers if isinstance(layer.ffn, Experts)]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the residual stream."""
-        return self.embed.weight.dtype
-
     def _places(self) -> Iterator[tuple[str, Part, int]]:
         """(name without kind, layer, index of the layer's part)."""
-        for table in (self.embed, self.positions):
-            if table is not None:
-                yield table.name, table, 0
+        for table in self._tables_of_ids():
+            yield table.name, table, 0
         for layer in self.layers:
             for linear in layer.linears:
                 for part, (name, _) in enumerate(linear.matrix.parts):
@@ -225,15 +256,19 @@ class Decoder:
                     yield name, norm, part
             for own in layer.tables:
                 yield own.table.name, own, 0
-        yield self.norm.table.name, self.norm, 0
-        if not self.arch.tie_embeddings:
-            yield self.head.matrix.parts[0][0], self.head, 0
+        for norm, head in self._ends:
+            yield norm.table.name, norm, 0
+            if not self.arch.tie_embeddings:
+                yield head.matrix.parts[0][0], head, 0
+
+    def _tables_of_ids(self) -> list[Embedding]:
+        return self._embeddings + ([] if self.positions is None else [self.positions])
 
     def linears(self) -> Iterator[Linear]:
         """All layers that have a matrix."""
         for layer in self.layers:
             yield from layer.linears
-        yield self.head
+        yield from (head for _, head in self._ends)
 
     def adapted(self, places: np.ndarray | None) -> contextlib.AbstractContextManager[None]:
         """Forwards inside are of rows with adapters in these places, int [n], -1: none; None: of rows without."""
@@ -250,11 +285,11 @@ class Decoder:
         """All of them."""
         for layer in self.layers:
             yield from layer.norms
-        yield self.norm
+        yield from (norm for norm, _ in self._ends)
 
     def _tables(self) -> list[torch.Tensor]:
         """Parameters that no matrix product takes."""
-        embeddings = [table.weight for table in (self.embed, self.positions) if table is not None]
+        embeddings = [table.weight for table in self._tables_of_ids()]
         own = [table.values for layer in self.layers for table in layer.tables]
         return embeddings + [tensor for norm in self.norms() for tensor in norm.tensors] + own
 
@@ -269,11 +304,11 @@ class Decoder:
 
     def enter_device(self) -> None:
         """Move every parameter to where it was made."""
-        self._move(self._device)
+        self._move(self.device)
 
     def _move(self, device: torch.device) -> None:
         """Tensors stay the same objects, so that a tied head stays tied. A packed product is on the CPU already."""
-        tensors = [*self.tables.values(), *self._tables(), *self.head.tensors()]
+        tensors = [*self.tables.values(), *self._tables(), *(one for _, head in self._ends for one in head.tensors())]
         for layer in self.layers:
             tensors += layer.tensors()
         if self.adapters is not None:
@@ -295,14 +330,20 @@ def decoder_on(
     max_model_len: int,
     schemes: Schemes | None = None,
     comm: Comm | None = None,
+    layers: LayerRange | None = None,
 ) -> Decoder:
     """A decoder whose parameters are allocated on `device` ('meta': nowhere) and not filled.
 
-    schemes: of its matrices; None: those of the device for `dtype`, without rounding. comm: as `Decoder`.
+    schemes: of its matrices; None: those of the device for `dtype`, without rounding. comm, layers: as `Decoder`.
     """
 
     def make(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     tables = {rope: table.to(device) for rope, table in rotary_tables(arch, max_model_len).items()}
-    return Decoder(arch, make, tables, schemes_on(device, dtype) if schemes is None else schemes, comm)
+    return Decoder(arch, make, tables, schemes_on(device, dtype) if schemes is None else schemes, comm, layers)
+
+
+def no_entry(token_ids: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """`Decoder.enter` of a later stage that was given none."""
+    raise EngineError("a later stage was to be computed before it was given what the stage before it sends")

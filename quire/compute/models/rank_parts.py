@@ -14,21 +14,28 @@ from quire.compute.schemes.choice import Schemes
 from quire.config.arch import ModelArch
 from quire.config.parameters import Cut, LayerParameters, Matrix, NormTable, Tensor, embedding, head, layer_parameters
 from quire.config.shares import Region, Share, is_held, share, share_arch, share_norm, share_tensor
+from quire.config.stages import LayerRange, stage_arch
 
 
 class RankParts:
     """Of one rank."""
 
-    def __init__(self, arch: ModelArch, schemes: Schemes, rank: int, n_ranks: int) -> None:
-        """arch: the whole model. Raises ConfigError where it, or a matrix under its scheme, cannot be divided."""
+    def __init__(
+        self, arch: ModelArch, schemes: Schemes, rank: int, n_ranks: int, layers: LayerRange | None = None
+    ) -> None:
+        """arch: the whole model. rank, n_ranks: among those that share each layer; layers: those that they have, None:
+        all. Raises ConfigError where the model, or a matrix under its scheme, cannot be divided."""
         self._schemes, self._rank, self._n_ranks = schemes, rank, n_ranks
-        self.arch = share_arch(arch, rank, n_ranks)
+        layers = LayerRange(0, arch.n_layers, arch.n_layers) if layers is None else layers
+        self.range = layers
+        self.arch = stage_arch(share_arch(arch, rank, n_ranks), layers)
         self._cuts: list[tuple[Matrix, Share]] = []
         """(whole, share) of what is divided."""
         self._norms: list[tuple[NormTable, NormTable]] = []
         self._tensors: dict[str, Region] = {}
         self.layers = [
-            self._layer(layer_parameters(spec, arch.hidden_size, layer)) for layer, spec in enumerate(arch.layers)
+            self._layer(layer_parameters(arch.layers[layer], arch.hidden_size, layer))
+            for layer in range(layers.first, layers.end)
         ]
         self.embedding = self._cut(embedding(arch), share(embedding(arch), rank, n_ranks))
         whole = head(arch)

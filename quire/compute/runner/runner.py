@@ -13,7 +13,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import torch
@@ -39,6 +39,18 @@ from quire.kernels.invariance import RowsAlone, rows_alone
 
 GREEDY: Final = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
 """Of sequences that are computed for nobody, before the first request."""
+
+
+class Launched(Protocol):
+    """A step that was begun."""
+
+    def mask(self, masks: StepMasks) -> None:
+        """What is left of it, if its plan has `masked` spans."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the device, then plain values."""
+        ...
 
 
 class LaunchedStep:
@@ -154,7 +166,7 @@ class Runner:
         """Steps of which lengths may not know."""
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> LaunchedStep | ReadyStep:
+    def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> Launched:
         """Queue one step on the device. Only one with drafts waits, for the steps whose tokens they follow, and not if
         it follows the newest step on the device.
 
@@ -185,7 +197,7 @@ class Runner:
         return launched
 
     @torch.inference_mode()
-    def stage(self, plan: StepPlan) -> Callable[[], LaunchedStep] | None:
+    def stage(self, plan: StepPlan) -> Callable[[], Launched] | None:
         """What `launch` does on the host, while the step before has no masks yet; the rest when that is called. None:
         `launch` does it all, as it must where slots change, which that step still writes to."""
         if self._lengths is not None or plan.opened or plan.closed or plan.copies or plan.restores:

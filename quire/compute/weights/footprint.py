@@ -26,6 +26,7 @@ from quire.compute.weights.loader import find_copies
 from quire.config.arch import ModelArch
 from quire.config.families import Order
 from quire.config.parameters import shapes
+from quire.config.stages import LayerRange
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,9 +70,11 @@ class Weights:
         device: torch.device,
         load_format: str = "auto",
         comm: Comm | None = None,
+        layers: LayerRange | None = None,
     ) -> None:
-        """Reads the headers. comm: as `load_model`. Raises LoadError or ConfigError, as that would."""
+        """Reads the headers. comm, layers: as `load_model`. Raises LoadError or ConfigError, as that would."""
         self._device, self._arch, self._comm = device, arch, SoloComm() if comm is None else comm
+        self._layers = layers
         self._is_dummy = load_format == "dummy"
         self._copies: list[Copy] = []
         self._coded: list[CodedTensor] = []
@@ -83,7 +86,7 @@ class Weights:
 
     def footprint(self, dtype: torch.dtype, quantization: str) -> Footprint:
         """With parameters of `dtype` and a value of `--quantization`. ConfigError: the ranks cannot share it."""
-        model, schemes = self._model(dtype, self._comm), self._schemes(dtype, quantization)
+        model, schemes = self._model(dtype, self._comm, self._layers), self._schemes(dtype, quantization)
         RankParts(self._arch, schemes, self._comm.rank, self._comm.size)  # or it is refused
         owners, parts = model.owners(), dict(model.weights())
         sizes = {linear: _sizes(linear, schemes.of(linear.matrix)) for linear in model.linears()}
@@ -100,7 +103,7 @@ class Weights:
             if not left[linear] and made_bytes:
                 peak_bytes = max(peak_bytes, now_bytes + made_bytes)
                 now_bytes += made_bytes - sizes[linear].matrix_bytes
-        if model.head.is_tied:
+        if model.range.is_last and model.head.is_tied:
             now_bytes += sizes[model.head].made_bytes
         peak_bytes = max(peak_bytes, now_bytes) + self._scratch_bytes(model, dtype)
         others_bytes = sum(part.nbytes for name, part in parts.items() if name not in owners or name.endswith(".bias"))
@@ -134,6 +137,6 @@ class Weights:
         of_coded = max((one.scratch_bytes for one in self._coded), default=0)
         return max(max(map(math.prod, wholes), default=0) * dtype.itemsize, of_coded)
 
-    def _model(self, dtype: torch.dtype, comm: Comm | None = None) -> Decoder:
-        """Without memory, and with its matrices unfinished. comm: None: the whole."""
-        return decoder_on(torch.device("meta"), self._arch, dtype, 1, comm=comm)
+    def _model(self, dtype: torch.dtype, comm: Comm | None = None, layers: LayerRange | None = None) -> Decoder:
+        """Without memory, and with its matrices unfinished. None: the whole."""
+        return decoder_on(torch.device("meta"), self._arch, dtype, 1, comm=comm, layers=layers)

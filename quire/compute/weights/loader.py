@@ -36,6 +36,7 @@ from quire.config.families import Order
 from quire.config.gguf import is_gguf
 from quire.config.model import assumed_words
 from quire.config.parameters import EMBEDDING, HEAD
+from quire.config.stages import LayerRange
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes
@@ -59,6 +60,7 @@ def load_model(
     check_finite: bool = True,
     progress: bool | None = None,
     comm: Comm | None = None,
+    layers: LayerRange | None = None,
 ) -> Decoder:
     """A model with the weights of `folder`, or with random ones of `seed` if load_format is 'dummy'; of several ranks
     the part of one.
@@ -66,7 +68,7 @@ def load_model(
     dtype: of parameters and activations; weights are converted to it. max_model_len: length of the rotary table.
     quantization: a name of `schemes.choice.SCHEMES`; 'auto' keeps blocks of a GGUF file. A matrix is finished as soon
     as it is complete, so that few are in memory in both forms. check_finite: refuse NaN and infinity. progress: show a
-    bar; None shows it on a terminal only. comm: of the rank; None: it is the only one.
+    bar; None shows it on a terminal only. comm, layers: of the rank, see `Decoder`; None: it is the only one.
     Raises LoadError naming files and tensors, ConfigError if max_model_len exceeds what the architecture covers or the
     model cannot be divided.
     """
@@ -84,7 +86,7 @@ def load_model(
             )
 
     def build(schemes: Schemes) -> Decoder:
-        return decoder_on(device, arch, dtype, max_model_len, schemes, comm)
+        return decoder_on(device, arch, dtype, max_model_len, schemes, comm, layers)
 
     nowhere = decoder_on(torch.device("meta"), arch, dtype, max_model_len)
     if load_format == "dummy":
@@ -189,7 +191,7 @@ def _packing(model: Decoder, nowhere: Decoder, advance: Callable[[int], object])
     for name, whole in list(nowhere.weights()):
         tensor, region = targets.tensors.get(name), targets.regions.get(name)
         if tensor is None or region is not None:
-            full = torch.empty(whole.shape, dtype=whole.dtype, device=model.embed.weight.device)
+            full = torch.empty(whole.shape, dtype=whole.dtype, device=model.device)
             yield name, full
             if tensor is not None and region is not None:
                 tensor.copy_(take(full, region))

@@ -1,4 +1,5 @@
-"""Runs each plan on all ranks: the others get it through shared memory, the result is rank 0's.
+"""Runs each plan on all ranks: the others get it through shared memory, the result is rank 0's, or of a pipeline the
+last stage's.
 
 Owns that all ranks get the same plans and masks, in the same order. Does not own the ranks (`engine/ranks`) nor how
 rank 0 computes (`inline.py`). Invariant: a step that fails on rank 0 is the end of all: others wait for it in the
@@ -20,18 +21,23 @@ from quire.engine.ranks.group import RankGroup
 class RanksFuture(concurrent.futures.Future[StepResult]):
     """A step of rank 0, whose failure has a reason that may be another rank's."""
 
-    def __init__(self, step: concurrent.futures.Future[StepResult], group: RankGroup) -> None:
+    def __init__(self, number: int, step: concurrent.futures.Future[StepResult], group: RankGroup) -> None:
+        """number: of the step."""
         super().__init__()
-        self._step, self._group = step, group
+        self._number, self._step, self._group = number, step, group
 
     def done(self) -> bool:
-        return self._step.done()
+        results = self._group.results
+        return self._step.done() and (results is None or results.has(self._number))
 
     def result(self, timeout: float | None = None) -> StepResult:
         """Raises RanksLost, or TimeoutError."""
         self._group.check()
         try:
-            return self._step.result(timeout)
+            own, results = self._step.result(timeout), self._group.results
+            return own if results is None else results.get(self._number, timeout)
+        except RanksLost:
+            raise
         except TimeoutError:
             raise
         except Exception as error:
@@ -56,7 +62,7 @@ class RanksExecutor:
             future: concurrent.futures.Future[StepResult] = concurrent.futures.Future()
             future.set_exception(loss)
             return future
-        return RanksFuture(self._own.submit(plan), self._group)
+        return RanksFuture(plan.step, self._own.submit(plan), self._group)
 
     def drafts(self) -> Drafts:
         return self._own.drafts()

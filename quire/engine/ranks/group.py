@@ -30,11 +30,15 @@ import msgspec
 from quire.config.engine import EngineConfig
 from quire.config.mesh import MeshShape
 from quire.core.events import EndKind
+from quire.core.plan import StepPlan
 from quire.core.shortage import shortage
 from quire.engine.child import DUMP_S, KILLED_S, status_text
 from quire.engine.executors.executor import RanksLost
+from quire.engine.ranks.done import DoneSteps
+from quire.engine.ranks.judge import LATE_S, LOST_S, STUCK_S, Judge
 from quire.engine.ranks.process import Calls
-from quire.engine.ranks.ring import IDLE, READY, STEPPING, RankMemory, RingWriter, make_memory
+from quire.engine.ranks.results import N_ENDS, ResultReader
+from quire.engine.ranks.ring import IDLE, READY, RankMemory, RingWriter, Standing, make_memory
 from quire.engine.ranks.start import RankFailed, RankStart
 from quire.engine.ranks.wire import Said, Stop, encode
 from quire.engine.stdio import STACKS_SIGNAL
@@ -45,10 +49,6 @@ RANK_COMMAND: Final = ("-m", "quire.engine.ranks.process")
 WATCH_S: Final = 0.1
 MAX_SLEEP_S: Final = 1.0
 """When the watch itself slept longer, this process was stopped or starved, and the ranks' silence means nothing."""
-LATE_S: Final = 2.0
-"""Without a sign of life, or behind the others in a step, a rank is late; `EngineStats.is_late` tells."""
-LOST_S: Final = 6.0
-"""And then lost."""
 REASON_S: Final = 2.0
 """After rank 0 has failed at something that ranks do together: so long another one may take to be seen as its cause."""
 LEAVE_S: Final = 3.0
@@ -65,13 +65,10 @@ class _Rank:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE,
-                pass_fds=(start.memory_fd, start.bell_fd, start.status_fd), start_new_session=True,
+                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE, pass_fds=start.fds, start_new_session=True,
             )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self.calls, self.moved_s = 0, time.monotonic()
-        """Of its comm, and since when so many."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):  # it is gone, which its pipe says too
             self.process.stdin.write(msgspec.json.encode(start) + b"\n")
@@ -132,14 +129,19 @@ class RankGroup:
         self._remove_place = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
         self.meeting_point = os.path.join(place, "meet")
         """For the `Comm` of every rank."""
-        self.comm: Calls | None = None
+        self.calls: Calls | None = None
+        self.done: DoneSteps | None = None
         """Of rank 0."""
+        self._judge, self._n_said = Judge(shape), 0
+        """Steps that the others were told of."""
+        self.results: ResultReader | None = None
+        """Of the steps of rank 0, once it is started; None: it has them itself."""
         self.loss: RanksLost | None = None
         """Why there are no ranks any more."""
         self.on_loss: Callable[[RanksLost], None] | None = None
         """Told of it by the thread that watches, once all ranks are ended."""
         self.is_late = False
-        """See `LATE_S`."""
+        """See `judge.LATE_S`."""
         self._ranks: list[_Rank] = []
         self._memory: RankMemory | None = None
         self._writer: RingWriter | None = None
@@ -179,6 +181,7 @@ class RankGroup:
             self.check()
             if self._writer is not None:
                 self._writer.put(data)
+                self._n_said += isinstance(said, StepPlan)
 
     def check(self) -> None:
         """Raises RanksLost once that is so."""
@@ -233,7 +236,10 @@ class RankGroup:
             self._lose(RanksLost(f"a process for a rank could not be started: {reason}", EndKind.FAILED), [])
         finally:
             self._started.set()
-        self._watch()
+        try:
+            self._watch()
+        except RuntimeError as error:  # a device that has failed says so to whoever asks for its marks
+            self._lose(RanksLost(f"rank 0 failed ({type(error).__name__}: {error})", EndKind.CRASH), [])
 
     def _start_all(self) -> None:
         n_ranks = self._shape.n_ranks
@@ -243,11 +249,15 @@ class RankGroup:
         self._fds += bells
         self._memory = RankMemory(fd, n_ranks)
         self._writer = RingWriter(self._memory, bells, self._check_ring)
+        results = (-1, -1) if self._shape.pipeline == 1 else (make_memory(N_ENDS), os.eventfd(0))
+        if self._shape.pipeline > 1:
+            self._fds.append(results[0])
+            self.results = ResultReader(*results, self.check)
         for number, bell in enumerate(bells, 1):
             reading, writing = os.pipe()
             start = RankStart(
                 number, self._shape, self._config, str(self._folder), self.meeting_point, fd, bell, writing,
-                self._is_server,
+                self._is_server, *(results if number == self._shape.telling_rank else (-1, -1)),
             )  # fmt: skip
             try:
                 self._ranks.append(_Rank(start, reading))
@@ -269,37 +279,33 @@ class RankGroup:
                 self._lose(gone.loss(), [])
                 return
             if slept_s > MAX_SLEEP_S:
-                self._note_moved()
+                self._judge.pardon()
                 continue
-            self._judge()
+            self._look()
 
-    def _note_moved(self) -> None:
-        for rank in self._ranks:
-            rank.moved_s = time.monotonic()
-
-    def _judge(self) -> None:
-        """Look whether any rank is late."""
-        memory = self._memory
-        assert memory is not None
-        late = {rank: late_s for rank in self._ranks if (late_s := self._late_s(memory, rank)) > LATE_S}
-        self.is_late = bool(late)
-        lost = [rank for rank, late_s in late.items() if late_s > LOST_S]
+    def _look(self) -> None:
+        """Whether any rank is late, or all wait for a device."""
+        standings, now_s = self._standings(), time.monotonic()
+        late_s = self._judge.late_s(standings, now_s)
+        self.is_late = any(seconds > LATE_S for seconds in late_s.values())
+        lost = [rank for rank in self._ranks if late_s[rank.number] > LOST_S]
         if lost:
             names = ", ".join(f"rank {rank.number} (process {rank.process.pid})" for rank in lost)
             loss = RanksLost(f"{names} made no progress for {LOST_S:g} s and was ended", EndKind.STALL)
             self._lose(loss, lost)
+            return
+        stuck = self._judge.stuck(standings, self._n_said, now_s)
+        if stuck:
+            names = ", ".join(map(str, stuck))
+            message = f"a step that was launched for {STUCK_S:g} s has not ended on the devices of ranks {names}"
+            self._lose(RanksLost(message, EndKind.STALL), [rank for rank in self._ranks if rank.number in stuck])
 
-    def _late_s(self, memory: RankMemory, rank: _Rank) -> float:
-        """How long it has made no progress, as far as that is its own fault. While ranks load it may take any time."""
-        if memory.state(rank.number) < IDLE:
-            return 0.0
-        calls, now_s = memory.n_calls(rank.number), time.monotonic()
-        most = max(memory.n_calls(other.number) for other in self._ranks)
-        if self.comm is not None:
-            most = max(most, self.comm.n_calls)
-        if calls != rank.calls or calls == most or memory.state(rank.number) != STEPPING:
-            rank.calls, rank.moved_s = calls, now_s
-        return max(memory.silent_s(rank.number), now_s - rank.moved_s)
+    def _standings(self) -> list[Standing]:
+        """From rank 0 on."""
+        memory = self._memory
+        assert memory is not None
+        n_calls, n_done = 0 if self.calls is None else self.calls.n_calls, 0 if self.done is None else self.done.count()
+        return [Standing(IDLE, 0.0, n_calls, n_done)] + [memory.standing(rank.number) for rank in self._ranks]
 
     def _lose(self, loss: RanksLost, with_stacks: list[_Rank]) -> None:
         with self._loss_lock:

@@ -6,10 +6,15 @@ Owns that. Steps reach the others through `executors/ranks.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 
-from quire.compute.worker import Allocation, Worker, WorkerFacts
+from quire.compute.facts import WorkerFacts
+from quire.compute.runner.runner import Launched
+from quire.compute.worker import Allocation, Worker
+from quire.core.plan import OnDrafts, StepPlan
 from quire.engine.executors.executor import is_out_of_memory
+from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.wire import Allocate, Measure, SleepRanks, WakeRanks
 from quire.planner.drafts import DraftCosts
@@ -22,6 +27,24 @@ class LeadingWorker(Worker):
     """The others, not started before `load`."""
     meet: Callable[[], None]
     """Returns when all ranks that are started can speak to one another."""
+
+    done: DoneSteps
+
+    def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> Launched:
+        """See `Worker`; it is counted."""
+        launched = super().launch(plan, on_drafts)
+        self.done.launched()
+        return launched
+
+    def stage(self, plan: StepPlan) -> Callable[[], Launched] | None:
+        """See `Worker`; it is counted when it is launched."""
+        launch = super().stage(plan)
+        return None if launch is None else functools.partial(self._counted, launch)
+
+    def _counted(self, launch: Callable[[], Launched]) -> Launched:
+        launched = launch()
+        self.done.launched()
+        return launched
 
     def load(self) -> WorkerFacts:
         """Start the other ranks, and load with them."""
@@ -52,7 +75,7 @@ class LeadingWorker(Worker):
 
     def close(self) -> None:
         self.group.stop()
-        super().sleep(2)
+        super().close()
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:

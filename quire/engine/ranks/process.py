@@ -24,6 +24,7 @@ from quire.core.events import EndKind
 from quire.engine import logs
 from quire.engine.child import read_start
 from quire.engine.executors.executor import is_out_of_memory
+from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.ring import STARTING, RankMemory
 from quire.engine.ranks.start import RankFailed, RankStart
 
@@ -36,7 +37,10 @@ _PR_SET_PDEATHSIG: Final = 1
 class Calls(Protocol):
     """What a rank has begun to say to others."""
 
-    n_calls: int
+    @property
+    def n_calls(self) -> int:
+        """Of groups in which all make the same."""
+        ...
 
 
 class Pulse:
@@ -44,14 +48,19 @@ class Pulse:
 
     def __init__(self, memory: RankMemory, rank: int) -> None:
         self._memory, self._rank = memory, rank
-        self.comm: Calls | None = None
+        self.calls: Calls | None = None
+        self.done: DoneSteps | None = None
         memory.set_state(rank, STARTING)
         threading.Thread(target=self._run, daemon=True, name="quire-pulse").start()
 
     def _run(self) -> None:
         pause = threading.Event()
         while not pause.wait(BEAT_S):
-            self._memory.beat(self._rank, 0 if self.comm is None else self.comm.n_calls)
+            n_calls, n_done = (
+                0 if self.calls is None else self.calls.n_calls,
+                0 if self.done is None else self.done.count(),
+            )
+            self._memory.beat(self._rank, n_calls, n_done)
 
 
 def be_killed_with_parent() -> None:
@@ -74,6 +83,12 @@ def failure(start: RankStart, error: Exception) -> RankFailed:
     return RankFailed(f"rank {start.rank} failed ({reason}); its stack is in the log", EndKind.CRASH)
 
 
+def tell_failure(start: RankStart, error: Exception) -> None:
+    """Say why the rank ends, to the log and to rank 0. To be called where the error is handled."""
+    logger.exception("rank %d ends", start.rank)
+    os.write(start.status_fd, msgspec.json.encode(failure(start, error)) + b"\n")
+
+
 def main(run: Callable[[RankStart, RankMemory, Pulse], None] | None = None) -> int:
     """Entry point of the process. run: the life of the rank, for tests; None: `rank.run_rank`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -89,8 +104,7 @@ def main(run: Callable[[RankStart, RankMemory, Pulse], None] | None = None) -> i
             run = importlib.import_module("quire.engine.ranks.rank").run_rank
         run(start, memory, pulse)
     except Exception as error:
-        logger.exception("rank %d ends", start.rank)
-        os.write(start.status_fd, msgspec.json.encode(failure(start, error)) + b"\n")
+        tell_failure(start, error)
         return 1
     return 0
 

@@ -6,15 +6,17 @@ Owns the loop. Does not own the worker, nor what is said.
 from __future__ import annotations
 
 import logging
+import os
 import pathlib
 
-from quire.compute.forward.fused import ReadyStep
-from quire.compute.runner.runner import LaunchedStep
+from quire.compute.runner.runner import Launched
 from quire.compute.worker import Worker
 from quire.config.model import read_arch
 from quire.core.errors import EngineError
 from quire.core.plan import StepMasks, StepPlan
-from quire.engine.ranks.process import Pulse
+from quire.engine.ranks.done import DoneSteps
+from quire.engine.ranks.process import Pulse, tell_failure
+from quire.engine.ranks.results import ResultWriter
 from quire.engine.ranks.ring import IDLE, ORDERED, READY, STEPPING, RankMemory, RingReader
 from quire.engine.ranks.start import RankStart
 from quire.engine.ranks.wire import Allocate, Measure, Order, SleepRanks, Stop, WakeRanks, decode
@@ -32,12 +34,21 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
     made = make_worker(
         start.config, folder, arch, is_server=start.is_server, rank=start.rank, meeting_point=start.meeting_point
     )
-    worker, pulse.comm = made.worker, made.comm
+    worker, pulse.calls = made.worker, made.meeting
     memory.set_state(start.rank, READY)
-    if made.comm is not None:
-        made.comm.join()
+    if made.meeting is not None:
+        made.meeting.join()
     worker.load()
-    reader, rank = RingReader(memory, start.rank, start.bell_fd), Rank(worker)
+    results = None
+    if start.results_fd >= 0:
+
+        def fail(error: Exception) -> None:
+            tell_failure(start, error)
+            os._exit(1)
+
+        results = ResultWriter(start.results_fd, start.results_bell_fd, fail)
+    pulse.done = done = DoneSteps(worker.platform.device.mark)
+    reader, rank = RingReader(memory, start.rank, start.bell_fd), Rank(worker, done, results)
     while True:
         memory.set_state(start.rank, IDLE)
         said = decode(reader.get())
@@ -50,20 +61,26 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
 class Rank:
     """What a worker is told."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._unmasked: LaunchedStep | ReadyStep | None = None
+    def __init__(self, worker: Worker, done: DoneSteps, results: ResultWriter | None) -> None:
+        """results: where it is this rank that says them."""
+        self._worker, self._done, self._results = worker, done, results
+        self._unmasked: Launched | None = None
 
     def do(self, said: StepPlan | StepMasks | Order) -> None:
         """Begin a step, end one, or carry out an order."""
         match said:
             case StepPlan():
                 launched = self._worker.launch(said)
+                self._done.launched()
                 self._unmasked = launched if said.masked else None
+                if self._results is not None and self._unmasked is None:
+                    self._results.put(launched)
             case StepMasks(step):
                 if self._unmasked is None:
                     raise EngineError(f"masks came for step {step}, which waits for none")
                 self._unmasked.mask(said)
+                if self._results is not None:
+                    self._results.put(self._unmasked)
                 self._unmasked = None
             case Allocate(allocation):
                 self._worker.allocate(allocation)

@@ -7,23 +7,27 @@ an eventfd of its own; a message may be longer than the ring, which is written a
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+import select
 import struct
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from quire.core.errors import EngineError
 
 RING_BYTES: Final = 1 << 20
+CHECK_S: Final = 0.1
+"""Between two looks at whether something still can come."""
 FULL_S: Final = 0.0005
 """Between two looks at a full ring: it fills up only with prompts of hundreds of thousands of tokens."""
 _WRITTEN: Final = 0
 """Index of the number of bytes written so far, of 8 bytes as all before the ring."""
 _FIRST_RANK, _RANK_WORDS = 8, 8
-_READ, _BEAT, _CALLS, _STATE = range(4)
-"""Of each rank: bytes read so far, time of the last sign of life, calls of its `Comm`, and its state."""
+_READ, _BEAT, _CALLS, _STATE, _DONE = range(5)
+"""Of each rank: bytes read so far, time of the last sign of life, calls of its `Comm`, its state, and steps done."""
 _HEAD: Final = struct.Struct("<QQ")
 """Before each message: its number, its bytes."""
 
@@ -45,6 +49,23 @@ def make_memory(n_ranks: int) -> int:
     fd = os.memfd_create("quire-ranks")
     os.ftruncate(fd, memory_bytes(n_ranks))
     return fd
+
+
+class Standing(NamedTuple):
+    """Where a rank is, as it said last."""
+
+    state: int
+    silent_s: float
+    """Since it said so."""
+    n_calls: int
+    """Of the group that shares its layers, that it has begun; of a rank without fellows, layers."""
+    n_done: int
+    """Steps that its device has done."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """What changes while it computes."""
+        return self.n_calls, self.n_done
 
 
 class RankMemory:
@@ -80,18 +101,16 @@ class RankMemory:
         """It is at something else now."""
         self._set(rank, _STATE, state)
 
-    def beat(self, rank: int, n_calls: int) -> None:
+    def beat(self, rank: int, n_calls: int, n_done: int) -> None:
         """A sign of life."""
         self._set(rank, _CALLS, n_calls)
+        self._set(rank, _DONE, n_done)
         self._set(rank, _BEAT, time.monotonic_ns())
 
-    def n_calls(self, rank: int) -> int:
-        """As it said last."""
-        return self._word(rank, _CALLS)
-
-    def silent_s(self, rank: int) -> float:
-        """Since its last sign of life; the clock is one for all processes."""
-        return (time.monotonic_ns() - self._word(rank, _BEAT)) / 1e9
+    def standing(self, rank: int) -> Standing:
+        """As it said last; the clock is one for all processes."""
+        silent_s = (time.monotonic_ns() - self._word(rank, _BEAT)) / 1e9
+        return Standing(self.state(rank), silent_s, self._word(rank, _CALLS), self._word(rank, _DONE))
 
     def _word(self, rank: int, word: int) -> int:
         return self._words[_FIRST_RANK + _RANK_WORDS * rank + word]
@@ -134,9 +153,13 @@ class RingWriter:
 class RingReader:
     """Another rank's end."""
 
-    def __init__(self, memory: RankMemory, rank: int, bell: int) -> None:
-        self._memory, self._rank, self._bell = memory, rank, bell
+    def __init__(self, memory: RankMemory, rank: int, bell: int, check: Callable[[], None] | None = None) -> None:
+        """check: called now and then while nothing comes; raises when nothing will. None: nothing is expected to end
+        the wait but the end of the process."""
+        self._memory, self._rank, self._bell, self._check = memory, rank, bell, check
         self._number = 0
+        self._poll = select.poll()
+        self._poll.register(bell, select.POLLIN)
 
     def get(self) -> bytes:
         """The next message, whenever it comes. EngineError if one was lost."""
@@ -146,6 +169,23 @@ class RingReader:
         self._number += 1
         return self._take(n_bytes)
 
+    def has_more(self, timeout_s: float | None) -> bool:
+        """Whether a message has begun to come, in so much time; None: however long it takes."""
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._memory.written == self._memory.read(self._rank):
+            left_s = CHECK_S if end_s is None else end_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._wait(min(left_s, CHECK_S))
+        return True
+
+    def _wait(self, most_s: float) -> None:
+        """Until the writer rings; with a check no longer than that."""
+        if self._check is None or self._poll.poll(math.ceil(most_s * 1000)):
+            os.eventfd_read(self._bell)
+        else:
+            self._check()
+
     def _take(self, n_bytes: int) -> bytes:
         pieces = []
         while n_bytes:
@@ -153,7 +193,7 @@ class RingReader:
             at = read % RING_BYTES
             n = min(n_bytes, self._memory.written - read, RING_BYTES - at)
             if not n:
-                os.eventfd_read(self._bell)
+                self._wait(CHECK_S)
                 continue
             pieces.append(bytes(self._memory.ring[at : at + n]))
             self._memory.set_read(self._rank, read + n)

@@ -26,6 +26,15 @@ class RankStart(msgspec.Struct):
     status_fd: int
     """The pipe to rank 0."""
     is_server: bool
+    results_fd: int = -1
+    """Memory for results; of the rank that says them, where that is not rank 0."""
+    results_bell_fd: int = -1
+
+    @property
+    def fds(self) -> list[int]:
+        """To be inherited."""
+        own = self.memory_fd, self.bell_fd, self.status_fd, self.results_fd, self.results_bell_fd
+        return [fd for fd in own if fd >= 0]
 
 
 class RankFailed(msgspec.Struct):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -45,6 +46,41 @@ comm.close()
 """
 
 
+LINKED = """
+import sys, torch
+from quire.compute.dist.nccl import NcclComm
+from quire.compute.dist.pipeline import Pipeline
+from quire.config.mesh import MeshShape
+rank, size = int(sys.argv[1]), int(sys.argv[2])
+device = torch.device("cuda", rank)
+torch.cuda.set_device(device)
+connect = lambda place, n, at: NcclComm(place, n, at, device, timeout_s=120)
+pipeline = Pipeline(MeshShape(pipeline=size), rank, connect, sys.argv[3])
+pipeline.join()
+rows, asked = torch.empty(700, 512, device=device, dtype=torch.bfloat16), []
+for turn in range(60):
+    n = 1 + turn * 11
+    if pipeline.before is not None:
+        pipeline.before.receive(rows[:n]).wait()
+    else:
+        rows[:n] = turn
+    rows[:n] += 1  # as layers do, behind what is received and before what is sent
+    if pipeline.after is not None:
+        pipeline.after.send(rows[:n])
+    else:
+        pipeline.back.send(rows[:n, 0].int())
+    if rank == 0:
+        ids = torch.empty(n, device=device, dtype=torch.int32)
+        asked.append((turn, ids, pipeline.back.receive(ids)))
+        if len(asked) > size:
+            turn, ids, arrival = asked.pop(0)
+            arrival.wait()
+            assert ids.eq(turn + size).all(), (turn, ids)
+torch.cuda.synchronize()
+pipeline.close()
+"""
+
+
 def needs(n_gpus: int) -> None:
     if torch.cuda.device_count() < n_gpus:
         pytest.skip(f"needs {n_gpus} GPUs")
@@ -56,6 +92,50 @@ def test_calls_are_captured(n_ranks: int, tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-c", CAPTURED]
     ranks = [subprocess.Popen([*command, str(rank), str(n_ranks), str(tmp_path / "meet")]) for rank in range(n_ranks)]
     assert [rank.wait(180) for rank in ranks] == [0] * n_ranks
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_links_between_stages(n_ranks: int, tmp_path: pathlib.Path) -> None:
+    """More steps on their way than stages, in both directions at once: nobody waits for who waits for it."""
+    needs(n_ranks)
+    command = [sys.executable, "-c", LINKED]
+    ranks = [subprocess.Popen([*command, str(rank), str(n_ranks), str(tmp_path / "meet")]) for rank in range(n_ranks)]
+    assert [rank.wait(180) for rank in ranks] == [0] * n_ranks
+
+
+@pytest.mark.parametrize("n_stages, n_beside", [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "deepseek_v2"])
+def test_stages_say_what_one_says(name: str, n_stages: int, n_beside: int, tmp_path: pathlib.Path) -> None:
+    """Eager and captured; asleep between."""
+    needs(n_stages * n_beside)
+    model, found = checkpoint(name, tmp_path / name), []
+    mesh = {"pipeline_parallel_size": n_stages, "tensor_parallel_size": n_beside, "enable_sleep_mode": True}
+    cases: list[dict[str, Any]] = [{}, {**mesh, "enforce_eager": True}, mesh]
+    for options in cases:
+        llm = LLM(model, **GPU, **options)
+        try:
+            found.append(answers(llm))
+            if options:
+                llm.sleep(2)
+                llm.wake_up()
+                found.append(answers(llm))
+        finally:
+            llm.shutdown()
+    assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_steps_are_counted_though_they_are_replayed(options: dict[str, int], tmp_path: pathlib.Path) -> None:
+    needs(2)
+    llm = LLM(checkpoint("qwen3", tmp_path / "qwen3"), **GPU, **options)
+    try:
+        answers(llm)
+        ranks = llm.engine.ranks
+        assert ranks is not None
+        time.sleep(1)
+        assert len({one.n_done for one in ranks._standings()}) == 1 and ranks._standings()[0].n_done > 20
+    finally:
+        llm.shutdown()
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4])

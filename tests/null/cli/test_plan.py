@@ -39,7 +39,9 @@ def test_a_model_alone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plan_for_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     text = planned(capsys, "shape:llama-3.1-70b", "--gpu", "h100", "--count", "4", "--price", "2.5")
     assert "4 x H100" in text and "$/M tokens" in text and "tp4" in text
-    assert "quire serve shape:llama-3.1-70b --tensor-parallel-size 4" in text and "not in this engine" in text
+    assert "quire serve shape:llama-3.1-70b --tensor-parallel-size 4" in text
+    mesh = planned(capsys, "shape:llama-3.1-70b", "--gpu", "h100", "--count", "16", "--mesh", "tp=16")
+    assert "not in this engine" in mesh
     assert "no step was ever timed on the H100" in text
 
 
@@ -52,7 +54,12 @@ def test_a_model_that_does_not_fit_names_the_least_that_would(capsys: pytest.Cap
 @pytest.mark.parametrize("model", ["qwen3-32b", "mixtral-8x7b", "qwen3-30b-a3b"])
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixture[str], model: str, n: int) -> None:
-    meshes: list[list[str]] = [[], ["--mesh", f"tp={n}"], ["--mesh", f"tp={n},ep={n}"] if "32b" not in model else []]
+    meshes: list[list[str]] = [
+        [],
+        ["--mesh", f"tp={n}"],
+        ["--mesh", f"pp={n}"],
+        ["--mesh", f"tp={n},ep={n}"] if "32b" not in model else [],
+    ]
     for words in meshes:
         found = json.loads(
             planned(capsys, f"shape:{model}", "--gpu", "h200", "--count", str(n), "--json", "--slo", "none", *words)
@@ -60,8 +67,9 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
         config = made_config(found["command"])
         degrees = dict(re.fullmatch(r"([a-z]+)(\d+)", word).groups() for word in found["meshes"][0]["mesh"].split()
                        if word[-1].isdecimal())  # fmt: skip
-        assert degrees.keys() <= {"tp", "ep", "dp"} and degrees.get("ep", "1") in ("1", degrees.get("tp", "1"))
+        assert degrees.keys() <= {"tp", "pp", "ep", "dp"} and degrees.get("ep", "1") in ("1", degrees.get("tp", "1"))
         assert config.tensor_parallel_size == int(degrees.get("tp", 1))
+        assert config.pipeline_parallel_size == int(degrees.get("pp", 1))
         assert config.enable_expert_parallel == ("ep" in degrees)
 
 
@@ -76,7 +84,7 @@ def made_config(command: str) -> EngineConfig:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--mesh", "tp=4,pp=2", "--count", "8"], "pp = 2: the engine has no pipeline"),
+        (["--mesh", "tp=8,pp=2", "--count", "16"], "tp = 8, pp = 2: the ranks of an engine are in one host, at most 8"),
         (["--mesh", "tp=2,sp=2", "--count", "4"], "sp = 2: the engine does not divide"),
         (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
         (["--kv-cache-dtype", "fp8"], "keys and values in fp8 are not among"),

@@ -78,11 +78,12 @@ TIGHT = Pace(factor=1.5, weights_s=2.0, token_s=1.0, cached_s=0.1, pair_s=0.1, m
 WINDOWS = [(0,), (0,), (0,), (0, 3), (0, 0, 2, 6), (5,), (1, 8)]
 """Of groups: one that keeps everything, several, and windows alone."""
 configs = st.builds(
-    lambda size, windows, pages, seqs, budget, threshold, policy, caching, depth, pace, drafts: SchedulerConfig(
+    lambda size, windows, pages, seqs, budget, threshold, policy, caching, depth, pace, drafts, stages: SchedulerConfig(
         n_pages=pages * len(windows) + 1, kv=layout_of(*windows), page_size=size,
         max_num_seqs=seqs, max_num_batched_tokens=seqs + budget, max_model_len=40,
         long_prefill_token_threshold=threshold, policy=policy, enable_prefix_caching=caching, pipeline_depth=depth,
-        min_shared_tokens=1, pace=pace, num_speculative_tokens=drafts,
+        min_shared_tokens=1, pace=pace, num_speculative_tokens=0 if stages > 1 else drafts,
+        n_stages=stages,
     ),
     size=st.sampled_from([1, 2, 4]),
     windows=st.sampled_from(WINDOWS),
@@ -95,6 +96,7 @@ configs = st.builds(
     depth=st.integers(1, 3),
     pace=st.sampled_from([None, None, TIGHT]),
     drafts=st.sampled_from([0, 0, 0, 1, 3, 6]),
+    stages=st.sampled_from([1, 1, 1, 2, 3]),
 )  # fmt: skip
 
 prompts = st.builds(lambda k, tail: (BASE[:k] + tail)[:20], st.integers(1, 20), st.lists(st.integers(1, 2), max_size=3))
@@ -383,6 +385,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if state is SeqState.RUNNING and seq not in preempted and prefill_end <= start < seq.limit:
                 waits = seq is running[-1] and seq.planned >= seq.returns_at
                 waits |= seq.search is not None and seq.search is running[-1].search
+                waits |= config.n_stages > 1  # it has its turn later, or the work would not end in time
                 assert seq in seqs or waits, "a decoding sequence was left out of a step"
         admitted = [seq for seq in seqs if seq in before and before[seq][0] is SeqState.WAITING]
         assert not (preempted and admitted), "a step that preempts admits"

@@ -1,0 +1,65 @@
+"""Adapters of one worker: read from folders, kept on the host, and put into places of the model's bank.
+
+Owns what is kept on the host, by content. Does not own places on the device (`bank`), files (`files`), nor which
+adapter is where (`control/adapters`). Invariant: without --enable-lora nothing is kept, and it costs no memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.compute.adapters.bank import Kept, adapters_on, device_bytes
+from quire.compute.adapters.files import read_adapter
+from quire.compute.device.device import Device
+from quire.compute.models.decoder import Decoder, decoder_on
+from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.core.errors import ConfigError, EngineError
+from quire.core.plan import AdapterPut
+
+
+class HostAdapters:
+    """See the module."""
+
+    def __init__(self, config: EngineConfig, device: Device) -> None:
+        self._config, self._device = config, device
+        self._kept: dict[str, Kept] = {}
+
+    def places_bytes(self, arch: ModelArch, dtype: torch.dtype) -> int:
+        """Of the places on the device."""
+        config = self._config
+        if not config.enable_lora:
+            return 0
+        linears = decoder_on(torch.device("meta"), arch, dtype, 1).adaptable()
+        return device_bytes(self._device, linears, config.max_loras, config.max_lora_rank, dtype)
+
+    def attach(self, model: Decoder, dtype: torch.dtype) -> int:
+        """Places around a finished model's products; bytes that they take."""
+        config = self._config
+        if not config.enable_lora:
+            return 0
+        linears = list(model.adaptable())
+        model.adapters = adapters_on(self._device, linears, config.max_loras, config.max_lora_rank, dtype)
+        return model.adapters.n_bytes
+
+    def read(self, path: str, root: str, model: Decoder) -> tuple[str, int, Kept]:
+        """See `Worker.read_adapter`."""
+        if model.adapters is None:
+            raise ConfigError("this engine has no adapters: start it with --enable-lora", param="enable_lora")
+        adapter = read_adapter(path, root, model, self._config.max_lora_rank)
+        return adapter.content_id, adapter.rank, model.adapters.keep(adapter)
+
+    def keep(self, content_id: str, kept: Kept) -> None:
+        """For plans that put it into a place."""
+        self._kept[content_id] = kept
+
+    def drop(self, content_id: str) -> None:
+        """It is kept no longer; places on the device keep what they have."""
+        self._kept.pop(content_id, None)
+
+    def put(self, put: AdapterPut, model: Decoder) -> None:
+        """Into its place. Raises EngineError if it is not kept."""
+        kept = self._kept.get(put.content_id)
+        if kept is None or model.adapters is None:
+            raise EngineError(f"adapter {put.content_id} is not on the host")
+        model.adapters.put(put.place, kept)

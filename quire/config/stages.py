@@ -1,0 +1,87 @@
+"""Stages of a pipeline: which neighbouring layers one has, and what follows for its description and pages. Torch-free.
+
+Owns the arithmetic. Does not own what ranks within a stage divide (`shares`) nor how stages speak (`compute/dist`).
+Invariant: the ranges of all stages are all layers, each once; every stage has the groups of pages of the whole model,
+so that one page table serves all of them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.config.arch import ModelArch
+from quire.config.kv import KVGroup, KVLayout
+from quire.config.layers import KVSpec
+from quire.core.errors import ConfigError
+
+
+class LayerRange(msgspec.Struct, frozen=True):
+    """Layers first, ..., end - 1 of n_layers."""
+
+    first: int
+    end: int
+    n_layers: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins with the embedding."""
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends with norm and head."""
+        return self.end == self.n_layers
+
+
+def layer_range(arch: ModelArch, stage: int, n_stages: int) -> LayerRange:
+    """Of one stage, as even as they go: those between the ends are the first to have one more, and the last, which has
+    the head, never has. Raises ConfigError where there are fewer layers than stages, or layers that none can have."""
+    if n_stages > 1 and arch.state_specs:
+        raise ConfigError(
+            f"pipeline_parallel_size = {n_stages}: {arch.family} has recurrent layers, whose states stages do not"
+            " divide yet: leave --pipeline-parallel-size out",
+            param="pipeline_parallel_size",
+        )
+    if arch.n_layers < n_stages:
+        raise ConfigError(
+            f"pipeline_parallel_size = {n_stages}: {arch.family} has {arch.n_layers} layers, and each stage needs one:"
+            " lower it",
+            param="pipeline_parallel_size",
+        )
+    least, n_more = divmod(arch.n_layers, n_stages)
+    turns = [*range(1, n_stages - 1), 0]  # who has one more, in this order
+    counts = [least + (one in turns[:n_more]) for one in range(n_stages)]
+    first = sum(counts[:stage])
+    return LayerRange(first, first + counts[stage], arch.n_layers)
+
+
+def stage_arch(arch: ModelArch, layers: LayerRange) -> ModelArch:
+    """What a stage computes, as a description of its own; only the first has what is done to embeddings."""
+    found = msgspec.structs.replace(arch, layers=arch.layers[layers.first : layers.end])
+    return found if layers.is_first else msgspec.structs.replace(found, embedding_scale=1.0, n_positions=0)
+
+
+def spread(layout: KVLayout) -> KVLayout:
+    """The same groups, but layers of one kind are dealt out to them in turn, so that each stage has a like part of
+    each: where groups were neighbouring layers, a stage would have all of one and nothing of another."""
+    found, seen = [], dict[KVSpec, int]()
+    for group in layout.groups:
+        alike = [one for one in layout.groups if one.spec == group.spec]
+        layers = sorted(layer for one in alike for layer in one.layers)
+        seen[group.spec] = turn = seen.get(group.spec, -1) + 1
+        found.append(KVGroup(group.spec, tuple(layers[turn :: len(alike)])))
+    return KVLayout(tuple(found), layout.n_lanes)
+
+
+def stage_layout(layout: KVLayout, layers: LayerRange) -> KVLayout:
+    """The groups of the whole model, with the layers that a stage has, by their numbers in it. A page has as many lanes
+    as the largest of them."""
+    if layers.is_first and layers.is_last:
+        return layout
+    groups = tuple(
+        msgspec.structs.replace(
+            group, layers=tuple(one - layers.first for one in group.layers if layers.first <= one < layers.end)
+        )
+        for group in layout.groups
+    )
+    return KVLayout(groups, max(len(group.layers) for group in groups))

@@ -1,0 +1,84 @@
+"""Results on their way from the last stage of a pipeline to rank 0, through a ring of their own.
+
+Owns both ends. Does not own the ring (`ring.py`) nor what a result says. Invariant: the last stage does not wait for a
+result's device before it launches the next step: a thread does.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from quire.core.result import StepResult
+from quire.engine.ranks.ring import RankMemory, RingReader, RingWriter
+
+N_ENDS: Final = 2
+"""Of the memory of this ring: who writes, and who reads."""
+READER: Final = 1
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(StepResult)
+
+
+class Launched(Protocol):
+    """A step with its masks."""
+
+    def result(self) -> StepResult:
+        """Waits for the device."""
+        ...
+
+
+class ResultWriter:
+    """The last stage's end."""
+
+    def __init__(self, fd: int, bell: int, fail: Callable[[Exception], None]) -> None:
+        """fail: told in the thread what went wrong in it: the rank cannot go on."""
+        self._ring = RingWriter(RankMemory(fd, N_ENDS), [bell], check=lambda: None)
+        self._fail = fail
+        self._steps: queue.SimpleQueue[Launched] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True, name="quire-results").start()
+
+    def put(self, step: Launched) -> None:
+        """Say what came of it, when it has come and all before it is said."""
+        self._steps.put(step)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._ring.put(_encoder.encode(self._steps.get().result()))
+        except Exception as error:
+            self._fail(error)
+
+
+class ResultReader:
+    """Rank 0's end."""
+
+    def __init__(self, fd: int, bell: int, check: Callable[[], None]) -> None:
+        """bell: is closed with this. check: raises when nobody writes any more."""
+        weakref.finalize(self, os.close, bell)
+        self._ring = RingReader(RankMemory(fd, N_ENDS), READER, bell, check)
+        self._found: dict[int, StepResult] = {}
+        """Of steps that nobody has asked for yet."""
+
+    def has(self, step: int) -> bool:
+        """Whether its result is there."""
+        while step not in self._found and self._ring.has_more(0.0):
+            self._read()
+        return step in self._found
+
+    def get(self, step: int, timeout_s: float | None) -> StepResult:
+        """Its result, once. TimeoutError, or what `check` raises."""
+        while step not in self._found:
+            if not self._ring.has_more(timeout_s):
+                raise TimeoutError
+            self._read()
+        return self._found.pop(step)
+
+    def _read(self) -> None:
+        result = _decoder.decode(self._ring.get())
+        self._found[result.step] = result
