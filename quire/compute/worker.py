@@ -19,7 +19,6 @@ from typing import Final
 import msgspec
 import torch
 
-from quire.compute.adapters.bank import Kept
 from quire.compute.adapters.host import HostAdapters
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
 from quire.compute.dist.pipeline import Pipeline
@@ -49,7 +48,7 @@ from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
 from quire.config.stages import LayerRange, layer_range, stage_arch, stage_layout
 from quire.core.errors import ConfigError, EngineError
-from quire.core.plan import AdapterPut, OnDrafts, StepMasks, StepPlan
+from quire.core.plan import OnDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes
@@ -122,7 +121,7 @@ class Worker:
         self.no_determinism = platform.no_determinism or (SUMMED if self._sharing.size > 1 else "")
         """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
         for it do not."""
-        self._adapters = HostAdapters(config, platform.device)
+        self.adapters: Final = HostAdapters(config, platform.device)
         self._model: Decoder | None = None
         self._allocation: Allocation | None = None
         self._runner: Runner | None = None
@@ -151,7 +150,7 @@ class Worker:
         key = dtype, quantization
         if key not in self._footprints:
             found = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
-            n_bytes = self._adapters.places_bytes(self._arch, TORCH_DTYPES[dtype])
+            n_bytes = self.adapters.places_bytes(self._arch, TORCH_DTYPES[dtype])
             self._footprints[key] = dataclasses.replace(
                 found, held_bytes=found.held_bytes + n_bytes, peak_bytes=found.peak_bytes + n_bytes
             )
@@ -160,7 +159,7 @@ class Worker:
     def load(self) -> WorkerFacts:
         """Read the weights. Raises LoadError or ConfigError."""
         self._model = model = self._load(self._folder, self._arch, self._sharing, self._layers)
-        weights_bytes = model.n_bytes + self._adapters.attach(model, TORCH_DTYPES[self._limits.dtype])
+        weights_bytes = model.n_bytes + self.adapters.attach(model, TORCH_DTYPES[self._limits.dtype])
         if self._draft is not None:
             load = functools.partial(self._load, comm=SoloComm())
             self._small = self._draft.load(load, self._model, self.platform)
@@ -273,22 +272,6 @@ class Worker:
         """Give up all memory, for good; other ranks may be gone."""
         self._release(2)
 
-    def read_adapter(self, path: str, root: str) -> tuple[str, int, Kept]:
-        """Read an adapter from its folder: (hash of its content, its rank, what `keep_adapter` takes). May be called in
-        any thread. root: folder in which it must lie, empty: anywhere. Raises LoadError and ConfigError."""
-        return self._adapters.read(path, root, self.model)
-
-    def keep_adapter(self, content_id: str, kept: Kept) -> None:
-        """On the host, for plans that put it into a place."""
-        self._adapters.keep(content_id, kept)
-
-    def drop_adapter(self, content_id: str) -> None:
-        """The host keeps it no longer; places on the device keep what they have."""
-        self._adapters.drop(content_id)
-
-    def _put_adapter(self, put: AdapterPut) -> None:
-        self._adapters.put(put, self.model)
-
     def expert_loads(self) -> list[list[int]]:
         """See `Decoder`; empty without experts, and without weights."""
         return [] if self._model is None else self._model.expert_loads()
@@ -379,7 +362,7 @@ class Worker:
         branching = Branching(pool, tables, tail) if may_branch else None
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter, branching)
         alone = self.platform.rows_alone
-        put = None if model.adapters is None else self._put_adapter
+        put = None if model.adapters is None else self.adapters.put
         if self._pipeline is None:
             runner = Runner(
                 pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone, put=put

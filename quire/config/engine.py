@@ -189,13 +189,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Literal["fcfs", "priority"], _doc("fcfs: order of arrival; priority: lower `priority` first, then arrival.")
     ] = "fcfs"
     pipeline_depth: Annotated[
-        int,
-        _doc(
-            "Steps in flight; 2 hides the host's work, 1 waits for each step. Each further pipeline stage adds one.",
-            ge=1,
-            le=8,
-        ),
-    ] = 2
+        int, _doc("Steps in flight; 2 hides the host's work, 1 waits for each step. Each further pipeline stage adds"
+                  " one.", ge=1, le=8)
+    ] = 2  # fmt: skip
     deterministic: Annotated[
         bool,
         _doc(
@@ -217,32 +213,21 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 1
     pipeline_parallel_size: Annotated[
-        int,
-        _doc(
-            "Stages of neighbouring layers, each of tensor_parallel_size ranks. A step goes through all in turn;"
-            " meanwhile other stages compute steps of other sequences.",
-            ge=1,
-            le=64,
-        ),
-    ] = 1
+        int, _doc("Stages of neighbouring layers, each of tensor_parallel_size ranks. A step goes through all in turn;"
+                  " meanwhile other stages compute steps of other sequences.", ge=1, le=64)
+    ] = 1  # fmt: skip
     enable_expert_parallel: Annotated[
-        bool,
-        _doc(
-            "Ranks divide the experts of a model among them, whole ones, instead of a part of each. Their number must"
-            " be divisible by that of the ranks."
-        ),
-    ] = False
+        bool, _doc("Ranks divide the experts of a model among them, whole ones, instead of a part of each. Their number"
+                   " must be divisible by that of the ranks.")
+    ] = False  # fmt: skip
     num_threads: Annotated[
         int,
         _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024),
     ] = 0
     enable_lora: Annotated[
-        bool,
-        _doc(
-            "Serve adapters (LoRA, in PEFT's layout) beside the model, many in one batch; a request names one as its"
-            " model. See docs/adapters.md."
-        ),
-    ] = False
+        bool, _doc("Serve adapters (LoRA, in PEFT's layout) beside the model, many in one batch; a request names one as"
+                   " its model. See docs/adapters.md.")
+    ] = False  # fmt: skip
     lora_modules: Annotated[
         list[str],
         _doc('Adapters to begin with, as NAME=FOLDER or {"name": NAME, "path": FOLDER}.', extra={"json_list": True}),
@@ -258,12 +243,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         _doc("Most adapters kept on the host; others are read again when asked for. 0: four times max_loras.", ge=0),
     ] = 0
     lora_root: Annotated[
-        str,
-        _doc(
-            "Folder inside which POST /v1/load_lora_adapter may name adapters; empty: it takes none. --lora-modules"
-            " may lie anywhere."
-        ),
-    ] = ""
+        str, _doc("Folder inside which POST /v1/load_lora_adapter may name adapters; empty: it takes none."
+                  " --lora-modules may lie anywhere.")
+    ] = ""  # fmt: skip
     enforce_eager: Annotated[bool, _doc("Do not capture CUDA graphs.")] = False
     enable_sleep_mode: Annotated[
         bool,

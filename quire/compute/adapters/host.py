@@ -24,6 +24,8 @@ class HostAdapters:
     def __init__(self, config: EngineConfig, device: Device) -> None:
         self._config, self._device = config, device
         self._kept: dict[str, Kept] = {}
+        self._model: Decoder | None = None
+        """Which has places."""
 
     def places_bytes(self, arch: ModelArch, dtype: torch.dtype) -> int:
         """Of the places on the device."""
@@ -39,27 +41,30 @@ class HostAdapters:
         if not config.enable_lora:
             return 0
         linears = list(model.adaptable())
+        self._model = model
         model.adapters = adapters_on(self._device, linears, config.max_loras, config.max_lora_rank, dtype)
         return model.adapters.n_bytes
 
-    def read(self, path: str, root: str, model: Decoder) -> tuple[str, int, Kept]:
-        """See `Worker.read_adapter`."""
-        if model.adapters is None:
+    def read_adapter(self, path: str, root: str) -> tuple[str, int, Kept]:
+        """Read an adapter from its folder: (hash of its content, its rank, what `keep_adapter` takes). May be called in
+        any thread. root: folder in which it must lie, empty: anywhere. Raises LoadError and ConfigError."""
+        model = self._model
+        if model is None or model.adapters is None:
             raise ConfigError("this engine has no adapters: start it with --enable-lora", param="enable_lora")
         adapter = read_adapter(path, root, model, self._config.max_lora_rank)
         return adapter.content_id, adapter.rank, model.adapters.keep(adapter)
 
-    def keep(self, content_id: str, kept: Kept) -> None:
+    def keep_adapter(self, content_id: str, kept: Kept) -> None:
         """For plans that put it into a place."""
         self._kept[content_id] = kept
 
-    def drop(self, content_id: str) -> None:
+    def drop_adapter(self, content_id: str) -> None:
         """It is kept no longer; places on the device keep what they have."""
         self._kept.pop(content_id, None)
 
-    def put(self, put: AdapterPut, model: Decoder) -> None:
+    def put(self, put: AdapterPut) -> None:
         """Into its place. Raises EngineError if it is not kept."""
         kept = self._kept.get(put.content_id)
-        if kept is None or model.adapters is None:
+        if kept is None or self._model is None or self._model.adapters is None:
             raise EngineError(f"adapter {put.content_id} is not on the host")
-        model.adapters.put(put.place, kept)
+        self._model.adapters.put(put.place, kept)

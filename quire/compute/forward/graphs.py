@@ -81,8 +81,7 @@ class GraphForward:
         verifies: bool = False,
     ) -> None:
         """max_sampled: rows that a step chooses tokens of; 0: one for each sequence. verifies: some are drafts."""
-        max_sampled = max_sampled or max_num_seqs
-        arch = model.arch
+        max_sampled, arch = max_sampled or max_num_seqs, model.arch
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
         self._tail = tail
         self._max_num_seqs = max_num_seqs

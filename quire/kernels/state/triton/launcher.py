@@ -120,11 +120,12 @@ def scan_delta(
         **shape, L=PIECE, BLOCK=LEAST, BLOCK_E=max(LEAST, triton.next_power_of_2(e)), PRECISION=precision,
         EXACT="tf32x3" if precision == "tf32" else precision, num_warps=8, num_stages=1,
     )  # fmt: skip
-    block_e = max(LEAST, min(32, triton.next_power_of_2(e)))
+    # With keys of 128, Triton 3.6 makes wrong products of blocks of 32 values by 4 warps, and right ones of 64 by 8.
+    block_e, warps = (64, 8) if block_d >= 64 else (max(LEAST, min(32, triton.next_power_of_2(e))), 4)
     delta.scan_pieces[(len(spans.lines), heads, triton.cdiv(e, block_e))](
         q, q.stride(0), k, k.stride(0), a, a.stride(0), a_log, dt_bias, new, known, state, out,
         spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr, spans.keep, scale,
-        **shape, L=PIECE, BLOCK_E=block_e, PRECISION=precision, num_warps=4, num_stages=2,
+        **shape, L=PIECE, BLOCK_E=block_e, PRECISION=precision, num_warps=warps, num_stages=2,
     )  # fmt: skip
     return out
 

@@ -54,7 +54,7 @@ CASES = {
     "delta solve": lambda: build(
         delta.solve_pieces, 8, 1, **QWEN, L=64, BLOCK=16, BLOCK_E=128, PRECISION="tf32", EXACT="tf32x3"
     ),
-    "delta": lambda: build(delta.scan_pieces, 4, **QWEN, L=64, BLOCK_E=32, PRECISION="tf32"),
+    "delta": lambda: build(delta.scan_pieces, 8, **QWEN, L=64, BLOCK_E=64, PRECISION="tf32"),
 }
 
 if __name__ == "__main__":
