@@ -7,6 +7,8 @@ so that one page table serves all of them.
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
 from quire.config.arch import ModelArch
@@ -33,9 +35,17 @@ class LayerRange(msgspec.Struct, frozen=True):
         return self.end == self.n_layers
 
 
+def stage_layers(n_layers: int, n_stages: int) -> list[range]:
+    """Layers of each stage, as even as they go: those between the ends are the first to have one more, and the last,
+    which has the head, never has."""
+    least, n_more = divmod(n_layers, n_stages)
+    turns = [*range(1, n_stages - 1), 0][:n_more]
+    borders = [0, *itertools.accumulate(least + (stage in turns) for stage in range(n_stages))]
+    return [range(first, end) for first, end in itertools.pairwise(borders)]
+
+
 def layer_range(arch: ModelArch, stage: int, n_stages: int) -> LayerRange:
-    """Of one stage, as even as they go: those between the ends are the first to have one more, and the last, which has
-    the head, never has. Raises ConfigError where there are fewer layers than stages, or layers that none can have."""
+    """Of one stage. Raises ConfigError where there are fewer layers than stages, or layers that none can have."""
     if n_stages > 1 and arch.state_specs:
         raise ConfigError(
             f"pipeline_parallel_size = {n_stages}: {arch.family} has recurrent layers, whose states stages do not"
@@ -48,11 +58,8 @@ def layer_range(arch: ModelArch, stage: int, n_stages: int) -> LayerRange:
             " lower it",
             param="pipeline_parallel_size",
         )
-    least, n_more = divmod(arch.n_layers, n_stages)
-    turns = [*range(1, n_stages - 1), 0]  # who has one more, in this order
-    counts = [least + (one in turns[:n_more]) for one in range(n_stages)]
-    first = sum(counts[:stage])
-    return LayerRange(first, first + counts[stage], arch.n_layers)
+    layers = stage_layers(arch.n_layers, n_stages)[stage]
+    return LayerRange(layers.start, layers.stop, arch.n_layers)
 
 
 def stage_arch(arch: ModelArch, layers: LayerRange) -> ModelArch:

@@ -21,8 +21,9 @@ def engine_cost(
 ) -> CostModel:
     """Of an engine with these limits, on as many devices as it asks for. ConfigError for a format without a name."""
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
-    n_ranks = mesh_shape(config).tensor
+    shape = mesh_shape(config)
+    mesh = Mesh(tp=shape.tensor, pp=shape.pipeline, ep=shape.tensor if config.enable_expert_parallel else 1)
     return calibrated(
         arch, device, formats=formats_named(weights, limits.kv_dtype, limits.dtype), calibration=calibration,
-        mesh=Mesh(tp=n_ranks, ep=n_ranks if config.enable_expert_parallel else 1), page_size=config.block_size,
+        mesh=mesh, page_size=config.block_size,
     )  # fmt: skip

@@ -7,7 +7,6 @@ Invariant: the ranks of a mesh are tp * pp * sp * dp; ep divides experts among t
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 
 import msgspec
@@ -82,15 +81,6 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
 def rank_layer(spec: LayerSpec, tp: int) -> LayerSpec:
     """What the first rank of `tp` computes of a layer. ConfigError where it cannot be divided."""
     return spec if tp == 1 else share_layer(spec, 0, tp)
-
-
-def stage_layers(n_layers: int, n_stages: int) -> list[range]:
-    """Layers of each stage, as even as they go: those between the ends are the first to have one more, and the last,
-    which has the head, never has."""
-    least, n_more = divmod(n_layers, n_stages)
-    turns = [*range(1, n_stages - 1), 0][:n_more]
-    borders = [0, *itertools.accumulate(least + (stage in turns) for stage in range(n_stages))]
-    return [range(first, end) for first, end in itertools.pairwise(borders)]
 
 
 def n_experts_of(spec: LayerSpec) -> int:

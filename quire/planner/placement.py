@@ -14,11 +14,12 @@ import msgspec
 from quire.config.arch import ModelArch
 from quire.config.kv import kv_layout
 from quire.config.shares import share_arch
+from quire.config.stages import stage_layers
 from quire.core.errors import ConfigError
 from quire.planner.captured import decode_sizes
 from quire.planner.formats import Formats
 from quire.planner.memory import MemoryEquation
-from quire.planner.mesh import Mesh, stage_layers
+from quire.planner.mesh import Mesh
 from quire.planner.parts import kv_share, rank_parts
 
 UTILIZATION: Final = 0.9

@@ -12,6 +12,7 @@ from planner_shapes import LLAMA_8B, SHAPES
 from quire.config.arch import ModelArch
 from quire.config.model import read_arch
 from quire.config.parameters import shapes as parameter_shapes
+from quire.config.stages import stage_layers
 from quire.core.errors import ConfigError
 from quire.planner.accelerators import ACCELERATORS, accelerator_named, calibration_for
 from quire.planner.calibration import Ceilings, Curve, load_calibration
@@ -19,7 +20,7 @@ from quire.planner.captured import padded_rows
 from quire.planner.communication import all_reduce_bytes, step_transfers
 from quire.planner.cost import calibrated
 from quire.planner.formats import FORMATS, Formats, formats_named
-from quire.planner.mesh import Mesh, meshes, stage_layers
+from quire.planner.mesh import Mesh, meshes
 from quire.planner.operators import decode_spans, limit_s, prefill_spans, seen, step_operators
 from quire.planner.parts import rank_parts
 from quire.planner.placement import Limits, place

@@ -48,7 +48,7 @@ def decoded(coded: Coded, dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("case", sorted(CONFIGS))
 def test_numbers_are_those_of_the_package(case: str) -> None:
     tensors = load_file(ARRAYS).items()
     found = {name.partition("|")[2]: one for name, one in tensors if name.startswith(f"{case}|")}
