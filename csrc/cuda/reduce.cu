@@ -237,9 +237,10 @@ __global__ void __launch_bounds__(MAX_THREADS)
     const int first_row = blockIdx.x / call.n_slices, row_step = gridDim.x / call.n_slices;
     const int4 weight = begin<NORM>(call, place);
     const uint32_t number = number_of_call(peers);
+    const bool is_void = has_given_up(peers);
     for (int row = first_row; row < call.n_rows; row += row_step) {
         const int64_t cell = place.cell(call, row);
-        if (place.has(call, row)) push_words(peers, number, cell, load_here(cell_at(call.args.x, cell)));
+        if (place.has(call, row) && !is_void) push_words(peers, number, cell, load_here(cell_at(call.args.x, cell)));
     }
     __syncthreads();
     if (threadIdx.x == 0) take_turn(peers, number);

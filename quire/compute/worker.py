@@ -251,6 +251,7 @@ class Worker:
         models: list[Decoder | LoadedDraft] = [one for one in (self._model, self._small) if one is not None]
         if level != 1:
             self._model = self._small = None
+            self.adapters.detach()
         else:
             for model in models:
                 model.leave_device()

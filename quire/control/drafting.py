@@ -1,7 +1,7 @@
 """Decoding with drafts: spans that verify tokens which the device has guessed, and keep those that are right.
 
-Owns the room for drafts. Does not own how many a sequence should have (`acceptance.py`), the guesses (compute) nor what
-becomes of a result (`commit.py`).
+Owns the room for drafts. Does not own how many a sequence should have (`draft_policy.py`), the guesses (compute) nor
+what becomes of a result (`commit.py`).
 How many were kept is known to the device first. The next plan is made before the host knows: it counts every draft in
 flight as kept, takes pages for that, and says where spans begin at the latest (decision 0012).
 Invariant: drafts take only tokens and pages that nobody else wants in this step.

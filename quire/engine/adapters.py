@@ -52,6 +52,7 @@ class Loading:
 
     name: str
     path: str
+    root: str
     reading: Reading
 
 
@@ -65,8 +66,10 @@ class AdapterRegistry:
         self._facts: dict[str, AdapterFacts] = {}
         self._kept: dict[str, None] = {}
         """On the host, the least recently wanted first."""
-        self._waiting: dict[str, tuple[Request, str]] = {}
-        """Request id → the request, and the folder of its adapter."""
+        self._roots: dict[str, str] = {}
+        """Name → the folder in which its own must lie, as it was asked for."""
+        self._waiting: dict[str, tuple[Request, str, str]] = {}
+        """Request id → the request, the folder of its adapter, and that folder's root."""
         self._readings: dict[str, Reading] = {}
         """Hash → being read again."""
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
@@ -84,7 +87,7 @@ class AdapterRegistry:
     def refuse_all(self, error: QuireError) -> list[SeqDelta]:
         """The ends of these requests, which wait no longer."""
         waiting, self._waiting = self._waiting, {}
-        return [delta for request, _ in waiting.values() for delta in refusals(request, error)]
+        return [delta for request, *_ in waiting.values() for delta in refusals(request, error)]
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -103,12 +106,13 @@ class AdapterRegistry:
                 f"all {self._max_kept} adapters that the host keeps (max_cpu_loras) are in use: try again later",
                 param="lora_name",
             )
-        return Loading(name, path, self._read(path, root))
+        return Loading(name, path, root, self._read(path, root))
 
     def finish(self, loading: Loading) -> AdapterFacts:
         """It is read. Raises what reading raised; names are what they were then."""
         content_id, rank, weights = loading.reading.result()
         self._keep(content_id, weights)
+        self._roots[loading.name] = loading.root
         self._facts[loading.name] = facts = AdapterFacts(loading.name, loading.path, content_id, rank)
         self._trim()
         return facts
@@ -121,6 +125,7 @@ class AdapterRegistry:
         """New requests cannot name it; open ones keep it. Raises RequestError for a name that nothing has."""
         if self._facts.pop(name, None) is None:
             raise RequestError(f"no adapter is loaded under the name {shown(name)}", param="lora_name")
+        del self._roots[name]
         self._trim()
 
     # ---- requests ------------------------------------------------------------------------------------------------
@@ -137,7 +142,7 @@ class AdapterRegistry:
         request.content_id = facts.content_id
         if self._want(facts.content_id):
             return True
-        self._waiting[request.request_id] = request, facts.path
+        self._waiting[request.request_id] = request, facts.path, self._roots[request.adapter]
         return False
 
     def ready(self, wait_s: float = 0.0) -> list[Ready]:
@@ -149,14 +154,16 @@ class AdapterRegistry:
             if reading.done():
                 del self._readings[content_id]
                 errors[content_id] = self._outcome(content_id, reading)
-        found: list[Ready] = []
-        for request_id, (request, path) in list(self._waiting.items()):
+        found, has_room = list[Ready](), True
+        for request_id, (request, path, root) in list(self._waiting.items()):
             error = errors.get(request.content_id)
             if error is not None or self._want(request.content_id):
                 del self._waiting[request_id]
                 found.append((request, error))
-            elif request.content_id not in self._readings and self._make_room():
-                self._readings[request.content_id] = self._read(path, "")
+            elif request.content_id not in self._readings and has_room:
+                has_room = self._make_room()
+                if has_room:
+                    self._readings[request.content_id] = self._read(path, root)
         return found
 
     def drop(self, request_id: str) -> None:
@@ -172,7 +179,7 @@ class AdapterRegistry:
             for seq in seqs if seqs[0].request.adapter else ():
                 if seq.state is not SeqState.ENDED:
                     names[seq.state is SeqState.RUNNING][seq.request.adapter] = None
-        waiting = [request.adapter for request, _ in self._waiting.values()]
+        waiting = [request.adapter for request, *_ in self._waiting.values()]
         stats.adapters, stats.running_adapters = self.facts, list(names[True])
         stats.waiting_adapters = list(dict.fromkeys([*names[False], *waiting]))
 
@@ -206,7 +213,7 @@ class AdapterRegistry:
     def _make_room(self) -> bool:
         """For one more on the host; False if open requests have all."""
         while len(self._kept) + len(self._readings) >= self._max_kept:
-            used = {*self._in_use(), *(request.content_id for request, _ in self._waiting.values())}
+            used = {*self._in_use(), *(request.content_id for request, *_ in self._waiting.values())}
             oldest = next((content_id for content_id in self._kept if content_id not in used), None)
             if oldest is None:
                 return False
@@ -216,13 +223,14 @@ class AdapterRegistry:
     def _trim(self) -> None:
         """Let go of what no name stands for, and no open request has."""
         named = {facts.content_id for facts in self._facts.values()}
-        used = {*named, *self._in_use(), *(request.content_id for request, _ in self._waiting.values())}
+        used = {*named, *self._in_use(), *(request.content_id for request, *_ in self._waiting.values())}
         for content_id in [one for one in self._kept if one not in used]:
             self._drop(content_id)
 
     def _keep(self, content_id: str, weights: Any) -> None:
         assert self._reader is not None
         self._reader.keep_adapter(content_id, weights)
+        self._kept.pop(content_id, None)  # it is the newest now
         self._kept[content_id] = None
 
     def _drop(self, content_id: str) -> None:
@@ -237,11 +245,16 @@ class AdapterRegistry:
         return self._thread.submit(self._reader.read_adapter, path, root)
 
 
-def registry_of(config: EngineConfig, reader: AdapterReader, scheduler: Scheduler) -> AdapterRegistry:
-    """With the adapters of --lora-modules. Raises LoadError and ConfigError."""
+def registry_of(
+    config: EngineConfig, reader: AdapterReader, scheduler: Scheduler, compiling: Callable[[], Iterable[Request]]
+) -> AdapterRegistry:
+    """With the adapters of --lora-modules. compiling: requests that wait for their grammars. Raises LoadError and
+    ConfigError."""
 
     def in_use() -> set[str]:
-        return {seqs[0].request.content_id for seqs in scheduler.live.requests.values()}
+        live = (seqs[0].request for seqs in scheduler.live.requests.values())
+        planned = (put.content_id for one in scheduler.in_flight for put in one.plan.adapters)
+        return {*(request.content_id for request in (*live, *compiling())), *planned}
 
     registry = AdapterRegistry(reader, config.max_cpu_loras or KEPT_FACTOR * config.max_loras, in_use)
     for name, path in map(lora_module, config.lora_modules):

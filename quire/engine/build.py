@@ -135,7 +135,7 @@ def _build(
     )  # fmt: skip
     core.free_memory, core.ranks = worker.close, group
     if config.enable_lora:
-        core.adapters = registry_of(config, worker.adapters, core.scheduler)
+        core.adapters = registry_of(config, worker.adapters, core.scheduler, lambda: core.grammars.compiling)
     core.expert_load = ExpertLoad(worker.expert_loads) if worker.expert_loads() else None
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)

@@ -344,6 +344,7 @@ class EngineCore:
         """Stop the executor and give its memory back; steps in flight are dropped."""
         self._in_flight.clear()
         self.grammars.shutdown()
+        self.adapters.close()
         self.executor.shutdown()
         if self.free_memory is not None:
             self.free_memory()

@@ -2,7 +2,7 @@
 
 Owns the trade between the chance of a draft and the time of its row (Leviathan et al. 2023, section 3: with acceptance
 α and γ drafts a step keeps (1 - α^(γ+1)) / (1 - α) tokens on average). Does not own chances (`control/acceptance.py`)
-nor how times are measured (`compute/worker.py`).
+nor how times are measured (`compute/draft/timing.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST_GAIN: Final = 1.15
 """Of tokens a second, below which drafts are not worth their risk: rates are guesses."""
 APART_GAIN: Final = 0.015
 """More for each doubling of sequences: those that began together end apart, so that the last ones run in small steps.
-128 of the 8B shape on an H100: a gain of 1.17 was expected, 0.96 measured."""
+128 of the 8B shape on an H100: a gain of 1.17 was expected, 0.91 measured."""
 
 
 def expected_tokens(rate: float, n_drafts: int) -> float:

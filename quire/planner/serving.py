@@ -54,7 +54,7 @@ def steady_point(cost: CostModel, workload: Workload, n_seqs: int, mesh: Mesh, m
     n_prompt_steps = prompt / chunk  # prompts in each step, in the mean
     mean_s = plain_s + n_prompt_steps * max(0.0, with_prompt_s - plain_s)
     n_chunks = max(1, math.ceil(workload.input / max_tokens))
-    first_s = cost.first_token_s + n_chunks * with_prompt_s * mesh.pp + mean_s / 2
+    first_s = cost.first_token_s + (n_chunks + mesh.pp - 1) * with_prompt_s + mean_s / 2
     tpot_s = mean_s * mesh.pp
     replica = n_seqs / tpot_s * workload.output / (workload.output + first_s / tpot_s)
     return Point(
@@ -87,8 +87,7 @@ def frontier(
     cost: CostModel, workload: Workload, placement: Placement, max_tokens: int, objective: Objective
 ) -> list[Point]:
     """From one sequence to as many as the memory holds at their full length, and the most that meet the objective."""
-    most = placement.seqs_within(workload.longest, workload.shared) * placement.mesh.pp
-    most = min(most, placement.equation.max_num_seqs)
+    most = min(placement.seqs_within(workload.longest, workload.shared), placement.equation.max_num_seqs)
     points = [steady_point(cost, workload, n, placement.mesh, max_tokens) for n in batch_sizes(most)]
     met = [one.n_seqs for one in points if one.meets(objective)]
     beyond = [one.n_seqs for one in points if met and one.n_seqs > met[-1]]

@@ -51,6 +51,12 @@ __device__ __forceinline__ void take_turn(const QuirePeers& peers, uint32_t call
     store_relaxed(words + TURN_WORD, call);
 }
 
+// Whether this rank has waited in vain: what it computes from there on is void, and it sends no more of it, so that the
+// others wait in vain, too, and say so.
+__device__ __forceinline__ bool has_given_up(const QuirePeers& peers) {
+    return load_relaxed(control(peers) + GIVEN_UP_WORD) != 0;
+}
+
 // A wait that may have to be given up.
 struct Patience {
     uint64_t start_ns = 0;
@@ -89,7 +95,7 @@ __device__ __forceinline__ void exchange_flags(const QuirePeers& peers, int64_t 
     const int other = threadIdx.x;
     if (other < N && other != peers.rank) {
         __threadfence_system();
-        store_release(flag_of(peers, other, phase, peers.rank), call);
+        if (!has_given_up(peers)) store_release(flag_of(peers, other, phase, peers.rank), call);
         const uint32_t* flag = flag_of(peers, peers.rank, phase, other);
         Patience patience;
         while (static_cast<int32_t>(load_acquire(flag) - call) < 0) {

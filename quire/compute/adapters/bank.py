@@ -87,11 +87,11 @@ class _PackedProduct(AdaptedProduct):
 class _StackedProduct(AdaptedProduct):
     def __init__(self, product: Product, active: Active, stack: lora.Stack) -> None:
         super().__init__(product, active)
-        self._stack = stack
+        self.stack = stack
 
     def _add(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> None:
         assert isinstance(rows, lora.Tiles)
-        lora.add(x, self._stack, rows, y, norm)
+        lora.add(x, self.stack, rows, y, norm)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,9 +125,11 @@ class Adapters:
         """places: of each row of a step, int [n], -1: none."""
         raise NotImplementedError
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """What it has on the device."""
-        return iter(())
+    def leave_device(self) -> None:
+        """Give back the memory of the places; what was in them is void."""
+
+    def enter_device(self) -> None:
+        """Take it again: places without adapters."""
 
     @contextlib.contextmanager
     def active(self, rows: Rows | None, n_rows: int) -> Iterator[None]:
@@ -191,11 +193,19 @@ class StackedAdapters(Adapters):
         sizes = [_n_numbers(one, max_rank) for one in self._matrices]
         counts = [len(one.parts) for one in self._matrices]
         self._starts, self._rank_starts = ([0, *itertools.accumulate(each)] for each in (sizes, counts))
-        self._numbers = device.zeros((n_places, self._starts[-1]), dtype)
-        self._ranks = device.zeros((n_places, self._rank_starts[-1]), torch.int32)
+        self._dtype = dtype
+        self._lay()
         self.n_bytes = self._numbers.nbytes + self._ranks.nbytes
-        for index, linear in enumerate(linears):
-            linear.run = _StackedProduct(linear.product, self._active, self._stack(index))
+        self._products = [
+            _StackedProduct(linear.product, self._active, self._stack(index)) for index, linear in enumerate(linears)
+        ]
+        for linear, product in zip(linears, self._products, strict=True):
+            linear.run = product
+
+    def _lay(self) -> None:
+        """Places without adapters."""
+        self._numbers = self._device.zeros((self.n_places, self._starts[-1]), self._dtype)
+        self._ranks = self._device.zeros((self.n_places, self._rank_starts[-1]), torch.int32)
 
     def _stack(self, index: int) -> lora.Stack:
         matrix = self._matrices[index]
@@ -246,9 +256,17 @@ class StackedAdapters(Adapters):
         sent = self._device.upload(np.concatenate([order, tiles.ravel()]))
         return lora.Tiles(sent[:n], sent[n:].view(-1, 3))
 
-    def tensors(self) -> Iterator[torch.Tensor]:
+    def leave_device(self) -> None:
         """See `Adapters`."""
-        yield from (self._numbers, self._ranks)
+        self._numbers, self._ranks = self._numbers[:0].clone(), self._ranks[:0].clone()
+        for index, product in enumerate(self._products):
+            product.stack = self._stack(index)
+
+    def enter_device(self) -> None:
+        """See `Adapters`."""
+        self._lay()
+        for index, product in enumerate(self._products):
+            product.stack = self._stack(index)
 
 
 def _n_numbers(matrix: Matrix, rank: int) -> int:

@@ -14,7 +14,7 @@ from quire.compute.device.device import Device
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError, EngineError
+from quire.core.errors import ConfigError, EngineError, LoadError, shown
 from quire.core.plan import AdapterPut
 
 
@@ -45,14 +45,26 @@ class HostAdapters:
         model.adapters = adapters_on(self._device, linears, config.max_loras, config.max_lora_rank, dtype)
         return model.adapters.n_bytes
 
+    def detach(self) -> None:
+        """The model is given up; what is kept stays."""
+        self._model = None
+
     def read_adapter(self, path: str, root: str) -> tuple[str, int, Kept]:
         """Read an adapter from its folder: (hash of its content, its rank, what `keep_adapter` takes). May be called in
         any thread. root: folder in which it must lie, empty: anywhere. Raises LoadError and ConfigError."""
         model = self._model
-        if model is None or model.adapters is None:
+        if not self._config.enable_lora:
             raise ConfigError("this engine has no adapters: start it with --enable-lora", param="enable_lora")
+        if model is None or model.adapters is None:
+            raise ConfigError("the engine sleeps, and its model is not in memory: wake it up first", param="lora_path")
         adapter = read_adapter(path, root, model, self._config.max_lora_rank)
-        return adapter.content_id, adapter.rank, model.adapters.keep(adapter)
+        try:
+            return adapter.content_id, adapter.rank, model.adapters.keep(adapter)
+        except (MemoryError, RuntimeError) as error:  # torch says the latter
+            raise LoadError(
+                f"adapter {shown(path)}: no memory on the host for it ({str(error).splitlines()[0]}): lower"
+                " --max-cpu-loras or --max-lora-rank"
+            ) from None
 
     def keep_adapter(self, content_id: str, kept: Kept) -> None:
         """For plans that put it into a place."""

@@ -301,18 +301,20 @@ class Decoder:
     def leave_device(self) -> None:
         """Move every parameter into the host's memory. What was made for their addresses is void afterwards."""
         self._move(torch.device("cpu"))
+        if self.adapters is not None:
+            self.adapters.leave_device()
 
     def enter_device(self) -> None:
         """Move every parameter to where it was made."""
         self._move(self.device)
+        if self.adapters is not None:
+            self.adapters.enter_device()
 
     def _move(self, device: torch.device) -> None:
         """Tensors stay the same objects, so that a tied head stays tied. A packed product is on the CPU already."""
         tensors = [*self.tables.values(), *self._tables(), *(one for _, head in self._ends for one in head.tensors())]
         for layer in self.layers:
             tensors += layer.tensors()
-        if self.adapters is not None:
-            tensors += self.adapters.tensors()
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)

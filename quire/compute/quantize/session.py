@@ -174,7 +174,7 @@ class Session:
 
     def _rounded_matrix(self, weight: torch.Tensor, statistics: Statistics) -> Rounded | Pruned:
         if self._recipe.method == "wanda":
-            return two_of_four(weight, statistics.hessian.diagonal().sqrt())
+            return two_of_four(weight, statistics.hessian.diagonal().sqrt() if statistics.n_rows else None)
         if self._recipe.method != "gptq" or not statistics.n_rows:  # an expert that no token chose has no Hessian
             return self._plain(weight)
         return gptq(

@@ -76,7 +76,7 @@ def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:
         coding = Coding(
             layout=Layout.PACKED if form == PACKED else Layout.SCALED, bits=bits,
             group=group_of(weights, "group_size") if strategy == "group" else 0,
-            symmetric=weights.flag("symmetric", True), act_order=actorder in ("group", True),
+            symmetric=weights.flag("symmetric", True), act_order=actorder in ("group", "dynamic", True),
         )  # fmt: skip
     rounds_inputs = bool(inputs.values) and coding.layout is Layout.SCALED
     return msgspec.structs.replace(coding, rounds_inputs=rounds_inputs, static_inputs=static and rounds_inputs)

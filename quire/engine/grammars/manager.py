@@ -97,6 +97,11 @@ class StructuredOutput:
         return len(self._asked)
 
     @property
+    def compiling(self) -> list[Request]:
+        """They."""
+        return [one.request for one in self._asked.values()]
+
+    @property
     def n_live(self) -> int:
         """Sequences that have a matcher."""
         return sum(map(len, self._live.values()))

@@ -35,8 +35,8 @@ _PARITIES: Final = 2
 
 EAGER_TIMEOUT_S: Final = 600.0
 """A rank may be compiling what this one has already."""
-REPLAY_TIMEOUT_S: Final = 60.0
-"""Of a captured call."""
+REPLAY_TIMEOUT_S: Final = 20.0
+"""Of a captured call: sooner than the watch over ranks ends the engine, which cannot name who is missing in a sum."""
 
 Norm = tuple[torch.Tensor, float]
 """Weight [h] and eps of an RMS norm."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import pathlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -137,6 +139,20 @@ def test_what_the_host_does_not_keep_is_read_again(llm: LLM, folder: pathlib.Pat
     for name in "cabbca":
         assert tokens(llm, [LoRARequest(name)]) == expected[name]
     assert len(llm.engine.adapters._kept) <= 2
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_adapters_come_back_after_sleep(folder: pathlib.Path, oracle: transformers.PreTrainedModel, level: int) -> None:
+    """In other places than before; the model is let go of."""
+    llm = LLM(str(folder / "model"), **OPTIONS, max_loras=2, enable_sleep_mode=True)
+    before = tokens(llm, named(folder, "a", "b", None))
+    model = weakref.ref(llm.engine.executor.worker.model)
+    llm.sleep(level)
+    gc.collect()
+    assert (model() is None) == (level == 2)
+    llm.wake_up()
+    assert tokens(llm, named(folder, "b")) == before[1:2] and tokens(llm, named(folder, "a", None)) == before[::2]
+    llm.shutdown()
 
 
 def test_deterministic_requests_have_the_same_bits_in_any_company(llm: LLM, folder: pathlib.Path) -> None:

@@ -90,7 +90,6 @@ def made_config(command: str) -> EngineConfig:
         (["--kv-cache-dtype", "fp8"], "keys and values in fp8 are not among"),
         (["--kv-cache-dtype", "int8"], "keys and values in int8 run on a CPU only"),
         (["--weights", "int4"], "weights in int4 run on a CPU only"),
-        (["--weights", "fp8"], "weights in fp8 are not among"),
         (["--gpu", "mi300x"], "no kernels for the MI300X"),
     ],
 )  # fmt: skip

@@ -158,6 +158,9 @@ def test_adapters_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.Monkey
     kept = {name: adapters.keep(adapter_of(model, seed)) for seed, name in enumerate("ab")}
     n_bytes = device_bytes(CallingDevice(), model.adaptable(), 3, 8, torch.float32)
     assert 0 <= adapters.n_bytes - n_bytes < n_bytes / 100
+    adapters.leave_device()
+    assert not adapters._numbers.nbytes
+    adapters.enter_device()
     model.adapters = adapters
 
     def put(one: AdapterPut) -> None:
