@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from speculative_cases import METHODS
 
 from quire import LLM, SamplingParams
 from quire.compute.platform import CpuPlatform, platform_of
@@ -36,7 +37,8 @@ COMPANIES: dict[str, dict[str, Any]] = {
     "chunks of 100": {"max_num_batched_tokens": 100},
     "depth 1, no prefix cache": {"pipeline_depth": 1, "enable_prefix_caching": False},
     "preempted": {"num_gpu_blocks_override": 40, "max_model_len": 256},
-    "drafts": {"speculative_config": {"method": "ngram"}},
+    "drafts": {"speculative_config": {"method": "ngram", "prompt_lookup_min": 1}},
+    "a head's drafts": {"speculative_config": METHODS["eagle3"]},
     "small pages": {"block_size": 4},
 }
 
@@ -66,14 +68,17 @@ def answers(llm: LLM, company: random.Random, counts: tuple[int, ...]) -> Iterat
 @pytest.mark.parametrize("kind", TYPES)
 def test_the_needle_says_the_same(kind: str) -> None:
     first: dict[int, Answer] = {}
-    n_preemptions = 0
+    n_preemptions = n_drafts = 0
     for name, options in COMPANIES.items():
         llm = LLM("", **TYPES[kind], **options)
+        llm.engine.scheduler.live.drafts.costs = None  # as many as there is room for
         for number, answer in answers(llm, random.Random(name), (0, 2, 9)):
             assert answer == first.setdefault(number, answer), name
         n_preemptions += llm.stats().preemptions
+        n_drafts += llm.stats().draft_tokens
         llm.shutdown()
     assert n_preemptions, "some company was too large for its pages"
+    assert n_drafts > 200, "some company verified drafts"
     assert len(first) == len(WISHES) and first[0] != first[1]
 
 
