@@ -267,4 +267,11 @@ inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, cons
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+// Two numbers in e4m3, the first in the low byte; cut off at the largest.
+__device__ __forceinline__ uint32_t codes_of(float low, float high) {
+    uint16_t y;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+    return y;
+}
+
 }  // namespace quire

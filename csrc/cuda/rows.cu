@@ -288,12 +288,6 @@ __global__ void __launch_bounds__(THREADS) silu_mul_kernel(const __grid_constant
 
 constexpr float LARGEST_CODE = 448.f, LEAST = 1e-10f;  // quire/kernels/w8a8/reference.py
 
-__device__ __forceinline__ uint32_t codes_of(float low, float high) {  // cut off at the largest
-    uint16_t y;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
-    return y;
-}
-
 template <int CELLS, bool BLOCKS>
 __global__ void __launch_bounds__(MAX_WARPS * 32) round_kernel(const __grid_constant__ QuireRoundArgs args) {
     __shared__ float of_warps[MAX_WARPS];

@@ -89,10 +89,8 @@ class EngineCore:
         """Ends of sequences that a failed command took with it, for the next step to return."""
 
     def step(self) -> list[SeqDelta]:
-        """Keep the device busy, then take in the oldest finished step. Returns what sequences gained.
-
-        EngineError once `MAX_FAILED_STEPS` in a row have failed, or a rank is lost.
-        """
+        """Keep the device busy, then take in the oldest finished step. Returns what sequences gained. EngineError once
+        `MAX_FAILED_STEPS` in a row have failed, or a rank is lost."""
         self.check()
         if self.grammars.n_compiling or self.adapters.n_waiting:
             self._queue_late()
@@ -327,8 +325,8 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True while a step is in flight, a request is unfinished or an end is not told yet."""
-        n_late = self.grammars.n_compiling + self.adapters.n_waiting
-        return bool(self._in_flight or self._owed or n_late) or self.scheduler.has_work()
+        is_late = self.grammars.n_compiling or self.adapters.n_waiting
+        return bool(self._in_flight or self._owed or is_late or self.scheduler.has_work())
 
     def stats(self, *, with_map: bool = True) -> EngineStats:
         """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""

@@ -173,7 +173,7 @@ def test_every_check_passes_here() -> None:
     """All ops but attention, whose variants have tests of their own, and those of which a CPU has the reference alone;
     in float32, where an error would show."""
     setting = Setting(CpuTimer(), torch.float32)
-    ops = [name for name in registry.OPS if name not in ("attention", "mla")]
+    ops = [name for name in registry.OPS if name not in ("attention", "mla", "w8a8", "w4a16", "mxfp4")]
     checks = [check for name in ops for check in registry.OPS[name][1](name, setting)]
     rows = measurement.check_all(checks, Progress())
     assert [row for row in rows if not row.good] == []

@@ -30,6 +30,7 @@ def http(server: Any) -> Any:
     with server.client() as client:
         yield client
         assert client.get("/health").status_code == 200
+        client.post("/v1/unload_lora_adapter", json={"lora_name": "x"})  # which a good body may have loaded
         server.engine.fault, server.engine.held, server.engine.text = (lambda request: False), False, None
         canary = client.post(TEXT, json={"model": "fake", "prompt": "canary", "max_tokens": 8}).json()
         assert canary["choices"][0]["text"] == reply_to(server.llm.tokenizer.encode("canary"))[:8]

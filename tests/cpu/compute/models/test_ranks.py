@@ -177,7 +177,7 @@ def test_nothing_between_is_one_launch() -> None:
             calls.append(options)
             return original(*given, **options)
 
-    point.linear.product = Counting()
+    point.linear.run = Counting()
     x, y = torch.randn(5, 64), torch.randn(5, 48)
     expected = original(y, None, residual=x.clone())
     assert torch.equal(point(y, x), expected) and len(calls) == 1 and calls[0]["residual"] is x

@@ -29,6 +29,9 @@ struct dim3 {
 struct int4 {
     int x, y, z, w;
 };
+struct uint2 {
+    uint32_t x, y;
+};
 struct float2 {
     float x, y;
 };
@@ -36,6 +39,7 @@ struct __half2 {
     _Float16 x, y;
 };
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
 template <class To, class From> To same_bits(From x) {
@@ -50,6 +54,7 @@ inline float2 __half22float2(__half2 x) { return {float(x.x), float(x.y)}; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
@@ -89,6 +94,7 @@ inline uint16_t narrowed(float x) {
 #endif
 }
 inline uint32_t pack(float low, float high) { return narrowed(low) | uint32_t(narrowed(high)) << 16; }
+inline int load_here(const int* from) { return *from; }
 inline int4 load_here(const int4* from) {
     if (reinterpret_cast<uintptr_t>(from) % 16) std::abort();
     return *from;
@@ -100,6 +106,13 @@ inline void wait_for_previous_grid() {
         std::memcpy(emulated::arrival_to, emulated::arrival_from, emulated::arrival_bytes);
     __syncthreads();
 }
+inline uint32_t code_of(float x) {  // e4m3: units of 2^-9 below 2^-6, four bits of the number above
+    const float size = std::min(std::fabs(x), 448.f);
+    const int exponent = size < 0x1p-6f ? -6 : std::ilogb(size);
+    const int units = int(std::nearbyint(std::ldexp(size, 3 - exponent)));  // 16: the next exponent's first
+    return (std::signbit(x) ? 0x80 : 0) | uint32_t((exponent + 6) * 8 + units);
+}
+inline uint32_t codes_of(float low, float high) { return code_of(low) | code_of(high) << 8; }
 }  // namespace quire
 
 extern "C" void emulated_arrival(const void* from, void* to, size_t n_bytes) {

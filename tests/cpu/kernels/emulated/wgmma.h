@@ -13,14 +13,10 @@ struct float4 {
 struct int2 {
     int x, y;
 };
-struct uint2 {
-    uint32_t x, y;
-};
 struct uint4 {
     uint32_t x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline int __ldg(const int* x) { return *x; }
 
 namespace emulated {
@@ -88,7 +84,6 @@ template <int N> void registers_down() {}
 inline void async_fence() {}
 inline void barrier_init_fence() {}
 inline void prefetch_map(const CUtensorMap*) {}
-inline int load_here(const int* from) { return *from; }
 
 inline void barrier_init(uint32_t barrier, int n) { emulated::phases[barrier] = {n, n, 0, 0}; }
 inline void barrier_arrive(uint32_t barrier) {
