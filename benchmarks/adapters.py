@@ -52,7 +52,7 @@ def main() -> None:
         made = [write(pathlib.Path(folder, f"a{i}"), given.model, given.rank, i) for i in range(given.adapters)]
         llm = LLM(
             given.model, device=given.device, load_format=given.load_format, enable_lora=True, max_loras=given.adapters,
-            max_lora_rank=given.rank, max_num_seqs=given.batch, enable_prefix_caching=False,
+            max_lora_rank=given.rank, max_num_seqs=given.batch, enable_prefix_caching=False, skip_tokenizer_init=True,
         )  # fmt: skip
         ids = torch.randint(0, llm.logits_width // 2, (given.batch, given.prompt)).tolist()
         params = SamplingParams(temperature=0, max_tokens=given.output, ignore_eos=True, detokenize=False)
