@@ -121,9 +121,8 @@ def _build(
     vocab_limit = None if tokenizer is None else len(tokenizer)
     worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
     executor = _executor(worker)
-    pace = pace_of(
-        limits, arch, engine_calibration(platform.name, platform.device_name), facts.weights_bytes / arch.n_parameters
-    )
+    all_bytes = sum(one.weights_bytes for one in facts.stages) * mesh_shape(config).tensor
+    pace = pace_of(limits, arch, engine_calibration(platform.name, platform.device_name), all_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
     structured = _structured_output(config, tokenizer, folder, arch, n_masks, platform.device.pin)
     if is_server:
