@@ -38,7 +38,7 @@ def parse_head(config: dict[str, Any], where: str = "config.json") -> HeadArch:
     """`HeadArch` from a decoded config.json; `where` names it in errors."""
     fields = Fields(config, where)
     if "draft_vocab_size" not in fields:
-        raise fields.error("draft_vocab_size", "a number of tokens: this is no EAGLE-3 head, see docs/speculation.md")
+        raise fields.error("draft_vocab_size", "a number of tokens: this is no EAGLE-3 head, see docs/heads.md")
     vocab_size = fields.integer("vocab_size", 1, 1 << 22)
     draft_vocab_size = fields.integer("draft_vocab_size", 1, vocab_size)
     hidden_size = fields.integer("hidden_size", 2, 1 << 20)

@@ -226,7 +226,7 @@ class Head:
         ):
             if names:
                 listed = ", ".join(shown(self._stored(name)) for name in names[:8])
-                raise LoadError(f"{what} {said} {listed}: give one in the layout that docs/speculation.md describes")
+                raise LoadError(f"{what} {said} {listed}: give one in the layout that docs/heads.md describes")
         for name, (tensor, rows) in found.items():
             shape = stored_shape(expected[name], rows) if name in expected else tuple(tensor.shape)
             if tuple(tensor.shape) != shape:
