@@ -12,8 +12,7 @@ import torch
 
 from quire.compute.layers.linear import Linear
 from quire.compute.schemes.choice import Schemes
-from quire.compute.schemes.plain import PlainProduct
-from quire.compute.schemes.scheme import MatrixScheme, Stored
+from quire.compute.schemes.plain import Plain, PlainProduct
 from quire.config.parameters import Kept
 from quire.kernels.gemm import Norm
 from quire.kernels.norm import rms_norm
@@ -75,20 +74,8 @@ class WatchedProduct:
 
 
 @dataclasses.dataclass(frozen=True)
-class Watched(MatrixScheme):
-    """The floating matrix."""
-
-    dtype: torch.dtype
-    keeps_matrix = True
-
-    @property
-    def name(self) -> str:
-        """The dtype's."""
-        return str(self.dtype).removeprefix("torch.")
-
-    def stored(self, n: int, k: int) -> tuple[Stored, ...]:
-        """See `WeightScheme`."""
-        return (Stored("weight", (n, k), self.dtype),)
+class Watched(Plain):
+    """The floating matrix, whose product watches."""
 
     def finish(self, weight: torch.Tensor) -> WatchedProduct:
         """See `MatrixScheme`."""

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from quire.compute.schemes.scheme import MatrixScheme, Product, Stored
-from quire.kernels import gemm
-from quire.kernels.act import silu_mul as silu_mul_op
+from quire.kernels import around, gemm
 from quire.kernels.gemm import Norm
 from quire.kernels.norm import rms_norm
 
@@ -78,12 +77,7 @@ class OneDnnProduct:
         if 0 < n_rows < MIN_ROWS:
             x = F.pad(x, (0, 0, 0, MIN_ROWS - n_rows))
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
-        y = y[:n_rows]
-        if silu_mul:
-            y = silu_mul_op(y)
-        if residual is not None:
-            return residual.add_(y)
-        return y if out is None else out.copy_(y)
+        return around.finish(y[:n_rows], residual, silu_mul, out)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,8 @@ from quire.config.shares import Share, share
 from quire.core.errors import ConfigError, LoadError
 from quire.kernels import w8a8
 from quire.kernels.hopper import converts_to_e4m3
+from quire.kernels.w8a8 import BLOCK
 
-BLOCK: Final = 128
 E4M3: Final = torch.float8_e4m3fn
 LARGEST: Final = 448.0
 
