@@ -41,7 +41,7 @@ def changed(name: str, value: Any) -> Callable[[Tensors], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (without("fc.weight"), "lacks 'fc.weight': give one in the layout that docs/spec"),
+        (without("fc.weight"), "lacks 'fc.weight': give one in the layout that docs/heads"),
         (without("d2t"), "lacks 'd2t'"),
         (without("midlayer.self_attn.q_proj.weight"), "lacks 'midlayer.self_attn.q_proj.weight'"),
         (changed("layers.1.x", torch.zeros(2)), "has, which is not read, 'layers.1.x'"),
