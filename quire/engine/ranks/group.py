@@ -14,14 +14,11 @@ import math
 import os
 import pathlib
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -34,6 +31,7 @@ from quire.core.plan import StepPlan
 from quire.core.shortage import shortage
 from quire.engine.child import DUMP_S, KILLED_S, status_text
 from quire.engine.executors.executor import RanksLost
+from quire.engine.owned_folders import OwnedFolder
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.judge import LATE_S, LOST_S, STUCK_S, Judge
 from quire.engine.ranks.process import Calls
@@ -125,9 +123,8 @@ class RankGroup:
     ) -> None:
         """folder: the checkpoint. Starts nothing."""
         self._config, self._shape, self._folder, self._is_server = config, shape, folder, is_server
-        place = tempfile.mkdtemp(prefix="quire-ranks-")
-        self._remove_place = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
-        self.meeting_point = os.path.join(place, "meet")
+        self._place = OwnedFolder("quire-ranks-")
+        self.meeting_point = str(self._place.path / "meet")
         """For the `Comm` of every rank."""
         self.calls: Calls | None = None
         self.done: DoneSteps | None = None
@@ -225,7 +222,7 @@ class RankGroup:
             for fd in fds:
                 os.close(fd)
             self._writer = None
-        self._remove_place()
+        self._place.remove()
 
     def _live(self) -> None:
         """The thread."""
