@@ -47,7 +47,7 @@ from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
 from quire.engine.executors.ranks import RanksExecutor
 from quire.engine.expert_load import ExpertLoad
-from quire.engine.fit import FitCase, check_fit
+from quire.engine.fit import check_fit
 from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_matcher_processes
 from quire.engine.grammars.processes import GrammarProcesses
@@ -55,7 +55,7 @@ from quire.engine.grammars.wire import GrammarSettings
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.leader import LeadingWorker
 from quire.engine.sleep import SleepMode
-from quire.engine.workers import make_leader
+from quire.engine.workers import fit_case, make_leader
 from quire.kernels.invariance import RowsAlone
 from quire.planner.accelerators import accelerator_named, calibration_for, engine_calibration
 from quire.planner.cost import calibrated
@@ -90,23 +90,25 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         if shape.n_ranks > 1:
             group = RankGroup(config, shape, folder, is_server=is_server)
             undo.callback(group.stop)
-        built = _build(config, folder, arch, group, is_server)
+        built = _build(config, folder, arch, group, is_server, undo)
         undo.pop_all()
     return built
 
 
 def _build(
-    config: EngineConfig, folder: pathlib.Path, arch: ModelArch, group: RankGroup | None, is_server: bool
+    config: EngineConfig,
+    folder: pathlib.Path,
+    arch: ModelArch,
+    group: RankGroup | None,
+    is_server: bool,
+    undo: contextlib.ExitStack,
 ) -> tuple[EngineCore, EngineReady]:
-    """group: the ranks beside this one, if there are any."""
+    """group: the ranks beside this one, if there are any. undo: gives back what is taken if this fails."""
     made = make_leader(config, folder, arch, group, is_server=is_server)
     worker, limits, draft, platform = made.worker, made.limits, made.draft, made.worker.platform
     captured = worker.captured
-    case = FitCase(
-        config, limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
-        rounds=platform.rounds, rounds_kv=platform.rounds_kv and not arch.keeps_lines,
-    )  # fmt: skip
-    check_fit(case)
+    undo.callback(worker.close)
+    check_fit(fit_case(config, made))
     facts, layout = worker.load(), layout_of(config, limits, worker.shared)
     n_snapshots = snapshots_within(config, limits, worker.arch, facts.room)
     stage = tightest(config, limits, _stage_pools(worker.shared, layout, facts), captured.graph_sizes)

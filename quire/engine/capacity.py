@@ -19,7 +19,7 @@ from quire.config.resolve import EngineLimits
 from quire.config.stages import spread
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
-from quire.planner.memory import MemoryEquation, Room
+from quire.planner.memory import MemoryEquation, Room, n_passing
 
 logger = logging.getLogger("quire.engine")
 
@@ -74,6 +74,7 @@ def equation(
         max_sampled=limits.max_sampled,
         draft_numbers=draft_numbers,
         n_snapshots=n_snapshots,
+        n_passing=n_passing(config.pipeline_depth, config.pipeline_parallel_size),
     )
 
 

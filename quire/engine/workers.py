@@ -7,6 +7,7 @@ Owns the order in which they are made, and what of the options is refused meanwh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import pathlib
 
@@ -18,13 +19,13 @@ from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.loaded import DraftSource
 from quire.compute.draft.small import DraftCheckpoint
 from quire.compute.draft.with_head import HeadCheckpoint
-from quire.compute.platform import platform_of
+from quire.compute.platform import Platform, platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import SUMMED, Worker
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
-from quire.config.mesh import mesh_shape, placed
+from quire.config.mesh import depth_of, mesh_shape, placed
 from quire.config.model import read_arch
 from quire.config.mtp import mtp_head
 from quire.config.resolve import EngineLimits, resolve
@@ -32,6 +33,7 @@ from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core import host
 from quire.core.errors import ConfigError
 from quire.engine.capacity import layout_of
+from quire.engine.fit import FitCase
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.leader import LeadingWorker
@@ -48,9 +50,24 @@ class Meeting:
 
     def join(self) -> None:
         """Returns when all ranks can speak to one another. RuntimeError if they are not there in time."""
-        self.comm.join()
-        if self.pipeline is not None:
-            self.pipeline.join()
+        for one in self._groups:
+            one.join()
+
+    def abort(self) -> None:
+        """Another rank is gone: end what waits for it, in whatever thread. What was to come of it is void."""
+        for one in self._groups:
+            one.abort()
+
+    def close(self) -> None:
+        """Leave all groups, when the worker is closed: its captured steps hold calls of theirs. The other ranks do the
+        same, or it was aborted."""
+        for one in reversed(self._groups):
+            one.close()
+
+    @property
+    def _groups(self) -> list[MeetingComm | Pipeline]:
+        """In an order in which all ranks can meet."""
+        return [self.comm] if self.pipeline is None else [self.comm, self.pipeline]
 
     @property
     def n_calls(self) -> int:
@@ -71,6 +88,16 @@ class Made:
     """With the other ranks; None: it is the only one."""
 
 
+def fit_case(config: EngineConfig, made: Made) -> FitCase:
+    """What is to fit a rank's device, by what it has free before anything is loaded."""
+    worker = made.worker
+    platform, captured = worker.platform, worker.captured
+    return FitCase(
+        config, made.limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
+        rounds=platform.rounds, rounds_kv=platform.rounds_kv and not worker.arch.keeps_lines,
+    )  # fmt: skip
+
+
 def make_leader(
     config: EngineConfig, folder: pathlib.Path, arch: ModelArch, group: RankGroup | None, *, is_server: bool
 ) -> Made:
@@ -79,8 +106,11 @@ def make_leader(
         return make_worker(config, folder, arch, is_server=is_server)
     made = make_worker(config, folder, arch, is_server=is_server, meeting_point=group.meeting_point, kind=LeadingWorker)
     assert isinstance(made.worker, LeadingWorker) and made.meeting is not None
-    made.worker.group, made.worker.meet, group.calls = group, made.meeting.join, made.meeting
-    made.worker.done = group.done = DoneSteps(made.worker.platform.device.mark)
+    device = made.worker.platform.device
+    made.worker.group, made.worker.meeting = group, made.meeting
+    group.calls, group.abandon = made.meeting, made.meeting.abort
+    made.worker.done = group.done = DoneSteps(device.mark)
+    device.checks.append(group.check)
     return made
 
 
@@ -99,8 +129,7 @@ def make_worker(
     shape, arch = mesh_shape(config), placed(arch, config)
     n_ranks = shape.n_ranks
     platform = platform_of(_with_threads(config, n_ranks), rank)
-    comm = None if n_ranks == 1 else platform.comm(rank, n_ranks, meeting_point)
-    pipeline = None if shape.pipeline == 1 else Pipeline(shape, rank, platform.group, meeting_point)
+    comm, pipeline = _groups(config, platform, rank, meeting_point)
     no_determinism = platform.no_determinism or (SUMMED if shape.tensor > 1 else "")
     if config.deterministic and no_determinism:
         raise ConfigError(
@@ -134,6 +163,21 @@ def make_worker(
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
     worker = kind(config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline)
     return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline, worker))
+
+
+def _groups(
+    config: EngineConfig, platform: Platform, rank: int, meeting_point: str
+) -> tuple[MeetingComm | None, Pipeline | None]:
+    """Of all ranks, and of a stage; None where there is but one. Sums go through those that share layers."""
+    shape = mesh_shape(config)
+    if shape.n_ranks == 1:
+        return None, None
+    platform.check_ranks(rank, shape.n_ranks)
+    if shape.pipeline == 1:
+        return platform.sharing(rank, shape.n_ranks, meeting_point), None
+    share = functools.partial(platform.sharing, first=shape.stage_of(rank) * shape.tensor)
+    pipeline = Pipeline(shape, rank, platform.group, share, meeting_point, depth_of(config))
+    return platform.group(rank, shape.n_ranks, meeting_point), pipeline
 
 
 def _with_threads(config: EngineConfig, n_ranks: int) -> EngineConfig:

@@ -32,6 +32,11 @@ GRAPH_OWN_BYTES = 6 << 20
 forward, its sampling and a mixed one."""
 
 
+def n_passing(depth: int, n_stages: int) -> int:
+    """`MemoryEquation.n_passing` of a stage between two others. depth: steps in flight, were there one stage."""
+    return 0 if n_stages == 1 else depth + n_stages - 1 + 1
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Room:
     """What an engine may take of the memory of one device."""
@@ -96,6 +101,8 @@ class MemoryEquation:
     """The same of a prompt that is computed in whole steps: a chunk of each step in flight; less where pages lack."""
     n_snapshots: int = 0
     """Recurrent states that are kept beside those of the slots."""
+    n_passing: int = 0
+    """Steps of whose rows a stage of a pipeline has copies: on their way to the next one, or come from the one before."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
 
@@ -106,12 +113,21 @@ class MemoryEquation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Activations of the largest step: residual, normed input, and the widest pair of neighbours inside a layer."""
+        """Activations of the largest step, and of a stage the residual of as large steps that come or go."""
+        return self.activations_bytes + self.n_passing * self.max_num_batched_tokens * self.stream_bytes
+
+    @property
+    def stream_bytes(self) -> int:
+        """The residual of one token."""
+        return self.arch.hidden_size * (FLOAT32_BYTES if self.arch.float32_stream else self.itemsize)
+
+    @property
+    def activations_bytes(self) -> int:
+        """Of the largest step: residual, normed input, and the widest pair of neighbours inside a layer."""
         arch = self.arch
         kinds = dict.fromkeys(arch.layers)
         widest = max(max(one.mixer.n_row_numbers, one.ffn.n_row_numbers(arch.hidden_size)) for one in kinds)
-        stream_itemsize = FLOAT32_BYTES if arch.float32_stream else self.itemsize
-        row_bytes = arch.hidden_size * (stream_itemsize + self.itemsize) + widest * self.itemsize
+        row_bytes = self.stream_bytes + (arch.hidden_size + widest) * self.itemsize
         return self.max_num_batched_tokens * row_bytes
 
     @property
@@ -139,7 +155,7 @@ class MemoryEquation:
             partial_rows += (n_large * LARGE_TILE_ROWS + 2 * self.mixed_rows * group) * arch.n_kv_heads
         n_kinds = len(set(self.layout.windows))
         numbers = n_kinds * partial_rows * (arch.head_dim + 1) + max(self.graph_sizes) * arch.vocab_size
-        activations = self.workspace_bytes * n_rows // self.max_num_batched_tokens
+        activations = self.activations_bytes * n_rows // self.max_num_batched_tokens
         return numbers * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES
 
     @property

@@ -18,7 +18,7 @@ from quire.config.stages import stage_layers
 from quire.core.errors import ConfigError
 from quire.planner.captured import decode_sizes
 from quire.planner.formats import Formats
-from quire.planner.memory import MemoryEquation
+from quire.planner.memory import MemoryEquation, n_passing
 from quire.planner.mesh import Mesh
 from quire.planner.parts import kv_share, rank_parts
 
@@ -132,7 +132,7 @@ def _placed(stage: _Stage, memory_bytes: float, mesh: Mesh, formats: Formats, li
         itemsize=formats.itemsize, kv_itemsize=formats.kv_itemsize(arch.head_dim) * share,
         graph_sizes=tuple(decode_sizes(n_seqs)) if limits.captures else (),
         kv=kv_layout(own, limits.max_model_len or arch.max_position), in_flight=IN_FLIGHT,
-        prompt_in_flight=IN_FLIGHT * limits.max_num_batched_tokens,
+        prompt_in_flight=IN_FLIGHT * limits.max_num_batched_tokens, n_passing=n_passing(IN_FLIGHT, mesh.pp),
     )  # fmt: skip
     budget = int(memory_bytes * limits.gpu_memory_utilization)
     lacking = equation.total_bytes(equation.min_pages) - budget

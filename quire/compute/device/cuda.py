@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import logging
 import math
+import time
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -29,10 +30,17 @@ class _Arriving:
         self._checks = checks
 
     def wait(self) -> list[torch.Tensor]:
+        """What has checks is looked at time and again: it may never come, and they say why."""
+        while self._checks and not self._event.query():
+            self._check()
+            time.sleep(0)  # other threads may have the interpreter
         self._event.synchronize()
+        self._check()
+        return self._tensors
+
+    def _check(self) -> None:
         for check in self._checks:
             check()
-        return self._tensors
 
 
 N_HOST_SIDES = 4
@@ -121,7 +129,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self.checks: list[Callable[[], None]] = []
-        """Raise where what was computed is void; called before the host sees it."""
+        """Raise where what was computed is void, or will not come; called while the host waits, and before it sees it."""
         self._pinned: list[np.ndarray] = []
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 

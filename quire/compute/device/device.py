@@ -26,6 +26,8 @@ class Device(Protocol):
     torch_device: torch.device
     is_host: bool
     """Its tensors lie in the host's memory: what numpy writes to them is there."""
+    checks: list[Callable[[], None]]
+    """Raise where what was computed is void, or will not come; called while the host waits, and before it sees it."""
 
     def total_bytes(self) -> int:
         """Size of its memory."""

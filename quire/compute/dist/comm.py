@@ -43,7 +43,7 @@ class Comm(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the group. Nothing may be asked afterwards."""
+        """Leave the group, as all do, when no captured step holds its calls. Nothing may be asked afterwards."""
         ...
 
 
@@ -71,6 +71,15 @@ class MeetingComm(Comm, Protocol):
 
     def receive(self, x: torch.Tensor, source: int) -> Sent:
         """Begin to take what another rank sends into x, contiguous, of the same shape and dtype."""
+        ...
+
+    def all_within(self, limit_s: float) -> bool:
+        """Whether every rank asks this too, in so much time. If not, nothing may be asked afterwards."""
+        ...
+
+    def abort(self) -> None:
+        """Another rank is gone: end what waits for it, in whatever thread. What was to come of it is void, and nothing
+        may be asked afterwards but `close`, which then waits for nobody."""
         ...
 
 

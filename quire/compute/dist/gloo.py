@@ -74,6 +74,17 @@ class GlooComm:
         found: Sent = self._group.recv([x], source, 0)
         return found
 
+    def all_within(self, limit_s: float) -> bool:
+        """See `MeetingComm`."""
+        try:
+            self._group.allreduce([torch.zeros(1)]).wait(datetime.timedelta(seconds=limit_s))
+        except RuntimeError:
+            return False
+        return True
+
+    def abort(self) -> None:
+        """Sockets end with the process of the other rank, and with them all waiting."""
+
     def close(self) -> None:
         """See `Comm`."""
         self.__dict__.pop("_group", None)

@@ -8,6 +8,7 @@ process. A rank that somebody has stopped is lost as one that hangs: the others 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import math
@@ -137,6 +138,8 @@ class RankGroup:
         """Why there are no ranks any more."""
         self.on_loss: Callable[[RanksLost], None] | None = None
         """Told of it by the thread that watches, once all ranks are ended."""
+        self.abandon: Callable[[], None] = lambda: None
+        """Ends what rank 0 has begun with the others, and waits for; called once all ranks are ended."""
         self.is_late = False
         """See `judge.LATE_S`."""
         self._ranks: list[_Rank] = []
@@ -145,8 +148,8 @@ class RankGroup:
         self._fds: list[int] = []
         self._lock, self._loss_lock = threading.Lock(), threading.Lock()
         """Of the writer and what it needs, held while the ring is full; of `loss`, which ends that."""
-        self._end_s = math.inf
-        """When a stop no longer waits for room in the ring."""
+        self._end_s, self._is_dismissed = math.inf, False
+        """When an end no longer waits for room in the ring, or for those that were told to leave."""
         self._started, self._lost, self._stopping = threading.Event(), threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -191,6 +194,25 @@ class RankGroup:
         if time.monotonic() > self._end_s:
             raise RanksLost("the ranks are ended, and do not read what they are told", EndKind.STALL)
 
+    def beside(self, work: Callable[[], None]) -> None:
+        """Do it in a thread, which is left behind as soon as a rank is lost: nobody can end a wait for one that has not
+        come yet. Raises RanksLost, and what it raises."""
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        threading.Thread(target=run, daemon=True, name="quire-meeting").start()
+        while not future.done():
+            concurrent.futures.wait((future,), WATCH_S)
+            self.check()
+        future.result()
+
     def cause(self, error: Exception) -> RanksLost:
         """Rank 0 has failed at something that all ranks do: what to raise, which is a lost rank if that is the reason.
         In any case no rank can go on."""
@@ -199,16 +221,26 @@ class RankGroup:
             self._lose(own, [])
         return self.loss or own
 
-    def stop(self) -> None:
-        """Ask the processes to leave, then make them (idempotent)."""
-        if not self._stopping.is_set() and self._writer is not None and self.loss is None:
-            with contextlib.suppress(RanksLost):
-                self._stopping.set()
-                self._end_s = time.monotonic() + LEAVE_S
-                self.say(Stop())
-                for rank in self._ranks:
-                    rank.wait(max(0.0, self._end_s - time.monotonic()))
+    def dismiss(self) -> bool:
+        """Tell the processes to leave, and wait for nothing; False if they do not hear it."""
+        if self._stopping.is_set() or self._writer is None or self.loss is not None:
+            return False
         self._stopping.set()
+        self._end_s = time.monotonic() + LEAVE_S
+        try:
+            self.say(Stop())
+        except RanksLost:
+            return False
+        self._is_dismissed = True
+        return True
+
+    def stop(self) -> None:
+        """End the processes: those that were told to leave have time for it (idempotent)."""
+        if self._is_dismissed:
+            for rank in self._ranks:
+                rank.wait(max(0.0, self._end_s - time.monotonic()))
+        self._stopping.set()
+        self._end_s = 0.0
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._free()
@@ -317,3 +349,4 @@ class RankGroup:
         self._lost.set()
         if self.on_loss is not None:
             self.on_loss(loss)
+        self.abandon()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from planner_shapes import LLAMA_8B, QWEN_600M
 
 from quire.config.arch import ModelArch
 from quire.core.errors import ConfigError
-from quire.planner.memory import GRAPH_OWN_BYTES, MemoryEquation
+from quire.planner.memory import GRAPH_OWN_BYTES, MemoryEquation, n_passing
 
 
 def equation(arch: ModelArch = LLAMA_8B, graph_sizes: tuple[int, ...] = (), **changes: int) -> MemoryEquation:
@@ -87,3 +88,11 @@ def test_what_does_not_fit_explains_itself() -> None:
         assert option in text
     assert "512 pages, 1.000 GiB" in text
     assert "KV pages fit" in equation().explain(100 * 2**30)
+
+
+def test_a_stage_has_copies_of_rows_that_come_and_go() -> None:
+    assert [n_passing(2, stages) for stages in (1, 2, 4)] == [0, 4, 6]
+    row_bytes, wide = 4096 * 2, msgspec.structs.replace(LLAMA_8B, float32_stream=True)
+    for arch, n_bytes in ((LLAMA_8B, row_bytes), (wide, 2 * row_bytes)):
+        alone, stage = (equation(arch, (256,), n_passing=n) for n in (0, 4))
+        assert stage.fixed_bytes - alone.fixed_bytes == 4 * 8192 * n_bytes
