@@ -1,11 +1,11 @@
 """Faults of ranks under a server's feet, counted: `python -m benchmarks.rank_faults --times 20`.
 
-Starts `quire serve` with several ranks on the CPU and the demo model. Each time requests run, half of them streamed, and
-one rank is killed (SIGKILL), stopped (SIGSTOP), out of memory (a signal raises MemoryError wherever it is) or hangs (a
-signal's handler never returns); or the engine's process is killed, with a rank stopped. Records when /health turned red
-and green again, when the log named the rank, whether the stack of one that hangs is there, what became of the requests,
-and what is left of the engine before: processes, folders with their sockets, shared memory. Exit code 1 where a fault
-is seen late, a request gets no end, or anything is left. Needs psutil.
+Starts `quire serve` with several ranks on the CPU and the demo model. Each time requests run, half of them streamed,
+and one rank is killed (SIGKILL), stopped (SIGSTOP), out of memory (a signal raises MemoryError wherever it is) or hangs
+(a signal's handler never returns); or the engine's process is killed, with a rank stopped. Records when /health turned
+red and green again, when the log named the rank, whether the stack of one that hangs is there, what became of the
+requests, and what is left of the engine before: processes, folders with their sockets, shared memory. Exit code 1 where
+a fault is seen late, a request gets no end, or anything is left. Needs psutil.
 """
 
 from __future__ import annotations

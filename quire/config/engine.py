@@ -131,8 +131,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     engine_stall_timeout: Annotated[
         float,
         _doc(
-            "Seconds without progress after which an engine counts as hung: its stacks go to the log and it is started"
-            " again; 0 chooses by device.",
+            "Seconds without progress after which an engine, or a rank of it, counts as hung: its stacks go to the log"
+            " and it is started again; 0 chooses by device.",
             ge=0,
         ),
     ] = 0.0

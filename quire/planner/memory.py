@@ -102,7 +102,7 @@ class MemoryEquation:
     n_snapshots: int = 0
     """Recurrent states that are kept beside those of the slots."""
     n_passing: int = 0
-    """Steps of whose rows a stage of a pipeline has copies: on their way to the next one, or come from the one before."""
+    """Steps of whose rows a stage of a pipeline has copies: on their way to the next one, or from the one before."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
 

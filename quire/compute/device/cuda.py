@@ -31,7 +31,7 @@ class _Arriving:
 
     def wait(self) -> list[torch.Tensor]:
         """What has checks is looked at time and again: it may never come, and they say why."""
-        while self._checks and not self._event.query():
+        while self._checks and not self._event.query():  # type: ignore[no-untyped-call]
             self._check()
             time.sleep(0)  # other threads may have the interpreter
         self._event.synchronize()
@@ -129,7 +129,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self.checks: list[Callable[[], None]] = []
-        """Raise where what was computed is void, or will not come; called while the host waits, and before it sees it."""
+        """See `Device`."""
         self._pinned: list[np.ndarray] = []
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 

@@ -34,7 +34,7 @@ from quire.engine.child import DUMP_S, KILLED_S, status_text
 from quire.engine.executors.executor import RanksLost
 from quire.engine.owned_folders import OwnedFolder
 from quire.engine.ranks.done import DoneSteps
-from quire.engine.ranks.judge import LATE_S, LOST_S, STUCK_S, Judge
+from quire.engine.ranks.judge import LATE_S, LOST_S, Judge
 from quire.engine.ranks.process import Calls
 from quire.engine.ranks.results import N_ENDS, ResultReader
 from quire.engine.ranks.ring import IDLE, READY, RankMemory, RingWriter, Standing, make_memory
@@ -130,7 +130,7 @@ class RankGroup:
         self.calls: Calls | None = None
         self.done: DoneSteps | None = None
         """Of rank 0."""
-        self._judge, self._n_said = Judge(shape), 0
+        self._judge, self._n_said = Judge(shape, config.engine_stall_timeout), 0
         """Steps that the others were told of."""
         self.results: ResultReader | None = None
         """Of the steps of rank 0, once it is started; None: it has them itself."""
@@ -317,16 +317,18 @@ class RankGroup:
         standings, now_s = self._standings(), time.monotonic()
         late_s = self._judge.late_s(standings, now_s)
         self.is_late = any(seconds > LATE_S for seconds in late_s.values())
-        lost = [rank for rank in self._ranks if late_s[rank.number] > LOST_S]
+        limit_s = min(LOST_S, self._config.engine_stall_timeout or LOST_S)
+        lost = [rank for rank in self._ranks if late_s[rank.number] > limit_s]
         if lost:
             names = ", ".join(f"rank {rank.number} (process {rank.process.pid})" for rank in lost)
-            loss = RanksLost(f"{names} made no progress for {LOST_S:g} s and was ended", EndKind.STALL)
+            loss = RanksLost(f"{names} made no progress for {limit_s:g} s and was ended", EndKind.STALL)
             self._lose(loss, lost)
             return
         stuck = self._judge.stuck(standings, self._n_said, now_s)
         if stuck:
             names = ", ".join(map(str, stuck))
-            message = f"a step that was launched for {STUCK_S:g} s has not ended on the devices of ranks {names}"
+            limit_s = self._judge.stuck_s
+            message = f"a step that was launched for {limit_s:g} s has not ended on the devices of ranks {names}"
             self._lose(RanksLost(message, EndKind.STALL), [rank for rank in self._ranks if rank.number in stuck])
 
     def _standings(self) -> list[Standing]:

@@ -24,8 +24,9 @@ who wait for one another."""
 class Judge:
     """Sees where all ranks are, time and again."""
 
-    def __init__(self, shape: MeshShape) -> None:
-        self._shape = shape
+    def __init__(self, shape: MeshShape, stuck_s: float = 0.0) -> None:
+        """stuck_s: 0: `STUCK_S`."""
+        self._shape, self.stuck_s = shape, stuck_s or STUCK_S
         self._moved: dict[int, tuple[tuple[int, int], float]] = {}
         """Of each rank its progress when it was last seen to move, or to have no reason to, and when that was."""
         self._ended: tuple[int, float] = 0, 0.0
@@ -50,10 +51,10 @@ class Judge:
         if n_done != most or n_done >= n_said or any(rank.state != IDLE for rank in ranks[1:]) or not since_s:
             self._ended = n_done, now_s
             return []
+        if now_s - since_s <= self.stuck_s:
+            return []
         least = min(rank.n_done for rank in ranks)
-        return (
-            [number for number, rank in enumerate(ranks) if rank.n_done == least] if now_s - since_s > STUCK_S else []
-        )
+        return [number for number, rank in enumerate(ranks) if rank.n_done == least]
 
     def _late_s(self, number: int, ranks: Sequence[Standing], now_s: float) -> float:
         rank = ranks[number]

@@ -62,7 +62,8 @@ class Called:
     (True, False, ["group dismiss", "graphs", "pipeline close", "comm close", "group stop"]),
     (False, False, ["group dismiss", "group stop", "comm abort", "pipeline abort", "graphs", "pipeline close",
                     "comm close", "group stop"]),
-    (True, True, ["group stop", "comm abort", "pipeline abort", "graphs", "pipeline close", "comm close", "group stop"]),
+    (True, True, ["group stop", "comm abort", "pipeline abort", "graphs", "pipeline close", "comm close",
+                  "group stop"]),
 ])  # fmt: skip
 def test_in_which_order_rank_0_leaves(
     hears: bool, is_apart: bool, order: list[str], monkeypatch: pytest.MonkeyPatch
