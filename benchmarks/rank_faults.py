@@ -185,7 +185,7 @@ def once(server: Server, fault: str, number: int) -> dict[str, Any]:
 def left_of(server: Server, before: list[psutil.Process]) -> list[str]:
     """What is left of an engine that is no more, while the next one runs."""
     found = [f"process {each.pid}" for each in before if is_there(each)]
-    extra = sorted(path.name for path in server.folder.glob("quire-ranks-*"))
+    extra = sorted(path.name for path in server.folder.glob("**/quire-ranks-*"))
     return found + ([f"folders {extra}"] if len(extra) > 1 else [])
 
 

@@ -68,8 +68,11 @@ SIMULATED = "h200"
 """The machine whose clock an engine without a model has."""
 
 
-def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[EngineCore, EngineReady]:
-    """Load everything. is_server: defaults for streams that people wait for, not for batches.
+def build_engine(
+    config: EngineConfig, *, is_server: bool = False, place: pathlib.Path | None = None
+) -> tuple[EngineCore, EngineReady]:
+    """Load everything. is_server: defaults for streams that people wait for, not for batches. place: for temporary
+    files, if not the usual one.
 
     Raises ConfigError or LoadError saying what does not fit.
     """
@@ -88,7 +91,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     with contextlib.ExitStack() as undo:
         group = None
         if shape.n_ranks > 1:
-            group = RankGroup(config, shape, folder, is_server=is_server)
+            group = RankGroup(config, shape, folder, is_server=is_server, place=place)
             undo.callback(group.stop)
         built = _build(config, folder, arch, group, is_server, undo)
         undo.pop_all()

@@ -22,7 +22,7 @@ LOCK = "lock"
 class OwnedFolder:
     """A fresh folder with mode 0700, there until `remove` or the end of this object."""
 
-    def __init__(self, prefix: str, place: str | None = None) -> None:
+    def __init__(self, prefix: str, place: str | pathlib.Path | None = None) -> None:
         """place: None: the usual one for temporary files. Removes others of the prefix whose owners are dead. OSError:
         there is no room for it."""
         self.path = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=place))

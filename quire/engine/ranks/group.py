@@ -121,10 +121,11 @@ class RankGroup:
         folder: pathlib.Path,
         *,
         is_server: bool = False,
+        place: pathlib.Path | None = None,
     ) -> None:
-        """folder: the checkpoint. Starts nothing."""
+        """folder: the checkpoint. place: for the folder in which all meet, None: the usual one. Starts nothing."""
         self._config, self._shape, self._folder, self._is_server = config, shape, folder, is_server
-        self._place = OwnedFolder("quire-ranks-")
+        self._place = OwnedFolder("quire-ranks-", place)
         self.meeting_point = str(self._place.path / "meet")
         """For the `Comm` of every rank."""
         self.calls: Calls | None = None
