@@ -236,6 +236,14 @@ def summary(fault: str, trials: list[dict[str, Any]]) -> str:
     )
 
 
+def write(args: argparse.Namespace, trials: list[dict[str, Any]], code: int | None, left: list[str]) -> list[str]:
+    """Record what there is by now. code: exit status of Ctrl-C, None: not yet. Returns what is wrong with it."""
+    wrong = [one for found in trials for one in wrongs(found)] + [f"after Ctrl-C {one} is left" for one in left]
+    results = {"trials": trials, "exit_status": code, "wrong": wrong}
+    write_report(args.output, build_report("rank_faults", {**vars(args), "log": str(args.log)}, results))
+    return wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=20)
@@ -254,12 +262,11 @@ def main() -> int:
             for fault in args.faults:
                 trials += [once(server, fault, number) for number in range(args.times)]
                 print(summary(fault, [found for found in trials if found["fault"] == fault]), flush=True)
+                write(args, trials, None, [])
             code, left = at_the_end(server, shared)
         finally:
             server.process.kill()
-    wrong = [one for found in trials for one in wrongs(found)] + [f"after Ctrl-C {one} is left" for one in left]
-    results = {"trials": trials, "exit_status": code, "wrong": wrong}
-    write_report(args.output, build_report("rank_faults", {**vars(args), "log": str(args.log)}, results))
+    wrong = write(args, trials, code, left)
     print("\n".join(wrong) or "every fault was seen in time, and nothing is left")
     return 1 if wrong else 0
 
