@@ -253,6 +253,7 @@ def main() -> int:
     parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path("rank_faults.log"))
     parser.add_argument("--output", default=str(RESULTS / "rank_faults.json"))
     args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, it would be in what is started
     shared, trials = {path.name for path in SHARED.iterdir()}, list[dict[str, Any]]()
     sizes = ["--tensor-parallel-size", str(args.ranks), "--pipeline-parallel-size", str(args.stages)]
     with tempfile.TemporaryDirectory() as folder:

@@ -151,6 +151,7 @@ def main() -> int:
     parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path("rank_interrupts.log"))
     parser.add_argument("--output", default=str(RESULTS / "rank_interrupts.json"))
     args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, it would be in what is started
     trials: list[dict[str, Any]] = []
     for way in args.ways:
         for after_s in moments(way, args):
