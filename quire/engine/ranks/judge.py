@@ -27,7 +27,7 @@ class Judge:
     def __init__(self, shape: MeshShape, stuck_s: float = 0.0) -> None:
         """stuck_s: 0: `STUCK_S`."""
         self._shape, self.stuck_s = shape, stuck_s or STUCK_S
-        self._moved: dict[int, tuple[tuple[int, int], float]] = {}
+        self._moved: dict[int, tuple[tuple[int, ...], float]] = {}
         """Of each rank its progress when it was last seen to move, or to have no reason to, and when that was."""
         self._ended: tuple[int, float] = 0, 0.0
         """Steps that some rank has done, and when that last changed."""
@@ -68,11 +68,13 @@ class Judge:
 
     def _is_behind(self, number: int, ranks: Sequence[Standing]) -> bool:
         """Whether others wait for it: those that share its layers, or the stages after it, while it has what it needs
-        of the stage before and of its fellows."""
+        of the stage before and of its fellows; or it has nothing to do, and does not take what rank 0 says."""
         shape, rank = self._shape, ranks[number]
         stage = shape.stage_of(number)
         beside = ranks[stage * shape.tensor : (stage + 1) * shape.tensor]
         before = ranks[(stage - 1) * shape.tensor : stage * shape.tensor] if stage else ()
+        if rank.state == IDLE and rank.n_unread:
+            return True
         if rank.state == STEPPING and rank.n_calls < max(one.n_calls for one in beside):
             return True
         if rank.n_done < max(one.n_done for one in beside):

@@ -17,8 +17,8 @@ from quire.engine.ranks.results import N_ENDS, ResultReader, ResultWriter
 from quire.engine.ranks.ring import IDLE, READY, STEPPING, Standing, make_memory
 
 
-def rank(n_calls: int, n_done: int, state: int = STEPPING, silent_s: float = 0.1) -> Standing:
-    return Standing(state, silent_s, n_calls, n_done)
+def rank(n_calls: int, n_done: int, state: int = STEPPING, silent_s: float = 0.1, n_unread: int = 0) -> Standing:
+    return Standing(state, silent_s, n_calls, n_done, 100, n_unread)
 
 
 def late(shape: MeshShape, *ranks: Standing) -> list[int]:
@@ -39,6 +39,8 @@ def late(shape: MeshShape, *ranks: Standing) -> list[int]:
     (MeshShape(2, 2), [rank(9, 5), rank(9, 4), rank(7, 4), rank(7, 4)], [1]),  # it has not sent them all
     (MeshShape(2), [rank(9, 4), rank(8, 4, READY, 99.0)], []),  # it loads
     (MeshShape(2), [rank(9, 4), rank(9, 4, IDLE, 99.0)], [1]),  # it is stopped
+    (MeshShape(2), [rank(9, 4), rank(9, 4, IDLE, n_unread=40)], [1]),  # it does not listen
+    (MeshShape(2), [rank(9, 4), rank(9, 4, n_unread=40)], []),  # it is at the step before
 ])  # fmt: skip
 def test_who_is_late(shape: MeshShape, ranks: list[Standing], found: list[int]) -> None:
     assert late(shape, *ranks) == found
@@ -48,6 +50,13 @@ def test_a_rank_that_moves_is_not_late_however_far_behind() -> None:
     judge = Judge(MeshShape(1, 2))
     for second in range(20):
         found = judge.late_s([rank(0, 100), rank(0, second)], float(second))
+        assert found[1] < 1
+
+
+def test_a_rank_that_reads_what_it_is_told_is_not_late() -> None:
+    judge = Judge(MeshShape(2))
+    for second in range(20):
+        found = judge.late_s([rank(9, 4), Standing(IDLE, 0.1, 9, 4, second, 40)], float(second))
         assert found[1] < 1
 
 
