@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import types
 from typing import Any
 
 import pytest
@@ -13,8 +16,13 @@ from quire.compute.dist.peers import PeerComm
 from quire.compute.platform import CudaPlatform
 from quire.compute.worker import Worker
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError
+from quire.config.mesh import MeshShape
+from quire.core.errors import ConfigError, EngineError
+from quire.engine.ranks import rank
 from quire.engine.ranks.leader import LeadingWorker
+from quire.engine.ranks.ring import RankMemory, RingWriter, make_memory
+from quire.engine.ranks.start import RankStart
+from quire.engine.ranks.wire import Measure, Stop, encode
 from quire.engine.workers import Meeting, _groups
 
 
@@ -75,3 +83,40 @@ def test_in_which_order_rank_0_leaves(
     monkeypatch.setattr(Worker, "close", lambda self: calls.append("graphs"))
     worker.close()
     assert calls == order
+
+
+@pytest.mark.parametrize("is_void", [False, True])
+def test_a_rank_looks_at_its_device_before_each_command_and_leaves_in_order(
+    is_void: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check() -> None:
+        calls.append("check")
+        if is_void:
+            raise EngineError("rank 1 has waited in vain for rank 0")
+
+    calls: list[str] = []
+    memory_fd, bell, status = make_memory(2), os.eventfd(0), os.open(os.devnull, os.O_WRONLY)
+    memory, start = RankMemory(memory_fd, 2), RankStart(
+        1, MeshShape(2), EngineConfig(), str(tmp_path), "at", memory_fd, bell, status, is_server=True
+    )
+    writer = RingWriter(memory, [bell], lambda: None)
+    for said in (Measure(), Stop()):
+        writer.put(encode(said))
+    worker: Any = Called("worker", calls)
+    worker.platform = types.SimpleNamespace(device=types.SimpleNamespace(checks=[check], mark=lambda: lambda: True))
+    made = types.SimpleNamespace(worker=worker, meeting=Called("groups", calls))
+    monkeypatch.setattr(rank, "read_arch", lambda *given: None)
+    monkeypatch.setattr(rank, "make_worker", lambda *given, **options: made)
+    monkeypatch.setattr(rank, "fit_case", lambda config, given: given is made and calls.append("case"))
+    monkeypatch.setattr(rank, "check_fit", lambda case: calls.append("fit"))
+    pulse: Any = types.SimpleNamespace()
+    began = ["groups join", "case", "fit", "worker load", "check"]
+    if is_void:
+        with pytest.raises(EngineError, match="in vain"):
+            rank.run_rank(start, memory, pulse)
+        assert calls == began
+    else:
+        rank.run_rank(start, memory, pulse)
+        assert calls == [*began, "worker draft_costs", "worker close", "groups close"]
+    for fd in (memory_fd, bell, status):
+        os.close(fd)
