@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -12,7 +15,8 @@ import pytest
 import torch
 from rank_cases import FAMILIES, NGRAM, SIZE, answers, checkpoint
 
-from quire import LLM
+from quire import LLM, SamplingParams
+from quire.core.errors import EngineError
 
 pytestmark = pytest.mark.gpu
 GPU: dict[str, Any] = {**SIZE, "device": "cuda"}
@@ -55,7 +59,7 @@ rank, size = int(sys.argv[1]), int(sys.argv[2])
 device = torch.device("cuda", rank)
 torch.cuda.set_device(device)
 connect = lambda place, n, at: NcclComm(place, n, at, device, timeout_s=120)
-pipeline = Pipeline(MeshShape(pipeline=size), rank, connect, sys.argv[3])
+pipeline = Pipeline(MeshShape(pipeline=size), rank, connect, connect, sys.argv[3], size + 1)
 pipeline.join()
 rows, asked = torch.empty(700, 512, device=device, dtype=torch.bfloat16), []
 for turn in range(60):
@@ -136,6 +140,33 @@ def test_steps_are_counted_though_they_are_replayed(options: dict[str, int], tmp
         assert len({one.n_done for one in ranks._standings()}) == 1 and ranks._standings()[0].n_done > 20
     finally:
         llm.shutdown()
+
+
+@pytest.mark.parametrize("number, message", [
+    (signal.SIGKILL, r"rank 1 \(process \d+\) ended with SIGKILL"),
+    (signal.SIGSTOP, r"rank 1 \(process \d+\) made no progress"),
+])  # fmt: skip
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_a_lost_rank_ends_what_rank_0_waits_for(
+    number: signal.Signals, message: str, options: dict[str, int], tmp_path: pathlib.Path
+) -> None:
+    """Also the memory of its GPU is there again afterwards."""
+    needs(2)
+    model, params = checkpoint("qwen3", tmp_path / "qwen3"), SamplingParams(max_tokens=80, ignore_eos=True)
+    llm = LLM(model, **GPU, **options)
+    assert llm.engine.ranks is not None
+    (pid,) = llm.engine.ranks.pids
+    threading.Timer(0.2, os.kill, (pid, number)).start()
+    start_s = time.monotonic()
+    with pytest.raises(EngineError, match=message):
+        while True:
+            llm.generate(["one"] * 4, params, use_tqdm=False)
+    assert time.monotonic() - start_s < 12
+    llm.shutdown()
+    assert time.monotonic() - start_s < 20
+    again = LLM(model, **GPU, **options)
+    assert answers(again)
+    again.shutdown()
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4])
