@@ -111,6 +111,7 @@ def make_leader(
     group.calls, group.abandon = made.meeting, made.meeting.abort
     made.worker.done = group.done = DoneSteps(device.mark)
     device.checks.append(group.check)
+    device.is_watched = True
     return made
 
 

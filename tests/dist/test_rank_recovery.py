@@ -78,6 +78,8 @@ def test_a_rank_without_memory_or_that_hangs_is_named_with_its_stack(
     llm = LLM(model, **SIZE, tensor_parallel_size=2)
     assert llm.engine.ranks is not None
     (pid,) = llm.engine.ranks.pids
+    device = llm.engine.executor._own.worker.platform.device  # type: ignore[attr-defined]
+    assert device.is_watched and device.checks == [llm.engine.ranks.check]
     monkeypatch.setattr(group, "LOST_S", 0.8)
     os.kill(pid, number)
     with pytest.raises(EngineError, match=message):

@@ -96,9 +96,8 @@ def test_a_rank_looks_at_its_device_before_each_command_and_leaves_in_order(
 
     calls: list[str] = []
     memory_fd, bell, status = make_memory(2), os.eventfd(0), os.open(os.devnull, os.O_WRONLY)
-    memory, start = RankMemory(memory_fd, 2), RankStart(
-        1, MeshShape(2), EngineConfig(), str(tmp_path), "at", memory_fd, bell, status, is_server=True
-    )
+    memory = RankMemory(memory_fd, 2)
+    start = RankStart(1, MeshShape(2), EngineConfig(), str(tmp_path), "at", memory_fd, bell, status, is_server=True)
     writer = RingWriter(memory, [bell], lambda: None)
     for said in (Measure(), Stop()):
         writer.put(encode(said))

@@ -176,7 +176,7 @@ def test_what_never_comes_is_not_waited_for_once_a_check_says_so() -> None:
 
     event = Event()
     with pytest.raises(EngineError, match="rank 1 is gone"):
-        cuda._Arriving([torch.ones(1)], event, [check]).wait()  # type: ignore[arg-type]
+        cuda._Arriving([torch.ones(1)], event, [check], is_watched=True).wait()  # type: ignore[arg-type]
 
 
 def test_memory_is_let_go_of_by_all_before_it_is_freed(made: list[Memory]) -> None:
