@@ -240,7 +240,8 @@ def write(args: argparse.Namespace, trials: list[dict[str, Any]], code: int | No
     """Record what there is by now. code: exit status of Ctrl-C, None: not yet. Returns what is wrong with it."""
     wrong = [one for found in trials for one in wrongs(found)] + [f"after Ctrl-C {one} is left" for one in left]
     results = {"trials": trials, "exit_status": code, "wrong": wrong}
-    write_report(args.output, build_report("rank_faults", {**vars(args), "log": str(args.log)}, results))
+    settings = {name: value for name, value in vars(args).items() if name not in ("log", "output")}
+    write_report(args.output, build_report("rank_faults", settings, results))
     return wrong
 
 

@@ -159,7 +159,8 @@ def main() -> int:
             print(trials[-1], flush=True)
     wrong = [one for found in trials for one in wrongs(found)]
     results = {"trials": trials, "wrong": wrong}
-    write_report(args.output, build_report("rank_interrupts", {**vars(args), "log": str(args.log)}, results))
+    settings = {name: value for name, value in vars(args).items() if name not in ("log", "output")}
+    write_report(args.output, build_report("rank_interrupts", settings, results))
     print("\n".join(wrong) or "it ended each time, and nothing is left")
     return 1 if wrong else 0
 
