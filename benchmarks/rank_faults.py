@@ -157,7 +157,7 @@ def named_after(log: pathlib.Path, at: int, pattern: str, limit_s: float) -> flo
 
 def once(server: Server, fault: str, number: int) -> dict[str, Any]:
     """One fault under load. The rank that suffers changes."""
-    words = " ".join(f"w{number}{i}" for i in range(100))  # nothing of it is cached
+    words = " ".join(f"{fault}{number}{i}" for i in range(100))  # nothing of it is cached, or known from a death before
     bodies = [
         {"model": "demo", "prompt": f"{i} {words}", "max_tokens": 60, "ignore_eos": True, "stream": i % 2 == 1}
         for i in range(N_REQUESTS)
