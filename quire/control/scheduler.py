@@ -146,7 +146,7 @@ class Scheduler:
             _keep_pace(live, builder, prompts)
         if prompts:
             _plan_prompts(live, builder, prompts)
-        if not builder.is_tight and builder.budget > 0 and live.free_slots and len(live.waiting):
+        if not builder.is_tight and builder.budget > 0 and live.free_slots and n_waiting:
             admission = Admission(live, builder, committed, prompts, self.backoff.n_seqs)
             admission.run()
             self.counters.count_admissions(admission.admitted)

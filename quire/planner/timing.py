@@ -17,7 +17,7 @@ from quire.planner.communication import Pattern, Transfer, logits_transfers, ste
 from quire.planner.formats import Formats
 from quire.planner.links import Links
 from quire.planner.mesh import Mesh
-from quire.planner.operators import STATE_FLOPS, seen
+from quire.planner.operators import STATE_FLOPS, Seen, seen
 from quire.planner.parts import AttentionGroup, Product, RankParts, rank_parts
 
 HALF_PAIR = 0.5
@@ -50,7 +50,7 @@ class StepTimer:
         self._spared_s: dict[tuple[int, int], float] = {}
         self._by_counts_s: dict[tuple[int, int, bool], float] = {}
         self._bytes_per_s = calibration.read_bytes_per_s
-        self._reads = [(group, self._read_s(group)) for group in self.parts.attentions]
+        self._reads = [(group, self._read_s(group), group.has_other_way) for group in self.parts.attentions]
 
     def step_s(self, spans: Spans, shared_tokens: int = 0, shared_pairs: int = 0) -> float:
         """Of the device, from the first kernel to the last.
@@ -163,12 +163,16 @@ class StepTimer:
 
     def _attention_s(self, small: Columns, large: Columns, shared_tokens: int, shared_pairs: int) -> float:
         """The same of short spans and long ones."""
-        total_s = 0.0
-        for group, read_s in self._reads:
-            hides = not group.window
-            one_s = self._reads_s(group, read_s, small, shared_tokens if hides else 0)
-            if large[0] or shared_pairs:
-                one_s += self._prompts_s(group, large, shared_pairs if hides else 0)
+        total_s, fixed_s = 0.0, self.calibration.attention.fixed_s[0]
+        for group, read_s, has_other_way in self._reads:
+            n_hidden, n_pairs = (0, 0) if group.window else (shared_tokens, shared_pairs)
+            one_s = 0.0
+            if small[0]:
+                found = seen(*small, group.window)
+                memory_s = (found.n_read - n_hidden) * read_s
+                one_s = fixed_s + (self._lines_s(group, small, found, memory_s) if has_other_way else memory_s)
+            if large[0] or n_pairs:
+                one_s += self._prompts_s(group, large, n_pairs)
             total_s += group.n_times * one_s
         return total_s
 
@@ -191,20 +195,12 @@ class StepTimer:
         short = [i for i, length in enumerate(lengths) if length <= limit]
         return ([starts[i] for i in short], [lengths[i] for i in short]), large
 
-    def _reads_s(self, group: AttentionGroup, read_s: float, spans: Columns, shared_tokens: int) -> float:
-        if not spans[0]:
-            return 0.0
-        curve = self.calibration.attention
-        found = seen(*spans, group.window)
-        memory_s = (found.n_read - shared_tokens) * read_s
-        if group.has_other_way:  # all heads read one line a token: arithmetic may bind
-            rate = curve.flops_share[0] * self.calibration.rate("bfloat16")
-            return curve.fixed_s[0] + _joined(memory_s, group.flops(*spans, found.n_pairs) / rate)
-        return curve.fixed_s[0] + memory_s
+    def _lines_s(self, group: AttentionGroup, spans: Columns, found: Seen, memory_s: float) -> float:
+        """Where all heads read one line a token, arithmetic may bind."""
+        rate = self.calibration.attention.flops_share[0] * self.calibration.rate("bfloat16")
+        return _joined(memory_s, group.flops(*spans, found.n_pairs) / rate)
 
     def _prompts_s(self, group: AttentionGroup, spans: Columns, shared_pairs: int) -> float:
-        if not spans[0] and not shared_pairs:
-            return 0.0
         curve = self.calibration.attention
         n_flops = group.flops(*spans, seen(*spans, group.window).n_pairs) + group.pair_flops * shared_pairs
         rate = curve.rate_share(max(spans[1], default=1)) * self.calibration.rate("bfloat16")
