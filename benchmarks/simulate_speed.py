@@ -72,10 +72,10 @@ def main() -> None:
     results: dict[str, object] = {}
     for name, runs in found.items():
         rates = {rate: round(statistics.median(run[rate] for run in runs)) for rate in runs[0]}
-        commit = command_output("git", "-C", str(checkouts[name]), "rev-parse", "--short", "HEAD")
+        commit = command_output("git", "-C", str(checkouts[name]), "rev-parse", "--short", "HEAD").strip()
         results[name] = {"commit": commit, "requests_per_cpu_s": rates}
         print(f"{name:<8} {commit}: " + ", ".join(f"{n:,} at {rate}/s" for rate, n in rates.items()))
-    write_report(options.output, build_report("simulate_speed", vars(options) | {"lengths": LENGTHS}, results))
+    write_report(options.output, build_report("simulate_speed", {"times": options.times, "rounds": options.rounds, "lengths": LENGTHS}, results))
 
 
 if __name__ == "__main__":

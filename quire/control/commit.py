@@ -76,7 +76,7 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
 
 def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, n: int, tokens: list[int], deltas: list[SeqDelta]) -> None:
     """The same of the first `n` spans, which have a token each and bring nothing else: all of them in most steps."""
-    step = builder.step
+    step, gives_back = builder.step, live.cache.has_windows
     for seq, start, token in zip(builder.seqs[:n], builder.plan.spans.starts, tokens, strict=False):
         if step <= seq.ignore_through:
             continue
@@ -92,7 +92,7 @@ def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, n: int, tokens: list[i
         else:
             known.append(token)
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [token]))
-        if seq.computed >= seq.returns_at:
+        if gives_back and seq.computed >= seq.returns_at:
             live.cache.give_back(seq)
 
 

@@ -33,11 +33,10 @@ class CostModel:
     def step_s(self, spans: Spans, shared_prefixes: SharedPrefixes = ()) -> float:
         """Seconds of one step with these spans, what nothing hides included: of the device, or of the host beside it
         where that takes longer."""
-        timer = self.timer
-        n_shared = 0
+        timer, calibration, n_shared = self.timer, self.timer.calibration, 0
         if shared_prefixes:
             n_shared = sum(len(slots) * n_pages for slots, n_pages in shared_prefixes) * self.page_size
-        host_s = timer.calibration.host_s + len(spans) * timer.calibration.host_row_s
+        host_s = calibration.host_s + len(spans.slots) * calibration.host_row_s
         return max(host_s, timer.step_s(spans, n_shared, n_shared))
 
     @property

@@ -59,7 +59,7 @@ class StepTimer:
         A pipeline's stages work on other steps meanwhile: the time of one of them, and what is sent between two.
         """
         n_rows = sum(spans.lengths)
-        counts = n_rows, spans.wants.count(True), n_rows == len(spans)
+        counts = n_rows, spans.wants.count(True), n_rows == len(spans.slots)
         total_s = self._by_counts_s.get(counts)
         if total_s is None:
             total_s = self._by_counts_s[counts] = self._counted_s(*counts)
