@@ -75,7 +75,8 @@ def main() -> None:
         commit = command_output("git", "-C", str(checkouts[name]), "rev-parse", "--short", "HEAD").strip()
         results[name] = {"commit": commit, "requests_per_cpu_s": rates}
         print(f"{name:<8} {commit}: " + ", ".join(f"{n:,} at {rate}/s" for rate, n in rates.items()))
-    write_report(options.output, build_report("simulate_speed", {"times": options.times, "rounds": options.rounds, "lengths": LENGTHS}, results))
+    settings = {"times": options.times, "rounds": options.rounds, "lengths": LENGTHS}
+    write_report(options.output, build_report("simulate_speed", settings, results))
 
 
 if __name__ == "__main__":

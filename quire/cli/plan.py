@@ -22,6 +22,7 @@ from quire.compute.weights.hub_headers import network_errors, read_hub_files
 from quire.config.arch import ModelArch
 from quire.config.flags import FlagParser
 from quire.config.gguf import is_gguf
+from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.config.resolve import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS
 from quire.core.errors import ConfigError, LoadError, shown
@@ -35,7 +36,6 @@ from quire.planner.accelerators import (
 )
 from quire.planner.calibration import Calibration, load_calibration
 from quire.planner.formats import formats_named
-from quire.planner.mesh import Mesh
 from quire.planner.placement import Limits
 from quire.planner.search import MOST_DEVICES, Task
 from quire.planner.workload import Workload, check_price, parse_objective, workload_named

@@ -11,7 +11,7 @@ import dataclasses
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
-from quire.config.mesh import mesh_shape, placed
+from quire.config.mesh import mesh_of, placed
 from quire.config.resolve import MIN_SHARED_TOKENS, NOT_ROUNDED, EngineLimits, resolve
 from quire.config.shares import share_arch
 from quire.core.clock import VirtualClock
@@ -69,7 +69,7 @@ class SimulatedMachine:
             raise ConfigError("drafts are not simulated, since nobody knows which are right: leave them out")
         if config.quantization not in NOT_ROUNDED:
             raise ConfigError("weights that are rounded while loading are not simulated: leave --quantization out")
-        n_ranks = mesh_shape(config).n_ranks
+        n_ranks = mesh_of(config).n_ranks
         if n_ranks > 1 and device == "cpu":
             raise ConfigError(
                 f"tensor_parallel_size = {n_ranks} is not simulated on a CPU: leave it out, or choose a --gpu",

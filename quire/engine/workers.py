@@ -24,7 +24,7 @@ from quire.compute.worker import SUMMED, Worker
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
-from quire.config.mesh import mesh_shape, placed
+from quire.config.mesh import mesh_of, placed
 from quire.config.model import read_arch
 from quire.config.mtp import mtp_head
 from quire.config.resolve import EngineLimits, resolve
@@ -96,12 +96,12 @@ def make_worker(
 ) -> Made:
     """rank: of those that meet at meeting_point, a file that is not there. Raises ConfigError or LoadError; takes no
     memory."""
-    shape, arch = mesh_shape(config), placed(arch, config)
+    shape, arch = mesh_of(config), placed(arch, config)
     n_ranks = shape.n_ranks
     platform = platform_of(_with_threads(config, n_ranks), rank)
     comm = None if n_ranks == 1 else platform.comm(rank, n_ranks, meeting_point)
-    pipeline = None if shape.pipeline == 1 else Pipeline(shape, rank, platform.group, meeting_point)
-    no_determinism = platform.no_determinism or (SUMMED if shape.tensor > 1 else "")
+    pipeline = None if shape.pp == 1 else Pipeline(shape, rank, platform.group, meeting_point)
+    no_determinism = platform.no_determinism or (SUMMED if shape.tp > 1 else "")
     if config.deterministic and no_determinism:
         raise ConfigError(
             f"deterministic = True cannot be promised: {no_determinism}; or leave --deterministic out",
@@ -115,10 +115,10 @@ def make_worker(
             "leave --speculative-config out",
             param="speculative_config",
         )
-    if speculative is not None and shape.pipeline > 1:
+    if speculative is not None and shape.pp > 1:
         raise ConfigError(
             f"speculative_config: a stage of a pipeline would wait for the last one to know which drafts count, so"
-            f" pipeline_parallel_size = {shape.pipeline} takes none: leave --speculative-config out, or take"
+            f" pipeline_parallel_size = {shape.pp} takes none: leave --speculative-config out, or take"
             " --tensor-parallel-size",
             param="speculative_config",
         )

@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, calibration_for
 from quire.planner.calibration import Calibration
 from quire.planner.formats import Formats
 from quire.planner.links import Links
-from quire.planner.mesh import Mesh
 from quire.planner.timing import StepTimer
 
 SharedPrefixes = Sequence[tuple[list[int], int]]

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.calibration import SHARPNESS, Calibration, Curve
 from quire.planner.captured import padded_rows
 from quire.planner.communication import Pattern, Transfer, logits_transfers, step_transfers
 from quire.planner.formats import Formats
 from quire.planner.links import Links
-from quire.planner.mesh import Mesh
 from quire.planner.operators import STATE_FLOPS, Seen, seen
 from quire.planner.parts import AttentionGroup, Product, RankParts, rank_parts
 

@@ -14,7 +14,7 @@ from quire.bench.shape import FOLDER, PREFIX
 from quire.bench.simulate.options import SimulateOptions
 from quire.bench.simulate.requests import SimRequest, rate_of
 from quire.bench.simulate.session import Variant
-from quire.config.mesh import mesh_shape
+from quire.config.mesh import mesh_of
 from quire.core.counts import format_count
 from quire.core.units import format_bytes
 from quire.planner.accelerators import USUAL_CPU, accelerator_named
@@ -31,7 +31,7 @@ def subject(variant: Variant, requests: Sequence[SimRequest]) -> Facts:
     return {
         "model": _model_name(machine.config.model), "n_parameters": machine.arch.n_parameters,
         "dtype": machine.limits.dtype, **_device(variant), "memory_bytes": options.memory_bytes,
-        "n_ranks": mesh_shape(machine.config).n_ranks, "workload": _workload(options), "n_requests": len(requests),
+        "n_ranks": mesh_of(machine.config).n_ranks, "workload": _workload(options), "n_requests": len(requests),
         "arrivals": _arrivals(options, requests), "replicas": options.replicas, "router": options.router,
     }  # fmt: skip
 
