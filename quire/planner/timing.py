@@ -76,11 +76,6 @@ class StepTimer:
             n_rows = n_wants = padded_rows(n_rows, self.calibration.captured)
         return self.rows_s(n_rows) - self.spared_s(n_rows, n_wants) + self.wants_s(n_wants)
 
-    def latency_s(self, spans: Spans) -> float:
-        """From begin to end of one step through all stages."""
-        device_s = self.step_s(spans) - self.calibration.step_s
-        return device_s * self.mesh.pp + self.calibration.step_s
-
     def parts_s(self, spans: Spans) -> dict[str, float]:
         """A step as a profile's breakdown has it: linear, attention, other kernels."""
         n_rows, n_wants = sum(spans.lengths), sum(spans.wants)

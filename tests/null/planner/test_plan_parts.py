@@ -202,6 +202,7 @@ def test_pages_of_stages_are_those_that_an_engine_has(name: str, n_stages: int) 
         found.append(equation(config, limits, stage_arch(arch, layers), kv=stage_layout(layout, layers)))
     assert (planned.page_bytes, planned.layout) in [(one.page_bytes, one.layout) for one in found]
     assert planned.page_bytes == max(one.page_bytes for one in found)
+    assert (planned.in_flight, planned.prompt_in_flight) == (found[0].in_flight, found[0].prompt_in_flight)
     for n in (100, 4096, 8192):
         assert planned.seq_pages(n) == found[0].seq_pages(n) and planned.prompt_pages(n) == found[0].prompt_pages(n)
 
