@@ -240,9 +240,14 @@ def _mesh(text: str, count: int) -> Mesh | None:
     degrees: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in Mesh.__struct_fields__ or not value.isdecimal() or not int(value):
+        is_degree = value.isdecimal() and len(value) <= len(str(MOST_DEVICES)) and 1 <= int(value) <= MOST_DEVICES
+        if name not in Mesh.__struct_fields__ or not is_degree:
             known = ", ".join(Mesh.__struct_fields__)
-            raise ConfigError(f"--mesh {shown(part)} cannot be read: write tp=4,pp=2, of {known}")
+            raise ConfigError(
+                f"--mesh {shown(part)} cannot be read: write tp=4,pp=2, of {known}, each from 1 to {MOST_DEVICES:,}"
+            )
+        if name in degrees:
+            raise ConfigError(f"--mesh {shown(text)} says {name} twice")
         degrees[name] = int(value)
     mesh = Mesh(**degrees)
     if "dp" not in degrees and count % mesh.n_devices == 0:
