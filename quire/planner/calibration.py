@@ -38,6 +38,10 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     flops_share: tuple[Positive, ...] = (1.0,)
     """Of the device's products that calls with so many rows reach; one number: whatever the rows."""
 
+    row_number_s: NotNegative = 0.0
+    """Of products in 8 bits: of each number of a row, in and out, which is brought into 8 bits, or back by its scales,
+    in a pass beside the product."""
+
     def fixed(self, n_rows: float) -> float:
         """Seconds of one call."""
         return self._between(self.fixed_s, n_rows)

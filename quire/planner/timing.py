@@ -136,8 +136,8 @@ class StepTimer:
     def product_s(self, product: Product, n_rows: float) -> float:
         """One call; of experts, of all of a layer."""
         curve = self._curve(product)
-        row_numbers = (product.n_in + product.n_out) * product.products_of_row
-        memory_s = (product.read_bytes(n_rows) + row_numbers * n_rows * self.formats.itemsize) / (
+        row_numbers = (product.n_in + product.n_out) * product.products_of_row * n_rows
+        memory_s = (product.read_bytes(n_rows) + row_numbers * self.formats.itemsize) / (
             curve.bytes_share * self._bytes_per_s
         )
         rate = self.calibration.rate(product.products)
@@ -145,7 +145,7 @@ class StepTimer:
         n_flops = product.flops(curve.multiplied(n_all) / product.row_factor)
         arithmetic_s = n_flops / (curve.rate_share(n_all) * rate)
         fixed_s = curve.fixed(n_all) * (HALF_PAIR if product.is_experts else 1.0)
-        return fixed_s + _joined(memory_s, arithmetic_s)
+        return fixed_s + row_numbers * curve.row_number_s + _joined(memory_s, arithmetic_s)
 
     def _curve(self, product: Product) -> Curve:
         if product.is_experts:
