@@ -48,9 +48,8 @@ class PlanBuilder:
     def grow(self, cache: PageCache, seq: Seq, n: int) -> None:
         """`n` more pages for a running sequence, in each of its tables."""
         if n > 0:
-            first, appends = len(seq.tables[0]), self.plan.pages
-            for group, pages in enumerate(cache.grow(seq, n)):
-                appends.append(PageAppend(seq.slot, first, pages, group))
+            first, slot = len(seq.tables[0]), seq.slot
+            self.plan.pages += [PageAppend(slot, first, pages, i) for i, pages in enumerate(cache.grow(seq, n))]
 
     def open(self, seq: Seq) -> None:
         """Announce a slot, its tokens and the pages that it starts with."""

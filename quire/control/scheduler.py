@@ -82,6 +82,8 @@ class Scheduler:
     def expire(self) -> list[SeqDelta]:
         """End the sequences whose time is over, waiting or running; returns their ends."""
         deltas: list[SeqDelta] = []
+        if not self.live.deadlines:
+            return deltas
         for seq, code in self.live.deadlines.due(self.clock.now_s()):
             failure = Failure(code, TOO_LATE[code])
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, failure=failure))
@@ -128,8 +130,8 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, to be executed after all earlier ones; None when nothing can be planned now."""
-        live = self.live
-        if len(self.in_flight) >= self.config.pipeline_depth or not (live.running or len(live.waiting)):
+        live, n_waiting = self.live, len(self.live.waiting)
+        if len(self.in_flight) >= self.config.pipeline_depth or not (live.running or n_waiting):
             return None
         if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
             return None  # its masks come when the steps before it are committed, and the next plan after them
@@ -140,10 +142,11 @@ class Scheduler:
         n_decodes = len(builder.seqs)
         if live.cache.snapshots is not None:
             _save_decodes(live, builder, live.cache.snapshots)
-        if n_decodes and (prompts or len(live.waiting)):
+        if n_decodes and (prompts or n_waiting):
             _keep_pace(live, builder, prompts)
-        _plan_prompts(live, builder, prompts)
-        if not builder.is_tight and builder.budget > 0 and live.free_slots and len(live.waiting):
+        if prompts:
+            _plan_prompts(live, builder, prompts)
+        if not builder.is_tight and builder.budget > 0 and live.free_slots and n_waiting:
             admission = Admission(live, builder, committed, prompts, self.backoff.n_seqs)
             admission.run()
             self.counters.count_admissions(admission.admitted)
@@ -160,7 +163,7 @@ class Scheduler:
             self._n_drafting += builder.n_drafting
         plan.closed, live.closed = live.closed, []
         plan.closed_lens, live.closed_lens = live.closed_lens, []
-        if self.config.min_shared_tokens and live.cache.n_full:
+        if self.config.min_shared_tokens and live.cache.n_full and live.cache.tree.n_common:
             min_pages = self.config.pages_for(self.config.min_shared_tokens)
             plan.shared_prefixes = shared_prefixes(builder.seqs[:n_decodes], min_pages)
         self.in_flight.append(builder)

@@ -149,6 +149,8 @@ class StepGroup(msgspec.Struct, array_like=True):
     """Parts of prompts in them."""
     mean_before: float = 0.0
     """Tokens before those that a step computed, of all its sequences together: their keys are read."""
+    n_runs: int = 0
+    """Of steps that computed prompt tokens, one behind the other: so many runs of them."""
 
 
 class Explanation(msgspec.Struct):

@@ -21,7 +21,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout, tokens_in_flight
-from quire.config.mesh import mesh_shape
+from quire.config.mesh import mesh_of
 from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
 from quire.config.stages import layer_range, stage_arch, stage_layout
@@ -78,9 +78,9 @@ def build_engine(
     """
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     arch = read_arch(folder, config.hf_overrides, logger)
-    shape = mesh_shape(config)
+    shape = mesh_of(config)
     if config.is_simulated and shape.n_ranks > 1:
-        name = "tensor_parallel_size" if shape.tensor > 1 else "pipeline_parallel_size"
+        name = "tensor_parallel_size" if shape.tp > 1 else "pipeline_parallel_size"
         raise ConfigError(
             f"{name} = {getattr(config, name)} and device = 'null', which has no model that could be divided: leave"
             f" --{name.replace('_', '-')} out, or add --device cpu or cuda",
@@ -126,7 +126,7 @@ def _build(
     vocab_limit = None if tokenizer is None else len(tokenizer)
     worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
     executor = _executor(worker)
-    all_bytes = sum(one.weights_bytes for one in facts.stages) * mesh_shape(config).tensor
+    all_bytes = sum(one.weights_bytes for one in facts.stages) * mesh_of(config).tp
     pace = pace_of(limits, arch, engine_calibration(platform.name, platform.device_name), all_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
     structured = _structured_output(config, tokenizer, folder, arch, n_masks, platform.device.pin)

@@ -13,10 +13,10 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.kv import KVLayout, kv_layout, tokens_in_flight
+from quire.config.kv import KVLayout, tokens_in_flight
 from quire.config.mesh import depth_of
 from quire.config.resolve import EngineLimits
-from quire.config.stages import spread
+from quire.config.stages import layout_over
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
 from quire.planner.memory import MemoryEquation, Room, n_passing
@@ -81,8 +81,8 @@ def equation(
 def layout_of(config: EngineConfig, limits: EngineLimits, arch: ModelArch) -> KVLayout:
     """The groups of layers with page tables of their own, of a model that may be divided within its layers. limits: as
     they were asked for, before the pool was sized."""
-    layout = kv_layout(arch, limits.max_model_len, hybrid=not config.disable_hybrid_kv_cache_manager)
-    return layout if config.pipeline_parallel_size == 1 else spread(layout)
+    hybrid = not config.disable_hybrid_kv_cache_manager
+    return layout_over(arch, limits.max_model_len, config.pipeline_parallel_size, hybrid=hybrid)
 
 
 def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:

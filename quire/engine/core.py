@@ -325,8 +325,9 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True while a step is in flight, a request is unfinished or an end is not told yet."""
-        is_late = self.grammars.n_compiling or self.adapters.n_waiting
-        return bool(self._in_flight or self._owed or is_late or self.scheduler.has_work())
+        if self._in_flight or self._owed or self.scheduler.has_work():
+            return True
+        return bool(self.grammars.n_compiling or self.adapters.n_waiting)
 
     def stats(self, *, with_map: bool = True) -> EngineStats:
         """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""

@@ -16,7 +16,7 @@ import msgspec
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
 from quire.config.keywords import EngineOptions
-from quire.config.mesh import mesh_shape
+from quire.config.mesh import mesh_of
 from quire.config.options import keyword_options, keyword_signature
 from quire.config.wording import in_python
 from quire.core.adapters import LoRARequest
@@ -320,7 +320,7 @@ class LLM(VectorEngine):
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Its ranks."""
-        return mesh_shape(self.config).n_ranks
+        return mesh_of(self.config).n_ranks
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget the pages that no open request holds; True if none are left. Other arguments must be False."""

@@ -25,7 +25,7 @@ from quire.compute.worker import SUMMED, Worker
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
-from quire.config.mesh import depth_of, mesh_shape, placed
+from quire.config.mesh import depth_of, mesh_of, placed
 from quire.config.model import read_arch
 from quire.config.mtp import mtp_head
 from quire.config.resolve import EngineLimits, resolve
@@ -127,11 +127,11 @@ def make_worker(
 ) -> Made:
     """rank: of those that meet at meeting_point, a file that is not there. Raises ConfigError or LoadError; takes no
     memory."""
-    shape, arch = mesh_shape(config), placed(arch, config)
+    shape, arch = mesh_of(config), placed(arch, config)
     n_ranks = shape.n_ranks
     platform = platform_of(_with_threads(config, n_ranks), rank)
     comm, pipeline = _groups(config, platform, rank, meeting_point)
-    no_determinism = platform.no_determinism or (SUMMED if shape.tensor > 1 else "")
+    no_determinism = platform.no_determinism or (SUMMED if shape.tp > 1 else "")
     if config.deterministic and no_determinism:
         raise ConfigError(
             f"deterministic = True cannot be promised: {no_determinism}; or leave --deterministic out",
@@ -145,10 +145,10 @@ def make_worker(
             "leave --speculative-config out",
             param="speculative_config",
         )
-    if speculative is not None and shape.pipeline > 1:
+    if speculative is not None and shape.pp > 1:
         raise ConfigError(
             f"speculative_config: a stage of a pipeline would wait for the last one to know which drafts count, so"
-            f" pipeline_parallel_size = {shape.pipeline} takes none: leave --speculative-config out, or take"
+            f" pipeline_parallel_size = {shape.pp} takes none: leave --speculative-config out, or take"
             " --tensor-parallel-size",
             param="speculative_config",
         )
@@ -170,13 +170,13 @@ def _groups(
     config: EngineConfig, platform: Platform, rank: int, meeting_point: str
 ) -> tuple[MeetingComm | None, Pipeline | None]:
     """Of all ranks, and of a stage; None where there is but one. Sums go through those that share layers."""
-    shape = mesh_shape(config)
+    shape = mesh_of(config)
     if shape.n_ranks == 1:
         return None, None
     platform.check_ranks(rank, shape.n_ranks)
-    if shape.pipeline == 1:
+    if shape.pp == 1:
         return platform.sharing(rank, shape.n_ranks, meeting_point), None
-    share = functools.partial(platform.sharing, first=shape.stage_of(rank) * shape.tensor)
+    share = functools.partial(platform.sharing, first=shape.stage_of(rank) * shape.tp)
     pipeline = Pipeline(shape, rank, platform.group, share, meeting_point, depth_of(config))
     return platform.group(rank, shape.n_ranks, meeting_point), pipeline
 

@@ -11,10 +11,10 @@ from typing import Final
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
+from quire.config.mesh import Mesh
 from quire.config.resolve import rounds_to
 from quire.planner.accelerators import Accelerator
 from quire.planner.formats import Formats
-from quire.planner.mesh import Mesh
 
 FLOATING: Final = ("bfloat16", "float16", "float32")
 MOST_RANKS: Final = 64

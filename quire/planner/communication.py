@@ -11,7 +11,7 @@ import enum
 
 import msgspec
 
-from quire.planner.mesh import Mesh
+from quire.config.mesh import Mesh
 from quire.planner.parts import RankParts
 
 

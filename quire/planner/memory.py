@@ -34,7 +34,7 @@ forward, its sampling and a mixed one."""
 
 def n_passing(depth: int, n_stages: int) -> int:
     """`MemoryEquation.n_passing` of a stage between two others. depth: steps in flight, were there one stage."""
-    return 0 if n_stages == 1 else depth + n_stages - 1 + 1
+    return 0 if n_stages == 1 else depth + n_stages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.calibration import Ceilings
 from quire.planner.communication import step_transfers
 from quire.planner.formats import Formats
-from quire.planner.mesh import Mesh
 from quire.planner.parts import AttentionGroup, Product, rank_parts
 
 STATE_FLOPS = 6

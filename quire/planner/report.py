@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.command import format_refusal, serve_command
 from quire.planner.communication import step_transfers
-from quire.planner.mesh import Mesh
 from quire.planner.operators import Kind, decode_spans, prefill_spans, step_operators, totals
 from quire.planner.parts import active_parameters, parameters_by_part, rank_parts
 from quire.planner.placement import Placement

@@ -20,7 +20,7 @@ from rank_cases import NGRAM, SIZE, answers, checkpoint
 from quire import LLM, SamplingParams
 from quire.compute.worker import Worker
 from quire.config.engine import EngineConfig
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.core.errors import ConfigError, EngineError
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
@@ -130,7 +130,7 @@ def started(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> group.Rank
     """Two ranks, of which one is deaf."""
     monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF))
     monkeypatch.setattr(group, "LEAVE_S", 0.3)
-    ranks = group.RankGroup(EngineConfig(), MeshShape(2), folder)
+    ranks = group.RankGroup(EngineConfig(), Mesh(tp=2), folder)
     ranks.start()
     return ranks
 
@@ -215,6 +215,6 @@ def test_masks_for_lost_ranks_free_rank_0_and_its_step_says_why(
 
 def test_what_fails_while_ranks_are_ended_has_a_reason(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "REASON_S", 0.0)
-    ranks = group.RankGroup(EngineConfig(), MeshShape(2), tmp_path)
+    ranks = group.RankGroup(EngineConfig(), Mesh(tp=2), tmp_path)
     ranks.stop()
     assert ranks.cause(ValueError("late")).message == "rank 0 failed (ValueError: late)"

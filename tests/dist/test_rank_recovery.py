@@ -19,7 +19,7 @@ from rank_cases import SIZE, checkpoint
 from benchmarks.rank_faults import HANGING, INJECTION, RANK, is_there
 from quire import LLM, SamplingParams
 from quire.config.engine import EngineConfig
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.core.errors import ConfigError, EngineError, EngineLost
 from quire.engine import build
 from quire.engine.async_llm import AsyncLLM
@@ -157,7 +157,7 @@ time.sleep(600)
 
 def test_who_waits_at_the_meeting_learns_of_a_loss(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF))
-    ranks, never, abandoned = group.RankGroup(EngineConfig(), MeshShape(2), tmp_path), threading.Event(), []
+    ranks, never, abandoned = group.RankGroup(EngineConfig(), Mesh(tp=2), tmp_path), threading.Event(), []
     ranks.abandon = lambda: abandoned.append(1)
     ranks.start()
     (pid,) = ranks.pids

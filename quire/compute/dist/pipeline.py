@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from quire.compute.dist.comm import MeetingComm, Sent
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 
 _SENDER, _RECEIVER = range(2)
 
@@ -61,18 +61,18 @@ class Pipeline:
     """Of one rank."""
 
     def __init__(
-        self, shape: MeshShape, rank: int, connect: Connect, share: Connect, meeting_point: str, most_sent: int
+        self, shape: Mesh, rank: int, connect: Connect, share: Connect, meeting_point: str, most_sent: int
     ) -> None:
         """connect: to another stage; share: with those of this rank's. meeting_point: path of a file that is not there,
         as those that begin like it are not. most_sent: steps in flight, at most."""
-        self.stage, self.n_stages = shape.stage_of(rank), shape.pipeline
+        self.stage, self.n_stages = shape.stage_of(rank), shape.pp
         place = shape.place_in_stage(rank)
         self._met: list[MeetingComm | Link] = []
         """In an order in which all ranks can meet."""
         self.sharing: MeetingComm | None = None
         """With the ranks that share its layers; None: there are none."""
-        if shape.tensor > 1:
-            self.sharing = share(place, shape.tensor, f"{meeting_point}-stage-{self.stage}")
+        if shape.tp > 1:
+            self.sharing = share(place, shape.tp, f"{meeting_point}-stage-{self.stage}")
             self._met.append(self.sharing)
 
         def link(source: int, end: int) -> Link:

@@ -104,7 +104,7 @@ class StructuredOutput:
     @property
     def n_live(self) -> int:
         """Sequences that have a matcher."""
-        return sum(map(len, self._live.values()))
+        return sum(map(len, self._live.values())) if self._live else 0
 
     def start(self) -> None:
         """Have the first process ready before the first request."""

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from quire.config.engine import EngineConfig
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.core.events import EndKind
 from quire.core.plan import StepPlan
 from quire.core.shortage import shortage
@@ -117,7 +117,7 @@ class RankGroup:
     def __init__(
         self,
         config: EngineConfig,
-        shape: MeshShape,
+        shape: Mesh,
         folder: pathlib.Path,
         *,
         is_server: bool = False,
@@ -279,8 +279,8 @@ class RankGroup:
         self._fds += bells
         self._memory = RankMemory(fd, n_ranks)
         self._writer = RingWriter(self._memory, bells, self._check_ring)
-        results = (-1, -1) if self._shape.pipeline == 1 else (make_memory(N_ENDS), os.eventfd(0))
-        if self._shape.pipeline > 1:
+        results = (-1, -1) if self._shape.pp == 1 else (make_memory(N_ENDS), os.eventfd(0))
+        if self._shape.pp > 1:
             self._fds.append(results[0])
             self.results = ResultReader(*results, self.check)
         for number, bell in enumerate(bells, 1):

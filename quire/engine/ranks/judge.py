@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.engine.ranks.ring import IDLE, STEPPING, Standing
 
 LATE_S: Final = 2.0
@@ -24,7 +24,7 @@ who wait for one another."""
 class Judge:
     """Sees where all ranks are, time and again."""
 
-    def __init__(self, shape: MeshShape, stuck_s: float = 0.0) -> None:
+    def __init__(self, shape: Mesh, stuck_s: float = 0.0) -> None:
         """stuck_s: 0: `STUCK_S`."""
         self._shape, self.stuck_s = shape, stuck_s or STUCK_S
         self._moved: dict[int, tuple[tuple[int, ...], float]] = {}
@@ -71,8 +71,8 @@ class Judge:
         of the stage before and of its fellows; or it has nothing to do, and does not take what rank 0 says."""
         shape, rank = self._shape, ranks[number]
         stage = shape.stage_of(number)
-        beside = ranks[stage * shape.tensor : (stage + 1) * shape.tensor]
-        before = ranks[(stage - 1) * shape.tensor : stage * shape.tensor] if stage else ()
+        beside = ranks[stage * shape.tp : (stage + 1) * shape.tp]
+        before = ranks[(stage - 1) * shape.tp : stage * shape.tp] if stage else ()
         if rank.state == IDLE and rank.n_unread:
             return True
         if rank.state == STEPPING and rank.n_calls < max(one.n_calls for one in beside):

@@ -16,7 +16,7 @@ from quire.compute.dist.peers import PeerComm
 from quire.compute.platform import CudaPlatform
 from quire.compute.worker import Worker
 from quire.config.engine import EngineConfig
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.core.errors import ConfigError, EngineError
 from quire.engine.ranks import rank
 from quire.engine.ranks.leader import LeadingWorker
@@ -97,7 +97,7 @@ def test_a_rank_looks_at_its_device_before_each_command_and_leaves_in_order(
     calls: list[str] = []
     memory_fd, bell, status = make_memory(2), os.eventfd(0), os.open(os.devnull, os.O_WRONLY)
     memory = RankMemory(memory_fd, 2)
-    start = RankStart(1, MeshShape(2), EngineConfig(), str(tmp_path), "at", memory_fd, bell, status, is_server=True)
+    start = RankStart(1, Mesh(tp=2), EngineConfig(), str(tmp_path), "at", memory_fd, bell, status, is_server=True)
     writer = RingWriter(memory, [bell], lambda: None)
     for said in (Measure(), Stop()):
         writer.put(encode(said))

@@ -54,12 +54,12 @@ LINKED = """
 import sys, torch
 from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.pipeline import Pipeline
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 rank, size = int(sys.argv[1]), int(sys.argv[2])
 device = torch.device("cuda", rank)
 torch.cuda.set_device(device)
 connect = lambda place, n, at: NcclComm(place, n, at, device, timeout_s=120)
-pipeline = Pipeline(MeshShape(pipeline=size), rank, connect, connect, sys.argv[3], size + 1)
+pipeline = Pipeline(Mesh(pp=size), rank, connect, connect, sys.argv[3], size + 1)
 pipeline.join()
 rows, asked = torch.empty(700, 512, device=device, dtype=torch.bfloat16), []
 for turn in range(60):

@@ -174,6 +174,8 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h200", "--max-model-len", "1000"], "of 1,280 tokens, prompt and output, and the longest is 1,000"),
         (["--gpu", "h200", "--count", "0"], "--count 0: 1 to"),
         (["--gpu", "h200", "--mesh", "tp=x"], "'tp=x' cannot be read"),
+        (["--gpu", "h200", "--mesh", f"tp={'9' * 5000}"], "each from 1 to 1,024"),
+        (["--gpu", "h200", "--mesh", "tp=2,tp=4"], "says tp twice"),
         (["--gpu", "h200", "--count", "4", "--mesh", "tp=8"], "has 8 devices, and --count is 4"),
         (["--weights", "int3"], "did you mean int4"),
         (["--kv-cache-dtype", "int9"], "'int9' is unknown"),
@@ -209,7 +211,7 @@ def test_missing_and_impossible_models(capsys: pytest.CaptureFixture[str], tmp_p
     [
         ('{"input": [1], "output": [-2]}', r"request 0 has the lengths"), ('{"input": [1]}', "lists 'input'"),
         ('{"input": [], "output": []}', "no requests"), ("[", "lists 'input'"),
-        ('{"input": [1], "output": []}', "lists"),
+        ('{"input": [1], "output": []}', "lists"), ("[" * 100_000, "lists 'input'"),
     ],
 )  # fmt: skip
 def test_bad_lengths(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str) -> None:
@@ -239,7 +241,8 @@ def test_a_result_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is no JSON"), ("{}", "no report"), ('{"benchmark": "kernels", "config": {"model":'
+    ("text", "message"), [("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
+        ("{}", "no report"), ('{"benchmark": "kernels", "config": {"model":'
         ' "shapes/qwen3-0.6b"}, "results": {}, "hardware": {"gpus": [{"name": "NVIDIA H200"}]}}', "bench kernels"),
         ('{"benchmark": "latency", "config": {"model": "x"}, "results": {}}', "a CPU")],
 )  # fmt: skip
@@ -255,6 +258,18 @@ def test_a_calibration_can_be_given(capsys: pytest.CaptureFixture[str], tmp_path
     fast = json.loads(planned(capsys, *words))["frontier"][0]["tpot_ms"]
     found = json.loads(planned(capsys, *words, "--calibration", str(tmp_path / "slow.json")))
     assert found["frontier"][0]["tpot_ms"] > 3 * fast and found["meshes"][0]["error"] == pytest.approx(0.33)
+
+
+@pytest.mark.parametrize(("field", "value", "message"), [
+    ("products", {}, "products has no bfloat16"), ("flops_per_s", {}, "flops_per_s is empty"),
+    ("captured", -5, "$.captured"), ("read_bytes_per_s", -1.0, "$.read_bytes_per_s"),
+])  # fmt: skip
+def test_a_calibration_that_cannot_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, field: str, value: object, message: str
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(json.loads((CALIBRATIONS / "h200.json").read_text()) | {field: value}))
+    assert message in refused(capsys, "shape:qwen3-0.6b", "--gpu", "h200", "--calibration", str(path))
 
 
 def test_a_picture(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from test_shares import SHAPES
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.experts import ExpertsSpec
-from quire.config.mesh import mesh_shape, placed
+from quire.config.mesh import mesh_of, placed
 from quire.config.model import read_arch
 from quire.config.parameters import Cut, layer_parameters
 from quire.config.shares import is_held, share_layer
@@ -56,4 +56,4 @@ def test_ranks_share_main_memory_alone() -> None:
     assert main.of_one(4) == Room(250, 150, swap_bytes=25, own_bytes=7) and main.of_one(1) is main
     of_gpu = Room(1000, 600, is_main=False)
     assert of_gpu.of_one(4) is of_gpu
-    assert mesh_shape(APART).n_ranks == 4 and mesh_shape(EngineConfig()).n_ranks == 1
+    assert mesh_of(APART).n_ranks == 4 and mesh_of(EngineConfig()).n_ranks == 1

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.core.errors import EngineError
 from quire.core.result import StepResult
 from quire.engine.ranks.done import DoneSteps
@@ -21,7 +21,7 @@ def rank(n_calls: int, n_done: int, state: int = STEPPING, silent_s: float = 0.1
     return Standing(state, silent_s, n_calls, n_done, 100, n_unread)
 
 
-def late(shape: MeshShape, *ranks: Standing) -> list[int]:
+def late(shape: Mesh, *ranks: Standing) -> list[int]:
     """Who is, when that is so for longer than anybody may be."""
     judge = Judge(shape)
     judge.late_s(ranks, 100.0)
@@ -29,39 +29,39 @@ def late(shape: MeshShape, *ranks: Standing) -> list[int]:
 
 
 @pytest.mark.parametrize("shape, ranks, found", [
-    (MeshShape(2), [rank(9, 4), rank(8, 4)], [1]),  # in the middle of a step
-    (MeshShape(2), [rank(9, 4), rank(9, 4)], []),
-    (MeshShape(2), [rank(0, 5, IDLE), rank(0, 4, IDLE)], [1]),  # its device, in a captured step
-    (MeshShape(1, 3), [rank(0, 6), rank(0, 5), rank(0, 4)], [1, 2]),  # each has rows of the stage before it
-    (MeshShape(1, 3), [rank(0, 6), rank(0, 4), rank(0, 4)], [1]),  # the last one waits
-    (MeshShape(1, 3), [rank(0, 5), rank(0, 5), rank(0, 5)], []),
-    (MeshShape(2, 2), [rank(9, 5), rank(9, 5), rank(7, 4), rank(8, 4)], [2]),  # rank 3 waits for it
-    (MeshShape(2, 2), [rank(9, 5), rank(9, 4), rank(7, 4), rank(7, 4)], [1]),  # it has not sent them all
-    (MeshShape(2), [rank(9, 4), rank(8, 4, READY, 99.0)], []),  # it loads
-    (MeshShape(2), [rank(9, 4), rank(9, 4, IDLE, 99.0)], [1]),  # it is stopped
-    (MeshShape(2), [rank(9, 4), rank(9, 4, IDLE, n_unread=40)], [1]),  # it does not listen
-    (MeshShape(2), [rank(9, 4), rank(9, 4, n_unread=40)], []),  # it is at the step before
+    (Mesh(tp=2), [rank(9, 4), rank(8, 4)], [1]),  # in the middle of a step
+    (Mesh(tp=2), [rank(9, 4), rank(9, 4)], []),
+    (Mesh(tp=2), [rank(0, 5, IDLE), rank(0, 4, IDLE)], [1]),  # its device, in a captured step
+    (Mesh(tp=1, pp=3), [rank(0, 6), rank(0, 5), rank(0, 4)], [1, 2]),  # each has rows of the stage before it
+    (Mesh(tp=1, pp=3), [rank(0, 6), rank(0, 4), rank(0, 4)], [1]),  # the last one waits
+    (Mesh(tp=1, pp=3), [rank(0, 5), rank(0, 5), rank(0, 5)], []),
+    (Mesh(tp=2, pp=2), [rank(9, 5), rank(9, 5), rank(7, 4), rank(8, 4)], [2]),  # rank 3 waits for it
+    (Mesh(tp=2, pp=2), [rank(9, 5), rank(9, 4), rank(7, 4), rank(7, 4)], [1]),  # it has not sent them all
+    (Mesh(tp=2), [rank(9, 4), rank(8, 4, READY, 99.0)], []),  # it loads
+    (Mesh(tp=2), [rank(9, 4), rank(9, 4, IDLE, 99.0)], [1]),  # it is stopped
+    (Mesh(tp=2), [rank(9, 4), rank(9, 4, IDLE, n_unread=40)], [1]),  # it does not listen
+    (Mesh(tp=2), [rank(9, 4), rank(9, 4, n_unread=40)], []),  # it is at the step before
 ])  # fmt: skip
-def test_who_is_late(shape: MeshShape, ranks: list[Standing], found: list[int]) -> None:
+def test_who_is_late(shape: Mesh, ranks: list[Standing], found: list[int]) -> None:
     assert late(shape, *ranks) == found
 
 
 def test_a_rank_that_moves_is_not_late_however_far_behind() -> None:
-    judge = Judge(MeshShape(1, 2))
+    judge = Judge(Mesh(tp=1, pp=2))
     for second in range(20):
         found = judge.late_s([rank(0, 100), rank(0, second)], float(second))
         assert found[1] < 1
 
 
 def test_a_rank_that_reads_what_it_is_told_is_not_late() -> None:
-    judge = Judge(MeshShape(2))
+    judge = Judge(Mesh(tp=2))
     for second in range(20):
         found = judge.late_s([rank(9, 4), Standing(IDLE, 0.1, 9, 4, second, 40)], float(second))
         assert found[1] < 1
 
 
 def test_a_step_that_ends_nowhere_is_seen() -> None:
-    judge, at = Judge(MeshShape(2)), [rank(0, 5, IDLE), rank(0, 5, IDLE)]
+    judge, at = Judge(Mesh(tp=2)), [rank(0, 5, IDLE), rank(0, 5, IDLE)]
     assert judge.stuck(at, 5, 199.9) == []
     assert judge.stuck(at, 6, 200.0) == [], "it has just begun"
     assert judge.stuck(at, 6, 201.0 + STUCK_S) == [0, 1]

@@ -21,7 +21,7 @@ from quire.compute.dist.pipeline import Link, Pipeline
 from quire.compute.platform import CudaPlatform
 from quire.compute.runner.staged import StageRunner
 from quire.compute.worker import Allocation, Worker
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 
 SENDER, MOST_SENT = 0, 3
 
@@ -74,7 +74,7 @@ def stages_of(folder: pathlib.Path, n_stages: int, captures: bool) -> list[Worke
     def connect(rank: int, size: int, meeting_point: str) -> Any:
         return QueueComm(rank, size, queues[meeting_point])
 
-    shape = MeshShape(pipeline=n_stages)
+    shape = Mesh(pp=n_stages)
     made = [
         make_worker(
             folder,
