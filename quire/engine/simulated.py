@@ -75,6 +75,12 @@ class SimulatedMachine:
                 f"tensor_parallel_size = {n_ranks} is not simulated on a CPU: leave it out, or choose a --gpu",
                 param="tensor_parallel_size",
             )
+        if config.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size = {config.data_parallel_size} is not simulated: leave it out, and see `quire plan`"
+                " for what data-parallel ranks would do",
+                param="data_parallel_size",
+            )
         if config.pipeline_parallel_size > 1:
             raise ConfigError(
                 f"pipeline_parallel_size = {config.pipeline_parallel_size} is not simulated: leave it out, and see"

@@ -13,18 +13,19 @@ import pathlib
 import msgspec
 
 from quire.compute.dist.comm import MeetingComm
+from quire.compute.dist.data_parallel import DataParallel
 from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.loaded import DraftSource
 from quire.compute.draft.small import DraftCheckpoint
 from quire.compute.draft.with_head import HeadCheckpoint
-from quire.compute.platform import platform_of
+from quire.compute.platform import Platform, platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import SUMMED, Worker
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
-from quire.config.mesh import mesh_shape, placed
+from quire.config.mesh import MeshShape, mesh_shape, placed
 from quire.config.model import read_arch
 from quire.config.mtp import mtp_head
 from quire.config.resolve import EngineLimits, resolve
@@ -42,22 +43,24 @@ logger = logging.getLogger("quire.engine")
 class Meeting:
     """All groups of one rank."""
 
-    def __init__(self, comm: MeetingComm, pipeline: Pipeline | None, worker: Worker) -> None:
-        """comm: of all ranks; pipeline: None: there is one stage; worker: of this rank."""
-        self.comm, self.pipeline, self._worker = comm, pipeline, worker
+    def __init__(self, comm: MeetingComm, groups: Pipeline | DataParallel | None, worker: Worker) -> None:
+        """comm: of all ranks; groups: beside it, None: there is one stage; worker: of this rank."""
+        self.comm, self.groups, self._worker = comm, groups, worker
 
     def join(self) -> None:
         """Returns when all ranks can speak to one another. RuntimeError if they are not there in time."""
         self.comm.join()
-        if self.pipeline is not None:
-            self.pipeline.join()
+        if self.groups is not None:
+            self.groups.join()
 
     @property
     def n_calls(self) -> int:
-        """That this rank has begun within its stage: one that hangs is behind the others there. Where it is alone,
-        layers."""
-        sharing = self.comm if self.pipeline is None else self.pipeline.sharing
-        return self._worker.n_begun if sharing is None else sharing.n_calls
+        """That this rank has begun within its stage, or to exchange rows: one that hangs is behind the others there.
+        Where it is alone, layers."""
+        groups = self.groups
+        if groups is None or (isinstance(groups, DataParallel) and groups.exchanges):
+            return self.comm.n_calls
+        return self._worker.n_begun if groups.sharing is None else groups.sharing.n_calls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,18 +99,22 @@ def make_worker(
 ) -> Made:
     """rank: of those that meet at meeting_point, a file that is not there. Raises ConfigError or LoadError; takes no
     memory."""
-    shape, arch = mesh_shape(config), placed(arch, config)
-    n_ranks = shape.n_ranks
+    shape = mesh_shape(config)
+    n_ranks, arch = shape.n_ranks, placed(arch, config, shape.dp_rank_of(rank))
     platform = platform_of(_with_threads(config, n_ranks), rank)
     comm = None if n_ranks == 1 else platform.comm(rank, n_ranks, meeting_point)
     pipeline = None if shape.pipeline == 1 else Pipeline(shape, rank, platform.group, meeting_point)
-    no_determinism = platform.no_determinism or (SUMMED if shape.tensor > 1 else "")
+    no_determinism = platform.no_determinism or (SUMMED if shape.tensor > 1 or shape.exchanges else "")
     if config.deterministic and no_determinism:
         raise ConfigError(
             f"deterministic = True cannot be promised: {no_determinism}; or leave --deterministic out",
             param="deterministic",
         )
     limits = resolve(config, arch, platform.name, is_server=is_server)
+    data = None
+    if comm is not None and shape.data > 1:
+        _check_exchange(shape, config, platform)
+        data = DataParallel(shape, rank, limits.max_num_seqs, comm, platform.group, meeting_point)
     speculative = read_speculative(config.speculative_config)
     if speculative is not None and arch.state_specs:
         raise ConfigError(
@@ -132,8 +139,20 @@ def make_worker(
         )
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
-    worker = kind(config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline)
-    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline, worker))
+    worker = kind(
+        config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline, data=data
+    )  # fmt: skip
+    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline or data, worker))
+
+
+def _check_exchange(shape: MeshShape, config: EngineConfig, platform: Platform) -> None:
+    """ConfigError where rows would be exchanged within captured steps."""
+    if shape.exchanges and platform.name == "cuda" and not config.enforce_eager:
+        raise ConfigError(
+            f"data_parallel_size = {shape.data} and enable_expert_parallel: rows cannot be sent to experts of other ranks"
+            " within a captured step yet: add --enforce-eager, or leave --enable-expert-parallel out",
+            param="data_parallel_size",
+        )
 
 
 def _with_threads(config: EngineConfig, n_ranks: int) -> EngineConfig:

@@ -22,7 +22,8 @@ def engine_cost(
     """Of an engine with these limits, on as many devices as it asks for. ConfigError for a format without a name."""
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
     shape = mesh_shape(config)
-    mesh = Mesh(tp=shape.tensor, pp=shape.pipeline, ep=shape.tensor if config.enable_expert_parallel else 1)
+    n_ep = shape.tensor * shape.data if config.enable_expert_parallel else 1
+    mesh = Mesh(tp=shape.tensor, pp=shape.pipeline, dp=shape.data, ep=n_ep)
     return calibrated(
         arch, device, formats=formats_named(weights, limits.kv_dtype, limits.dtype), calibration=calibration,
         mesh=mesh, page_size=config.block_size,

@@ -66,15 +66,15 @@ class Judge:
         return max(rank.silent_s, now_s - since_s)
 
     def _is_behind(self, number: int, ranks: Sequence[Standing]) -> bool:
-        """Whether others wait for it: those that share its layers, or the stages after it, while it has what it needs
-        of the stage before and of its fellows."""
+        """Whether others wait for it: those that share its layers, or experts, or the step; or the stages after it,
+        while it has what it needs of the stage before and of its fellows."""
         shape, rank = self._shape, ranks[number]
-        stage = shape.stage_of(number)
-        beside = ranks[stage * shape.tensor : (stage + 1) * shape.tensor]
-        before = ranks[(stage - 1) * shape.tensor : stage * shape.tensor] if stage else ()
+        first = number - shape.place_in_stage(number)
+        beside = ranks if shape.exchanges else ranks[first : first + shape.tensor]
+        before = ranks[first - shape.tensor : first] if shape.stage_of(number) else ()
         if rank.state == STEPPING and rank.n_calls < max(one.n_calls for one in beside):
             return True
-        if rank.n_done < max(one.n_done for one in beside):
+        if rank.n_done < max(one.n_done for one in (ranks if shape.data > 1 else beside)):
             return True
         has_rows = bool(before) and rank.n_done < min(one.n_done for one in before)
         return has_rows and rank.n_calls == min(one.n_calls for one in beside)

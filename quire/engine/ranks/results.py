@@ -1,7 +1,8 @@
-"""Results on their way from the last stage of a pipeline to rank 0, through a ring of their own.
+"""Results on their way from another rank to rank 0, through a ring of their own: from the last stage of a pipeline, or
+from a data-parallel rank.
 
-Owns both ends. Does not own the ring (`ring.py`) nor what a result says. Invariant: the last stage does not wait for a
-result's device before it launches the next step: a thread does.
+Owns both ends. Does not own the ring (`ring.py`) nor what a result says. Invariant: who says results does not wait for
+a result's device before it launches the next step: a thread does.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Launched(Protocol):
 
 
 class ResultWriter:
-    """The last stage's end."""
+    """The end of the rank that says them."""
 
     def __init__(self, fd: int, bell: int, fail: Callable[[Exception], None]) -> None:
         """fail: told in the thread what went wrong in it: the rank cannot go on."""
@@ -71,12 +72,15 @@ class ResultReader:
             self._read()
         return step in self._found
 
-    def get(self, step: int, timeout_s: float | None) -> StepResult:
-        """Its result, once. TimeoutError, or what `check` raises."""
+    def wait(self, step: int, timeout_s: float | None) -> None:
+        """Returns when its result is there. TimeoutError, or what `check` raises."""
         while step not in self._found:
             if not self._ring.has_more(timeout_s):
                 raise TimeoutError
             self._read()
+
+    def take(self, step: int) -> StepResult:
+        """Its result, which is there, once."""
         return self._found.pop(step)
 
     def _read(self) -> None:

@@ -1,0 +1,39 @@
+"""`DataParallel`: a rank's place among data-parallel ranks, the ranks that it shares layers with, and those that it
+sends rows to where experts are divided among all.
+
+Owns the groups of a rank beside that of all ranks. Does not own how groups speak (`gloo`, `nccl`) nor what is sent
+(`exchange.py`). Invariant: without an exchange data-parallel ranks never wait for one another.
+"""
+
+from __future__ import annotations
+
+from quire.compute.dist.comm import MeetingComm
+from quire.compute.dist.pipeline import Connect
+from quire.config.mesh import MeshShape
+
+
+class DataParallel:
+    """Of one rank."""
+
+    def __init__(
+        self, shape: MeshShape, rank: int, n_slots: int, comm: MeetingComm, connect: Connect, meeting_point: str
+    ) -> None:
+        """n_slots: of each data-parallel rank; comm: of all ranks; meeting_point: path of a file that is not there, as
+        those that begin like it are not."""
+        self.dp_rank, self.size, self.n_slots = shape.dp_rank_of(rank), shape.data, n_slots
+        self.exchanges = shape.exchanges
+        self.sharing: MeetingComm | None = None
+        """With the ranks that share its layers; None: there are none."""
+        if shape.tensor > 1:
+            place = shape.place_in_stage(rank)
+            self.sharing = connect(place, shape.tensor, f"{meeting_point}-dp-{self.dp_rank}")
+
+    def join(self) -> None:
+        """Returns when all are there."""
+        if self.sharing is not None:
+            self.sharing.join()
+
+    def close(self) -> None:
+        """Leave every group."""
+        if self.sharing is not None:
+            self.sharing.close()
