@@ -122,7 +122,8 @@ class Worker:
         self.room: Final = platform.room().of_one(self.comm.size)
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
-        self.no_determinism = platform.no_determinism or (SUMMED if self._sharing.size > 1 else "")
+        is_summed = self._sharing.size > 1 or (data is not None and data.exchange is not None)
+        self.no_determinism = platform.no_determinism or (SUMMED if is_summed else "")
         """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
         for it do not."""
         self.adapters: Final = HostAdapters(config, platform.device)
@@ -371,7 +372,8 @@ class Worker:
         if self._pipeline is not None:
             runner: Runner = StageRunner(pool, tables, tail, forwards.in_turn, self._pipeline, entry, alone=alone)
         elif self.data is not None:
-            runner = DataParallelRunner(pool, tables, tail, forwards.in_turn, forwards.ahead, self.data, alone=alone)
+            in_turn, ahead = forwards.in_turn, forwards.ahead
+            runner = DataParallelRunner(pool, tables, tail, in_turn, ahead, self.data, model, alone=alone)
         else:
             runner = Runner(
                 pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone, put=put

@@ -89,9 +89,17 @@ def placed(arch: ModelArch, config: EngineConfig, dp_rank: int = 0) -> ModelArch
             f"enable_expert_parallel = True but {arch.family} has no experts: leave --enable-expert-parallel out",
             param="enable_expert_parallel",
         )
-    block = dp_rank, config.data_parallel_size
+    return _with_experts(arch, are_apart=True, block=(dp_rank, config.data_parallel_size))
+
+
+def undivided(arch: ModelArch) -> ModelArch:
+    """The model before it was `placed`."""
+    return _with_experts(arch, are_apart=False, block=(0, 1))
+
+
+def _with_experts(arch: ModelArch, **changes: object) -> ModelArch:
     layers = [
-        msgspec.structs.replace(layer, ffn=msgspec.structs.replace(layer.ffn, are_apart=True, block=block))
+        msgspec.structs.replace(layer, ffn=msgspec.structs.replace(layer.ffn, **changes))
         if isinstance(layer.ffn, ExpertsSpec)
         else layer
         for layer in arch.layers

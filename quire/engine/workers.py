@@ -58,7 +58,7 @@ class Meeting:
         """That this rank has begun within its stage, or to exchange rows: one that hangs is behind the others there.
         Where it is alone, layers."""
         groups = self.groups
-        if groups is None or (isinstance(groups, DataParallel) and groups.exchanges):
+        if groups is None or (isinstance(groups, DataParallel) and groups.exchange is not None):
             return self.comm.n_calls
         return self._worker.n_begun if groups.sharing is None else groups.sharing.n_calls
 
@@ -114,7 +114,8 @@ def make_worker(
     data = None
     if comm is not None and shape.data > 1:
         _check_exchange(shape, config, platform)
-        data = DataParallel(shape, rank, limits.max_num_seqs, comm, platform.group, meeting_point)
+        sizes = limits.max_num_seqs, limits.max_num_batched_tokens
+        data = DataParallel(shape, rank, *sizes, comm, platform.group, meeting_point)
     speculative = read_speculative(config.speculative_config)
     if speculative is not None and arch.state_specs:
         raise ConfigError(

@@ -8,6 +8,7 @@ Owns the groups of a rank beside that of all ranks. Does not own how groups spea
 from __future__ import annotations
 
 from quire.compute.dist.comm import MeetingComm
+from quire.compute.dist.exchange import Exchange
 from quire.compute.dist.pipeline import Connect
 from quire.config.mesh import MeshShape
 
@@ -16,16 +17,24 @@ class DataParallel:
     """Of one rank."""
 
     def __init__(
-        self, shape: MeshShape, rank: int, n_slots: int, comm: MeetingComm, connect: Connect, meeting_point: str
+        self,
+        shape: MeshShape,
+        rank: int,
+        n_slots: int,
+        max_rows: int,
+        comm: MeetingComm,
+        connect: Connect,
+        meeting_point: str,
     ) -> None:
-        """n_slots: of each data-parallel rank; comm: of all ranks; meeting_point: path of a file that is not there, as
-        those that begin like it are not."""
+        """n_slots, max_rows: sequences of a data-parallel rank, and rows of its steps, at most; comm: of all ranks;
+        meeting_point: path of a file that is not there, as those that begin like it are not."""
         self.dp_rank, self.size, self.n_slots = shape.dp_rank_of(rank), shape.data, n_slots
-        self.exchanges = shape.exchanges
+        place = shape.place_in_stage(rank)
+        self.exchange = Exchange(comm, place, shape.tensor, max_rows) if shape.exchanges else None
+        """Where experts are divided among all ranks."""
         self.sharing: MeetingComm | None = None
         """With the ranks that share its layers; None: there are none."""
         if shape.tensor > 1:
-            place = shape.place_in_stage(rank)
             self.sharing = connect(place, shape.tensor, f"{meeting_point}-dp-{self.dp_rank}")
 
     def join(self) -> None:
