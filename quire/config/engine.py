@@ -217,9 +217,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                   " meanwhile other stages compute steps of other sequences.", ge=1, le=64)
     ] = 1  # fmt: skip
     data_parallel_size: Annotated[
-        int, _doc("Data-parallel ranks, each of tensor_parallel_size ranks: each has whole layers, a cache and sequences"
-                  " of its own, all in one engine. max_num_seqs, max_num_batched_tokens and the pages are of each.",
-                  ge=1, le=64)
+        int, _doc("Data-parallel ranks, each of tensor_parallel_size ranks, with whole layers, and a cache and sequences"
+                  " of its own: max_num_seqs, max_num_batched_tokens and pages are of each.", ge=1, le=64)
     ] = 1  # fmt: skip
     enable_expert_parallel: Annotated[
         bool, _doc("Ranks, those of all data-parallel ranks together, divide the experts of a model among them, whole"

@@ -162,8 +162,7 @@ class Scheduler:
         plan.closed, live.closed = live.closed, []
         plan.closed_lens, live.closed_lens = live.closed_lens, []
         if self.config.min_shared_tokens and live.cache.n_full:
-            min_pages = self.config.pages_for(self.config.min_shared_tokens)
-            plan.shared_prefixes = shared_prefixes(builder.seqs[:n_decodes], min_pages)
+            _note_shared(live, plan, builder.seqs[:n_decodes])
         self.in_flight.append(builder)
         self._next_step += 1
         return plan
@@ -293,6 +292,17 @@ def _whose_turn(live: LiveSeqs, builder: PlanBuilder) -> Iterable[Seq]:
     if live.config.n_dp_ranks > 1:
         return live.still_running()
     return live.running  # preemption shortens the list at its end only
+
+
+def _note_shared(live: LiveSeqs, plan: StepPlan, decodes: list[Seq]) -> None:
+    """Which decoding sequences begin alike."""
+    min_pages = live.config.pages_for(live.config.min_shared_tokens)
+    if len(live.caches) == 1:
+        plan.shared_prefixes = shared_prefixes(decodes, min_pages)
+        return
+    for dp_rank in range(len(live.caches)):
+        own = [seq for seq in decodes if seq.dp_rank == dp_rank]
+        plan.shared_prefixes += shared_prefixes(own, min_pages)
 
 
 def _save_decodes(live: LiveSeqs, builder: PlanBuilder) -> None:

@@ -22,6 +22,8 @@ FLOAT32_BYTES = 4
 TOKEN_ID_BYTES = 8
 LOGITS_COPIES = 2
 """Float32 arrays of [rows, vocab] alive at once in sampling: the logits, and what they were before penalties."""
+EXCHANGE_COPIES = 4
+"""Of rows that ranks exchange: as they came, as experts take them, what these make of them, and as they go back."""
 LARGE_TILE_ROWS, SMALL_TILE_ROWS = 128, 16
 """Rows of attention's tiles, tokens x query heads of a KV head; more heads than these make small tiles of their own."""
 GRAPH_PARTS = 2 * 256
@@ -96,6 +98,9 @@ class MemoryEquation:
     """The same of a prompt that is computed in whole steps: a chunk of each step in flight; less where pages lack."""
     n_snapshots: int = 0
     """Recurrent states that are kept beside those of the slots."""
+    exchanged_rows: int = 0
+    """Of all data-parallel ranks together, which a rank has at most at once where they send rows to one another's
+    experts; 0: they do not."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
 
@@ -106,13 +111,15 @@ class MemoryEquation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Activations of the largest step: residual, normed input, and the widest pair of neighbours inside a layer."""
+        """Activations of the largest step: residual, normed input, and the widest pair of neighbours inside a layer;
+        and rows on their way to experts of other ranks, and back."""
         arch = self.arch
         kinds = dict.fromkeys(arch.layers)
         widest = max(max(one.mixer.n_row_numbers, one.ffn.n_row_numbers(arch.hidden_size)) for one in kinds)
         stream_itemsize = FLOAT32_BYTES if arch.float32_stream else self.itemsize
         row_bytes = arch.hidden_size * (stream_itemsize + self.itemsize) + widest * self.itemsize
-        return self.max_num_batched_tokens * row_bytes
+        exchanged_bytes = self.exchanged_rows * EXCHANGE_COPIES * arch.hidden_size * self.itemsize
+        return self.max_num_batched_tokens * row_bytes + exchanged_bytes
 
     @property
     def logits_bytes(self) -> int:

@@ -133,6 +133,7 @@ def _placed(stage: _Stage, memory_bytes: float, mesh: Mesh, formats: Formats, li
         graph_sizes=tuple(decode_sizes(n_seqs)) if limits.captures else (),
         kv=kv_layout(own, limits.max_model_len or arch.max_position), in_flight=IN_FLIGHT,
         prompt_in_flight=IN_FLIGHT * limits.max_num_batched_tokens,
+        exchanged_rows=mesh.ep // mesh.tp * limits.max_num_batched_tokens if mesh.sends_rows else 0,
     )  # fmt: skip
     budget = int(memory_bytes * limits.gpu_memory_utilization)
     lacking = equation.total_bytes(equation.min_pages) - budget

@@ -38,6 +38,10 @@ def late(shape: MeshShape, *ranks: Standing) -> list[int]:
     (MeshShape(2, 2), [rank(9, 5), rank(9, 5), rank(7, 4), rank(8, 4)], [2]),  # rank 3 waits for it
     (MeshShape(2, 2), [rank(9, 5), rank(9, 4), rank(7, 4), rank(7, 4)], [1]),  # it has not sent them all
     (MeshShape(2), [rank(9, 4), rank(8, 4, READY, 99.0)], []),  # it loads
+    (MeshShape(data=2), [rank(9, 4), rank(3, 4)], []),  # data-parallel ranks call on their own
+    (MeshShape(data=2), [rank(0, 5, IDLE), rank(3, 4)], [1]),  # the step's result waits for it
+    (MeshShape(data=2, exchanges=True), [rank(9, 4), rank(8, 4)], [1]),  # rows do
+    (MeshShape(2, 1, 2), [rank(9, 4), rank(9, 4), rank(3, 4), rank(2, 4)], [3]),  # its fellow waits for it
     (MeshShape(2), [rank(9, 4), rank(9, 4, IDLE, 99.0)], [1]),  # it is stopped
 ])  # fmt: skip
 def test_who_is_late(shape: MeshShape, ranks: list[Standing], found: list[int]) -> None:
@@ -94,14 +98,18 @@ def test_results_come_back() -> None:
     assert not reader.has(0)
     for number in range(5):
         writer.put(Step(number))
-    assert reader.get(3, 5.0).tokens == [3, 3, 3] and reader.has(2) and not reader.has(5)
+    reader.wait(3, 5.0)
+    assert reader.take(3).tokens == [3, 3, 3] and reader.has(2) and not reader.has(5)
+    writer.put_loads([[1, 2], [3, 4]])
     writer.put(Step(200_000))  # longer than the ring
-    assert len(reader.get(200_000, 30.0).tokens) == 200_000
+    reader.wait(200_000, 30.0)
+    assert len(reader.take(200_000).tokens) == 200_000 and reader.has(4)
+    assert reader.loads() == [[1, 2], [3, 4]]
     with pytest.raises(TimeoutError):
-        reader.get(6, 0.05)
+        reader.wait(6, 0.05)
     gone.append(EngineError("all are gone"))
     with pytest.raises(EngineError, match="all are gone"):
-        reader.get(6, None)
+        reader.wait(6, None)
 
     def fail() -> None:
         raise ValueError("no")
