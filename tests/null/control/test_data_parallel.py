@@ -70,8 +70,12 @@ class Rig:
         self.ledger.add(request, number, request.priority if self.config.policy == "priority" else 0)
 
     def turn(self) -> StepPlan | None:
+        decoding = [seq for seq in self.running() if seq.prefill_end <= seq.planned < seq.limit]
         plan = self.scheduler.schedule()
         if plan is not None:
+            live = self.scheduler.live
+            left_out = [seq for seq in decoding if seq.state is SeqState.RUNNING and seq.last_step < plan.step]
+            assert all(seq is live.last_running(seq.dp_rank) for seq in left_out), "a decoding sequence was left out"
             self.in_flight.append((plan, self._run(plan)))
         if self.in_flight and (plan is None or len(self.in_flight) >= self.config.pipeline_depth):
             for delta in self.scheduler.commit(self.in_flight.popleft()[1]):
@@ -86,6 +90,8 @@ class Rig:
         self.most_rows = list(map(max, self.most_rows, rows))
         parts = [part_of(plan, dp_rank, n) for dp_rank in range(len(self.devices))]
         assert [part.n_tokens for part in parts] == rows
+        hints = [set(slots) <= set(part.spans.slots) for part in parts for slots, _ in part.shared_prefixes]
+        assert all(hints) and len(hints) == len(plan.shared_prefixes)
         futures = [device.submit(part) for device, part in zip(self.devices, parts, strict=True)]
         bits = b""
         for span in plan.masked:
