@@ -22,9 +22,9 @@ from quire.control.seq import Seq, SeqState
 MOST_PASSED = 64
 """Sequences that one step passes, because there is no place for their adapters, to look at those behind them."""
 MOST_AHEAD = 8
-"""Sequences that a data-parallel rank may run beyond the one with the fewest, and still be chosen for what its tree has.
-Without a bound a prefix that all requests share would bring all of them to one rank, and a step takes as long as its
-fullest rank; with one every rank has computed such a prefix soon."""
+"""Sequences that a data-parallel rank may run beyond the one with the fewest, and still be chosen for what its tree
+has. Without a bound a prefix that all requests share would bring all of them to one rank, and a step takes as long as
+its fullest rank; with one every rank has computed such a prefix soon."""
 
 
 def with_room(live: LiveSeqs, builder: PlanBuilder) -> list[int]:
@@ -174,7 +174,7 @@ class Admission:
         found = [(one, NO_MATCH if seq.needs_every_row else live.caches[one].match(seq, step)) for one in dp_ranks]
         if len(found) > 1:
             fewest = min(map(live.n_running, dp_ranks))
-            found.sort(key=lambda pair: self._rank_key(*pair, fewest))
+            found.sort(key=lambda pair: self._rank_key(pair[0], pair[1], fewest))
         return found
 
     def _rank_key(self, dp_rank: int, found: Match, fewest: int) -> tuple[bool, int, int, int]:

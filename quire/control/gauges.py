@@ -115,7 +115,8 @@ def tree_shape(*trees: PrefixTree) -> list[tuple[int, int, int]]:
 
 
 def page_map(live: LiveSeqs) -> bytes:
-    """One byte a cell, the pools behind one another: 0 free, 1 cached, else a slot that holds it, modulo 254, plus 2. Walks every page held.
+    """One byte a cell, the pools behind one another: 0 free, 1 cached, else a slot that holds it, modulo 254, plus 2.
+    Walks every page held.
 
     Above `MAX_MAP_CELLS` pages, cell i stands for the pages from i * stride on: it shows an owner if one of them has
     one, and is a sample (the first page) where none has, since the tree is not walked for a picture.

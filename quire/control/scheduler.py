@@ -241,7 +241,8 @@ class Scheduler:
 
     def forget_prefixes(self) -> bool:
         """Free the cached pages that no sequence holds; True if none are left."""
-        return all([cache.forget() for cache in self.live.caches])
+        are_empty = [cache.forget() for cache in self.live.caches]
+        return all(are_empty)
 
     def has_work(self) -> bool:
         """True while a sequence waits or runs, or a result is outstanding."""

@@ -1,18 +1,22 @@
 """What of a plan concerns one data-parallel rank, and the one result that the results of all of them come to.
 
-Everything in a plan has a slot, and the slot says whose it is: each of these ranks has `n_slots` neighbouring ones. Page
-ids and snapshots are counted by each for itself. Owns that arithmetic; plans with drafts or adapters have no parts.
+Everything in a plan has a slot, and the slot says whose it is: each of these ranks has `n_slots` neighbouring ones.
+Page ids and snapshots are counted by each for itself. Owns that arithmetic; plans with drafts or adapters have no
+parts.
 Invariant: a part is a plan of its own, with slots from 0 on, and may have no spans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
-from quire.core.plan import Spans, StepMasks, StepPlan
+from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StateRestore, StateSave, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
+
+HasSlot = TypeVar("HasSlot", SlotOpen, PageAppend, PageCopy, StateRestore, StateSave)
 
 
 def part_of(plan: StepPlan, dp_rank: int, n_slots: int) -> StepPlan:
@@ -25,7 +29,7 @@ def part_of(plan: StepPlan, dp_rank: int, n_slots: int) -> StepPlan:
             number_of[number] = len(spans)
             spans.add(slot - first, whole.starts[number], whole.lengths[number], whole.wants[number])
 
-    def moved(parts: Iterable[_HasSlot]) -> list[_HasSlot]:
+    def moved(parts: list[HasSlot]) -> list[HasSlot]:
         return [msgspec.structs.replace(one, slot=one.slot - first) for one in parts if one.slot in own]
 
     closed = [at for at, slot in enumerate(plan.closed) if slot in own]

@@ -150,8 +150,8 @@ def _check_exchange(shape: MeshShape, config: EngineConfig, platform: Platform) 
     """ConfigError where rows would be exchanged within captured steps."""
     if shape.exchanges and platform.name == "cuda" and not config.enforce_eager:
         raise ConfigError(
-            f"data_parallel_size = {shape.data} and enable_expert_parallel: rows cannot be sent to experts of other ranks"
-            " within a captured step yet: add --enforce-eager, or leave --enable-expert-parallel out",
+            f"data_parallel_size = {shape.data} and enable_expert_parallel: rows cannot be sent to experts of other"
+            " ranks within a captured step yet: add --enforce-eager, or leave --enable-expert-parallel out",
             param="data_parallel_size",
         )
 

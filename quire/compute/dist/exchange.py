@@ -81,14 +81,14 @@ class Exchange:
     def _gathered(self, x: torch.Tensor, chosen: torch.Tensor, held: Held) -> torch.Tensor:
         n, n_most = len(x), max(self._rows)
         rows, experts = (self._comm.all_gather(_padded(one, n_most)) for one in (x, chosen))
-        filled = [slice(0, n_rows) for n_rows in self._rows]
-        found = held(
-            torch.cat([of_rank[part] for of_rank, part in zip(rows, filled, strict=True)]),
-            torch.cat([of_rank[part] for of_rank, part in zip(experts, filled, strict=True)]),
-        )
-        back = torch.zeros_like(rows)
-        for of_rank, part, own in zip(back, filled, found.split(self._rows), strict=True):
-            of_rank[part] = own
+        found = held(*(
+            torch.cat([of_rank[:n_rows] for of_rank, n_rows in zip(one, self._rows, strict=True)])
+            for one in (rows, experts)
+        ))  # fmt: skip
+        back, at = torch.zeros_like(rows), 0
+        for of_rank, n_rows in zip(back, self._rows, strict=True):
+            of_rank[:n_rows] = found[at : at + n_rows]
+            at += n_rows
         return self._comm.reduce_scatter(back)[:n]
 
     def _dispatched(self, x: torch.Tensor, chosen: torch.Tensor, n_held: int, held: Held) -> torch.Tensor:

@@ -43,9 +43,7 @@ class RankParts:
 
     def _layer(self, whole: LayerParameters) -> LayerParameters:
         held = {
-            place: matrix
-            for place, matrix in whole.ffn.matrices.items()
-            if is_held(matrix, self._rank, self._n_ranks)
+            place: matrix for place, matrix in whole.ffn.matrices.items() if is_held(matrix, self._rank, self._n_ranks)
         }
         if self._n_ranks == 1:
             return msgspec.structs.replace(whole, ffn=msgspec.structs.replace(whole.ffn, matrices=held))

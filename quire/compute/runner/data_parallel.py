@@ -80,7 +80,7 @@ class DataParallelRunner(Runner):
         for one in self._experts:
             one.exchange = data.exchange
         self._no_rows = torch.empty(0, model.arch.hidden_size, dtype=model.dtype, device=model.device)
-        self.warm_slots = range(0, data.size * data.n_slots, data.n_slots)
+        self.warm_slots = list(range(0, data.size * data.n_slots, data.n_slots))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> Launched:

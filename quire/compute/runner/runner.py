@@ -162,7 +162,7 @@ class Runner:
         self._alone, self._put = alone, put
         self.pool, self.tables, self.tail = pool, tables, tail
         self._forwards, self._ahead, self._lengths, self._follower = forwards, ahead, lengths, follower
-        self.warm_slots: Sequence[int] = [0]
+        self.warm_slots = [0]
         """Of plans: those that mean the first slot here, or on ranks that compute other parts of plans."""
         self._unkept: list[LaunchedStep] = []
         """Steps of which lengths may not know."""

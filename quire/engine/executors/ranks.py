@@ -1,9 +1,9 @@
 """Runs each plan on all ranks: the others get it through shared memory, the result is rank 0's, or of a pipeline the
 last stage's, or of data-parallel ranks that of each of them, joined.
 
-Owns that all ranks get the same plans and masks, in the same order, and whose results count. Does not own the ranks (`engine/ranks`) nor how
-rank 0 computes (`inline.py`). Invariant: a step that fails on rank 0 is the end of all: others wait for it in the
-middle of theirs.
+Owns that all ranks get the same plans and masks, in the same order, and whose results count. Does not own the ranks
+(`engine/ranks`) nor how rank 0 computes (`inline.py`). Invariant: a step that fails on rank 0 is the end of all: others
+wait for it in the middle of theirs.
 """
 
 from __future__ import annotations

@@ -60,8 +60,10 @@ class ResultWriter:
         try:
             while True:
                 said = self._steps.get()
-                is_loads = isinstance(said, list)
-                self._ring.put(LOADS + _encoder.encode(said) if is_loads else RESULT + _encoder.encode(said.result()))
+                if isinstance(said, list):
+                    self._ring.put(LOADS + _encoder.encode(said))
+                else:
+                    self._ring.put(RESULT + _encoder.encode(said.result()))
         except Exception as error:
             self._fail(error)
 
