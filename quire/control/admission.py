@@ -7,7 +7,8 @@ sibling is computing their prompt waits for the next step, with a slot and pages
 does, for some time, one for whose adapter there is no place (`adapters.py`).
 Samples of a model with recurrent states do not fork: they enter like any prompt that begins as another did.
 Of several data-parallel ranks a sequence enters one that has the most of its prompt in its tree, as long as not many
-more run there than elsewhere (`MOST_AHEAD`); of such the one where the fewest run. Samples stay with their sibling.
+more run there than elsewhere (`MOST_AHEAD`); of such the one where the fewest run. Samples stay with their sibling
+while there is room.
 """
 
 from __future__ import annotations
@@ -79,14 +80,18 @@ class Admission:
                 break
             sibling = self._sibling(seq)
             if sibling is not None and sibling.prompt_step >= builder.step:
-                if not self._defer(seq, sibling):
+                if self._defer(seq, sibling):
+                    deferred.append(live.waiting.pop())
+                elif not self._admit_elsewhere(seq):
                     break
-                deferred.append(live.waiting.pop())
             elif not self._has_place(seq):
                 if len(deferred) >= MOST_PASSED:
                     break
                 deferred.append(live.waiting.pop())
-            elif not (self._admit(seq) if sibling is None or live.config.has_states else self._fork(seq, sibling)):
+            elif sibling is None or live.config.has_states:
+                if not self._admit(seq):
+                    break
+            elif not (self._fork(seq, sibling) or self._admit_elsewhere(seq)):
                 break
         for seq in deferred:
             live.waiting.push(seq, returned=True)
@@ -162,6 +167,10 @@ class Admission:
                 self._enter(seq, found, dp_rank)
                 return True
         return False
+
+    def _admit_elsewhere(self, seq: Seq) -> bool:
+        """A sample for which there is no room beside its sibling enters another rank, like any prompt."""
+        return len(self._dp_ranks) > 1 and self._admit(seq)
 
     def _matches(self, seq: Seq) -> list[tuple[int, Match]]:
         """Data-parallel ranks with a slot for it, and what their trees have; the best first."""

@@ -103,9 +103,9 @@ class DataParallelRunner(Runner):
         return None if launch is None else lambda: PartStep(launch(), part, plan, self._data)
 
     def prepare(self, plan: StepPlan) -> ReadyStep | None:
-        """See `Runner`."""
+        """See `Runner`. None also where only other ranks have masks: who submits the step waits for them."""
         part = self._part(plan)
-        return super().prepare(part) if part.spans else None
+        return super().prepare(part) if part.spans and not plan.masked else None
 
     def _step(self, plan: StepPlan, writes: PageWrites, settled: Settled | None = None) -> Step:
         """See `Runner`. Where rows are exchanged, all of them go through the last layer's feed-forward: other ranks
