@@ -61,8 +61,11 @@ def read_stats(live: LiveSeqs, counters: Counters, n_in_flight: int, age_s: floa
         n_tokens += seq.planned * n_groups - n_behind * page_size
         n_repeats += seq.n_table_pages * n_groups - n_behind
     n_repeats -= n_held  # shared pages are full ones
+    dp_ranks = range(len(caches)) if len(caches) > 1 else ()
     return EngineStats(
         n_running=len(live.running),
+        dp_running=[live.n_running(dp_rank) for dp_rank in dp_ranks],
+        dp_pages_free=[caches[dp_rank].n_available for dp_rank in dp_ranks],
         n_waiting=len(live.waiting),
         n_pages=n_pages,
         n_pages_free=n_free,

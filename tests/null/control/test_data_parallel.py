@@ -117,6 +117,8 @@ class Rig:
             assert owners == Counter({page: n for page, n in enumerate(cache.pool.refs) if n}), "pages are miscounted"
         stats = self.scheduler.stats()
         assert stats.n_pages_free == sum(cache.n_available for cache in live.caches)
+        assert stats.dp_running == [sum(seq.dp_rank == one for seq in live.running) for one in range(len(live.caches))]
+        assert stats.dp_pages_free == [cache.n_available for cache in live.caches]
         assert stats.n_running == len(live.running) and len(stats.page_map) == len(live.caches) * self.config.n_pages
 
     def drain(self) -> None:
@@ -250,6 +252,15 @@ def test_samples_stay_with_their_sibling_and_memory_is_short_on_one_rank_alone()
     samples = [dp_rank for seq, dp_rank in first_ranks.items() if seq.request.params.n == 2]
     assert len(first_ranks) == 3 and len(set(samples)) == 1 and len(set(first_ranks.values())) == 2
     assert victims
+    rig.drain()
+
+
+def test_samples_that_find_no_room_beside_their_sibling_enter_elsewhere() -> None:
+    rig = Rig(config_of(n_pages=60, max_num_batched_tokens=16))
+    rig.submit(plain(LONG[:8], 12, n=6))
+    for _ in range(6):
+        rig.turn()
+    assert sorted(seq.dp_rank for seq in rig.running()) == [0, 0, 0, 0, 1, 1]
     rig.drain()
 
 
