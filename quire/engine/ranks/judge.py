@@ -74,7 +74,9 @@ class Judge:
         before = ranks[first - shape.tensor : first] if shape.stage_of(number) else ()
         if rank.state == STEPPING and rank.n_calls < max(one.n_calls for one in beside):
             return True
-        if rank.n_done < max(one.n_done for one in (ranks if shape.data > 1 else beside)):
+        if rank.n_done < max(one.n_done for one in beside):
             return True
+        if shape.data > 1 and rank.state == IDLE and rank.n_done < max(one.n_done for one in ranks):
+            return True  # its device; while the host is at a step of its own rows nobody knows how long that takes
         has_rows = bool(before) and rank.n_done < min(one.n_done for one in before)
         return has_rows and rank.n_calls == min(one.n_calls for one in beside)

@@ -39,7 +39,8 @@ def late(shape: MeshShape, *ranks: Standing) -> list[int]:
     (MeshShape(2, 2), [rank(9, 5), rank(9, 4), rank(7, 4), rank(7, 4)], [1]),  # it has not sent them all
     (MeshShape(2), [rank(9, 4), rank(8, 4, READY, 99.0)], []),  # it loads
     (MeshShape(data=2), [rank(9, 4), rank(3, 4)], []),  # data-parallel ranks call on their own
-    (MeshShape(data=2), [rank(0, 5, IDLE), rank(3, 4)], [1]),  # the step's result waits for it
+    (MeshShape(data=2), [rank(0, 5, IDLE), rank(3, 4)], []),  # it has a long prompt
+    (MeshShape(data=2), [rank(0, 5, IDLE), rank(3, 4, IDLE)], [1]),  # the step's result waits for its device
     (MeshShape(data=2, exchanges=True), [rank(9, 4), rank(8, 4)], [1]),  # rows do
     (MeshShape(2, 1, 2), [rank(9, 4), rank(9, 4), rank(3, 4), rank(2, 4)], [3]),  # its fellow waits for it
     (MeshShape(2), [rank(9, 4), rank(9, 4, IDLE, 99.0)], [1]),  # it is stopped
