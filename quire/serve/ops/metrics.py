@@ -10,7 +10,7 @@ import asyncio
 import bisect
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -306,7 +306,7 @@ class Metrics:
             return
         n_pages = stats.n_pages / len(stats.dp_running)
         used = [1.0 - n_free / n_pages for n_free in stats.dp_pages_free]
-        figures = {
+        figures: dict[str, tuple[str, Sequence[float]]] = {
             "dp_num_requests_running": ("Sequences that run on a data-parallel rank.", stats.dp_running),
             "dp_kv_cache_usage_perc": ("Share of its KV pages that sequences hold, 0 to 1.", used),
         }
