@@ -250,8 +250,8 @@ def _mesh(text: str, count: int) -> Mesh | None:
             raise ConfigError(f"--mesh {shown(text)} says {name} twice")
         degrees[name] = int(value)
     mesh = Mesh(**degrees)
-    if "dp" not in degrees and count % mesh.n_devices == 0:
-        mesh = Mesh(**degrees, dp=count // mesh.n_devices)
-    if mesh.n_devices != count:
-        raise ConfigError(f"--mesh {shown(text)} has {mesh.n_devices} devices, and --count is {count}")
+    if "dp" not in degrees and count % mesh.n_ranks == 0:
+        mesh = Mesh(**degrees, dp=count // mesh.n_ranks)
+    if mesh.n_ranks != count:
+        raise ConfigError(f"--mesh {shown(text)} has {mesh.n_ranks} devices, and --count is {count}")
     return mesh

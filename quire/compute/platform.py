@@ -182,8 +182,9 @@ class CudaPlatform:
         """One GPU a rank."""
         if n_ranks > cuda.n_devices():
             raise ConfigError(
-                f"tensor_parallel_size * pipeline_parallel_size = {n_ranks} needs {n_ranks} GPUs, one a rank, and"
-                f" {cuda.n_devices()} are visible: lower them, or make more visible (CUDA_VISIBLE_DEVICES)",
+                f"tensor_parallel_size * pipeline_parallel_size * data_parallel_size = {n_ranks} needs {n_ranks} GPUs,"
+                f" one a rank, and {cuda.n_devices()} are visible: lower them, or make more visible"
+                " (CUDA_VISIBLE_DEVICES)",
                 param="tensor_parallel_size",
             )
 

@@ -21,6 +21,7 @@ import torch
 
 from quire.compute.adapters.host import HostAdapters
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
+from quire.compute.dist.data_parallel import DataParallel
 from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.drafter import Drafter, QueuingDrafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
@@ -31,6 +32,7 @@ from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder, no_entry
 from quire.compute.platform import Captured, Platform
 from quire.compute.runner.branching import Branching
+from quire.compute.runner.data_parallel import DataParallelRunner
 from quire.compute.runner.lengths import SlotLengths
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Launched, Runner
@@ -95,16 +97,18 @@ class Worker:
         drafter: Drafter | None = None,
         draft: DraftSource | None = None,
         pipeline: Pipeline | None = None,
+        data: DataParallel | None = None,
     ) -> None:
         """folder: a checkpoint of `arch`, the whole model; comm: of all ranks, None for the only one. drafter: who
         guesses; draft: or weights that do, whole on every rank; neither where nothing is drafted. pipeline: this rank's
-        stage, None: there is one, and its ranks are all of `comm`. Takes no memory. ConfigError: the ranks cannot share
-        the model."""
+        stage, None: there is one, and its ranks are all of `comm`; data: its place among data-parallel ranks, None:
+        there are none. Takes no memory. ConfigError: the ranks cannot share the model."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
-        self._pipeline = pipeline
-        self._sharing: Comm = self.comm if pipeline is None else pipeline.sharing or SoloComm()
+        self._pipeline, self.data = pipeline, data
+        groups = pipeline or data
+        self._sharing: Comm = self.comm if groups is None else groups.sharing or SoloComm()
         """Of the ranks that share each layer."""
         stage, n_stages = (0, 1) if pipeline is None else (pipeline.stage, pipeline.n_stages)
         self._layers: Final = layer_range(arch, stage, n_stages)
@@ -118,7 +122,8 @@ class Worker:
         self.room: Final = platform.room().of_one(self.comm.size)
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
-        self.no_determinism = platform.no_determinism or (SUMMED if self._sharing.size > 1 else "")
+        is_summed = self._sharing.size > 1 or (data is not None and data.exchange is not None)
+        self.no_determinism = platform.no_determinism or (SUMMED if is_summed else "")
         """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
         for it do not."""
         self.adapters: Final = HostAdapters(config, platform.device)
@@ -364,12 +369,15 @@ class Worker:
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter, branching)
         alone = self.platform.rows_alone
         put = None if model.adapters is None else self.adapters.put
-        if self._pipeline is None:
+        if self._pipeline is not None:
+            runner: Runner = StageRunner(pool, tables, tail, forwards.in_turn, self._pipeline, entry, alone=alone)
+        elif self.data is not None:
+            in_turn, ahead = forwards.in_turn, forwards.ahead
+            runner = DataParallelRunner(pool, tables, tail, in_turn, ahead, self.data, model, alone=alone)
+        else:
             runner = Runner(
                 pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone, put=put
             )
-        else:
-            runner = StageRunner(pool, tables, tail, forwards.in_turn, self._pipeline, entry, alone=alone)
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner

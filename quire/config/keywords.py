@@ -43,6 +43,7 @@ class EngineOptions(TypedDict, total=False):
     max_logprobs: int | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
+    data_parallel_size: int | None
     enable_expert_parallel: bool | None
     num_threads: int | None
     enable_lora: bool | None
@@ -73,7 +74,6 @@ class EngineOptions(TypedDict, total=False):
     convert: int | float | str | None
     cpu_offload_gb: int | float | str | None
     data_parallel_rank: int | float | str | None
-    data_parallel_size: int | float | str | None
     data_parallel_size_local: int | float | str | None
     data_parallel_start_rank: int | float | str | None
     decode_context_parallel_size: int | float | str | None

@@ -1,9 +1,9 @@
 """How a model is divided among devices: the degree of each kind of parallelism, and a rank's place. Torch-free.
 
-Owns the arithmetic. Does not own what a part is (`shares`), how ranks speak (`compute/dist`), nor which meshes a model
-can be divided among (`planner/mesh`).
-Invariants: the ranks of a mesh are tp * pp * sp * dp; ep divides experts among the tp * sp * dp ranks of a stage. Ranks
-that share a layer are neighbours; rank 0 has a part of the first layer.
+Owns the arithmetic, and which kinds of division go together. Does not own what a part is (`shares`), how ranks speak
+(`compute/dist`), nor which meshes a model can be divided among (`planner/mesh`).
+Invariants: the ranks of a mesh are dp * pp * tp * sp; ep divides experts among the dp * tp * sp ranks of a stage. Ranks
+that share a layer are neighbours, and so are those of a data-parallel rank; rank 0 has a part of the first layer.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
     pp: int = 1
     """Layers are divided into stages (Huang et al. 2019, "GPipe")."""
     dp: int = 1
-    """Replicas, each with its own requests."""
+    """Data-parallel ranks: each has sequences of its own, and whole layers but for experts."""
     ep: int = 1
     """Whole experts are divided (Lepikhin et al. 2021, "GShard"); 1: inner vectors of experts are, by tp."""
     sp: int = 1
     """Tokens of a prompt are divided (Jacobs et al. 2023, "DeepSpeed Ulysses"); weights are not."""
 
     @property
-    def n_devices(self) -> int:
-        """Ranks in all."""
-        return self.n_ranks * self.dp
+    def n_ranks(self) -> int:
+        """All of them."""
+        return self.n_ranks_each * self.dp
 
     @property
-    def n_ranks(self) -> int:
-        """Of one replica, which is one engine."""
+    def n_ranks_each(self) -> int:
+        """Of a data-parallel rank."""
         return self.n_stage_ranks * self.pp
 
     @property
@@ -46,13 +46,17 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return self.tp * self.sp
 
     @property
-    def telling_rank(self) -> int:
-        """The first of the last stage, which says what was chosen."""
-        return self.n_ranks - self.n_stage_ranks
+    def telling_ranks(self) -> list[int]:
+        """Of each data-parallel rank the first of its last stage, which says what was chosen."""
+        return [(dp_rank + 1) * self.n_ranks_each - self.n_stage_ranks for dp_rank in range(self.dp)]
+
+    def dp_rank_of(self, rank: int) -> int:
+        """The data-parallel rank of a rank."""
+        return rank // self.n_ranks_each
 
     def stage_of(self, rank: int) -> int:
         """The stage of a rank; ranks of one stage are neighbours."""
-        return rank // self.n_stage_ranks
+        return rank % self.n_ranks_each // self.n_stage_ranks
 
     def place_in_stage(self, rank: int) -> int:
         """A rank among those of its stage."""
@@ -72,9 +76,21 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 def mesh_of(config: EngineConfig) -> Mesh:
-    """As an engine was asked for."""
-    tp = config.tensor_parallel_size
-    return Mesh(tp=tp, pp=config.pipeline_parallel_size, ep=tp if config.enable_expert_parallel else 1)
+    """As an engine was asked for. Raises ConfigError for what does not go together."""
+    tp, dp, pp = config.tensor_parallel_size, config.data_parallel_size, config.pipeline_parallel_size
+    if dp > 1 and pp > 1:
+        raise ConfigError(
+            f"data_parallel_size = {dp} and pipeline_parallel_size = {pp}: data-parallel ranks have no stages"
+            " yet: leave one of the two out, or take --tensor-parallel-size beside --data-parallel-size",
+            param="data_parallel_size",
+        )
+    if dp > 1 and config.speculative_config:
+        raise ConfigError(
+            f"data_parallel_size = {dp} and speculative_config: data-parallel ranks do not draft yet: leave"
+            " --speculative-config out, or take --tensor-parallel-size",
+            param="speculative_config",
+        )
+    return Mesh(tp=tp, pp=pp, dp=dp, ep=tp * dp if config.enable_expert_parallel else 1)
 
 
 def steps_in_flight(pipeline_depth: int, n_stages: int) -> int:
@@ -87,8 +103,9 @@ def depth_of(config: EngineConfig) -> int:
     return steps_in_flight(config.pipeline_depth, config.pipeline_parallel_size)
 
 
-def placed(arch: ModelArch, config: EngineConfig) -> ModelArch:
-    """The model as its ranks are to divide it. Raises ConfigError where that was asked for what it has not."""
+def placed(arch: ModelArch, config: EngineConfig, dp_rank: int = 0) -> ModelArch:
+    """The model as the ranks of a data-parallel rank are to divide it. Raises ConfigError where that was asked for what
+    it has not."""
     if not config.enable_expert_parallel:
         return arch
     if not any(isinstance(layer.ffn, ExpertsSpec) for layer in arch.layers):
@@ -96,8 +113,17 @@ def placed(arch: ModelArch, config: EngineConfig) -> ModelArch:
             f"enable_expert_parallel = True but {arch.family} has no experts: leave --enable-expert-parallel out",
             param="enable_expert_parallel",
         )
+    return _with_experts(arch, are_apart=True, block=(dp_rank, config.data_parallel_size))
+
+
+def undivided(arch: ModelArch) -> ModelArch:
+    """The model before it was `placed`."""
+    return _with_experts(arch, are_apart=False, block=(0, 1))
+
+
+def _with_experts(arch: ModelArch, **changes: object) -> ModelArch:
     layers = [
-        msgspec.structs.replace(layer, ffn=msgspec.structs.replace(layer.ffn, are_apart=True))
+        msgspec.structs.replace(layer, ffn=msgspec.structs.replace(layer.ffn, **changes))
         if isinstance(layer.ffn, ExpertsSpec)
         else layer
         for layer in arch.layers

@@ -72,7 +72,8 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     of_expert: bool = False
     """One of many alike, which a device may multiply by together."""
     turn: tuple[int, int] = (0, 1)
-    """(number, of how many) among matrices that are alike, of which each rank has as many neighbours (`Cut.EXPERT`)."""
+    """(number, of how many) among matrices that are alike, of which each rank has as many neighbours (`Cut.EXPERT`). A
+    number that is not among them is of no rank here."""
 
     @property
     def name(self) -> str:

@@ -48,8 +48,8 @@ SHORT_OF_PARTS: Final = SHORT | {"-O": "compilation_config"}
 """The same with a part: -O.mode=3. -O3 is a level, -O.mode of the compilation."""
 
 SAME: Final = (
-    Same("data_parallel_size data_parallel_size_local nnodes prefill_context_parallel_size"
-         " decode_context_parallel_size", "1", "ranks divide each layer (-tp) or have stages of them (-pp)",
+    Same("data_parallel_size_local nnodes prefill_context_parallel_size decode_context_parallel_size", "1",
+         "ranks divide layers (-tp, -pp) or sequences (-dp)",
          "leave it out, and run one server a device behind a balancer"),
     Same("node_rank data_parallel_rank data_parallel_start_rank", "0", "one engine is on one machine",
          "run one server a device behind a balancer"),

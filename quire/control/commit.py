@@ -70,7 +70,7 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
                     rows = [logprobs.get(i) for i in range(token_at, token_at + count)]
                     _append_tokens(live, seq, tokens[token_at : token_at + count], rows, deltas)
             if seq.computed >= seq.returns_at:  # never of one that has left: its next turn may begin before its drafts
-                live.cache.give_back(seq)
+                live.caches[seq.dp_rank].give_back(seq)
         token_at += count
 
 
@@ -93,7 +93,7 @@ def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, n: int, tokens: list[i
             known.append(token)
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [token]))
         if gives_back and seq.computed >= seq.returns_at:
-            live.cache.give_back(seq)
+            live.caches[seq.dp_rank].give_back(seq)
 
 
 def verify(builder: PlanBuilder, result: StepResult) -> None:

@@ -84,6 +84,8 @@ class PageCopy(msgspec.Struct, array_like=True):
     source: int
     target: int
     n_tokens: int
+    slot: int = 0
+    """Of the sequence that has the target: it says whose pages both are, where data-parallel ranks have their own."""
 
 
 class StateSave(msgspec.Struct, array_like=True):

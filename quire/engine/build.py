@@ -80,7 +80,8 @@ def build_engine(
     arch = read_arch(folder, config.hf_overrides, logger)
     shape = mesh_of(config)
     if config.is_simulated and shape.n_ranks > 1:
-        name = "tensor_parallel_size" if shape.tp > 1 else "pipeline_parallel_size"
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        name = next(one for one in sizes if getattr(config, one) > 1)
         raise ConfigError(
             f"{name} = {getattr(config, name)} and device = 'null', which has no model that could be divided: leave"
             f" --{name.replace('_', '-')} out, or add --device cpu or cuda",
@@ -129,6 +130,7 @@ def _build(
     all_bytes = sum(one.weights_bytes for one in facts.stages) * mesh_of(config).tp
     pace = pace_of(limits, arch, engine_calibration(platform.name, platform.device_name), all_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
+    n_masks *= config.data_parallel_size
     structured = _structured_output(config, tokenizer, folder, arch, n_masks, platform.device.pin)
     if is_server:
         structured.start()
@@ -166,7 +168,8 @@ def device_of(config: EngineConfig) -> str:
 def _executor(worker: Worker) -> Executor:
     """Steps of the worker in this process, and of the ranks that it leads."""
     own: Executor = LaunchExecutor(worker) if worker.platform.computes_alone else ThreadExecutor(worker, worker.prepare)
-    return RanksExecutor(own, worker.group) if isinstance(worker, LeadingWorker) else own
+    n_slots = 0 if worker.data is None else worker.data.n_slots
+    return RanksExecutor(own, worker.group, n_slots) if isinstance(worker, LeadingWorker) else own
 
 
 def _structured_output(
@@ -225,10 +228,10 @@ def _ready(
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
     return EngineReady(
         max_model_len=limits.max_model_len,
-        n_pages=n_pages,
+        n_pages=n_pages * config.data_parallel_size,
         page_size=config.block_size,
         logits_width=arch.vocab_size,
         device=device,
-        max_num_seqs=limits.max_num_seqs,
+        max_num_seqs=limits.max_num_seqs * config.data_parallel_size,
         model=ModelFacts(arch.family, arch.n_parameters, arch.hidden_size, weight_bytes, weights),
     )

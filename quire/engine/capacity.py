@@ -14,7 +14,7 @@ import msgspec
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout, tokens_in_flight
-from quire.config.mesh import depth_of
+from quire.config.mesh import depth_of, mesh_of
 from quire.config.resolve import EngineLimits
 from quire.config.stages import layout_over
 from quire.core.errors import ConfigError
@@ -55,7 +55,7 @@ def equation(
     graph_sizes: the decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not
     this engine's; draft_numbers: what a drafter keeps of a token, see `MemoryEquation`; n_snapshots: recurrent states
     kept; kv: None: `layout_of` arch."""
-    chunk = limits.max_num_batched_tokens
+    chunk, mesh = limits.max_num_batched_tokens, mesh_of(config)
     return MemoryEquation(
         arch=arch,
         page_size=config.block_size,
@@ -70,6 +70,7 @@ def equation(
         kv=layout_of(config, limits, arch) if kv is None else kv,
         in_flight=tokens_in_flight(depth_of(config), limits.max_drafts),
         prompt_in_flight=depth_of(config) * min(chunk, config.long_prefill_token_threshold or chunk),
+        exchanged_rows=mesh.dp * chunk if mesh.sends_rows else 0,
         others_bytes=others_bytes,
         max_sampled=limits.max_sampled,
         draft_numbers=draft_numbers,

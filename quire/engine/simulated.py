@@ -77,6 +77,12 @@ class SimulatedMachine:
                 f"{name} = {getattr(config, name)} is not simulated on a CPU: leave it out, or choose a --gpu",
                 param=name,
             )
+        if config.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size = {config.data_parallel_size} is not simulated: leave it out, and see `quire plan`"
+                " for what data-parallel ranks would do",
+                param="data_parallel_size",
+            )
         limits = resolve(config, arch, device, is_server=is_server)
         own = share_arch(placed(arch, config), 0, mesh.tp)
         layout = layout_of(config, limits, own)

@@ -14,7 +14,8 @@ import pathlib
 import msgspec
 
 from quire.compute.dist.comm import MeetingComm
-from quire.compute.dist.pipeline import Pipeline
+from quire.compute.dist.data_parallel import DataParallel
+from quire.compute.dist.pipeline import Connect, Pipeline
 from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.loaded import DraftSource
 from quire.compute.draft.small import DraftCheckpoint
@@ -25,7 +26,7 @@ from quire.compute.worker import SUMMED, Worker
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
-from quire.config.mesh import depth_of, mesh_of, placed
+from quire.config.mesh import Mesh, depth_of, mesh_of, placed
 from quire.config.model import read_arch
 from quire.config.mtp import mtp_head
 from quire.config.resolve import EngineLimits, resolve
@@ -44,37 +45,39 @@ logger = logging.getLogger("quire.engine")
 class Meeting:
     """All groups of one rank."""
 
-    def __init__(self, comm: MeetingComm, pipeline: Pipeline | None, worker: Worker) -> None:
-        """comm: of all ranks; pipeline: None: there is one stage; worker: of this rank."""
-        self.comm, self.pipeline, self._worker = comm, pipeline, worker
+    def __init__(self, comm: MeetingComm, groups: Pipeline | DataParallel | None, worker: Worker) -> None:
+        """comm: of all ranks; groups: beside it, None: there is one stage; worker: of this rank."""
+        self.comm, self.groups, self._worker = comm, groups, worker
 
     def join(self) -> None:
         """Returns when all ranks can speak to one another. RuntimeError if they are not there in time."""
-        for one in self._groups:
+        for one in self._met:
             one.join()
 
     def abort(self) -> None:
         """Another rank is gone: end what waits for it, in whatever thread. What was to come of it is void."""
-        for one in self._groups:
+        for one in self._met:
             one.abort()
 
     def close(self) -> None:
         """Leave all groups, when the worker is closed: its captured steps hold calls of theirs. The other ranks do the
         same, or it was aborted."""
-        for one in reversed(self._groups):
+        for one in reversed(self._met):
             one.close()
 
     @property
-    def _groups(self) -> list[MeetingComm | Pipeline]:
+    def _met(self) -> list[MeetingComm | Pipeline | DataParallel]:
         """In an order in which all ranks can meet."""
-        return [self.comm] if self.pipeline is None else [self.comm, self.pipeline]
+        return [self.comm] if self.groups is None else [self.comm, self.groups]
 
     @property
     def n_calls(self) -> int:
-        """That this rank has begun within its stage: one that hangs is behind the others there. Where it is alone,
-        layers."""
-        sharing = self.comm if self.pipeline is None else self.pipeline.sharing
-        return self._worker.n_begun if sharing is None else sharing.n_calls
+        """That this rank has begun within its stage, or to exchange rows: one that hangs is behind the others there.
+        Where it is alone, layers."""
+        groups = self.groups
+        if groups is None or (isinstance(groups, DataParallel) and groups.exchange is not None):
+            return self.comm.n_calls
+        return self._worker.n_begun if groups.sharing is None else groups.sharing.n_calls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,17 +130,22 @@ def make_worker(
 ) -> Made:
     """rank: of those that meet at meeting_point, a file that is not there. Raises ConfigError or LoadError; takes no
     memory."""
-    shape, arch = mesh_of(config), placed(arch, config)
-    n_ranks = shape.n_ranks
+    shape = mesh_of(config)
+    n_ranks, arch = shape.n_ranks, placed(arch, config, shape.dp_rank_of(rank))
     platform = platform_of(_with_threads(config, n_ranks), rank)
     comm, pipeline = _groups(config, platform, rank, meeting_point)
-    no_determinism = platform.no_determinism or (SUMMED if shape.tp > 1 else "")
+    no_determinism = platform.no_determinism or (SUMMED if shape.tp > 1 or shape.sends_rows else "")
     if config.deterministic and no_determinism:
         raise ConfigError(
             f"deterministic = True cannot be promised: {no_determinism}; or leave --deterministic out",
             param="deterministic",
         )
     limits = resolve(config, arch, platform.name, is_server=is_server)
+    data = None
+    if comm is not None and shape.dp > 1:
+        _check_exchange(shape, config, platform)
+        sizes = limits.max_num_seqs, limits.max_num_batched_tokens
+        data = DataParallel(shape, rank, *sizes, comm, _share(platform, shape, rank), meeting_point)
     speculative = read_speculative(config.speculative_config)
     if speculative is not None and arch.state_specs:
         raise ConfigError(
@@ -162,8 +170,20 @@ def make_worker(
         )
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
-    worker = kind(config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline)
-    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline, worker))
+    worker = kind(
+        config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline, data=data
+    )  # fmt: skip
+    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline or data, worker))
+
+
+def _check_exchange(shape: Mesh, config: EngineConfig, platform: Platform) -> None:
+    """ConfigError where rows would be exchanged within captured steps."""
+    if shape.sends_rows and platform.name == "cuda" and not config.enforce_eager:
+        raise ConfigError(
+            f"data_parallel_size = {shape.dp} and enable_expert_parallel: rows cannot be sent to experts of other"
+            " ranks within a captured step yet: add --enforce-eager, or leave --enable-expert-parallel out",
+            param="data_parallel_size",
+        )
 
 
 def _groups(
@@ -174,11 +194,18 @@ def _groups(
     if shape.n_ranks == 1:
         return None, None
     platform.check_ranks(rank, shape.n_ranks)
-    if shape.pp == 1:
+    if shape.n_ranks == shape.n_stage_ranks:
         return platform.sharing(rank, shape.n_ranks, meeting_point), None
-    share = functools.partial(platform.sharing, first=shape.stage_of(rank) * shape.tp)
-    pipeline = Pipeline(shape, rank, platform.group, share, meeting_point, depth_of(config))
+    pipeline = None
+    if shape.pp > 1:
+        share = _share(platform, shape, rank)
+        pipeline = Pipeline(shape, rank, platform.group, share, meeting_point, depth_of(config))
     return platform.group(rank, shape.n_ranks, meeting_point), pipeline
+
+
+def _share(platform: Platform, shape: Mesh, rank: int) -> Connect:
+    """How a rank meets those that share its layers."""
+    return functools.partial(platform.sharing, first=rank - shape.place_in_stage(rank))
 
 
 def _with_threads(config: EngineConfig, n_ranks: int) -> EngineConfig:

@@ -27,13 +27,21 @@ def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch) -> str:
         return f"pp = {mesh.pp}: the engine has no stages of recurrent layers"
     if mesh.sp > 1:
         return f"sp = {mesh.sp}: the engine does not divide the tokens of a prompt"
-    if mesh.ep not in (1, mesh.tp):
-        return f"ep = {mesh.ep}: the engine divides experts among the ranks of tp alone, which are {mesh.tp}"
+    if mesh.ep not in (1, mesh.tp) and not is_one_engine(mesh):
+        return f"ep = {mesh.ep}: the engine divides experts among the ranks of tp, which are {mesh.tp}, or of tp and dp"
     most = min(device.n_in_host, MOST_RANKS)
-    if mesh.tp * mesh.pp > most:
-        what = f"tp = {mesh.tp}" if mesh.pp == 1 else f"tp = {mesh.tp}, pp = {mesh.pp}"
+    n_data = mesh.dp if is_one_engine(mesh) else 1
+    if mesh.tp * mesh.pp * n_data > most:
+        degrees = {"tp": mesh.tp, "pp": mesh.pp, "dp": n_data}
+        what = ", ".join(f"{name} = {degree}" for name, degree in degrees.items() if degree > 1)
         return f"{what}: the ranks of an engine are in one host, at most {most}"
     return ""
+
+
+def is_one_engine(mesh: Mesh) -> bool:
+    """Whether what `dp` counts are data-parallel ranks of one engine, which divide the experts among them; else they
+    are engines of their own."""
+    return mesh.dp > 1 and mesh.pp == 1 and mesh.sp == 1 and mesh.ep == mesh.tp * mesh.dp
 
 
 def format_refusal(formats: Formats, device: Accelerator) -> str:
@@ -67,7 +75,9 @@ def serve_command(
         words += ["--pipeline-parallel-size", str(mesh.pp)]
     if mesh.ep > 1:
         words.append("--enable-expert-parallel")
-    if mesh.dp > 1:
+    if is_one_engine(mesh):
+        words += ["--data-parallel-size", str(mesh.dp)]
+    elif mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:
         words += ["--dtype", quantization]

@@ -64,5 +64,5 @@ def calibrated(
     (`Calibration.source` says so), as assumed."""
     formats, mesh = formats or Formats(), mesh or Mesh()
     found = calibration or calibration_for(device)
-    links: Links | None = device.links if mesh.n_devices > mesh.dp or mesh.ep > 1 else None
+    links: Links | None = device.links if mesh.n_ranks > mesh.dp or mesh.ep > 1 else None
     return CostModel(timer=StepTimer(arch, found, formats, mesh, links), page_size=page_size)

@@ -22,6 +22,8 @@ FLOAT32_BYTES = 4
 TOKEN_ID_BYTES = 8
 LOGITS_COPIES = 2
 """Float32 arrays of [rows, vocab] alive at once in sampling: the logits, and what they were before penalties."""
+EXCHANGE_COPIES = 4
+"""Of rows that ranks exchange: as they came, as experts take them, what these make of them, and as they go back."""
 LARGE_TILE_ROWS, SMALL_TILE_ROWS = 128, 16
 """Rows of attention's tiles, tokens x query heads of a KV head; more heads than these make small tiles of their own."""
 GRAPH_PARTS = 2 * 256
@@ -103,6 +105,9 @@ class MemoryEquation:
     """Recurrent states that are kept beside those of the slots."""
     n_passing: int = 0
     """Steps of whose rows a stage of a pipeline has copies: on their way to the next one, or from the one before."""
+    exchanged_rows: int = 0
+    """Of all data-parallel ranks together, which a rank has at most at once where they send rows to one another's
+    experts; 0: they do not."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
 
@@ -113,8 +118,11 @@ class MemoryEquation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Activations of the largest step, and of a stage the residual of as large steps that come or go."""
-        return self.activations_bytes + self.n_passing * self.max_num_batched_tokens * self.stream_bytes
+        """Activations of the largest step; of a stage the residual of as large steps that come or go; and rows on their
+        way to experts of other ranks, and back."""
+        passing_bytes = self.n_passing * self.max_num_batched_tokens * self.stream_bytes
+        exchanged_bytes = self.exchanged_rows * EXCHANGE_COPIES * self.arch.hidden_size * self.itemsize
+        return self.activations_bytes + passing_bytes + exchanged_bytes
 
     @property
     def stream_bytes(self) -> int:

@@ -94,7 +94,7 @@ def _merit(one: Candidate) -> tuple[bool, bool, float, float, bool, float, int]:
         -one.excess,
         one.placement.fits,
         -float(one.placement.lacking_bytes),
-        -one.mesh.n_devices,
+        -one.mesh.n_ranks,
     )
 
 
@@ -109,7 +109,7 @@ def least_devices(task: Task) -> tuple[Mesh | None, Mesh | None]:
             is_had = not mesh_refusal(mesh, task.device, task.arch)
             if (is_had or other is None) and _holds(task, mesh):
                 if is_had:
-                    return mesh, other if other is None or other.n_devices < n else None
+                    return mesh, other if other is None or other.n_ranks < n else None
                 other = mesh
         if other is not None and n >= task.device.n_in_host:
             break

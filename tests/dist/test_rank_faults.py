@@ -60,6 +60,11 @@ def is_gone(pid: int) -> bool:
     ({"tensor_parallel_size": 0}, "tensor_parallel_size = 0 is not allowed: it must be an integer between 1 and 64"),
     ({"tensor_parallel_size": 2, "deterministic": True}, "deterministic = True cannot be promised: the order in which"),
     ({"tensor_parallel_size": 2, "device": "null"}, "device = 'null', which has no model that could be divided"),
+    ({"data_parallel_size": 2, "device": "null"}, "data_parallel_size = 2 and device = 'null'"),
+    ({"data_parallel_size": 2, "pipeline_parallel_size": 2}, "data-parallel ranks have no stages yet: leave one"),
+    ({"data_parallel_size": 2, "speculative_config": NGRAM}, "data-parallel ranks do not draft yet: leave"),
+    ({"data_parallel_size": 2, "enable_lora": True}, "leave .* and data_parallel_size out, or serve merged weights"),
+    ({"data_parallel_size": 2, "enable_expert_parallel": True}, "qwen3 has no experts: leave enable_expert_parallel=True out"),
 ])  # fmt: skip
 def test_what_ranks_cannot_do(
     model: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch

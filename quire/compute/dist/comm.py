@@ -73,6 +73,14 @@ class MeetingComm(Comm, Protocol):
         """Begin to take what another rank sends into x, contiguous, of the same shape and dtype."""
         ...
 
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """x, contiguous, [size, *shape] of each rank → [*shape], the sum over ranks of what each has for this one."""
+        ...
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """Rows of x, contiguous, so many to each rank in their order → so many from each, in the order of ranks."""
+        ...
+
     def all_within(self, limit_s: float) -> bool:
         """Whether every rank asks this too, in so much time. If not, nothing may be asked afterwards."""
         ...

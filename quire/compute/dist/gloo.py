@@ -64,6 +64,22 @@ class GlooComm:
         self._group.allgather([list(found.unbind(0))], [x]).wait()
         return found
 
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """See `MeetingComm`; sums are in float32, in the order of ranks."""
+        n_rows = [x[0].numel()] * self.size
+        found = self.all_to_all(x.flatten(), n_rows, n_rows).view_as(x)
+        total = found[0].float()
+        for term in found[1:]:
+            total += term
+        return total.to(x.dtype)
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """See `MeetingComm`. x: on the CPU."""
+        self.n_calls += 1
+        found = x.new_empty(sum(received), *x.shape[1:])
+        self._group.alltoall_base(found, x, received, sent, _DISTRIBUTED.AllToAllOptions()).wait()
+        return found
+
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """See `MeetingComm`."""
         sent: Sent = self._group.send([x], to, 0)

@@ -76,6 +76,20 @@ class NcclComm:
         self._group._allgather_base(found, x).wait()
         return found
 
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """See `MeetingComm`. x: on the GPU."""
+        self.n_calls += 1
+        found = torch.empty_like(x[0])
+        self._group._reduce_scatter_base(found, x, _DISTRIBUTED.ReduceScatterOptions()).wait()
+        return found
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """See `MeetingComm`. x: on the GPU."""
+        self.n_calls += 1
+        found = x.new_empty(sum(received), *x.shape[1:])
+        self._group.alltoall_base(found, x, received, sent, _DISTRIBUTED.AllToAllOptions()).wait()
+        return found
+
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """See `MeetingComm`. x: on the GPU, in the order of its current stream."""
         sent: Sent = self._group.send([x], to, 0)

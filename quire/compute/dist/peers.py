@@ -131,6 +131,16 @@ class PeerComm:
         self.n_calls += 1
         return self._nccl.all_gather(x)
 
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """See `MeetingComm`; through NCCL."""
+        self.n_calls += 1
+        return self._nccl.reduce_scatter(x)
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """See `MeetingComm`; through NCCL."""
+        self.n_calls += 1
+        return self._nccl.all_to_all(x, sent, received)
+
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """See `MeetingComm`."""
         return self._nccl.send(x, to)

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from quire.compute.dist.exchange import Exchange
 from quire.compute.layers.fused_rows import LayerRows
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm
@@ -27,6 +28,7 @@ from quire.kernels.fused_step import FusedStep
 from quire.kernels.gemm import Norm as NormPair
 from quire.kernels.qgemm.cpu import ADD, SILU_MUL, WIDEN
 
+_CHOSEN_TYPES: Final = (torch.int32, torch.float32)
 LANES: Final = 16
 """Numbers that a CPU computes at once at most."""
 
@@ -61,6 +63,8 @@ class Experts:
         self.load = torch.zeros(spec.n_experts, dtype=torch.int64, device=make(1).device)
         """Tokens that chose each expert, rows that fill a captured step up among them."""
         self.sum = ResidualSum(post_norm, scale)
+        self.exchange: Exchange | None = None
+        """Where rows go to experts of ranks that have other rows; to be set before there is a step."""
         self.packed: moe.PackedExperts | None = None
         self.is_wide = self.router.matrix.kept is Kept.FLOAT32
         self.no_determinism = _no_determinism(spec)
@@ -72,35 +76,57 @@ class Experts:
 
     def add(self, taken: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """See `Ffn`."""
+        if self.exchange is not None:
+            y = self._exchanged(self.exchange, taken)
+            return self.sum.add(taken, y if self.shared_up is None else self._add_shared(taken, y), x)
         if self.sum.adds:
             return self._run(taken, x)
         return self.sum.add(taken, self._run(taken, None), x)
 
     def _run(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """What experts make of the normed x, added to the residual, which is returned, if there is one."""
-        expert_ids, weights = self.choose(x)
+        y = self._products(x, *self.choose(x), residual)
+        return y if self.shared_up is None else self._add_shared(x, y)
+
+    def _exchanged(self, exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
+        """What the experts of all ranks make of the rows of this one."""
+        return exchange.run(x, *self._routed(x), self.spec.n_held, self._products)
+
+    def join(self, x: torch.Tensor) -> None:
+        """Of a step in which this rank has no rows, x [0, hidden]: compute those of others."""
+        n_chosen = self.spec.routing.n_chosen
+        expert_ids, weights = (torch.empty(0, n_chosen, dtype=dtype, device=x.device) for dtype in _CHOSEN_TYPES)
+        if self.exchange is not None:
+            self.exchange.run(x, expert_ids, weights, self.spec.n_held, self._products)
+
+    def _products(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The sums over the experts of each row that are held, added to the residual if there is one."""
         if isinstance(self.up, Stack) and isinstance(self.down, Stack):
-            y = moe.experts(
+            return moe.experts(
                 x, expert_ids, weights, self.up.weight, self.down.weight, gating=self.spec.gating,
                 up_bias=self.up.bias, down_bias=self.down.bias, residual=residual,
             )  # fmt: skip
-        elif (matrices := self._all_packed()) is not None:
-            y = moe.packed_experts(x, expert_ids, weights, matrices, residual=residual)
-        else:
-            y = self._in_turn(x, expert_ids, weights, residual)
-        return y if self.shared_up is None else self._add_shared(x, y)
+        if (matrices := self._all_packed()) is not None:
+            return moe.packed_experts(x, expert_ids, weights, matrices, residual=residual)
+        return self._in_turn(x, expert_ids, weights, residual)
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [n, hidden] → (its experts [n, k] int32, as numbers among those held, -1: not held; their weights [n, k]
         float32)."""
+        expert_ids, weights = self._routed(x)
+        return self._held(expert_ids) if self.spec.n_held else expert_ids, weights
+
+    def _routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, with numbers among all experts."""
         if self.is_wide:
             logits = self.router(x.float())
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
         correction = None if self.correction is None else self.correction.values
-        expert_ids, weights = moe.route(logits, self.spec.routing, correction, self.load)
-        return self._held(expert_ids) if self.spec.n_held else expert_ids, weights
+        return moe.route(logits, self.spec.routing, correction, self.load)
 
     def _held(self, expert_ids: torch.Tensor) -> torch.Tensor:
         """Numbers among the experts of this rank; -1 of those that others have."""

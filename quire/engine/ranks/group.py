@@ -133,8 +133,8 @@ class RankGroup:
         """Of rank 0."""
         self._judge, self._n_said = Judge(shape, config.engine_stall_timeout), 0
         """Steps that the others were told of."""
-        self.results: ResultReader | None = None
-        """Of the steps of rank 0, once it is started; None: it has them itself."""
+        self.results: list[ResultReader] = []
+        """Once it is started: what the other telling ranks say of steps, in their order."""
         self.loss: RanksLost | None = None
         """Why there are no ranks any more."""
         self.on_loss: Callable[[RanksLost], None] | None = None
@@ -279,20 +279,24 @@ class RankGroup:
         self._fds += bells
         self._memory = RankMemory(fd, n_ranks)
         self._writer = RingWriter(self._memory, bells, self._check_ring)
-        results = (-1, -1) if self._shape.pp == 1 else (make_memory(N_ENDS), os.eventfd(0))
-        if self._shape.pp > 1:
-            self._fds.append(results[0])
-            self.results = ResultReader(*results, self.check)
         for number, bell in enumerate(bells, 1):
             reading, writing = os.pipe()
+            results = self._open_results() if number in self._shape.telling_ranks else (-1, -1)
             start = RankStart(
                 number, self._shape, self._config, str(self._folder), self.meeting_point, fd, bell, writing,
-                self._is_server, *(results if number == self._shape.telling_rank else (-1, -1)),
+                self._is_server, *results,
             )  # fmt: skip
             try:
                 self._ranks.append(_Rank(start, reading))
             finally:
                 os.close(writing)
+
+    def _open_results(self) -> tuple[int, int]:
+        """Memory and bell for what a rank says of steps."""
+        results = make_memory(N_ENDS), os.eventfd(0)
+        self._fds.append(results[0])
+        self.results.append(ResultReader(*results, self.check))
+        return results
 
     def _watch(self) -> None:
         poll = select.poll()

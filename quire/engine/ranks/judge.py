@@ -67,17 +67,20 @@ class Judge:
         return max(rank.silent_s, now_s - since_s)
 
     def _is_behind(self, number: int, ranks: Sequence[Standing]) -> bool:
-        """Whether others wait for it: those that share its layers, or the stages after it, while it has what it needs
-        of the stage before and of its fellows; or it has nothing to do, and does not take what rank 0 says."""
+        """Whether others wait for it: those that share its layers, or experts, or the step; or the stages after it,
+        while it has what it needs of the stage before and of its fellows; or it has nothing to do, and does not take
+        what rank 0 says."""
         shape, rank = self._shape, ranks[number]
-        stage = shape.stage_of(number)
-        beside = ranks[stage * shape.tp : (stage + 1) * shape.tp]
-        before = ranks[(stage - 1) * shape.tp : stage * shape.tp] if stage else ()
         if rank.state == IDLE and rank.n_unread:
             return True
+        first = number - shape.place_in_stage(number)
+        beside = ranks if shape.sends_rows else ranks[first : first + shape.n_stage_ranks]
+        before = ranks[first - shape.n_stage_ranks : first] if shape.stage_of(number) else ()
         if rank.state == STEPPING and rank.n_calls < max(one.n_calls for one in beside):
             return True
         if rank.n_done < max(one.n_done for one in beside):
             return True
+        if shape.dp > 1 and rank.state == IDLE and rank.n_done < max(one.n_done for one in ranks):
+            return True  # its device; while the host is at a step of its own rows nobody knows how long that takes
         has_rows = bool(before) and rank.n_done < min(one.n_done for one in before)
         return has_rows and rank.n_calls == min(one.n_calls for one in beside)

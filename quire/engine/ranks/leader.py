@@ -17,7 +17,7 @@ from quire.core.plan import OnDrafts, StepPlan
 from quire.engine.executors.executor import is_out_of_memory
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
-from quire.engine.ranks.wire import Allocate, Measure, SleepRanks, WakeRanks
+from quire.engine.ranks.wire import Allocate, Measure, SleepRanks, TellLoads, WakeRanks
 from quire.planner.drafts import DraftCosts
 
 
@@ -81,6 +81,16 @@ class LeadingWorker(Worker):
         with self._together():
             self.group.say(WakeRanks())
             super().wake()
+
+    def expert_loads(self) -> list[list[int]]:
+        """See `Worker`; of all data-parallel ranks together."""
+        found = super().expert_loads()
+        if not found or self.data is None:
+            return found
+        self.group.say(TellLoads())
+        for one in self.group.results:
+            found = [list(map(int.__add__, *layers)) for layers in zip(found, one.loads(), strict=True)]
+        return found
 
     def close(self) -> None:
         """Captured steps first, on all ranks, then the memory that they share, then the groups. Ranks that cannot come

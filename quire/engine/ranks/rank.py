@@ -20,7 +20,7 @@ from quire.engine.ranks.process import Pulse, tell_failure
 from quire.engine.ranks.results import ResultWriter
 from quire.engine.ranks.ring import IDLE, ORDERED, READY, STEPPING, RankMemory, RingReader
 from quire.engine.ranks.start import RankStart
-from quire.engine.ranks.wire import Allocate, Measure, Order, SleepRanks, Stop, WakeRanks, decode
+from quire.engine.ranks.wire import Allocate, Measure, Order, SleepRanks, Stop, TellLoads, WakeRanks, decode
 from quire.engine.workers import fit_case, make_worker
 
 logger = logging.getLogger("quire.engine")
@@ -97,3 +97,6 @@ class Rank:
                 self._worker.sleep(level)
             case WakeRanks():
                 self._worker.wake()
+            case TellLoads():
+                if self._results is not None:
+                    self._results.put_loads(self._worker.expert_loads())

@@ -85,6 +85,31 @@ pipeline.close()
 """
 
 
+EXCHANGED = """
+import sys, torch
+from quire.compute.dist.exchange import Exchange
+from quire.compute.dist.nccl import NcclComm
+rank, size = int(sys.argv[1]), int(sys.argv[2])
+device = torch.device("cuda", rank)
+torch.cuda.set_device(device)
+comm = NcclComm(rank, size, sys.argv[3], device, timeout_s=120)
+comm.join()
+torch.manual_seed(5)
+counts = [7 * one for one in range(size)]  # the first has none
+given = [(torch.randn(n, 64), torch.randint(2 * size, (n, 1)).int(), torch.rand(n, 1)) for n in counts]
+x, expert_ids, weights = (one.to(device) for one in given[rank])
+factors = torch.arange(2 * rank, 2 * rank + 2, device=device).float()
+def compute(rows, own, weights):
+    return rows * torch.where(own < 0, 0.0, weights * factors[own.clamp(min=0).long()])
+for counts_bytes in (1 << 40, 0):
+    one = Exchange(comm, 0, 1, 16, counts_bytes)
+    one.begin(counts)
+    y = one.run(x, expert_ids, weights, 2, compute)
+    torch.testing.assert_close(y, x * weights * expert_ids)
+comm.close()
+"""
+
+
 def needs(n_gpus: int) -> None:
     if torch.cuda.device_count() < n_gpus:
         pytest.skip(f"needs {n_gpus} GPUs")
@@ -105,6 +130,33 @@ def test_links_between_stages(n_ranks: int, tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-c", LINKED]
     ranks = [subprocess.Popen([*command, str(rank), str(n_ranks), str(tmp_path / "meet")]) for rank in range(n_ranks)]
     assert [rank.wait(180) for rank in ranks] == [0] * n_ranks
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_rows_are_exchanged(n_ranks: int, tmp_path: pathlib.Path) -> None:
+    needs(n_ranks)
+    command = [sys.executable, "-c", EXCHANGED]
+    ranks = [subprocess.Popen([*command, str(rank), str(n_ranks), str(tmp_path / "meet")]) for rank in range(n_ranks)]
+    assert [rank.wait(180) for rank in ranks] == [0] * n_ranks
+
+
+@pytest.mark.parametrize("n_ranks, n_beside", [(2, 1), (2, 2)])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "deepseek_v2"])
+def test_data_parallel_ranks_say_what_one_says(name: str, n_ranks: int, n_beside: int, tmp_path: pathlib.Path) -> None:
+    """Eager and captured, and with experts divided among all."""
+    needs(n_ranks * n_beside)
+    model, found = checkpoint(name, tmp_path / name), []
+    mesh = {"data_parallel_size": n_ranks, "tensor_parallel_size": n_beside}
+    cases: list[dict[str, Any]] = [{}, {**mesh, "enforce_eager": True}, mesh]
+    if name == "deepseek_v2":
+        cases += [{**mesh, "enable_expert_parallel": True, "enforce_eager": True}]
+    for options in cases:
+        llm = LLM(model, **GPU, **options)
+        try:
+            found.append(answers(llm))
+        finally:
+            llm.shutdown()
+    assert all(one == found[0] for one in found)
 
 
 @pytest.mark.parametrize("n_stages, n_beside", [(2, 1), (3, 1), (2, 2)])

@@ -59,6 +59,7 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
         ["--mesh", f"tp={n}"],
         ["--mesh", f"pp={n}"],
         ["--mesh", f"tp={n},ep={n}"] if "32b" not in model else [],
+        ["--mesh", f"dp={n},ep={n}"] if "32b" not in model else [],
     ]
     for words in meshes:
         found = json.loads(
@@ -67,7 +68,11 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
         config = made_config(found["command"])
         degrees = dict(re.fullmatch(r"([a-z]+)(\d+)", word).groups() for word in found["meshes"][0]["mesh"].split()
                        if word[-1].isdecimal())  # fmt: skip
-        assert degrees.keys() <= {"tp", "pp", "ep", "dp"} and degrees.get("ep", "1") in ("1", degrees.get("tp", "1"))
+        n_data = int(degrees.get("dp", 1))
+        of_all = str(int(degrees.get("tp", 1)) * n_data)
+        assert degrees.keys() <= {"tp", "pp", "ep", "dp"}
+        assert degrees.get("ep", "1") in ("1", degrees.get("tp", "1"), of_all)
+        assert config.data_parallel_size == (n_data if degrees.get("ep") == of_all else 1)
         assert config.tensor_parallel_size == int(degrees.get("tp", 1))
         assert config.pipeline_parallel_size == int(degrees.get("pp", 1))
         assert config.enable_expert_parallel == ("ep" in degrees)

@@ -32,12 +32,17 @@ def late(shape: Mesh, *ranks: Standing) -> list[int]:
     (Mesh(tp=2), [rank(9, 4), rank(8, 4)], [1]),  # in the middle of a step
     (Mesh(tp=2), [rank(9, 4), rank(9, 4)], []),
     (Mesh(tp=2), [rank(0, 5, IDLE), rank(0, 4, IDLE)], [1]),  # its device, in a captured step
-    (Mesh(tp=1, pp=3), [rank(0, 6), rank(0, 5), rank(0, 4)], [1, 2]),  # each has rows of the stage before it
-    (Mesh(tp=1, pp=3), [rank(0, 6), rank(0, 4), rank(0, 4)], [1]),  # the last one waits
-    (Mesh(tp=1, pp=3), [rank(0, 5), rank(0, 5), rank(0, 5)], []),
+    (Mesh(pp=3), [rank(0, 6), rank(0, 5), rank(0, 4)], [1, 2]),  # each has rows of the stage before it
+    (Mesh(pp=3), [rank(0, 6), rank(0, 4), rank(0, 4)], [1]),  # the last one waits
+    (Mesh(pp=3), [rank(0, 5), rank(0, 5), rank(0, 5)], []),
     (Mesh(tp=2, pp=2), [rank(9, 5), rank(9, 5), rank(7, 4), rank(8, 4)], [2]),  # rank 3 waits for it
     (Mesh(tp=2, pp=2), [rank(9, 5), rank(9, 4), rank(7, 4), rank(7, 4)], [1]),  # it has not sent them all
     (Mesh(tp=2), [rank(9, 4), rank(8, 4, READY, 99.0)], []),  # it loads
+    (Mesh(dp=2), [rank(9, 4), rank(3, 4)], []),  # data-parallel ranks call on their own
+    (Mesh(dp=2), [rank(0, 5, IDLE), rank(3, 4)], []),  # it has a long prompt
+    (Mesh(dp=2), [rank(0, 5, IDLE), rank(3, 4, IDLE)], [1]),  # the step's result waits for its device
+    (Mesh(dp=2, ep=2), [rank(9, 4), rank(8, 4)], [1]),  # rows do
+    (Mesh(tp=2, dp=2), [rank(9, 4), rank(9, 4), rank(3, 4), rank(2, 4)], [3]),  # its fellow waits for it
     (Mesh(tp=2), [rank(9, 4), rank(9, 4, IDLE, 99.0)], [1]),  # it is stopped
     (Mesh(tp=2), [rank(9, 4), rank(9, 4, IDLE, n_unread=40)], [1]),  # it does not listen
     (Mesh(tp=2), [rank(9, 4), rank(9, 4, n_unread=40)], []),  # it is at the step before
@@ -103,14 +108,18 @@ def test_results_come_back() -> None:
     assert not reader.has(0)
     for number in range(5):
         writer.put(Step(number))
-    assert reader.get(3, 5.0).tokens == [3, 3, 3] and reader.has(2) and not reader.has(5)
+    reader.wait(3, 5.0)
+    assert reader.take(3).tokens == [3, 3, 3] and reader.has(2) and not reader.has(5)
+    writer.put_loads([[1, 2], [3, 4]])
     writer.put(Step(200_000))  # longer than the ring
-    assert len(reader.get(200_000, 30.0).tokens) == 200_000
+    reader.wait(200_000, 30.0)
+    assert len(reader.take(200_000).tokens) == 200_000 and reader.has(4)
+    assert reader.loads() == [[1, 2], [3, 4]]
     with pytest.raises(TimeoutError):
-        reader.get(6, 0.05)
+        reader.wait(6, 0.05)
     gone.append(EngineError("all are gone"))
     with pytest.raises(EngineError, match="all are gone"):
-        reader.get(6, None)
+        reader.wait(6, None)
 
     def fail() -> None:
         raise ValueError("no")

@@ -75,7 +75,7 @@ def test_the_work_on_experts_is_the_same_in_every_mesh(n: int) -> None:
         n_rows = sum(spans.lengths) / mesh.dp / mesh.sp
         own = sum(one.n_times * one.flops(n_rows) for one in rank_parts(MIXTRAL, mesh, Formats()).products
                   if one.is_experts)  # fmt: skip
-        found[mesh.words] = own * mesh.n_devices / mesh.pp
+        found[mesh.words] = own * mesh.n_ranks / mesh.pp
     assert len(found) > 10 and found == pytest.approx(dict.fromkeys(found, whole))
 
 
