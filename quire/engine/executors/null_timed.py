@@ -13,7 +13,7 @@ from typing import Final
 
 from quire.core.clock import VirtualClock
 from quire.core.errors import EngineError
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import SpanDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult, StepTimings
 
 TOKEN: Final = 0
@@ -59,7 +59,7 @@ class TimedNullExecutor:
         result = StepResult(plan.step, [TOKEN] * n, [1] * n, timings=StepTimings(0.0, seconds))
         return TimedFuture(result, self._free_s, self._clock)
 
-    def drafts(self) -> Future[list[list[int]]]:
+    def drafts(self) -> Future[list[SpanDrafts]]:
         """Nobody drafts here."""
         raise EngineError("a simulated step was asked for its drafts")
 
