@@ -83,7 +83,8 @@ def main() -> None:
     parser.add_argument("--prompt-lens", type=int, nargs="*", default=[1000, 100])
     parser.add_argument("--output", default="", help="a JSON file")
     asked = parser.parse_args()
-    check_report_path(asked.output, "--output")
+    if asked.output:
+        check_report_path(asked.output, "--output")
     with tempfile.TemporaryDirectory() as folder:
         config = transformers.LlamaConfig(
             vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
