@@ -96,7 +96,7 @@ class Hider(Teller):
         rng = random.Random(f"{whole[:4]} {len(known)}")
         n = min(context.most, rng.randint(1, N_GUESSED))
         self.n_trees, self.n_asked = self.n_trees + 1, self.n_asked + n
-        return hidden_tree(whole, len(known), n, self._chance, rng, 256)
+        return hidden_tree(whole, len(known), n, self._chance, rng, 256, likely=0.5)
 
 
 class HidingDrafter(EachSequence):

@@ -7,9 +7,11 @@ import random
 from quire.compute.draft.drafter import DraftTree
 
 
-def hidden_tree(whole: list[int], n_known: int, n: int, chance: float, rng: random.Random, vocab: int) -> DraftTree:
+def hidden_tree(
+    whole: list[int], n_known: int, n: int, chance: float, rng: random.Random, vocab: int, likely: float = 0.0
+) -> DraftTree:
     """n nodes behind the first n_known tokens of a text: one that goes on with the text has a true child among its
-    children with a chance. Half of the others are tokens that the text goes on with somewhere."""
+    children with a chance. likely: the share of the others that are tokens which the text goes on with somewhere."""
     tokens, parents, depths, is_true = list[int](), list[int](), list[int](), list[bool]()
     while len(tokens) < n:
         parent = rng.choice([-1, *range(len(tokens))]) if tokens else -1
@@ -21,8 +23,9 @@ def hidden_tree(whole: list[int], n_known: int, n: int, chance: float, rng: rand
         else:
             truth = {whole[at]} if at < len(whole) else set()
             others = set(range(vocab)) - taken - (truth if goes_on else set())
-            likely = others & set(whole[n_known:])
-            token = rng.choice(sorted(likely if likely and rng.random() < 0.5 else others))
+            if likely and rng.random() < likely:
+                others = others & set(whole[n_known:]) or others
+            token = rng.choice(sorted(others))
         tokens.append(token)
         parents.append(parent)
         depths.append(at + 1 - n_known)
