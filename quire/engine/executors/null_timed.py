@@ -14,7 +14,7 @@ from typing import Final
 
 from quire.core.clock import VirtualClock
 from quire.core.errors import EngineError
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import SpanDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult, StepTimings
 
 TOKEN: Final = 0
@@ -76,7 +76,7 @@ class TimedNullExecutor:
             known.pop(opened.slot, None)
         return max((known[slot] for slot in plan.spans.slots if slot in known), default=0.0)
 
-    def drafts(self) -> Future[list[list[int]]]:
+    def drafts(self) -> Future[list[SpanDrafts]]:
         """Nobody drafts here."""
         raise EngineError("a simulated step was asked for its drafts")
 
