@@ -68,8 +68,11 @@ SIMULATED = "h200"
 """The machine whose clock an engine without a model has."""
 
 
-def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[EngineCore, EngineReady]:
-    """Load everything. is_server: defaults for streams that people wait for, not for batches.
+def build_engine(
+    config: EngineConfig, *, is_server: bool = False, is_restart: bool = False
+) -> tuple[EngineCore, EngineReady]:
+    """Load everything. is_server: defaults for streams that people wait for, not for batches. is_restart: an engine
+    before this one has served with these options.
 
     Raises ConfigError or LoadError saying what does not fit.
     """
@@ -90,13 +93,18 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         if shape.n_ranks > 1:
             group = RankGroup(config, shape, folder, is_server=is_server)
             undo.callback(group.stop)
-        built = _build(config, folder, arch, group, is_server)
+        built = _build(config, folder, arch, group, is_server, is_restart)
         undo.pop_all()
     return built
 
 
 def _build(
-    config: EngineConfig, folder: pathlib.Path, arch: ModelArch, group: RankGroup | None, is_server: bool
+    config: EngineConfig,
+    folder: pathlib.Path,
+    arch: ModelArch,
+    group: RankGroup | None,
+    is_server: bool,
+    is_restart: bool,
 ) -> tuple[EngineCore, EngineReady]:
     """group: the ranks beside this one, if there are any."""
     made = make_leader(config, folder, arch, group, is_server=is_server)
@@ -134,7 +142,9 @@ def _build(
     )  # fmt: skip
     core.free_memory, core.ranks = worker.close, group
     if config.enable_lora:
-        core.adapters = registry_of(config, worker.adapters, core.scheduler, lambda: core.grammars.compiling)
+        core.adapters = registry_of(
+            config, worker.adapters, core.scheduler, lambda: core.grammars.compiling, is_restart=is_restart
+        )
     core.expert_load = ExpertLoad(worker.expert_loads) if worker.expert_loads() else None
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)

@@ -19,7 +19,7 @@ from family_cases import IDS, checkpoint_of, random_checkpoint
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError
+from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError, RequestError
 
 N_NEW = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_NEW, logprobs=0, prompt_logprobs=0, detokenize=False)
@@ -132,6 +132,22 @@ def test_pages_of_another_content_under_the_same_name_are_not_found(
         check(llm, model, LoRARequest("renewed"))
     (output,) = llm.generate([PROMPT], SamplingParams(max_tokens=1, detokenize=False), False, LoRARequest("renewed"))
     assert output.num_cached_tokens > 0
+
+
+def test_one_name_is_one_folder_in_a_call(llm: LLM, folder: pathlib.Path) -> None:
+    both = [LoRARequest("one", 1, str(folder / name)) for name in "ab"]
+    with pytest.raises(InvalidParameter, match=r"lora_path .* the same for all prompts that name the adapter 'one'"):
+        tokens(llm, [*both])
+    with pytest.raises(InvalidParameter, match="the name of an adapter that is loaded"):
+        tokens(llm, [LoRARequest("one")])
+    assert [*tokens(llm, both[:1]), *tokens(llm, both[1:])] == tokens(llm, named(folder, "a", "b"))
+
+
+def test_a_stream_has_the_adapter_that_it_began_with(llm: LLM, folder: pathlib.Path) -> None:
+    request = llm._prepare(PROMPT, GREEDY, adapter=LoRARequest("late", 1, str(folder / "a")))
+    tokens(llm, [LoRARequest("late", 1, str(folder / "b"))])
+    with pytest.raises(RequestError, match="another adapter has the name 'late'"):
+        llm._finished([request], use_tqdm=False)
 
 
 def test_what_the_host_does_not_keep_is_read_again(llm: LLM, folder: pathlib.Path) -> None:
