@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 import msgspec
 
-from quire.config.codings.coding import Coding, Codings, Layout, Rule, group_of, one_of, unsupported
+from quire.config.codings.coding import (
+    MAX_PATTERNS,
+    PATTERN,
+    Coding,
+    Codings,
+    Layout,
+    Rule,
+    group_of,
+    one_of,
+    pattern_of,
+    unsupported,
+)
 from quire.config.codings.fp8 import e4m3, is_block
 from quire.config.fields import Fields
-from quire.core.errors import ConfigError
+from quire.config.pattern import PatternError
+from quire.core.errors import ConfigError, shown
 
 PACKED: Final = "pack-quantized"
 FORMATS: Final = (PACKED, "int-quantized", "float-quantized", "naive-quantized")
@@ -39,9 +50,7 @@ def _rule(group: Fields, form: str) -> Rule:
     targets = group.values.get("targets")
     if not isinstance(targets, list) or len(targets) > MAX_TARGETS or not all(isinstance(one, str) for one in targets):
         raise group.error("targets", "a list of names")
-    for target in targets:
-        if target.startswith("re:") and not _compiles(target.removeprefix("re:")):
-            raise group.error("targets", "names, or regular expressions behind re:")
+    _check_patterns(group, [one for one in targets if one.startswith(PATTERN)])
     if group.values.get("output_activations"):
         raise unsupported(group, "output_activations", "null")
     if "format" in group:
@@ -51,12 +60,17 @@ def _rule(group: Fields, form: str) -> Rule:
     return Rule(_coding(group.nested("weights"), group.nested("input_activations"), form), tuple(targets))
 
 
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError):
-        return False
-    return True
+def _check_patterns(group: Fields, patterns: list[str]) -> None:
+    if len(patterns) > MAX_PATTERNS:
+        raise group.error("targets", f"names, and at most {MAX_PATTERNS} regular expressions behind {PATTERN}")
+    for one in patterns:
+        try:
+            pattern_of(one)
+        except PatternError as error:
+            raise ConfigError(
+                f"{group.where}: targets has {shown(one)}: {error}: write it in another way, or the names out",
+                param="quantization_config",
+            ) from None
 
 
 def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:

@@ -59,6 +59,12 @@ def test_groups_of_modules_have_their_own_coding() -> None:
     assert layouts == {"0.self_attn.q_proj": Layout.PACKED, "1.mlp.down_proj": Layout.PACKED, "1.x": Layout.SCALED}
 
 
+def test_no_target_keeps_the_loader_busy() -> None:
+    """One of a file that somebody else wrote, and a name that `re` would not come back from."""
+    codings = parse_arch({**LLAMA, "quantization_config": compressed(targets=["re:(.*.*)*x", "re:(a+)+$"])}).codings
+    assert codings is not None and codings.of("a" * 10_000 + "!") is None
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -77,7 +83,10 @@ def test_groups_of_modules_have_their_own_coding() -> None:
         (compressed("nvfp4-pack-quantized"), "format = 'nvfp4-pack-quantized' is not supported"),
         (compressed(weights=INT4 | {"num_bits": 3}), "weights: num_bits = 3 is not supported: only 4 or 8"),
         (compressed(weights=FLOAT8), "type = 'float' is not supported: only int in pack-quantized"),
-        (compressed(targets=["re:("]), "targets = ['re:('] must be names, or regular expressions behind re:"),
+        (compressed(targets=["re:("]), "targets has 're:(': it ends too early"),
+        (compressed(targets=[r"re:(a)\1"]), r"\1 is not read: write it in another way, or the names out"),
+        (compressed(targets=["re:" + "a?" * 600]), "it has 1,200 characters, at most 1,024 are read"),
+        (compressed(targets=["re:.*"] * 257), "at most 256 regular expressions behind re:"),
         (compressed(output_activations=TOKENS), "output_activations = {"),
         (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "format = 'sparse-24-bitmask'"),
         (compressed() | {"transform_config": {"config_groups": {}}}, "transform_config = "),
