@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.config.fields import is_integer, read_object
+from quire.config.fields import is_integer, parse_object
 from quire.core.errors import ConfigError, shown
 
 CONFIG: Final = "adapter_config.json"
@@ -76,10 +76,9 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         return any(module == target or module.endswith("." + target) for target in self.targets)
 
 
-def read_adapter_config(folder: pathlib.Path, max_rank: int) -> AdapterConfig:
-    """Of a folder in PEFT's layout. ConfigError for what cannot be applied, naming key, value and limit."""
-    path = folder / CONFIG
-    values = read_object(path, MAX_CONFIG_BYTES)
+def parse_adapter_config(text: bytes, path: pathlib.Path, max_rank: int) -> AdapterConfig:
+    """What was read from `path`, of PEFT. ConfigError for what cannot be applied, naming key, value and limit."""
+    values = parse_object(text, path)
     kind = values.get("peft_type")
     if kind != "LORA":
         raise ConfigError(f"{path}: peft_type = {shown(kind)}; only 'LORA' is applied")

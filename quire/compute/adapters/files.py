@@ -20,7 +20,7 @@ import torch
 
 from quire.compute.weights.header import Entry, read_header
 from quire.compute.weights.names import Names, Rows, rearrange
-from quire.config.adapter import CONFIG, AdapterConfig, read_adapter_config
+from quire.config.adapter import CONFIG, MAX_CONFIG_BYTES, AdapterConfig, parse_adapter_config
 from quire.config.families import Order
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.files import read_regular
@@ -102,12 +102,13 @@ def read_adapter(path: str, root: str, model: Decoder, max_rank: int) -> Adapter
     for file in files:
         if file.exists() and root and not file.resolve().is_relative_to(pathlib.Path(root).resolve()):
             raise ConfigError(f"{file} is a link that leads out of the folder of --lora-root", param="lora_path")
-    config, targets = read_adapter_config(folder, max_rank), targets_of(model)
+    text = _read(files[0], MAX_CONFIG_BYTES)
+    config, targets = parse_adapter_config(text, files[0], max_rank), targets_of(model)
     content = _content(folder, files[1], targets, max_rank)
     entries = read_header(io.BytesIO(content), len(content), str(files[1]))
     places = _places(entries, config, targets, Names(model.arch, in_gguf=False), str(files[1]))
     pairs = _pairs(content, places, config, str(files[1]))
-    digest = hashlib.blake2b(read_regular(files[0], len(content) + (4 << 20)), digest_size=16)
+    digest = hashlib.blake2b(text, digest_size=16)  # the very bytes that were read above
     digest.update(content)
     return Adapter(pairs, digest.hexdigest(), max(len(pair.a) for pair in pairs.values()))
 
@@ -119,6 +120,10 @@ def _content(folder: pathlib.Path, file: pathlib.Path, targets: Mapping[str, Tar
     )
     if not file.exists() and (folder / "adapter_model.bin").exists():
         raise LoadError(f"{folder} has pickled weights only, which can run code: save it with safe_serialization=True")
+    return _read(file, most)
+
+
+def _read(file: pathlib.Path, most: int) -> bytes:
     try:
         return read_regular(file, most)
     except OSError as error:

@@ -19,6 +19,7 @@ from family_cases import IDS, checkpoint_of, random_checkpoint
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.core.files import read_regular
 from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError, RequestError
 
 N_NEW = 12
@@ -255,6 +256,26 @@ def test_paths_stay_inside_the_root(llm: LLM, oracle: transformers.PreTrainedMod
             adapters.load("x", path, str(root))
     assert adapters.load("x", "good", str(root)).rank == 4
     adapters.unload("x")
+
+
+def test_the_configuration_is_read_once(
+    llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that is written meanwhile scales by what its hash does not know of."""
+    write_adapter(tmp_path, oracle)
+    read: list[str] = []
+
+    def reading(path: pathlib.Path, most: int) -> bytes:
+        read.append(path.name)
+        return read_regular(path, most)
+
+    monkeypatch.setattr("quire.compute.adapters.files.read_regular", reading)
+    monkeypatch.setattr("quire.config.fields.read_regular", reading)
+    facts = llm.engine.adapters.load("once", str(tmp_path))
+    assert sorted(read) == ["adapter_config.json", "adapter_model.safetensors"]
+    (tmp_path / "adapter_config.json").write_text((tmp_path / "adapter_config.json").read_text() + " ")
+    assert llm.engine.adapters.load("once", str(tmp_path), in_place=True).content_id != facts.content_id
+    llm.engine.adapters.unload("once")
 
 
 def test_truncated_and_missing_files(llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path) -> None:

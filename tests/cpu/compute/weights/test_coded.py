@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from coded_checkpoints import Format, gptq, packed, quantise
+from coded_checkpoints import Format, fp8, gptq, packed, quantise
 from family_cases import random_checkpoint
 from safetensors.torch import load_file, save_file
 
+from quire.compute.schemes import holding
 from quire.compute.weights.loader import load_model
 from quire.config.model import read_arch
 from quire.core.errors import LoadError
@@ -85,6 +86,29 @@ def test_what_stands_beside_is_left(tmp_path: pathlib.Path) -> None:
         tensors |= {f"{UP}.bias": torch.zeros(128).half(), "model.layers.0.self_attn.k_scale": torch.ones(1)}
 
     load(changed(tmp_path, gptq(4, 32), add))
+
+
+@pytest.mark.parametrize("number", [1e-3, float("nan")])
+def test_an_added_bias_that_is_not_zero_is_refused(tmp_path: pathlib.Path, number: float) -> None:
+    bias = torch.zeros(128).half()
+    bias[-1] = number
+    folder = changed(tmp_path, gptq(4, 32), lambda tensors: tensors.update({f"{UP}.bias": bias}))
+    with pytest.raises(LoadError, match=rf"tensor {UP}\.bias in .* is not zero, and the model has no bias there"):
+        load(folder)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, float("nan"), float("inf")])
+def test_scales_of_activations_must_be_of_use(
+    tmp_path: pathlib.Path, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they are used: as GPUs keep such matrices."""
+    name = f"{UP}.input_scale"
+    folder = changed(tmp_path, fp8(None, static=True), lambda tensors: tensors.update({name: torch.tensor(scale)}))
+    load(folder)
+    monkeypatch.setitem(holding.HOLDERS, "cpu", holding.HOLDERS["cuda"])
+    with pytest.raises(LoadError, match=rf"tensor {name} is .*: what its matrix multiplies is rounded with it"):
+        load(folder)
+    load(folder, "none")
 
 
 def test_scales_that_kernels_cannot_hold_are_refused_with_what_decodes_them(tmp_path: pathlib.Path) -> None:
