@@ -178,7 +178,8 @@ class _Reader:
             if self._text.startswith("?:", self._at):
                 self._at += 2
             elif self._peek() == "?":
-                raise PatternError(f"{self._text[self._at - 1 : self._at + 2]} is not read, but at its beginning (?= (?!")
+                kind = self._text[self._at - 1 : self._at + 2]
+                raise PatternError(f"{kind} is not read: lookaheads are, at its beginning")
             return self._group()
         if one in "^$":
             return lambda made, then: made.add(None, [then], one)

@@ -270,8 +270,8 @@ def _check_input_scale(scale: float, one: CodedTensor) -> None:
     if not 0 < scale < math.inf:
         tensor = next(entry.name for kind, (_, entry) in one.parts.items() if kind in INPUTS)
         raise LoadError(
-            f"tensor {tensor} is {scale:g}: what its matrix multiplies is rounded with it, so it must be a finite number"
-            " above 0; --quantization none does not use it"
+            f"tensor {tensor} is {scale:g}: what its matrix multiplies is rounded with it, so it must be a finite"
+            " number above 0; --quantization none does not use it"
         )
 
 

@@ -50,8 +50,8 @@ SILENT_S: Final = 10.0
 """A replica reports twice a second; one that does not for so long counts as none for /health."""
 LOOK_S: Final = 0.5
 UNLIKE = (
-    "the replicas have different adapters under the name {}, and requests that name it are refused: give all of them the"
-    " same files, and load it again with load_inplace"
+    "the replicas have different adapters under the name {}, and requests that name it are refused: give all of them"
+    " the same files, and load it again with load_inplace"
 )
 HOLE = "a message of the replica that ran this request was lost on the way: send the request again"
 

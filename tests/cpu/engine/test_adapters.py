@@ -19,8 +19,8 @@ from family_cases import IDS, checkpoint_of, random_checkpoint
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.core.files import read_regular
 from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError, RequestError
+from quire.core.files import read_regular
 
 N_NEW = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_NEW, logprobs=0, prompt_logprobs=0, detokenize=False)

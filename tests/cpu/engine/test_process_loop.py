@@ -13,8 +13,8 @@ import pytest
 import zmq
 from test_faults import FakeLauncher, engine, request, run
 
-from quire.core.commands import Hello, Shutdown, Submit
 from quire.config.engine import EngineConfig
+from quire.core.commands import Hello, Shutdown, Submit
 from quire.core.errors import ConfigError, EngineError
 from quire.core.events import EndKind, EngineEnd, EngineReady, EngineStats, FinishReason, SeqDelta, StepOutputs
 from quire.core.plan import StepPlan
