@@ -18,7 +18,8 @@ TARGETS = [
     ".*self_attn.*", r".*\.(q|k|v)_proj$", r"model\.layers\.[0-9]+\.mlp\.(gate|up)_proj", "^lm_head$",
     r".*\.\d{1,2}\.w[12]$", r"^(?!.*experts).*proj", r"(?=.*mlp)(?!.*gate).*", r".*layers\.(?:0|1[0-9])\..*", "", ".",
     "$", r"[^m].*", r"[]-]+x", r".*(mlp|self_attn)\.[^.]+_proj$", r"\w+\.\w+\.\d+", r"(ab){2,}$", r"(ab){3,5}?", "{x",
-    r".*?experts\.\d+?\.", r"\S+\s\S", r"(a|ab)(c|bcd)?", r"(.*\.)?(q_proj)$", r"(.*\.)?(^model\..*q_proj)$", "(a*)*b", "(a|b|ab)*$", "[a-cx-z_]+", r"a.b",
+    r".*?experts\.\d+?\.", r"\S+\s\S", r"(a|ab)(c|bcd)?", r"(.*\.)?(q_proj)$",
+    r"(.*\.)?(^model\..*q_proj)$", "(a*)*b", "(a|b|ab)*$", "[a-cx-z_]+", r"a.b",
 ]  # fmt: skip
 
 
