@@ -39,6 +39,7 @@ class Layout(enum.Enum):
     SCALED = "scaled"
     """Integers or floats of 8 bits, a byte each, and scales."""
     MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
     NF4 = "nf4"
 
 
@@ -67,7 +68,7 @@ class Coding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """For people."""
-        kind = {Layout.MXFP4: "MXFP4", Layout.NF4: "NF4"}.get(self.layout)
+        kind = {Layout.MXFP4: "MXFP4", Layout.NVFP4: "NVFP4", Layout.NF4: "NF4"}.get(self.layout)
         kind = kind or (f"FP{self.bits}" if self.is_float else f"int{self.bits}")
         if self.block_rows:
             return f"{kind} in blocks of {self.block_rows} x {self.group}"

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from quire.config.codings import nvfp4
 from quire.config.codings.coding import (
     MAX_PATTERNS,
     PATTERN,
@@ -24,7 +25,8 @@ from quire.config.pattern import PatternError
 from quire.core.errors import ConfigError, shown
 
 PACKED: Final = "pack-quantized"
-FORMATS: Final = (PACKED, "int-quantized", "float-quantized", "naive-quantized")
+NVFP4: Final = "nvfp4-pack-quantized"
+FORMATS: Final = (PACKED, "int-quantized", "float-quantized", "naive-quantized", NVFP4)
 MIXED: Final = "mixed-precision"
 MAX_GROUPS: Final = 256
 MAX_TARGETS: Final = 65536
@@ -74,6 +76,8 @@ def _check_patterns(group: Fields, patterns: list[str]) -> None:
 
 
 def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:
+    if form == NVFP4:
+        return _nvfp4(weights, inputs)
     is_float = one_of(weights, "type", ("int", "float"), "int") == "float"
     bits = one_of(weights, "num_bits", (8,) if is_float or form != PACKED else (4, 8))
     assert isinstance(bits, int)
@@ -94,6 +98,17 @@ def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:
         )  # fmt: skip
     rounds_inputs = bool(inputs.values) and coding.layout is Layout.SCALED
     return msgspec.structs.replace(coding, rounds_inputs=rounds_inputs, static_inputs=static and rounds_inputs)
+
+
+def _nvfp4(weights: Fields, inputs: Fields) -> Coding:
+    one_of(weights, "type", ("float",))
+    one_of(weights, "num_bits", (4,))
+    one_of(weights, "strategy", ("tensor_group", "group"), "tensor_group")
+    one_of(weights, "group_size", (nvfp4.GROUP,))
+    one_of(weights, "symmetric", (True,), True)
+    if inputs.values:
+        one_of(inputs, "num_bits", (4, 8))
+    return nvfp4.CODING
 
 
 def _block(weights: Fields) -> list[int]:

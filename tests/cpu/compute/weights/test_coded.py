@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from coded_checkpoints import Format, fp8, gptq, packed, quantise
+from coded_checkpoints import Format, fp8, gptq, nvfp4, packed, quantise
 from family_cases import random_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -109,6 +109,22 @@ def test_scales_of_activations_must_be_of_use(
     with pytest.raises(LoadError, match=rf"tensor {name} is .*: what its matrix multiplies is rounded with it"):
         load(folder)
     load(folder, "none")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without(f"{UP}.weight_global_scale"), "either weight_packed and weight_global_scale, or weight and weight_sc"),
+        (with_tensor(f"{UP}.weight_scale_2", torch.clone, f"{UP}.weight_global_scale"), "either weight_packed and"),
+        (with_tensor(f"{UP}.weight_global_scale", torch.zeros_like), f"'{UP}': its scales are NaN or infinite"),
+        (with_tensor(f"{UP}.weight_packed", lambda one: one[:, :4]), "has shape (128, 4)"),
+    ],
+    ids=["lacking", "both", "zero", "short"],
+)
+def test_nvfp4_that_contradicts_itself(change: Callable[[Tensors], None], said: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(LoadError) as caught:
+        load(changed(tmp_path, nvfp4(), change))
+    assert said in caught.value.message
 
 
 def test_scales_that_kernels_cannot_hold_are_refused_with_what_decodes_them(tmp_path: pathlib.Path) -> None:
