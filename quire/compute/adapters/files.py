@@ -32,7 +32,7 @@ WEIGHTS: Final = "adapter_model.safetensors"
 MAX_HEADER_BYTES: Final = 64 << 20
 DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 LISTED: Final = 5
-_NAME: Final = re.compile(
+TENSOR_NAME: Final = re.compile(
     r"^(?:base_model\.model\.)?(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight)?$"
 )
 
@@ -102,7 +102,7 @@ def read_adapter(path: str, root: str, model: Decoder, max_rank: int) -> Adapter
     for file in files:
         if file.exists() and root and not file.resolve().is_relative_to(pathlib.Path(root).resolve()):
             raise ConfigError(f"{file} is a link that leads out of the folder of --lora-root", param="lora_path")
-    text = _read(files[0], MAX_CONFIG_BYTES)
+    text = read_file(files[0], MAX_CONFIG_BYTES)
     config, targets = parse_adapter_config(text, files[0], max_rank), targets_of(model)
     content = _content(folder, files[1], targets, max_rank)
     entries = read_header(io.BytesIO(content), len(content), str(files[1]))
@@ -120,10 +120,11 @@ def _content(folder: pathlib.Path, file: pathlib.Path, targets: Mapping[str, Tar
     )
     if not file.exists() and (folder / "adapter_model.bin").exists():
         raise LoadError(f"{folder} has pickled weights only, which can run code: save it with safe_serialization=True")
-    return _read(file, most)
+    return read_file(file, most)
 
 
-def _read(file: pathlib.Path, most: int) -> bytes:
+def read_file(file: pathlib.Path, most: int) -> bytes:
+    """Of a regular file of at most so many bytes. Raises LoadError."""
     try:
         return read_regular(file, most)
     except OSError as error:
@@ -146,7 +147,7 @@ def _places(
     """Raises LoadError for names, shapes and types that do not fit."""
     found: dict[str, _Place] = {}
     for entry in entries:
-        match = _NAME.match(entry.name)
+        match = TENSOR_NAME.match(entry.name)
         if match is None:
             raise LoadError(f"{where}: tensor {shown(entry.name)} is none of a LoRA adapter (lora_A, lora_B)")
         module, kind = match.groups()
@@ -198,7 +199,7 @@ def _check_shapes(place: _Place, config: AdapterConfig, where: str) -> None:
 def _pairs(content: bytes, places: list[_Place], config: AdapterConfig, where: str) -> dict[str, Pair]:
     found: dict[str, Pair] = {}
     for place in places:
-        a, b = (_tensor(content, place.entries[kind], where) for kind in "AB")
+        a, b = (finite_tensor(content, place.entries[kind], where) for kind in "AB")
         b = b * config.scale_of(place.module)
         if place.rows.order is not Order.TRANSPOSED:  # PEFT has B the right way round, whatever it is added to
             rearrange(b, place.rows)
@@ -211,8 +212,8 @@ def _pairs(content: bytes, places: list[_Place], config: AdapterConfig, where: s
     return found
 
 
-def _tensor(content: bytes, entry: Entry, where: str) -> torch.Tensor:
-    """float32, its own memory. LoadError unless it is finite."""
+def finite_tensor(content: bytes, entry: Entry, where: str) -> torch.Tensor:
+    """Of a file that was read, one of DTYPES; float32, its own memory. LoadError unless it is finite."""
     raw = torch.frombuffer(bytearray(content[entry.start : entry.start + entry.n_bytes]), dtype=DTYPES[entry.dtype])
     numbers = raw.to(torch.float32).view(entry.shape)
     if not math.isfinite(float(numbers.abs().max())):
