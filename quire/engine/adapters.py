@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.config.engine import EngineConfig
+from quire.config.resolve import n_kept
 from quire.control.live_seqs import LiveSeqs
 from quire.control.scheduler import Scheduler
 from quire.control.seq import SeqState
@@ -32,8 +33,6 @@ from quire.engine.command_reader import refusals
 
 logger = logging.getLogger("quire.engine")
 
-KEPT_FACTOR = 4
-"""Adapters on the host for each place on the device, where nobody says how many."""
 READ_WAIT_S = 0.005
 """How long an engine with nothing else to do waits for an adapter before it looks for commands again."""
 
@@ -346,8 +345,7 @@ def registry_of(
         planned = (put.content_id for one in scheduler.in_flight for put in one.plan.adapters)
         return {*(request.content_id for request in (*live, *compiling())), *planned}
 
-    most = config.max_cpu_loras or KEPT_FACTOR * config.max_loras
-    registry = AdapterRegistry(reader, most, in_use, scheduler.clock)
+    registry = AdapterRegistry(reader, n_kept(config), in_use, scheduler.clock)
     for name, path in map(lora_module, config.lora_modules):
         try:
             facts = registry.load(name, path)

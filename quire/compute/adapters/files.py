@@ -21,7 +21,9 @@ import torch
 from quire.compute.weights.header import Entry, read_header
 from quire.compute.weights.names import Names, Rows, rearrange
 from quire.config.adapter import CONFIG, MAX_CONFIG_BYTES, AdapterConfig, parse_adapter_config
+from quire.config.arch import ModelArch
 from quire.config.families import Order
+from quire.config.parameters import HEAD, shapes
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.files import read_regular
 
@@ -157,7 +159,7 @@ def _places(
             parameter, rows = names.parameter(f"{module}.weight")
             target = targets.get(parameter.removesuffix(".weight"))
             if target is None:
-                raise LoadError(f"{where}: {shown(entry.name)}: {_no_target(parameter.removesuffix('.weight'))}")
+                raise LoadError(f"{where}: {shown(entry.name)}: {_no_target(parameter, names.arch)}")
             if not config.is_target(module):
                 raise LoadError(f"{where}: {shown(entry.name)} is none of target_modules in {CONFIG}")
             found[module] = _Place(module, target, rows)
@@ -174,11 +176,14 @@ def _places(
     return list(found.values())
 
 
-def _no_target(name: str) -> str:
-    if name.startswith("lm_head") or "embed" in name:
+def _no_target(parameter: str, arch: ModelArch) -> str:
+    """Why nothing can be added to it."""
+    if parameter.startswith(HEAD) or "embed" in parameter:
         return "adapters of the embedding and the head are not applied"
-    if ".experts." in name:
+    if ".experts." in parameter:
         return "adapters of experts are not applied"
+    if any(name == parameter for name, _ in shapes(arch)):
+        return "adapters of this matrix are not applied: routers, and what makes keys and values of latent attention"
     return "the model has no such linear layer"
 
 

@@ -19,8 +19,10 @@ from family_cases import IDS, checkpoint_of, random_checkpoint
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.config.model import read_arch
 from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError, RequestError
 from quire.core.files import read_regular
+from quire.planner.adapters import kept_bytes
 
 N_NEW = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_NEW, logprobs=0, prompt_logprobs=0, detokenize=False)
@@ -241,6 +243,30 @@ def test_bad_adapters_are_refused_by_name(
         tokens(llm, [LoRARequest("bad")])
 
 
+OTHERS = {
+    "model.layers.1.mlp.gate": "adapters of this matrix are not applied: routers",
+    "model.layers.0.self_attn.kv_b_proj": "adapters of this matrix are not applied: routers, and what makes keys and",
+    "model.layers.1.mlp.experts.0.up_proj": "adapters of experts",
+    "model.embed_tokens": "embedding and the head",
+    "lm_head": "embedding and the head",
+    "model.layers.1.mlp.nothing": "no such linear layer",
+}
+
+
+def test_matrices_that_are_not_adapted_are_refused_with_the_reason(tmp_path: pathlib.Path) -> None:
+    """Of a model with latent attention and experts."""
+    oracle = checkpoint_of("deepseek_v3", tmp_path / "model")
+    llm = LLM(str(tmp_path / "model"), **OPTIONS)
+    for module, said in OTHERS.items():
+        write_adapter(tmp_path / "a", oracle, ("q_a_proj",))
+        path = tmp_path / "a" / "adapter_model.safetensors"
+        tensors = {f"base_model.model.{module}.lora_{kind}.weight": torch.ones(4, 4) for kind in "AB"}
+        save_file(load_file(path) | tensors, path)
+        with pytest.raises(LoadError, match=rf"{module}\.lora_[AB]\.weight': .*{said}"):
+            llm.engine.adapters.load("x", str(tmp_path / "a"))
+    llm.shutdown()
+
+
 def test_paths_stay_inside_the_root(llm: LLM, oracle: transformers.PreTrainedModel, folder: pathlib.Path) -> None:
     adapters, root = llm.engine.adapters, folder / "root"
     write_adapter(root / "good", oracle)
@@ -289,6 +315,22 @@ def test_truncated_and_missing_files(llm: LLM, oracle: transformers.PreTrainedMo
     weights.unlink()
     with pytest.raises(LoadError, match="cannot read"):
         llm.engine.adapters.load("x", str(tmp_path))
+
+
+def test_the_memory_equation_has_what_the_host_keeps(
+    llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path
+) -> None:
+    """To the byte, for one of the largest rank in every matrix."""
+    rank = llm.engine.executor.worker.adapters._config.max_lora_rank
+    write_adapter(tmp_path, oracle, rank=rank)
+    _, found, kept = llm.engine.executor.worker.adapters.read_adapter(str(tmp_path), "")
+    packed = [weight for one in kept.packed for weight in (one.a, *(part[-1] for part in one.parts))]
+    n_bytes = sum(one.data.nbytes + one.scales.nbytes for one in packed)
+    assert found == rank and n_bytes == kept_bytes(read_arch(folder_of(llm)), rank, 4)
+
+
+def folder_of(llm: LLM) -> pathlib.Path:
+    return pathlib.Path(llm.config.model)
 
 
 def test_without_adapters_they_are_refused(folder: pathlib.Path, oracle: transformers.PreTrainedModel) -> None:
