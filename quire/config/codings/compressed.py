@@ -44,6 +44,13 @@ def read(fields: Fields) -> Codings:
     if not 0 < len(groups.values) <= MAX_GROUPS:
         raise fields.error("config_groups", f"an object of 1 to {MAX_GROUPS} groups")
     rules = tuple(_rule(groups.nested(name), str(form)) for name in groups.values)
+    n_patterns = sum(target.startswith(PATTERN) for rule in rules for target in rule.targets)
+    if n_patterns > MAX_PATTERNS:
+        raise ConfigError(
+            f"{groups.where}: {n_patterns:,} targets are regular expressions behind {PATTERN}, at most {MAX_PATTERNS}"
+            " are read: write the names out",
+            param="quantization_config",
+        )
     # As in the library, what names a module goes before what names its class.
     return Codings(method="compressed-tensors", rules=tuple(sorted(rules, key=lambda rule: "Linear" in rule.targets)))
 
@@ -63,8 +70,6 @@ def _rule(group: Fields, form: str) -> Rule:
 
 
 def _check_patterns(group: Fields, patterns: list[str]) -> None:
-    if len(patterns) > MAX_PATTERNS:
-        raise group.error("targets", f"names, and at most {MAX_PATTERNS} regular expressions behind {PATTERN}")
     for one in patterns:
         try:
             pattern_of(one)

@@ -109,7 +109,7 @@ def test_no_target_keeps_the_loader_busy() -> None:
         (compressed(targets=["re:("]), "targets has 're:(': it ends too early"),
         (compressed(targets=[r"re:(a)\1"]), r"\1 is not read: write it in another way, or the names out"),
         (compressed(targets=["re:" + "a?" * 600]), "it has 1,200 characters, at most 1,024 are read"),
-        (compressed(targets=["re:.*"] * 257), "at most 256 regular expressions behind re:"),
+        (compressed(targets=["re:.*"] * 257), "257 targets are regular expressions behind re:, at most 256"),
         (compressed(output_activations=TOKENS), "output_activations = {"),
         (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "format = 'sparse-24-bitmask'"),
         (compressed() | {"transform_config": {"config_groups": {}}}, "transform_config = "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -176,3 +177,16 @@ def test_a_checkpoint_that_is_damaged_leaves_nothing(tmp_path: pathlib.Path) -> 
         for tensors in merge:
             target.add(tensors)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_head_that_peft_stored_counts(tmp_path: pathlib.Path) -> None:
+    """In the place of the checkpoint's own: here it is twice as large, and DoRA does not see it but by its adapter."""
+    folder = written("dora-rs", tmp_path / "model")
+    path = folder / "adapter" / "adapter_model.safetensors"
+    tensors, at = load_file(path), "base_model.model.lm_head"
+    tensors[f"{at}.base_layer.weight"] *= 2
+    save_file(tensors, path)
+    (found,) = Merge(folder, read_arch(folder), str(folder / "adapter"))
+    a, b, m = (tensors[f"{at}.lora_{kind}"] for kind in ("A.weight", "B.weight", "magnitude_vector"))
+    whole = 2 * arrays("dora-rs", "base")["lm_head.weight"] + 6 / math.sqrt(4) * b @ a
+    torch.testing.assert_close(found["lm_head.weight"], m[:, None] * whole / whole.norm(dim=1, keepdim=True))
