@@ -13,6 +13,16 @@ from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core.errors import ConfigError, shown
 
 
+class AdapterLimits(msgspec.Struct, frozen=True):
+    """Adapters that one engine may have."""
+
+    max_rank: int
+    n_kept: int
+    """On the host."""
+    in_main: bool
+    """The device's memory is the host's."""
+
+
 class EngineLimits(msgspec.Struct, frozen=True):
     """What one engine may do at once."""
 
@@ -27,6 +37,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     """Most drafts of a sequence in a step."""
     max_stall_factor: float = 0.0
     """As `Pace.factor`; 0: prompts are cut by the token budget only."""
+    adapters: AdapterLimits | None = None
 
     @property
     def max_sampled(self) -> int:
@@ -34,6 +45,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
         return max(self.max_num_seqs, 1 + self.max_drafts)
 
 
+KEPT_FACTOR = 4
+"""Adapters on the host for each place on the device, where nobody says how many."""
 NOT_ROUNDED = ("auto", "none")
 """Values of `quantization` that every device takes."""
 ON_GPU = ("fp8",)
@@ -77,7 +90,13 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
         max_drafts=0 if speculative is None else speculative.n_drafts,
         max_num_batched_tokens=_batched_tokens(config.max_num_batched_tokens, max_num_seqs, device),
         max_stall_factor=config.max_stall_factor or (DEFAULT_STALL_FACTOR[device] if is_server else 0.0),
+        adapters=AdapterLimits(config.max_lora_rank, n_kept(config), device == "cpu") if config.enable_lora else None,
     )
+
+
+def n_kept(config: EngineConfig) -> int:
+    """Adapters that the host keeps at most."""
+    return config.max_cpu_loras or KEPT_FACTOR * config.max_loras
 
 
 def rounds_to(quantization: str, device: str) -> bool:

@@ -69,10 +69,10 @@ SIMULATED = "h200"
 
 
 def build_engine(
-    config: EngineConfig, *, is_server: bool = False, place: pathlib.Path | None = None
+    config: EngineConfig, *, is_server: bool = False, is_restart: bool = False, place: pathlib.Path | None = None
 ) -> tuple[EngineCore, EngineReady]:
-    """Load everything. is_server: defaults for streams that people wait for, not for batches. place: for temporary
-    files, if not the usual one.
+    """Load everything. is_server: defaults for streams that people wait for, not for batches. is_restart: an engine
+    before this one has served with these options. place: for temporary files, if not the usual one.
 
     Raises ConfigError or LoadError saying what does not fit.
     """
@@ -94,7 +94,7 @@ def build_engine(
         if shape.n_ranks > 1:
             group = RankGroup(config, shape, folder, is_server=is_server, place=place)
             undo.callback(group.stop)
-        built = _build(config, folder, arch, group, is_server, undo)
+        built = _build(config, folder, arch, group, undo, is_server=is_server, is_restart=is_restart)
         undo.pop_all()
     return built
 
@@ -104,8 +104,10 @@ def _build(
     folder: pathlib.Path,
     arch: ModelArch,
     group: RankGroup | None,
-    is_server: bool,
     undo: contextlib.ExitStack,
+    *,
+    is_server: bool,
+    is_restart: bool,
 ) -> tuple[EngineCore, EngineReady]:
     """group: the ranks beside this one, if there are any. undo: gives back what is taken if this fails."""
     made = make_leader(config, folder, arch, group, is_server=is_server)
@@ -141,7 +143,9 @@ def _build(
     )  # fmt: skip
     core.free_memory, core.ranks = worker.close, group
     if config.enable_lora:
-        core.adapters = registry_of(config, worker.adapters, core.scheduler, lambda: core.grammars.compiling)
+        core.adapters = registry_of(
+            config, worker.adapters, core.scheduler, lambda: core.grammars.compiling, is_restart=is_restart
+        )
     core.expert_load = ExpertLoad(worker.expert_loads) if worker.expert_loads() else None
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)

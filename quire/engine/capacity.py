@@ -76,6 +76,7 @@ def equation(
         draft_numbers=draft_numbers,
         n_snapshots=n_snapshots,
         n_passing=n_passing(config.pipeline_depth, config.pipeline_parallel_size),
+        adapters=limits.adapters,
     )
 
 
@@ -235,7 +236,7 @@ def _budget(config: EngineConfig, terms: MemoryEquation, room: Room) -> int:
         prompt_pages = terms.prompt_pages(terms.max_model_len)  # sequences share the tokens of steps
         useful_bytes = (1 + (terms.max_num_seqs - 1) * sequence_pages + prompt_pages) * terms.page_bytes
         asked_bytes = (1 + prompt_pages) * terms.page_bytes if config.max_model_len else 0
-        free_bytes = min(room.free_bytes, room.address_bytes)
+        free_bytes = max(min(room.free_bytes, room.address_bytes) - terms.kept_adapters_bytes, 0)
         pool_bytes = max(int(free_bytes * MAIN_SHARE), min(asked_bytes, free_bytes))
         return terms.fixed_bytes + min(pool_bytes, useful_bytes)
     return int(room.total_bytes * config.gpu_memory_utilization)

@@ -28,7 +28,7 @@ from quire.core.prompts import Prompts, PromptType, TokensPrompt
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.beams import beam_output
 from quire.engine.frontend import text_folder
-from quire.engine.offline import Bar, as_list, refuse_unused
+from quire.engine.offline import Bar, as_list, check_adapters, refuse_unused
 from quire.engine.sleep import check_sleep, check_wake
 from quire.engine.step_record import StepRecord
 from quire.engine.vectors import VectorEngine
@@ -159,6 +159,7 @@ class LLM(VectorEngine):
             adapters = _one_each("lora_request", lora_request, len(items))
         else:
             adapters = [lora_request] * len(items)
+        check_adapters(adapters)
         opened = [
             self._prepare(item, one, priority=order, adapter=adapter)
             for item, one, order, adapter in zip(items, params, priorities, adapters, strict=True)

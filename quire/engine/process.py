@@ -312,7 +312,7 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
             build_engine = importlib.import_module("quire.engine.build").build_engine
             build = functools.partial(build_engine, place=folder_of(start.address))  # which is removed with the socket
             logger.info("torch is loaded; loading %s", config.model or "the demo model")
-        core, ready = build(fetch(config, status), is_server=True)
+        core, ready = build(fetch(config, status), is_server=True, is_restart=bool(start.ends))
     except QuireError as error:
         status.say(EngineFailed(error.message))
         return 1

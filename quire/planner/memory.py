@@ -1,6 +1,6 @@
 """The memory equation and its exact inverse: how much an engine takes, and how many KV pages fit into a budget.
 
-    total = others + weights + workspace + logits + tables + graphs + states + n_pages * page_bytes
+    total = others + weights + workspace + logits + tables + graphs + states + adapters + n_pages * page_bytes
 
 One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: what the weights
 take and what a device has (`Room`) is passed in.
@@ -14,8 +14,10 @@ import dataclasses
 
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
+from quire.config.resolve import AdapterLimits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
+from quire.planner.adapters import kept_bytes, row_bytes
 
 INT32_BYTES = 4
 FLOAT32_BYTES = 4
@@ -110,6 +112,8 @@ class MemoryEquation:
     experts; 0: they do not."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
+    adapters: AdapterLimits | None = None
+    """Their places on the device count as weights."""
 
     @property
     def layout(self) -> KVLayout:
@@ -177,6 +181,21 @@ class MemoryEquation:
         return (self.max_num_seqs + 1 + self.n_snapshots) * self.state_bytes
 
     @property
+    def adapters_bytes(self) -> int:
+        """What the largest step has beside the workspace, all of its rows with adapters."""
+        if self.adapters is None:
+            return 0
+        rank, in_main = self.adapters.max_rank, self.adapters.in_main
+        return self.max_num_batched_tokens * row_bytes(self.arch, rank, self.itemsize, in_main=in_main)
+
+    @property
+    def kept_adapters_bytes(self) -> int:
+        """Of those that the host keeps, where its memory is the device's."""
+        if self.adapters is None or not self.adapters.in_main:
+            return 0
+        return self.adapters.n_kept * kept_bytes(self.arch, self.adapters.max_rank, self.itemsize)
+
+    @property
     def page_bytes(self) -> int:
         """K and V of one page in all of its lanes, and in a drafter's. Where no layer keeps keys, pages only say which
         tokens were seen: they count as the host's ids of these."""
@@ -212,7 +231,8 @@ class MemoryEquation:
     def fixed_bytes(self) -> int:
         """Everything but the pages."""
         own_bytes = self.weights_bytes + self.workspace_bytes + self.logits_bytes + self.tables_bytes
-        return self.others_bytes + own_bytes + self.graphs_bytes + self.states_bytes
+        adapters_bytes = self.adapters_bytes + self.kept_adapters_bytes
+        return self.others_bytes + own_bytes + self.graphs_bytes + self.states_bytes + adapters_bytes
 
     def total_bytes(self, n_pages: int) -> int:
         """The equation: bytes of an engine with `n_pages` pages, the dummy page included."""
@@ -247,6 +267,11 @@ class MemoryEquation:
                 if self.states_bytes
                 else []
             ),
+            *(
+                [("adapters", self.adapters_bytes + self.kept_adapters_bytes, self._fewer_adapters)]
+                if self.adapters is not None
+                else []
+            ),
             ("KV pages", self.min_pages * self.page_bytes, f"at least: {self.min_pages} of {pages}"),
         )
         lines = [f"memory: a budget of {_gib(budget_bytes)}, {verdict}"]
@@ -259,6 +284,12 @@ class MemoryEquation:
             lines.append(f"  and {more_pages} more, {more}, while its prompt is computed: with fewer, in smaller steps")
         lines.append("  or raise the budget: --gpu-memory-utilization, --kv-cache-memory-bytes")
         return "\n".join(lines)
+
+    @property
+    def _fewer_adapters(self) -> str:
+        assert self.adapters is not None
+        kept = f" or --max-cpu-loras {self.adapters.n_kept}" if self.adapters.in_main else ""
+        return f"lower --max-lora-rank {self.adapters.max_rank}{kept}"
 
 
 def _gib(n_bytes: float) -> str:

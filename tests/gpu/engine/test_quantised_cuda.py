@@ -21,6 +21,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, prompt_lo
 KEPT = {
     "packed-g128": "int4", "packed-channel": "int4", "packed-order": "int4", "gptq-g64-zeros": "int4",
     "awq-g64": "int4", "int8": "int8", "fp8-blocks": "fp8", "fp8-static": "fp8", "gptq-v2-8": "",
+    "nvfp4": "",
 }  # fmt: skip
 """Coding → scheme that holds it; empty: it is decoded."""
 NEAR = {"": 0.3, "int4": 0.3, "int8": 0.6, "fp8": 1.5}

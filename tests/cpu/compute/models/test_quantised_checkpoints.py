@@ -34,6 +34,7 @@ KEPT = {
 ON_GPU = {
     **dict.fromkeys((name for name in FORMATS if name.startswith(("packed", "gptq", "awq"))), "int4"),
     "packed-8": "", "gptq-v2-8": "", "int8": "int8", "fp8-blocks": "fp8", "fp8-static": "fp8", "fp8-odd-blocks": "",
+    "nvfp4": "", "nvfp4-modelopt": "",
 }  # fmt: skip
 """Coding → scheme that holds it on a GPU; empty: none does."""
 
