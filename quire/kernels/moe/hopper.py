@@ -20,6 +20,7 @@ from quire.kernels import jit
 from quire.kernels.catalog import Slower
 from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone
+from quire.kernels.moe.coded import CodedMatrices, Matrices
 from quire.kernels.moe.plan import (
     CHUNK,
     MAX_CHOSEN,
@@ -170,8 +171,8 @@ def prepare(
     x: torch.Tensor,
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
     gating: Gating,
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
@@ -179,6 +180,8 @@ def prepare(
     out: torch.Tensor | None = None,
 ) -> Launch | str:
     """`experts` ready for these arguments, or why it is not for these kernels. Compiles what is new (seconds)."""
+    if isinstance(up, CodedMatrices) or isinstance(down, CodedMatrices):
+        return Slower("these kernels have no experts in codes")
     if gating != SWIGLU or up_bias is not None or down_bias is not None:
         return Slower("these kernels have SwiGLU without biases")
     if are_rows_alone():

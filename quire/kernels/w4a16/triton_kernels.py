@@ -7,6 +7,7 @@ import triton.language as tl
 
 from quire.kernels import nibbles_triton as nibbles
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def product(  # type: ignore[no-untyped-def]
     x, x_stride, codes, scales, bias, y, m, n,
