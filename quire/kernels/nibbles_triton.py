@@ -38,12 +38,12 @@ def fp4(code, exponent):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def numbers(  # type: ignore[no-untyped-def]
-    codes, scales, row, is_row, start, n,
+    codes, scales, row, is_row, start, line_step, row_step,
     K: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, FP4: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Columns start .. start + 63 of the rows `row` [BN] of a matrix [n, K] → [BN, 64] float32, ordered as `columns`.
 
-    codes, scales: pointers, see `Int4Weight` and `Fp4Weight`. start: a multiple of 64. Those beyond K are finite.
+    codes, scales: pointers, see `Int4Weight` and `Fp4Weight`; line_step, row_step: between lines of scales, and in one. start: a multiple of 64. Those beyond K are finite.
     """
     WORDS: tl.constexpr = (K + 63) // 64 * 8
     word = tl.arange(0, 8)
@@ -51,7 +51,7 @@ def numbers(  # type: ignore[no-untyped-def]
     words = tl.load(at, mask=is_row[:, None], other=0)
     code = (words[:, :, None] >> (tl.arange(0, 8) * 4)[None, None, :]) & 15
     column = start + word % 2 * 32  # words take turns with the halves of 64 columns
-    group_at = (column // GROUP * (2 if ZEROS else 1))[None, :] * n + row[:, None]
+    group_at = (column // GROUP * (2 if ZEROS else 1))[None, :] * line_step + row[:, None] * row_step
     inside = is_row[:, None] & (column < K)[None, :]
     scale = tl.load(scales + group_at, mask=inside, other=0)
     if FP4:
@@ -59,6 +59,6 @@ def numbers(  # type: ignore[no-untyped-def]
     else:
         zero = tl.full([BN, 8], MIDDLE, tl.float32)
         if ZEROS:
-            zero = tl.load(scales + group_at + n, mask=inside, other=0.0).to(tl.float32)
+            zero = tl.load(scales + group_at + line_step, mask=inside, other=0.0).to(tl.float32)
         made = (code.to(tl.float32) - zero[:, :, None]) * scale.to(tl.float32)[:, :, None]
     return tl.reshape(made, [BN, BLOCK])

@@ -71,8 +71,7 @@ class CodedStack(Bank):
     @functools.cached_property
     def stored(self) -> dict[str, torch.Tensor]:
         """By the names of the scheme's `stored`."""
-        n_experts, n, k = self.shape
-        return {one.name: one.zeros(self.device, n_experts) for one in self.scheme.stored(n, k)}
+        return self.scheme.bank_tensors(*self.shape, self.device)
 
     @functools.cached_property
     def matrices(self) -> moe.CodedMatrices:  # type: ignore[override]

@@ -88,8 +88,12 @@ class WeightScheme(Protocol):
         """Whether one call can multiply by matrices of many experts, each of `stored` in one tensor: see `bank`."""
         return False
 
+    def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """Name in `stored` → that of all experts, with them in front, of zeros."""
+        return {one.name: one.zeros(device, n_experts) for one in self.stored(n, k)}
+
     def bank(self, tensors: dict[str, torch.Tensor], k: int) -> CodedMatrices:
-        """A matrix [n, k] of each expert. tensors: name in `stored` → those of all experts, in one with them in front."""
+        """A matrix [n, k] of each expert, of what `bank_tensors` gave."""
         raise NotImplementedError
 
 

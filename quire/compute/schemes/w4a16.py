@@ -75,9 +75,14 @@ class Int4(FilledScheme):
         """See `WeightScheme`: what experts are multiplied by is in one order."""
         return not self.order
 
+    def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """See `WeightScheme`; scales of a row lie side by side."""
+        found = super().bank_tensors(n_experts, n, k, device)
+        return {**found, "scales": found["scales"].mT.contiguous().mT}
+
     def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
         """See `WeightScheme`."""
-        return moe.CodedMatrices(moe.Codes.INT4, k, tensors["codes"], tensors["scales"], self.group, self.zeros)
+        return moe.CodedMatrices(moe.Codes.INT4, k, tensors["codes"], tensors["scales"].mT, self.group, self.zeros)
 
     def put(self, product: Product, first_row: int, coded: Coded) -> None:
         """See `FilledScheme`."""

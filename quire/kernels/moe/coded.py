@@ -1,6 +1,6 @@
 """A matrix of each expert in codes of 8 or 4 bits with scales, all in one tensor; multiplied by activations as they are.
 
-Owns the layout: that of `kernels/w8a8`, `w4a16` and `mxfp4` with the experts in front. Does not own products.
+Owns the layout: that of `kernels/w8a8`, `w4a16` and `mxfp4` with the experts in front, and scales of a row side by side. Does not own products.
 Invariant: a weight is (code - zero) * scale, or what e2m1 says of the code times a power of two.
 """
 
@@ -38,8 +38,8 @@ class CodedMatrices:
     codes: torch.Tensor
     """[E, n, k] int8 or float8_e4m3fn; of 4 bits [E, n, nibbles.n_words(k)] int32. Contiguous."""
     scales: torch.Tensor
-    """BYTES: float32 [E, n], or [E, ceil(n / 128), ceil(k / 128)]; INT4: [E, lines, n] of x's dtype, see `Int4Weight`;
-    FP4: [E, ceil(k / 32), n] uint8. Contiguous."""
+    """BYTES: float32 [E, n], or [E, ceil(n / 128), ceil(k / 128)]; INT4: [E, n, lines] of x's dtype, the lines of
+    `Int4Weight`; FP4: [E, n, ceil(k / 32)] uint8. Contiguous."""
     group: int = 0
     """Inputs that share a scale; 0: all."""
     has_zeros: bool = False
@@ -54,8 +54,8 @@ class CodedMatrices:
         n_groups = -(-self.k // self.group) if self.group else 1
         lines = {
             Codes.BYTES: (-(-n // BLOCK), n_groups) if self.group else (n,),
-            Codes.INT4: (n_groups * (1 + self.has_zeros), n),
-            Codes.FP4: (n_groups, n),
+            Codes.INT4: (n, n_groups * (1 + self.has_zeros)),
+            Codes.FP4: (n, n_groups),
         }
         if self.scales.shape != (n_experts, *lines[self.kind]):
             raise ValueError(
@@ -79,9 +79,9 @@ class CodedMatrices:
         """The matrix [n, k] float32 of one expert."""
         codes, scales = self.codes[expert], self.scales[expert]
         if self.kind is Codes.FP4:
-            return fp4_reference.dequantise(mxfp4.Fp4Weight(self.k, codes, scales), torch.float32)
+            return fp4_reference.dequantise(mxfp4.Fp4Weight(self.k, codes, scales.T), torch.float32)
         if self.kind is Codes.INT4:
-            weight = w4a16.Int4Weight(self.k, self.group or self.k, codes, scales, self.has_zeros)
+            weight = w4a16.Int4Weight(self.k, self.group or self.k, codes, scales.T, self.has_zeros)
             return int4_reference.dequantise(weight).float()
         if not self.group:
             return codes.float() * scales[:, None]

@@ -27,14 +27,15 @@ def _columns(KEPT: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _added(  # type: ignore[no-untyped-def]
-    sums, a, matrix, scales, row, is_row, start, n,
+    sums, a, matrix, scales, row, is_row, start,
     COLUMNS: tl.constexpr, KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """sums [BM, BN] + a [BM, BK] times the columns start .. of the rows `row` of a matrix [n, COLUMNS]. Scales of whole
-    rows are left out."""
+    """sums [BM, BN] + a [BM, BK] times the columns start .. of the rows `row` of a matrix. Scales of whole rows are
+    left out."""
     if KEPT >= INT4:
-        w = nibbles.numbers(matrix, scales, row, is_row, start, n, COLUMNS, GROUP, ZEROS, KEPT == FP4, BN)
+        LINES: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP * (2 if ZEROS else 1)
+        w = nibbles.numbers(matrix, scales, row, is_row, start, 1, LINES, COLUMNS, GROUP, ZEROS, KEPT == FP4, BN)
         sums = tl.dot(a, tl.trans(w).to(a.dtype), sums, input_precision="ieee")
     else:
         k = start + tl.arange(0, BK)
@@ -88,12 +89,8 @@ def up(  # type: ignore[no-untyped-def]
     gates, ups = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
     for start in range(0, HIDDEN, BK):
         a = tl.load(rows + start, mask=is_row[:, None] & (k < HIDDEN - start)[None, :], other=0.0)
-        gates = _added(
-            gates, a, matrix, own, column, is_column, start, 2 * INNER, HIDDEN, KEPT, GROUP, ZEROS, BN, BK
-        )
-        ups = _added(
-            ups, a, matrix, own, INNER + column, is_column, start, 2 * INNER, HIDDEN, KEPT, GROUP, ZEROS, BN, BK
-        )
+        gates = _added(gates, a, matrix, own, column, is_column, start, HIDDEN, KEPT, GROUP, ZEROS, BN, BK)
+        ups = _added(ups, a, matrix, own, INNER + column, is_column, start, HIDDEN, KEPT, GROUP, ZEROS, BN, BK)
     bias = biases
     if biases is not None:
         bias = biases + expert * (2 * INNER)
@@ -135,7 +132,7 @@ def down(  # type: ignore[no-untyped-def]
     sums = tl.zeros([BM, BN], tl.float32)
     for start in range(0, INNER, BK):
         a = tl.load(rows + start, mask=is_row[:, None] & (k < INNER - start)[None, :], other=0.0)
-        sums = _added(sums, a, matrix, own, column, is_column, start, HIDDEN, INNER, KEPT, GROUP, ZEROS, BN, BK)
+        sums = _added(sums, a, matrix, own, column, is_column, start, INNER, KEPT, GROUP, ZEROS, BN, BK)
     sums = _finished(sums, own, bias, column, is_column, KEPT, GROUP)
     assigned = tl.load(order + places, mask=is_row, other=0)
     weight = tl.load(weights + assigned, mask=is_row, other=0.0)

@@ -24,7 +24,7 @@ def product(  # type: ignore[no-untyped-def]
     sums = tl.zeros([BM, BN], tl.float32)
     for start in range(0, K, 64):
         a = tl.load(x_at + start, mask=is_row[:, None] & (k < K - start)[None, :], other=0.0)
-        b = nibbles.numbers(codes, scales, column, is_column, start, n, K, GROUP, ZEROS, FP4, BN)
+        b = nibbles.numbers(codes, scales, column, is_column, start, n, 1, K, GROUP, ZEROS, FP4, BN)
         sums = tl.dot(a, tl.trans(b).to(a.dtype), sums, input_precision="ieee")
     if bias is not None:
         sums += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]

@@ -35,13 +35,13 @@ class Coding:
         if self.kind is Codes.FP4:
             blocks = torch.randint(0, 256, (n, k // 2), device=device, dtype=torch.uint8)
             made = mxfp4.pack(blocks, torch.randint(122, 126, (n, -(-k // 32)), device=device, dtype=torch.uint8))
-            return made.codes, made.exponents
+            return made.codes, made.exponents.T
         group = self.group or k
         codes = torch.randint(0, 16, (n, k), device=device, dtype=torch.uint8)
         scales = torch.rand(n, -(-k // group), device=device).add_(0.5).mul_(size / 5).to(dtype)
         points = torch.randint(0, 17, scales.shape, device=device, dtype=torch.uint8) if self.zeros else None
         weight = w4a16.pack(codes, scales, points, group=group)
-        return weight.codes, weight.scales
+        return weight.codes, weight.scales.T
 
 
 CODINGS = (
