@@ -36,14 +36,15 @@ def fp4(code, exponent):  # type: ignore[no-untyped-def]
     return tl.where((code & 8) != 0, -magnitude, magnitude) * power
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def numbers(  # type: ignore[no-untyped-def]
     codes, scales, row, is_row, start, line_step, row_step,
     K: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, FP4: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Columns start .. start + 63 of the rows `row` [BN] of a matrix [n, K] → [BN, 64] float32, ordered as `columns`.
 
-    codes, scales: pointers, see `Int4Weight` and `Fp4Weight`; line_step, row_step: between lines of scales, and in one. start: a multiple of 64. Those beyond K are finite.
+    codes, scales: pointers, see `Int4Weight` and `Fp4Weight`; line_step, row_step: between lines of scales, and in one.
+    start: a multiple of 64. Those beyond K are finite.
     """
     WORDS: tl.constexpr = (K + 63) // 64 * 8
     word = tl.arange(0, 8)

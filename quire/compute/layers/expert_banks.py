@@ -7,7 +7,7 @@ Invariant: what is filled are views of the one tensor, which are let go once a m
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -29,7 +29,7 @@ class Bank:
     bias: torch.Tensor | None = None
     """[E, n_out] then."""
 
-    def __init__(self, linears: list[Linear]) -> None:
+    def __init__(self, linears: Sequence[Linear]) -> None:
         self.linears = linears
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -40,21 +40,20 @@ class Bank:
 class Stack(Bank):
     """All in one tensor [E, n_out, n_in]."""
 
-    matrices: torch.Tensor
-
     def __init__(self, make: Make, matrices: list[Matrix], scheme: Plain) -> None:
         one = matrices[0]
-        self.matrices = make(len(matrices), one.n_out, one.n_in)
+        self.matrices = made = make(len(matrices), one.n_out, one.n_in)
         self.bias = _biases(make, matrices)
         slices = []
         for expert, matrix in enumerate(matrices):
-            views = {2: self.matrices[expert], 1: None if self.bias is None else self.bias[expert]}
+            views = {2: made[expert], 1: None if self.bias is None else self.bias[expert]}
             slices.append(Slice(functools.partial(_view, views), matrix, scheme))
         super().__init__(slices)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """See `Bank`."""
-        yield self.matrices
+        if isinstance(self.matrices, torch.Tensor):
+            yield self.matrices
         if self.bias is not None:
             yield self.bias
 

@@ -2,8 +2,8 @@
 
 Owns the parameters and the data flow. Does not own the choice and the products of experts (`kernels/moe`).
 Invariant: where matrices of all experts lie in one tensor (`expert_banks`), one call multiplies by them; where a scheme
-lays each out by itself, so does one call if they are alike and packed for the CPU kernels; else experts take turns, each
-with all of its tokens.
+lays each out by itself, so does one call if they are alike and packed for the CPU kernels; else experts take turns,
+each with all of its tokens.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from quire.compute.layers.residual import ResidualSum
 from quire.compute.schemes.choice import Schemes
 from quire.compute.schemes.packed import PackedProduct
 from quire.config.experts import ExpertsSpec, RoutingSpec, Scores
-from quire.config.parameters import FfnParameters, Kept, Matrix
+from quire.config.parameters import FfnParameters, Kept
 from quire.kernels import gemm, moe
 from quire.kernels.fused_step import FusedStep
-from quire.kernels.gemm import Norm as NormPair
 from quire.kernels.qgemm.cpu import ADD, SILU_MUL, WIDEN
 
 LANES: Final = 16

@@ -94,7 +94,7 @@ class WeightScheme(Protocol):
 
     def bank(self, tensors: dict[str, torch.Tensor], k: int) -> CodedMatrices:
         """A matrix [n, k] of each expert, of what `bank_tensors` gave."""
-        raise NotImplementedError
+        raise TypeError(f"{self.name} has a call for each matrix")
 
 
 class MatrixScheme(WeightScheme, Protocol):

@@ -1,6 +1,7 @@
-"""A matrix of each expert in codes of 8 or 4 bits with scales, all in one tensor; multiplied by activations as they are.
+"""A matrix of each expert in codes of 8 or 4 bits with scales, all in one tensor. Activations are not rounded.
 
-Owns the layout: that of `kernels/w8a8`, `w4a16` and `mxfp4` with the experts in front, and scales of a row side by side. Does not own products.
+Owns the layout: that of `kernels/w8a8`, `w4a16` and `mxfp4` with the experts in front, and scales of a row side by
+side. Does not own products.
 Invariant: a weight is (code - zero) * scale, or what e2m1 says of the code times a power of two.
 """
 

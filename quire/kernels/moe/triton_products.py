@@ -15,7 +15,7 @@ SIDE = tl.constexpr(128)
 """Of a block of bytes with one scale."""
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _columns(KEPT: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
     """[BK]: which columns of BK the places of a tile are."""
     if KEPT >= INT4:
@@ -25,7 +25,7 @@ def _columns(KEPT: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-d
     return at
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _added(  # type: ignore[no-untyped-def]
     sums, a, matrix, scales, row, is_row, start,
     COLUMNS: tl.constexpr, KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
@@ -49,7 +49,7 @@ def _added(  # type: ignore[no-untyped-def]
     return sums
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _finished(  # type: ignore[no-untyped-def]
     sums, scales, biases, row, is_row, KEPT: tl.constexpr, GROUP: tl.constexpr
 ):

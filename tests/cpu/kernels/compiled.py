@@ -47,8 +47,8 @@ def build_qkv(d: int, rotary: int, warps: int, **no_norms: None) -> None:
 
 
 def build_moe(n_rows: int, codes: str = "", scales: str = "") -> None:
-    """Products of 128 experts of 768 in a block of n_rows. codes, scales: pointers, of matrices in MXFP4 or in blocks of
-    e4m3."""
+    """Products of 128 experts of 768 in a block of n_rows. codes, scales: pointers, of matrices in MXFP4 or in blocks
+    of e4m3."""
     in_words = codes == "*i32"
     tile = moe._tile(n_rows, torch.bfloat16)
     sizes = {"HIDDEN": 2048, "INNER": 768, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "ZEROS": False}
@@ -57,7 +57,12 @@ def build_moe(n_rows: int, codes: str = "", scales: str = "") -> None:
     launch = {"warps": tile.n_warps, "stages": tile.n_stages, "biases": None} | ({} if codes else {"scales": None})
     matrices = f"{codes or '*bf16'} {scales}"
     build(
-        moe_products.up, f"*bf16 i32 *i32 i32 *i32 {matrices} *bf16 fp32 fp32 fp32", **launch, K=8, LIMITED=False, **sizes
+        moe_products.up,
+        f"*bf16 i32 *i32 i32 *i32 {matrices} *bf16 fp32 fp32 fp32",
+        **launch,
+        K=8,
+        LIMITED=False,
+        **sizes,
     )
     build(moe_products.down, f"*bf16 *i32 i32 *i32 {matrices} *fp32 *bf16", **launch, **sizes)
 

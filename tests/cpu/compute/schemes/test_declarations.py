@@ -10,15 +10,20 @@ import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
+from family_cases import checkpoint_of
 
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import decoder_on
 from quire.compute.schemes.choice import Schemes, choose, floating
+from quire.compute.schemes.coded import Source
+from quire.compute.schemes.holding import holding
 from quire.compute.schemes.packed import HELD, Blocks, Packed, PackedProduct, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
 from quire.compute.schemes.w8a8 import RoundedFp8
+from quire.config.codings import Layout
+from quire.config.codings.coding import Coding
 from quire.config.model import read_arch
-from quire.config.parameters import HEAD, Cut, Kept, Matrix
+from quire.config.parameters import HEAD, Cut, Kept, Matrix, matrices
 from quire.core.errors import ConfigError
 from quire.kernels import native, qgemm
 from quire.kernels.qgemm import weight as packing
@@ -179,3 +184,19 @@ def test_fp8_leaves_routers_floating() -> None:
     matrix = Matrix(n_in=64, parts=(("m", 64),))
     assert schemes.of(matrix) == schemes.of(msgspec.structs.replace(matrix, bank="b")) == RoundedFp8()
     assert schemes.of(msgspec.structs.replace(matrix, kept=Kept.FLOATING)) == Plain(torch.bfloat16)
+
+
+def test_experts_on_a_gpu_are_kept_alike_or_decoded(tmp_path: pathlib.Path) -> None:
+    checkpoint_of("qwen3_moe", tmp_path)
+    arch = read_arch(tmp_path)
+    four = Source(Coding(layout=Layout.PACKED, bits=4, group=32), "BF16")
+    sources = {f"{part}.weight": four for matrix in matrices(arch) for part, _ in matrix.parts}
+    banks = {matrix.name: matrix.bank for matrix in matrices(arch) if matrix.bank}
+    found = holding("auto", torch.device("cuda"), torch.bfloat16, arch, sources)
+    assert set(banks) <= set(found)
+    odd = next(iter(banks))
+    for other in ({"act_order": True}, {"bits": 8}, {"group": 64}):
+        changed = Source(msgspec.structs.replace(four.coding, **other), "BF16")
+        of_one = {f"{part}.weight": changed for one in matrices(arch) if one.name == odd for part, _ in one.parts}
+        left = holding("auto", torch.device("cuda"), torch.bfloat16, arch, sources | of_one)
+        assert {name for name, bank in banks.items() if bank == banks[odd]} == set(found) - set(left)

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
-import coded_case
+import coded_experts
 import quick_interpreter  # noqa: F401
 import route_cases
 
@@ -50,7 +51,7 @@ def check_experts() -> None:
 
 def check_codes() -> None:
     n, k, n_experts, hidden, inner = 9, 2, 3, 320, 160
-    for number, coding in enumerate(coded_case.CODINGS):
+    for number, coding in enumerate(coded_experts.CODINGS):
         dtype = torch.float16 if number % 2 else torch.float32
         up, down = (coding.matrices(n_experts, *size, dtype) for size in ((2 * inner, hidden), (hidden, inner)))
         x, biases = torch.randn(n, hidden, dtype=dtype), (None, None)
@@ -58,8 +59,15 @@ def check_codes() -> None:
             biases = torch.randn(n_experts, 2 * inner, dtype=dtype), torch.randn(n_experts, hidden, dtype=dtype)
         ids = torch.rand(n, n_experts).argsort(1)[:, :k].int().contiguous()
         weights, gating = torch.rand(n, k), Gating(slope=1.702, offset=1.0, limit=1.0)
-        parts = [coded_case.wide(up), coded_case.wide(down), gating, *(None if b is None else b.double() for b in biases)]
-        close(moe.experts(x, ids, weights, up, down, gating, *biases), reference.experts(x.double(), ids, weights, *parts))
+        parts = [
+            coded_experts.wide(up),
+            coded_experts.wide(down),
+            gating,
+            *(None if b is None else b.double() for b in biases),
+        ]
+        close(
+            moe.experts(x, ids, weights, up, down, gating, *biases), reference.experts(x.double(), ids, weights, *parts)
+        )
 
 
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
