@@ -62,7 +62,7 @@ logger = logging.getLogger("quire.engine")
 SUMMED: Final = "the order in which values of several ranks are summed depends on where a row stands in the batch"
 WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8}
+KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -37,9 +37,10 @@ def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constan
 def build_qkv(d: int, rotary: int, warps: int, pages: str = "*bf16", **no_norms: None) -> None:
     """32 query heads and 8 KV heads."""
     pointers = [name for name in ("q_norm", "k_norm") if name not in no_norms]
+    types = f"*bf16 i32 *bf16 {'*bf16 ' * len(pointers)} fp32 *i64 *fp32 {pages} {pages} *i64 fp32 fp32"
     build(
-        qkv._rotate_and_store, f"*bf16 i32 *bf16 {'*bf16 ' * len(pointers)} fp32 *i64 *fp32 {pages} {pages} *i64 fp32 fp32",
-        warps=warps, **no_norms, CODED=pages != "*bf16", N_Q=32, N_KV=8, D=d, HALF=rotary // 2, PAGE=16, HEADS=8, Q_GROUPS=4, KV_GROUPS=1,
+        qkv._rotate_and_store, types, warps=warps, **no_norms, CODED=pages != "*bf16",
+        N_Q=32, N_KV=8, D=d, HALF=rotary // 2, PAGE=16, HEADS=8, Q_GROUPS=4, KV_GROUPS=1,
         BLOCK_D=triton.next_power_of_2(d), BLOCK_HALF=triton.next_power_of_2(rotary // 2),
         BLOCK_REST=triton.next_power_of_2(max(1, d - rotary)),
     )  # fmt: skip

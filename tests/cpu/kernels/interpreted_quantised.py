@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import interpreted_codes  # noqa: F401
+import numpy as np
 import quantised_case as case
 import quick_interpreter  # noqa: F401
 import torch

@@ -44,8 +44,8 @@ def _offset(position, kv_at, pages, page_stride, token_stride, LAYOUT: tl.conste
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _transformed(  # type: ignore[no-untyped-def]
-    x, base, offset, dims, position, kv_head, of_code, param, D: tl.constexpr, HOOK: tl.constexpr, PARTNER: tl.constexpr,
-    dtype: tl.constexpr,
+    x, base, offset, dims, position, kv_head, of_code, param, D: tl.constexpr, HOOK: tl.constexpr,
+    PARTNER: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """A key or value block after its hook, 0 beyond D. offset, position: along the keys; dims: across; of_code: the
     scale of what a page holds."""
@@ -63,9 +63,10 @@ def _transformed(  # type: ignore[no-untyped-def]
 def _fold(  # type: ignore[no-untyped-def]
     q, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
     begin, end, first, last, gap_at, gap, q_row, q_pos, q_head, top, total, acc, scale, k_scale, v_scale,
-    window, n_first, param, EDGE: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr, FAST: tl.constexpr,
-    KEY: tl.constexpr, VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, PARTNERS: tl.constexpr,
+    window, n_first, param, EDGE: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr,
+    FAST: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr,
+    PARTNERS: tl.constexpr,
 ):  # fmt: skip
     """Fold keys into the running maximum, sum and weighted values: begin + x for x in first .. last - 1, with `gap`
     added from x = gap_at on. Not EDGE: all of them are live, seen by every row (but for MASK), and no gap is crossed.
@@ -279,7 +280,8 @@ def large(  # type: ignore[no-untyped-def]
     CHUNKS: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     CODED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr, FAST: tl.constexpr, HAS_LSE: tl.constexpr, QUERY: tl.constexpr,
-    KEY: tl.constexpr, VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, OUTPUT: tl.constexpr, PARTNERS: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, OUTPUT: tl.constexpr,
+    PARTNERS: tl.constexpr,
 ):  # fmt: skip
     """One line for one KV head, or one of its CHUNKS runs of BLOCK_M packed rows; heads are neighbours in the grid."""
     program = tl.program_id(0)

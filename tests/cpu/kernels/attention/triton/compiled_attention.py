@@ -38,7 +38,8 @@ def build(kernel: object, variant: Variant, dtype: torch.dtype, kv_dtype: torch.
     names = [name for name in kernel.arg_names if name not in constants]
     signature = {name: types_of.get(name, "i32" if name in INTEGERS else "*i32") for name in names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    aligned = [name for name in names if signature[name] != "fp32" and (str(signature[name]).startswith("*") or name[:2] in ("q_", "k_", "v_"))]
+    sizes = [name for name in INTEGERS if name[:2] in ("q_", "k_", "v_")]
+    aligned = [name for name in names if str(signature[name]).startswith("*") or name in sizes]
     hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=hints)

@@ -251,8 +251,9 @@ def expected(case: Case, scale: float, formula: Formula) -> tuple[torch.Tensor, 
         row = torch.arange(start, stop)
         i = int(case.kv_lens[span]) - int(stop) + row
         q = formula.query(case.q[start:stop].cpu().double(), i[:, None, None])
-        k = formula.key(case.keys[span].double()[j] * case.scales.k, j[:, None, None]).repeat_interleave(case.group, 1)
-        v = formula.value(case.values[span].double()[j] * case.scales.v, j[:, None, None]).repeat_interleave(case.group, 1)
+        keys, values = case.keys[span].double()[j] * case.scales.k, case.values[span].double()[j] * case.scales.v
+        k = formula.key(keys, j[:, None, None]).repeat_interleave(case.group, 1)
+        v = formula.value(values, j[:, None, None]).repeat_interleave(case.group, 1)
         row, i, j = row[:, None, None], i[:, None, None], j[None, None, :]
         s = formula.logits(torch.einsum("nhd,khd->nhk", q, k) * scale, row, i, j, h)
         seen = formula.visible(row, i, j, h).expand(s.shape)
