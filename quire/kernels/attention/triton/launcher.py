@@ -49,22 +49,37 @@ def run(
 ) -> None:
     """See op.py."""
     work, heads, lowered = plan.work, plan.heads, hooks.of(variant)
-    shared = _arguments(q, k, v, plan, variant, out, lse, scales)
     if work.n_small:
         rows = max(16, work.small_rows)
         constants = _constants(plan, variant, q, k, rows, lse)
+        shared = _arguments(q, k, v, plan, variant, out, lse, scales)
         kernels.small[(work.n_ctas,)](work.small, work.queue, *shared, **constants)
     if work.n_large:
-        rows = _large_rows(q.element_size())
-        chunks = LARGE_ROWS // rows
-        constants = _constants(plan, variant, q, k, rows, lse) | {"CHUNKS": chunks}
-        kernels.large[(work.n_large * heads.n_kv_heads * chunks,)](work.large, *shared, **constants)
+        run_large(q, k, v, plan, variant, out, lse, scales)
     if work.n_merges:
         kernels.merge[(work.n_merges, heads.group)](
             work.merges, work.parts, work.partial_out, work.partial_lse, out, out if lse is None else lse,
             heads.n_kv_heads, lowered.params, GROUP=heads.group, D=heads.head_dim, BLOCK_D=_padded(heads.head_dim),
             SOFTMAX=variant.softmax, HAS_LSE=lse is not None, num_warps=4, **lowered.merging(),
         )  # fmt: skip
+
+
+def run_large(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: AttnPlan,
+    variant: Variant,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    scales: entry.Scales = entry.UNIT,
+) -> None:
+    """The large lines of a plan alone, which has some: final rows, and parts that are still to be merged."""
+    rows = _large_rows(q.element_size())
+    chunks = LARGE_ROWS // rows
+    constants = _constants(plan, variant, q, k, rows, lse) | {"CHUNKS": chunks}
+    shared = _arguments(q, k, v, plan, variant, out, lse, scales)
+    kernels.large[(plan.work.n_large * plan.heads.n_kv_heads * chunks,)](plan.work.large, *shared, **constants)
 
 
 def _arguments(
