@@ -3,12 +3,16 @@ it answers, and that batches, prefixes, copies, drafts and preemption change not
 
 from __future__ import annotations
 
+import json
 import pathlib
 import random
+import shutil
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from quire.compute import platform
 from quire.config import resolve
@@ -27,6 +31,18 @@ def prompts(seed: int, lengths: tuple[int, ...]) -> list[dict[str, list[int]]]:
 
 def tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
     return [[one.token_ids for one in output.outputs] for output in outputs]
+
+
+def logprobs(engine: LLM) -> np.ndarray:
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    outputs = engine.generate(prompts(1, (100, 70)), params, use_tqdm=False)
+    return np.array([next(iter(place.values())).logprob for one in outputs for place in one.prompt_logprobs[1:]])
+
+
+def apart(exact: LLM, ours: LLM) -> float:
+    """Of their log-probabilities, in standard deviations of the first."""
+    wanted, got = logprobs(exact), logprobs(ours)
+    return float(np.square(wanted - got).mean() ** 0.5 / wanted.std())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,17 +64,26 @@ def rounded(checkpoint: pathlib.Path, on_this_cpu: None) -> Iterator[LLM]:
 
 def test_logits_are_close_to_those_of_an_exact_cache(rounded: LLM, llm: LLM) -> None:
     """Three bits of fraction: farther than int8, nearer than another model."""
-    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    given = prompts(1, (100, 70))
+    assert 0.02 < apart(llm, rounded) < 0.3
 
-    def logprobs(engine: LLM) -> np.ndarray:
-        outputs = engine.generate(given, params, use_tqdm=False)
-        found = [next(iter(place.values())).logprob for one in outputs for place in one.prompt_logprobs[1:]]
-        return np.array(found)
 
-    exact, ours = logprobs(llm), logprobs(rounded)
-    error = float(np.square(exact - ours).mean() ** 0.5 / exact.std())
-    assert 0.02 < error < 0.3
+def test_scales_of_a_checkpoint_are_used(
+    checkpoint: pathlib.Path, llm: LLM, rounded: LLM, tmp_path: pathlib.Path
+) -> None:
+    """Keys and values under other scales are the same numbers, but for those that e4m3 has no exponent for."""
+    folder = shutil.copytree(checkpoint, tmp_path / "scaled")
+    config = json.loads((folder / "config.json").read_text())
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    quantised = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(config["num_hidden_layers"]):
+        tensors |= {f"model.layers.{layer}.self_attn.{kind}_scale": torch.tensor(2.0**-3) for kind in "kv"}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    scaled = LLM(str(folder), num_gpu_blocks_override=129, **OPTIONS)
+    assert 0.02 < apart(llm, scaled) < 0.3
+    assert apart(rounded, scaled) > 0
+    scaled.shutdown()
 
 
 def test_a_batch_and_cached_prefixes_change_nothing(rounded: LLM) -> None:
