@@ -104,7 +104,7 @@ def _build(
     captured = worker.captured
     case = FitCase(
         config, limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
-        rounds=platform.rounds, rounds_kv=platform.rounds_kv and not arch.keeps_lines,
+        rounds=platform.rounds, kv_rounded="" if arch.keeps_lines else platform.kv_rounded,
     )  # fmt: skip
     check_fit(case)
     facts, layout = worker.load(), layout_of(config, limits, worker.shared)

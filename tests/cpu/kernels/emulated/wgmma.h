@@ -17,7 +17,7 @@ struct uint4 {
     uint32_t x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline int __ldg(const int* x) { return *x; }
+template <class T> T __ldg(const T* x) { return *x; }
 
 namespace emulated {
 alignas(1024) inline char memory[1 << 18];
@@ -60,7 +60,9 @@ struct CUtensorMap {
     const char* base;
     uint64_t sizes[5], strides[4];
     uint32_t box[5];
+    int item_bytes;
 };
+enum { CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_SWIZZLE_128B };
 
 namespace quire {
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
@@ -102,15 +104,15 @@ inline void await(uint32_t barrier, uint32_t parity) {
 }
 
 inline cudaError_t encode_map(CUtensorMap* map, const void* base, int, const uint64_t* sizes, const uint64_t* strides,
-                              const uint32_t* box) {
-    map->base = static_cast<const char*>(base);
+                              const uint32_t* box, int = 0, int = 0, bool bytes = false) {
+    map->base = static_cast<const char*>(base), map->item_bytes = bytes ? 1 : 2;
     std::copy(sizes, sizes + 5, map->sizes), std::copy(strides, strides + 4, map->strides);
     std::copy(box, box + 5, map->box);
     return 0;
 }
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t, int c0, int c1, int c2, int c3,
                      int c4) {
-    const int at[5] = {c0, c1, c2, c3, c4};
+    const int at[5] = {c0, c1, c2, c3, c4}, size = map->item_bytes;
     const uint32_t* box = map->box;
     const uint32_t n = box[0] * box[1] * box[2] * box[3] * box[4];
     for (uint32_t i = 0; i < n; ++i) {
@@ -121,14 +123,17 @@ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint
         for (int d = 0; d < 5; ++d) {
             const uint64_t place = at[d] + rest % box[d];
             rest /= box[d], inside &= place < map->sizes[d];
-            from += place * (d ? map->strides[d - 1] : 2);
+            from += place * (d ? map->strides[d - 1] : size);
         }
-        if (inside) std::memcpy(&x, from, 2);
-        std::memcpy(emulated::memory + emulated::swizzled(to + 2 * i), &x, 2);
+        if (inside) std::memcpy(&x, from, size);
+        std::memcpy(emulated::memory + emulated::swizzled(to + size * i), &x, size);
     }
     std::lock_guard lock(emulated::mutex);
     emulated::Phase& phase = emulated::phases.at(barrier);
-    phase.n_bytes -= 2 * n, phase.step();
+    phase.n_bytes -= size * n, phase.step();
+}
+inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, int c0, int c1, int c2, int c3) {
+    load_box(to, map, barrier, hint, c0, c1, c2, c3, 0);
 }
 
 inline void copy_16_bytes(uint32_t to, const void* from, bool real) {
