@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
@@ -34,7 +35,10 @@ class Coding:
     def _words(self, n: int, k: int, size: float, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
         if self.kind is Codes.FP4:
             blocks = torch.randint(0, 256, (n, k // 2), device=device, dtype=torch.uint8)
-            made = mxfp4.pack(blocks, torch.randint(122, 126, (n, -(-k // 32)), device=device, dtype=torch.uint8))
+            middle = 127 + round(math.log2(size / 3))
+            shape = (n, -(-k // 32))
+            exponents = torch.randint(middle - 1, middle + 2, shape, device=device, dtype=torch.uint8)
+            made = mxfp4.pack(blocks, exponents)
             return made.codes, made.exponents.T
         group = self.group or k
         codes = torch.randint(0, 16, (n, k), device=device, dtype=torch.uint8)

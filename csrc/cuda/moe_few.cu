@@ -24,15 +24,6 @@ namespace quire {
 // How often blocks have finished the first product: n_blocks times in a launch, so never reset.
 __device__ unsigned long long n_finished;
 
-__device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* from) {
-    unsigned long long x;
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
-    return x;
-}
-__device__ __forceinline__ void load_two_matrices(uint32_t& a, uint32_t& b, uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
-}
-
 struct Ring {  // where a warp stands in it
     int stage = 0, turn = 0;
     __device__ void advance(int n_stages) {
@@ -119,7 +110,7 @@ struct FewBlock : FewCodes {
             for (int c = warp % warps_a_row * 32 + lane; c < n_cells; c += warps_a_row * 32)
                 copy_16_bytes(base + at.x + i * row_bytes + c * 16, from + c * 8, true);
         }
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        copies_wait();
         named_sync(WORKERS_BARRIER, WORKERS);
     }
 

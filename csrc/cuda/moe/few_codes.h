@@ -34,10 +34,7 @@ template <bool UPPER> __device__ __forceinline__ uint32_t elements(uint32_t word
     const uint32_t raised = __byte_perm(word, 0, UPPER ? 0x3424 : 0x1404);
     return times((raised >> 4 & 0x07F007F0u) | (raised & 0x80008000u), 0x7B807B80u);
 #else
-    uint32_t y;
-    const uint16_t pair = UPPER ? word >> 16 : word & 0xffff;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(pair));
-    return y;
+    return UPPER ? halves_of_high(word) : halves_of_low(word);
 #endif
 }
 #elif QUIRE_CODES == 2

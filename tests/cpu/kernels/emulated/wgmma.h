@@ -103,11 +103,12 @@ inline void await(uint32_t barrier, uint32_t parity) {
     emulated::changed.wait(lock, [&] { return emulated::phases.at(barrier).parity != parity; });
 }
 
-inline cudaError_t encode_map(CUtensorMap* map, const void* base, int, const uint64_t* sizes, const uint64_t* strides,
+inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, const uint64_t* sizes, const uint64_t* strides,
                               const uint32_t* box, int = 0, int = 0, bool bytes = false) {
     map->base = static_cast<const char*>(base), map->item_bytes = bytes ? 1 : 2;
-    std::copy(sizes, sizes + 5, map->sizes), std::copy(strides, strides + 4, map->strides);
-    std::copy(box, box + 5, map->box);
+    std::fill(map->sizes, map->sizes + 5, 1), std::fill(map->strides, map->strides + 4, 0), std::fill(map->box, map->box + 5, 1);
+    std::copy(sizes, sizes + rank, map->sizes), std::copy(strides, strides + rank - 1, map->strides);
+    std::copy(box, box + rank, map->box);
     return 0;
 }
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t, int c0, int c1, int c2, int c3,
