@@ -16,7 +16,7 @@
 // All blocks must run at the same time, one on each multiprocessor: two such launches at once may wait for each other.
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of a row of w, in a stage),
-// QUIRE_LONE, and those of moe/few_codes.h, where w is in codes.
+// QUIRE_LONE, and those of moe/codes.h, where w is in codes.
 #include "moe/few_codes.h"
 
 namespace quire {

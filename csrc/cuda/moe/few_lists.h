@@ -1,6 +1,6 @@
 // One block of moe_few.cu: sizes, what its shared memory holds, and the tiles of pairs that all blocks find the same.
 #pragma once
-#include "gemm.h"
+#include "moe/codes.h"
 
 struct QuireMoeFewArgs {  // _FewArgs in quire/kernels/moe/hopper.py
     const void* x;
@@ -19,12 +19,6 @@ struct QuireMoeFewArgs {  // _FewArgs in quire/kernels/moe/hopper.py
     float slope, offset, limit;  // h = (u + offset) g sigmoid(slope g); limit > 0: g, u are cut to it before
     int32_t n_pairs, n_chosen, n_experts, hidden, inner, n_stages, n_blocks;
 };
-
-#ifndef QUIRE_CODES
-#define QUIRE_CODES 0
-#define QUIRE_GROUP 0
-#define QUIRE_POINTS 0
-#endif
 
 namespace quire {
 

@@ -1,6 +1,5 @@
 """Experts in CUDA C++ for Hopper (csrc/cuda/moe_few.cu, moe_wide.cu, moe_rows.cu), built by the JIT.
 
-Few rows: any gating, with biases, experts in codes or not; many: SwiGLU of floating ones, without biases.
 Owns which builds there are, their arguments and their launches. Does not own the kernels nor how experts are cut
 (plan.py). Invariant: a call launches by shapes alone, allocates only its result and scratch, and never waits, so it can
 be captured in a CUDA graph.
@@ -42,7 +41,6 @@ ALIGNMENT_BYTES = 16
 ROW_STEP = 8
 """As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
 MAX_PAIRS = 1 << 24
-SWIGLU = Gating()
 
 
 def _structure(pointers: str, strides: str, counts: str, floats: str = "") -> type[ctypes.Structure]:
@@ -58,7 +56,9 @@ _FewArgs = _structure(
     "x up down up_scales down_scales up_bias down_bias expert_ids weights residual h y", "x_row",
     "n_pairs n_chosen n_experts hidden inner n_stages n_blocks", "slope offset limit",
 )  # fmt: skip
-_WideArgs = _structure("x w tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks")
+_WideArgs = _structure(
+    "x w scales bias tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks", "slope offset limit"
+)  # fmt: skip
 _SortArgs = _structure("expert_ids ranks starts tiles n_tiles", "", "n_pairs n_experts tile_slots")
 _SpreadArgs = _structure("x expert_ids starts slots sorted", "x_row", "n_tokens n_chosen n_experts h")
 _SumArgs = _structure("x expert_ids weights slots residual y", "residual_row y_row", "n_tokens n_chosen n_experts h")
@@ -93,9 +93,9 @@ class Launch:
         y = out if residual is None else residual
         if y is None:
             y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        call = _Call(self, x, expert_ids, weights, up, down, residual, y)
+        call = _Call(self, x, expert_ids, weights, up, down, gating, (up_bias, down_bias), residual, y)
         if isinstance(self.plan, FewPlan):
-            call.run_few(self.plan, gating, up_bias, down_bias)
+            call.run_few(self.plan)
         else:
             call.run_wide(self.plan)
         return y
@@ -111,6 +111,8 @@ class _Call:
     weights: torch.Tensor
     up: Matrices
     down: Matrices
+    gating: Gating
+    biases: tuple[torch.Tensor | None, torch.Tensor | None]
     residual: torch.Tensor | None
     y: torch.Tensor
 
@@ -118,15 +120,13 @@ class _Call:
     def shape(self) -> ExpertsShape:
         return _shape(self.expert_ids, self.down)
 
-    def run_few(
-        self, cut: FewPlan, gating: Gating, up_bias: torch.Tensor | None, down_bias: torch.Tensor | None
-    ) -> None:
-        shape, residual = self.shape, self.residual
+    def run_few(self, cut: FewPlan) -> None:
+        shape, residual, gating = self.shape, self.residual, self.gating
         inner = self._scratch(shape.n_pairs, shape.inner)
         each = self.y if cut.lone else self._scratch(shape.n_pairs, shape.hidden)
         added = residual if cut.lone else None
         (up, up_scales), (down, down_scales) = (_parts(one) for one in (self.up, self.down))
-        pointers = (self.x, up, down, up_scales, down_scales, up_bias, down_bias, self.expert_ids, self.weights, added)
+        pointers = (self.x, up, down, up_scales, down_scales, *self.biases, self.expert_ids, self.weights, added)
         self._start(self.launch.products[0], _FewArgs(
             *(None if one is None else one.data_ptr() for one in pointers), inner.data_ptr(), each.data_ptr(),
             self.x.stride(0), gating.slope, gating.offset, gating.limit,
@@ -151,11 +151,12 @@ class _Call:
             self.x.data_ptr(), ids, starts, slots, ordered.data_ptr(), self.x.stride(0),
             shape.n, shape.n_chosen, n_experts, hidden,
         ))  # fmt: skip
-        assert isinstance(self.up, torch.Tensor) and isinstance(self.down, torch.Tensor)
-        products = ((ordered, self.up, inner), (inner, self.down, ordered))
-        for kernel, (x, w, y) in zip(self.launch.products, products, strict=True):
+        gating, products = self.gating, ((ordered, self.up, inner), (inner, self.down, ordered))
+        for kernel, bias, (x, w, y) in zip(self.launch.products, self.biases, products, strict=True):
+            pointers = (x, *_parts(w), bias)
             self._start(kernel, _WideArgs(
-                x.data_ptr(), w.data_ptr(), tiles, n_tiles, y.data_ptr(),
+                *(None if one is None else one.data_ptr() for one in pointers), tiles, n_tiles, y.data_ptr(),
+                gating.slope, gating.offset, gating.limit,
                 pairs, n_experts, y.shape[1], x.shape[1], self.launch.n_blocks,
             ))  # fmt: skip
         self._sum(ordered, slots)
@@ -202,11 +203,7 @@ def prepare(
             return f"rows of {name} are {rows.stride(0)} elements apart, not a multiple of {ALIGNMENT_BYTES} bytes"
     if _codes(up) != _codes(down):
         return f"matrices of experts are kept in two ways: {_codes(up)}, {_codes(down)}"
-    shape = _shape(expert_ids, down)
-    is_plain = gating == SWIGLU and up_bias is None and down_bias is None and isinstance(up, torch.Tensor)
-    if not is_plain and isinstance(plan(shape), WidePlan):
-        return Slower("the kernel for many rows has SwiGLU without biases, of floating matrices")
-    return _prepared(shape, x.dtype, x.device)
+    return _prepared(_shape(expert_ids, down), x.dtype, x.device)
 
 
 def _parts(matrices: Matrices) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -257,7 +254,7 @@ def _prepared(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> 
 def _build(shape: ExpertsShape, dtype: torch.dtype) -> None:
     """Compile what any number of tokens will want, in parallel, so that later numbers need not wait."""
     shapes = [dataclasses.replace(shape, n=n) for n in range(1, MAX_FEW_PAIRS // shape.n_chosen + 2)]
-    cuts: set[FewPlan | WidePlan] = set() if shape.codes.kind else {WidePlan(tokens) for tokens in WIDE_TOKENS}
+    cuts: set[FewPlan | WidePlan] = {WidePlan(tokens) for tokens in WIDE_TOKENS}
     cuts |= {dataclasses.replace(cut, n_stages=0) for cut in map(few_plan, shapes) if cut is not None}
     wanted = {("moe_rows.cu", _definitions(dtype)), *(one for cut in cuts for one in variants(cut, dtype, shape.codes))}
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -266,7 +263,7 @@ def _build(shape: ExpertsShape, dtype: torch.dtype) -> None:
 
 @functools.cache
 def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device, codes: CodesShape = FLOATING) -> Launch:
-    """The kernels of a plan, compiled if they are new; none for many rows of experts in codes. Raises BuildError."""
+    """The kernels of a plan, compiled if they are new. Raises BuildError."""
     products = tuple(_function(*one) for one in variants(cut, dtype, codes))
     rows = ctypes.CDLL(str(compile_variant("moe_rows.cu", _definitions(dtype))))
     for name in ("quire_moe_sort", "quire_moe_spread", "quire_moe_sum"):
@@ -279,14 +276,11 @@ def variants(
     cut: FewPlan | WidePlan, dtype: torch.dtype, codes: CodesShape = FLOATING
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(source in csrc/cuda, definitions) of both products in one, or of the first and the second."""
+    kept = {"CODES": codes.kind, "GROUP": codes.group, "POINTS": int(codes.points)} if codes.kind else {}
     if isinstance(cut, WidePlan):
-        if codes.kind:
-            return ()
-        return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu)) for silu in (1, 0))
+        return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu, **kept)) for silu in (1, 0))
     macros = {"UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}
-    if codes.kind:
-        macros |= {"CODES": codes.kind, "GROUP": codes.group, "POINTS": int(codes.points)}
-    return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros)),)
+    return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros, **kept)),)
 
 
 def _definitions(dtype: torch.dtype, **macros: int) -> tuple[str, ...]:

@@ -16,10 +16,6 @@ inline int __reduce_max_sync(unsigned, int x) {
 }
 using std::log2f;
 
-namespace emulated {
-inline uint32_t operands[1024][6];
-}
-
 namespace quire {
 inline void barrier_wait(uint32_t barrier, uint32_t parity) { await(barrier, parity); }
 inline void barrier_arrive_after_copies(uint32_t barrier) { barrier_arrive(barrier); }
@@ -61,10 +57,6 @@ inline uint32_t transpose_matrix(uint32_t x) {  // lane: row lane / 4, columns 2
     });
 }
 
-template <bool HALVES> float one_of(uint32_t pair, int i) {
-    const uint16_t bits = pair >> 16 * i;
-    return HALVES ? float(same_bits<_Float16>(bits)) : same_bits<float>(uint32_t(bits) << 16);
-}
 template <bool HALVES>
 void multiply_add_any(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     uint32_t* mine = emulated::operands[threadIdx.x];

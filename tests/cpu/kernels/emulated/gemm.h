@@ -1,4 +1,4 @@
-// Stands in for csrc/cuda/gemm.h and gemm/codes.h where there is no GPU, and for what else moe_few.cu needs of CUDA.
+// Stands in for csrc/cuda/gemm.h and gemm/codes.h where there is no GPU, and for what else moe_few.cu and moe_wide.cu need of CUDA.
 //
 // One block runs at a time: kernels whose blocks wait for one another are launched with one.
 #pragma once
@@ -46,6 +46,11 @@ inline float high(uint32_t pair) { return one_of<!QUIRE_BF16>(pair, 1); }
 inline float widen(Element x) { return low(x.bits); }
 inline uint4 read16(uint32_t from) { return load_16_bytes(from); }
 inline uint2 read_pair(uint32_t from) { return load_8_bytes(from); }
+inline uint32_t read_two_bytes(uint32_t from) {
+    uint16_t x;
+    std::memcpy(&x, emulated::memory + from, 2);
+    return x;
+}
 inline void write16(uint32_t to, uint4 x) { std::memcpy(emulated::memory + to, &x, 16); }
 inline void load_two_matrices(uint32_t& a, uint32_t& b, uint32_t address) {
     emulated::exchange(address, [&](const uint32_t* rows) {
@@ -62,6 +67,32 @@ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, int c0, int c1) {
     load_box(to, map, barrier, hint, c0, c1, 0, 0, 0);
 }
+
+inline void store_box(const CUtensorMap* map, uint32_t from, int c0, int c1) {
+    for (uint32_t i = 0; i < map->box[0] * map->box[1]; ++i) {
+        const uint64_t column = c0 + i % map->box[0], row = c1 + i / map->box[0];
+        if (column >= map->sizes[0] || row >= map->sizes[1]) continue;
+        char* to = const_cast<char*>(map->base) + row * map->strides[0] + column * 2;
+        std::memcpy(to, emulated::memory + emulated::swizzled(from + 2 * i, map->swizzle), 2);
+    }
+}
+inline void stores_commit() {}
+template <int N> void stores_have_read() {}
+inline void stores_wait() {}
+inline void store_transposed(uint32_t address, uint32_t a, uint32_t b, int n_matrices = 2) {
+    const uint32_t given[2] = {a, b};
+    const int lane = threadIdx.x % 32;
+    emulated::exchange(address, [&](const uint32_t* addresses) {
+        for (int i = 0; i < 2 * n_matrices; ++i) {
+            const uint16_t x = given[i / 2] >> 16 * (i % 2);
+            const uint32_t to = addresses[i / 2 * 8 + lane % 4 * 2 + i % 2];
+            if (to % 16) std::abort();
+            std::memcpy(emulated::memory + to + lane / 4 * 2, &x, 2);
+        }
+        return 0;
+    });
+}
+inline void store_transposed(uint32_t address, uint32_t a) { store_transposed(address, a, 0, 1); }
 
 inline uint32_t numbers(uint32_t word, uint32_t point) {
     constexpr float RAISED = QUIRE_BF16 ? 128.f : 1024.f;

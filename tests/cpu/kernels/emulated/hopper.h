@@ -102,8 +102,9 @@ inline int4 load_here(const int4* from) {
 }
 inline void let_next_grid_start() {}
 inline void wait_for_previous_grid() {
+    if (!emulated::arrival_bytes) return;
     __syncthreads();
-    if (threadIdx.x == 0 && emulated::arrival_bytes)
+    if (threadIdx.x == 0)
         std::memcpy(emulated::arrival_to, emulated::arrival_from, emulated::arrival_bytes);
     __syncthreads();
 }

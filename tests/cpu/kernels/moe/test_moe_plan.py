@@ -9,7 +9,7 @@ import torch
 
 from quire.config.experts import Gating
 from quire.kernels.invariance import rows_alone
-from quire.kernels.moe import hopper
+from quire.kernels.moe import CodedMatrices, Codes, hopper
 from quire.kernels.moe.plan import (
     MAX_BYTES,
     MIN_RING_BYTES,
@@ -80,9 +80,8 @@ def test_what_is_not_for_these_kernels_says_why() -> None:
     assert "at most 32 of 1024" in str(hopper.static_obstacle(ExpertsShape(4, 40, 64, 128, 64), torch.bfloat16))
     x, ids, weights = torch.zeros(4, 128), torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 2)
     up, down = torch.zeros(8, 128, 128), torch.zeros(8, 128, 64)
-    assert "SwiGLU" not in str(hopper.prepare(x, ids, weights, up, down, Gating(limit=7.0)))
-    x, ids, weights = torch.zeros(400, 128), torch.zeros(400, 2, dtype=torch.int32), torch.zeros(400, 2)
-    assert "SwiGLU" in str(hopper.prepare(x, ids, weights, up, down, Gating(limit=7.0)))
+    coded = CodedMatrices(Codes.FP4, 64, torch.zeros(8, 128, 8).int(), torch.zeros(8, 128, 2, dtype=torch.uint8), 32)
+    assert "kept in two ways" in str(hopper.prepare(x, ids, weights, up, coded, Gating()))
     with rows_alone():
         assert "number of rows" in str(hopper.prepare(x, ids, weights, up, down, Gating()))
     assert "elements apart" in str(hopper.prepare(torch.zeros(4, 132)[:, :128], ids, weights, up, down, Gating()))
