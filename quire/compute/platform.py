@@ -34,6 +34,7 @@ from quire.core import host
 from quire.core.errors import ConfigError
 from quire.core.ticker import ticking
 from quire.kernels import native
+from quire.kernels.hopper import converts_to_e4m3
 from quire.kernels.invariance import RowsAlone, rows_alone
 from quire.planner.captured import decode_sizes
 from quire.planner.memory import Room
@@ -77,8 +78,8 @@ class Platform(Protocol):
     """Shortest common prefix that attention reads once for several sequences; 0: it never does."""
     rounds: bool
     """Weights can be rounded here, and products of them are fast."""
-    rounds_kv: bool
-    """Keys and values can be rounded here."""
+    kv_rounded: str
+    """The `kv_cache_dtype` to which keys and values can be rounded here; empty: none."""
     no_determinism: str
     """Why a request's bits may depend on its company (docs/determinism.md); empty: they do not."""
     rows_alone: RowsAlone
@@ -113,7 +114,7 @@ class CpuPlatform:
     """The host's cores: a step is one native call where it can be."""
 
     name, device_name = "cpu", ""
-    computes_alone, min_shared_tokens, rounds_kv, rows_alone = False, MIN_SHARED_TOKENS["cpu"], True, RowsAlone.NEVER
+    computes_alone, min_shared_tokens, kv_rounded, rows_alone = False, MIN_SHARED_TOKENS["cpu"], "int8", RowsAlone.NEVER
     capturing: cuda.CudaDevice | None = None
 
     def __init__(self, n_threads: int = 0) -> None:
@@ -166,7 +167,7 @@ class CudaPlatform:
 
     name = "cuda"
     computes_alone = True
-    rounds = rounds_kv = False
+    rounds = False
     no_determinism = ""
 
     def __init__(self, *, captures: bool = True, deterministic: bool = False, index: int = 0) -> None:
@@ -174,6 +175,7 @@ class CudaPlatform:
         device = cuda.CudaDevice(index)
         self.device: Device = device
         self.device_name = cuda.name_of(index)
+        self.kv_rounded = "fp8" if converts_to_e4m3(device.torch_device) else ""
         self.capturing = device if captures else None
         self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
         self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS["cuda"]

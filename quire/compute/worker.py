@@ -41,6 +41,7 @@ from quire.compute.runner.states import StatePool
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.footprint import Footprint, Weights
+from quire.compute.weights.kv_scales import read_kv_scales
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
@@ -64,7 +65,7 @@ logger = logging.getLogger("quire.engine")
 SUMMED: Final = "the order in which values of several ranks are summed depends on where a row stands in the batch"
 WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8}
+KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -335,6 +336,8 @@ class Worker:
         limits = msgspec.structs.replace(self._limits, max_model_len=allocation.max_model_len)
         layout = None if allocation.layout is None else stage_layout(allocation.layout, self._layers)
         pool = KVPool(self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, layout)
+        if limits.kv_dtype == "fp8" and self._config.load_format != "dummy":
+            pool.scales = read_kv_scales(self._folder, self._layers)
         if self.arch.state_specs:
             dtype = TORCH_DTYPES[limits.dtype]
             pool.states = StatePool(self.arch, limits.max_num_seqs, allocation.n_snapshots, dtype, device)

@@ -157,7 +157,8 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
             for place, matrix in one.matrices(f"{at}mlp.experts.{expert}.", hidden_size).items():
                 turn = expert - of_block.start, len(of_block)
                 apart = {"cut": Cut.EXPERT, "turn": turn} if self.are_apart else {}
-                matrices[f"{place}.{expert}"] = msgspec.structs.replace(matrix, of_expert=True, **apart)
+                bank = f"{at}mlp.experts.{place}"
+                matrices[f"{place}.{expert}"] = msgspec.structs.replace(matrix, bank=bank, **apart)
         if self.shared is not None:
             shared = FeedForwardSpec(size=self.shared.size).matrices(at + "mlp.shared_expert.", hidden_size)
             matrices |= {f"shared_{place}": matrix for place, matrix in shared.items()}

@@ -29,7 +29,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     dtype: str
     """'bfloat16', 'float16' or 'float32'."""
     kv_dtype: str
-    """Of keys and values in the cache: `dtype` or 'int8'."""
+    """Of keys and values in the cache: `dtype`, 'fp8' or 'int8'."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -51,6 +51,8 @@ NOT_ROUNDED = ("auto", "none")
 """Values of `quantization` that every device takes."""
 ON_GPU = ("fp8",)
 """Those to which weights are rounded on a GPU; the others on a CPU."""
+KV_ROUNDED = {"fp8": ("fp8", "cuda"), "fp8_e4m3": ("fp8", "cuda"), "int8": ("int8", "cpu")}
+"""Value of `kv_cache_dtype` → its name in `EngineLimits`, and the device that takes it."""
 DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
@@ -117,25 +119,28 @@ def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | No
 
 
 def _kv_dtype(asked: str, dtype: str, device: str, arch: ModelArch) -> str:
-    """'int8' on a CPU, or the type of the activations."""
-    if asked == "int8":
+    """'int8' on a CPU, 'fp8' on a GPU, or the type of the activations."""
+    if asked in KV_ROUNDED:
         if arch.keeps_lines:
             raise ConfigError(
-                f"kv_cache_dtype = 'int8' rounds keys and values of heads, and {arch.family} keeps a line a token for "
-                "all heads: leave --kv-cache-dtype out",
+                f"kv_cache_dtype = {asked!r} rounds keys and values of heads, and {arch.family} keeps a line a token "
+                "for all heads: leave --kv-cache-dtype out",
                 param="kv_cache_dtype",
             )
-        if device != "cpu":
+        name, wanted = KV_ROUNDED[asked]
+        if device != wanted:
+            where, others = ("the CPU", "--device cpu") if wanted == "cpu" else ("GPUs", "--device cuda")
+            there = [f"--kv-cache-dtype {one}" for one, (_, place) in KV_ROUNDED.items() if place == device][:1]
             raise ConfigError(
-                f"kv_cache_dtype = 'int8' works on the CPU only and the device is {device}, which takes 'auto' "
-                f"({dtype}): add --device cpu, or leave --kv-cache-dtype out",
+                f"kv_cache_dtype = {asked!r} works on {where} only and the device is {device}, which takes "
+                f"{' or '.join([*there, f'auto ({dtype})'])}: give that, or add {others}",
                 param="kv_cache_dtype",
             )
-        return asked
+        return name
     if asked != "auto" and dtype != "bfloat16":
         raise ConfigError(
             f"kv_cache_dtype = {asked!r} but dtype is {dtype}: keys and values are of the type of the activations or "
-            "int8; leave --kv-cache-dtype out, or add --dtype bfloat16",
+            "of 8 bits; leave --kv-cache-dtype out, or add --dtype bfloat16",
             param="kv_cache_dtype",
         )
     return dtype

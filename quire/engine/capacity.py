@@ -19,13 +19,12 @@ from quire.config.resolve import EngineLimits
 from quire.config.stages import layout_over
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
+from quire.planner.formats import kv_number_bytes
 from quire.planner.memory import MemoryEquation, Room, n_passing
 
 logger = logging.getLogger("quire.engine")
 
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
-INT8_SCALE_BYTES = 4
-"""Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.entry`)."""
 MIN_TOKENS = 2
 """Of the shortest prompt and the shortest answer together."""
 SNAPSHOT_SHARE = 0.1
@@ -89,7 +88,7 @@ def layout_of(config: EngineConfig, limits: EngineLimits, arch: ModelArch) -> KV
 
 def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:
     """Bytes a number in the KV cache, scales counted in."""
-    return 1 + INT8_SCALE_BYTES / arch.head_dim if limits.kv_dtype == "int8" else ITEMSIZES[limits.kv_dtype]
+    return kv_number_bytes(limits.kv_dtype, arch.head_dim)
 
 
 def snapshots_within(config: EngineConfig, limits: EngineLimits, arch: ModelArch, room: Room) -> int:

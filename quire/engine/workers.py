@@ -97,7 +97,7 @@ def fit_case(config: EngineConfig, made: Made) -> FitCase:
     platform, captured = worker.platform, worker.captured
     return FitCase(
         config, made.limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
-        rounds=platform.rounds, rounds_kv=platform.rounds_kv and not worker.arch.keeps_lines,
+        rounds=platform.rounds, kv_rounded="" if worker.arch.keeps_lines else platform.kv_rounded,
     )  # fmt: skip
 
 
@@ -141,6 +141,12 @@ def make_worker(
             param="deterministic",
         )
     limits = resolve(config, arch, platform.name, is_server=is_server)
+    if limits.kv_dtype not in (limits.dtype, platform.kv_rounded):
+        raise ConfigError(
+            f"kv_cache_dtype = {config.kv_cache_dtype!r} needs a GPU that converts to e4m3, of compute capability 8.9 "
+            f"or later, and this is a {platform.device_name}: leave --kv-cache-dtype out",
+            param="kv_cache_dtype",
+        )
     data = None
     if comm is not None and shape.dp > 1:
         _check_exchange(shape, config, platform)

@@ -12,7 +12,7 @@ from typing import Final
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
-from quire.config.resolve import rounds_to
+from quire.config.resolve import KV_ROUNDED, rounds_to
 from quire.planner.accelerators import Accelerator
 from quire.planner.formats import Formats
 
@@ -51,16 +51,22 @@ def format_refusal(formats: Formats, device: Accelerator) -> str:
     weights = formats.weights
     kind = "cpu" if device.is_host else "cuda"
     if weights.is_rounded and not (rounds_to(weights.name, kind) and weights.name in choices("quantization")):
-        return f"weights in {weights.name} {_where(weights.name, 'quantization')}"
-    if formats.kv not in FLOATING and not (device.is_host and formats.kv in choices("kv_cache_dtype")):
-        return f"keys and values in {formats.kv} {_where(formats.kv, 'kv_cache_dtype')}"
+        return f"weights in {weights.name} {_where(weights.name)}"
+    if formats.kv not in FLOATING and KV_ROUNDED[formats.kv][1] != kind:
+        return f"keys and values in {formats.kv} {_only(KV_ROUNDED[formats.kv][1])}"
+    if formats.kv == "fp8" and "fp8" not in device.flops_per_s:
+        return f"keys and values in fp8 need a GPU that converts to e4m3, as the {device.name.upper()} does not"
     return ""
 
 
-def _where(name: str, option: str) -> str:
-    if name not in choices(option):
+def _where(name: str) -> str:
+    if name not in choices("quantization"):
         return "are not among what the engine can compute with"
-    return "run on GPUs only" if option == "quantization" and rounds_to(name, "cuda") else "run on a CPU only"
+    return _only("cuda" if rounds_to(name, "cuda") else "cpu")
+
+
+def _only(kind: str) -> str:
+    return "run on GPUs only" if kind == "cuda" else "run on a CPU only"
 
 
 def serve_command(

@@ -38,7 +38,7 @@ DTYPES: Final = TORCH_DTYPES | {
 }  # fmt: skip
 WEIGHT: Final = "weight"
 BESIDE: Final = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_scale")
-"""Ends of tensors that quantised caches or outputs would need: caches are of the type of the activations, or int8."""
+"""Ends of tensors that are no weights: scales of quantised caches (`kv_scales` reads them) or outputs."""
 
 Part = tuple[int, Entry]
 """(number of the shard, tensor)."""

@@ -104,6 +104,8 @@ class Codings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """For people."""
+        if not self.rules:
+            return f"{self.method}, no matrix"
         return f"{self.method}, {' or '.join(dict.fromkeys(rule.coding.words for rule in self.rules))}"
 
 

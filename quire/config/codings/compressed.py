@@ -41,7 +41,8 @@ def read(fields: Fields) -> Codings:
     if fields.values.get("transform_config"):
         raise unsupported(fields, "transform_config", "a checkpoint without transforms")
     groups = fields.nested("config_groups")
-    if not 0 < len(groups.values) <= MAX_GROUPS:
+    least = 0 if fields.values.get("kv_cache_scheme") else 1  # scales of a cache beside weights as they were
+    if not least <= len(groups.values) <= MAX_GROUPS:
         raise fields.error("config_groups", f"an object of 1 to {MAX_GROUPS} groups")
     rules = tuple(_rule(groups.nested(name), str(form)) for name in groups.values)
     n_patterns = sum(target.startswith(PATTERN) for rule in rules for target in rule.targets)

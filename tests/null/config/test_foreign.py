@@ -266,7 +266,7 @@ def test_keyword_arguments(values: dict[str, object], expected: dict[str, object
     ({"fully_sharded_loras": True}, "fully_sharded_loras is known in vLLM, not in Quire: adapters.*as their folders"),
     ({"load_format": "pt"}, "load_format = 'pt' is known in vLLM, not in Quire: .*safetensors"),
     ({"quantization": "awq"}, "quantization = 'awq' is known in vLLM, not in Quire"),
-    ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype = 'fp8' is known in vLLM, not in Quire"),
+    ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype = 'fp8_e5m2' is known in vLLM, not in Quire"),
     ({"dtype": "flaot16"}, r"one of auto, bfloat16.*did you mean float16\?"),
     ({"max_num_seqs": 1.5}, "max_num_seqs = 1.5 is not allowed: it must be an integer between 0 and 65536"),
     ({"enforce_eager": "yes please"}, "enforce_eager = 'yes please' is not allowed: it must be on or off"),

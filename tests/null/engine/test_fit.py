@@ -38,7 +38,8 @@ def sizes_of(dtype: str, quantization: str) -> Sizes:
 def case(room: Room, device: str = "cpu", **options: object) -> FitCase:
     config, is_cpu = EngineConfig(model="m", **options), device == "cpu"  # type: ignore[arg-type]
     room = dataclasses.replace(room, is_main=is_cpu)
-    return FitCase(config, resolve(config, ARCH, device), ARCH, room, sizes_of, rounds=is_cpu, rounds_kv=is_cpu)
+    limits, kv_rounded = resolve(config, ARCH, device), "int8" if is_cpu else "fp8"
+    return FitCase(config, limits, ARCH, room, sizes_of, rounds=is_cpu, kv_rounded=kv_rounded)
 
 
 def refusal(one: FitCase) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from quire.kernels.kvstore import entry
 from quire.kernels.qkv import reference
 
 POISON = 7.0
@@ -92,6 +93,31 @@ def check(function: Callable[..., torch.Tensor], shape: Shape, dtype: torch.dtyp
         others = torch.ones(len(got), dtype=torch.bool, device=got.device)
         others[cache_locs] = False
         assert bool((got[others] == POISON).all())
+
+
+def check_codes(
+    function: Callable[..., torch.Tensor], shape: Shape, dtype: torch.dtype, device: str = "cpu"
+) -> None:
+    """Pages in e4m3: queries as with other pages, codes those of torch's conversion, numbers beyond 448 cut off."""
+    given = arguments(shape, dtype, device)
+    given[0][:, ::7] *= 3000  # type: ignore[index]
+    scales = entry.Scales(0.75, 2.5)
+    floats = copied(given)
+    expected_q = function(*floats)
+    pages = [torch.full(one.shape, POISON, device=device).to(entry.E4M3) for one in given[6:8]]  # type: ignore[union-attr]
+    q = function(*given[:6], *pages, given[8], scales)
+    assert torch.equal(q, expected_q)
+    cache_locs = given[8]
+    real, n_cut = cache_locs[cache_locs > 0], 0  # type: ignore[operator,index]
+    for wide, codes, scale in zip(floats[6:8], pages, scales, strict=True):
+        wanted, got = ((x if x.dtype == dtype else x.float()).transpose(1, 2).flatten(0, 1) for x in (wide, codes))
+        wanted = (wanted[real].float() * (1 / scale)).clamp(-448, 448).to(entry.E4M3).float()
+        assert torch.equal(got[real], wanted)
+        n_cut += int((wanted.abs() == 448).sum())
+        others = torch.ones(len(got), dtype=torch.bool, device=got.device)
+        others[cache_locs] = False
+        assert bool((got[others] == POISON).all())
+    assert n_cut or not len(real)
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, is_exact: bool = False) -> None:
