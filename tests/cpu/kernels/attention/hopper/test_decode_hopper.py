@@ -20,8 +20,8 @@ import torch
 from paged_case import VARIANTS, PagedCase, worst_error
 
 from quire.kernels import jit
-from quire.kernels.attention import reference
-from quire.kernels.attention.hopper import coded, hooks, launcher
+from quire.kernels.attention import coded, reference
+from quire.kernels.attention.hopper import hooks, launcher
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import Layout
 from quire.kernels.attention.variant import Variant
