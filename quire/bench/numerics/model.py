@@ -192,8 +192,9 @@ def rows(
             yield row(name, kind, "whole", n, Pages(arch, dtype, n, device), model, n)
             if rounding == "none" and n > CHUNK:
                 yield row(name, OURS, f"{CHUNK} tokens", n, Pages(arch, dtype, n, device), model, CHUNK)
-            if rounding == "none" and (device.type == "cpu" or converts_to_e4m3(device)):
-                low = LOW_KEYS[device.type]
+            for low in LOW_KEYS[device.type] if rounding == "none" else ():
+                if low == entry.E4M3 and not converts_to_e4m3(device):
+                    continue
                 pages = Pages(arch, dtype, n, device, kv_dtype=low)
                 yield row(f"{name}, {type_word(low)} keys", ROUNDED, "whole", n, pages, model, n)
 
