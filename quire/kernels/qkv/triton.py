@@ -99,20 +99,22 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]
         SIZE: tl.constexpr = D + 4 if KIND == INT8 else D
         live, to = heads < N_KV, ((cache_loc // PAGE * N_KV + heads) * PAGE + cache_loc % PAGE) * SIZE
         if KIND == INT8:
-            of_k += (to + D) // 4
-            of_v += (to + D) // 4
+            of_key, of_value = of_k + (to + D) // 4, of_v + (to + D) // 4
+        else:
+            of_key, of_value = of_k, of_v
         if group < Q_GROUPS + KV_GROUPS:
             _rotate(
                 row + (N_Q + heads) * D, k_pages + to, live, k_norm, eps, positions + i, cos_sin,
-                of_k, KIND, HEADS, D, HALF, BLOCK_HALF, BLOCK_REST,
+                of_key, KIND, HEADS, D, HALF, BLOCK_HALF, BLOCK_REST,
             )  # fmt: skip
         else:
             dims = tl.arange(0, BLOCK_D)[None, :]
             inside = live & (dims < D)
             v = tl.load(row + (N_Q + N_KV + heads) * D + dims, mask=inside, other=0.0)
             if KIND == INT8:
-                of_v = _factor(_largest(v), of_v, live)
-            tl.store(v_pages + to + dims, _entry(v, of_v, KIND), mask=inside)
+                tl.store(v_pages + to + dims, _entry(v, _factor(_largest(v), of_value, live), KIND), mask=inside)
+            else:
+                tl.store(v_pages + to + dims, _entry(v, of_value, KIND), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

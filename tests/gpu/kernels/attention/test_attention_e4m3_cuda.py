@@ -87,6 +87,21 @@ def test_shared_prefixes(implementation: ModuleType) -> None:
     assert plan.work.n_large and plan.work.n_small and plan.work.n_merges
 
 
+def test_integers_with_their_own_scales() -> None:
+    """int8 entries, by Triton's kernel on every GPU."""
+    module = catalog.entry("attention", "triton").load()
+    for name in ("causal", "window", "rotary", "own_transforms", "sigmoid"):
+        case = PagedCase(MIXED, 16, 2, 4, 128, torch.bfloat16, kv_dtype=torch.int8, device="cuda")
+        variant = VARIANTS[name](np.random.default_rng(1), case)
+        plan = case.plan(variant)
+        assert module.obstacle(plan, variant, case.dtype, torch.int8) is None
+        out = torch.full_like(case.q, 7.0).contiguous()
+        module.run(case.q, case.k, case.v, plan, variant, out, None)
+        wanted = case.expected_state(variant)[0]
+        size = wanted.abs().clamp(min=1.0)
+        assert worst_error(out[: case.n_rows] / size, wanted / size) <= 2 * reference.TOLERANCE[torch.bfloat16], name
+
+
 def test_large_queries_are_cut_off_not_infinite() -> None:
     """A query of bfloat16 may be beyond fp16, in which codes are multiplied: the largest key wins all the same."""
     module = catalog.entry("attention", "hopper-e4m3")
