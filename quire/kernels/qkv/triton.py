@@ -57,7 +57,8 @@ def rotate_and_store(
     """See op.py. qkv stays as it is, q is contiguous."""
     _, n_kv_heads, page_size, _ = k_pages.shape
     d, kind = entry.head_dim_of(k_pages), KINDS.get(k_pages.dtype, PLAIN.value)
-    of_k, of_v = 1 / scales.k, 1 / scales.v
+    of_k: float | torch.Tensor = 1 / scales.k
+    of_v: float | torch.Tensor = 1 / scales.v
     if kind == INT8.value:  # the same memory, for the scale behind each entry
         of_k, of_v = k_pages.view(torch.float32), v_pages.view(torch.float32)
     n, n_q_heads, half = qkv.shape[0], qkv.shape[1] // d - 2 * n_kv_heads, cos_sin.shape[1] // 2
@@ -159,14 +160,14 @@ def _rotate(  # type: ignore[no-untyped-def]
     tl.store(target + rest, _entry(third, of_entry, KIND), mask=live & tail)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _largest(x):  # type: ignore[no-untyped-def]
     """[HEADS, 1], the largest magnitude of each row of x; NaN where there is an infinity or a NaN."""
     wide = x.to(tl.float32)
     return (tl.max(tl.abs(wide), 1) + tl.sum(wide * 0.0, 1))[:, None]
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _factor(largest, scales, live):  # type: ignore[no-untyped-def]
     """Stores the scale of each head; what its numbers are multiplied by. See `qgemm.reference.quantized_rows`."""
     rounds = largest >= SMALLEST
