@@ -79,7 +79,7 @@ class Platform(Protocol):
     rounds: bool
     """Weights can be rounded here, and products of them are fast."""
     kv_rounded: str
-    """The `kv_cache_dtype` to which keys and values can be rounded here; empty: none."""
+    """The fastest `kv_cache_dtype` to which keys and values can be rounded here."""
     no_determinism: str
     """Why a request's bits may depend on its company (docs/determinism.md); empty: they do not."""
     rows_alone: RowsAlone
@@ -175,7 +175,7 @@ class CudaPlatform:
         device = cuda.CudaDevice(index)
         self.device: Device = device
         self.device_name = cuda.name_of(index)
-        self.kv_rounded = "fp8" if converts_to_e4m3(device.torch_device) else ""
+        self.kv_rounded = "fp8" if converts_to_e4m3(device.torch_device) else "int8"
         self.capturing = device if captures else None
         self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
         self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS["cuda"]

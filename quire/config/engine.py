@@ -161,12 +161,13 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "bfloat16", "bf16", "fp8", "fp8_e4m3", "int8"],
         _doc(
             "Type of keys and values in the cache; auto takes that of dtype, bf16 is short for bfloat16. On a GPU fp8,"
-            " which is fp8_e4m3, rounds them to 8 bits under the scales of the checkpoint, or 1: half the memory. On a"
-            " CPU int8 rounds them to 8 bits with a float32 scale for each token and head: about half.",
+            " which is fp8_e4m3, rounds them to 8 bits under the scales of the checkpoint, or 1: half the memory. int8"
+            " rounds them to integers with a float32 scale for each token and head: about half, nearer, and on a GPU"
+            " slower than fp8.",
             extra={
                 "refused": {
                     "float16 fp8_e5m2 fp8_inc fp8_ds_mla fp8_per_token_head int8_per_token_head"
-                    " nvfp4": "leave it out, or give fp8 on a GPU, int8 on a CPU"
+                    " nvfp4": "leave it out, or give int8, or fp8 on a GPU"
                 }
             },
         ),

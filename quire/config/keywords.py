@@ -30,7 +30,7 @@ class EngineOptions(TypedDict, total=False):
     load_timeout: float | None
     long_prefill_token_threshold: int | None
     max_stall_factor: float | None
-    kv_cache_dtype: Literal["auto", "bfloat16", "bf16", "int8"] | None
+    kv_cache_dtype: Literal["auto", "bfloat16", "bf16", "fp8", "fp8_e4m3", "int8"] | None
     block_size: Literal[1, 2, 4, 8, 16, 32, 64, 128] | None
     gpu_memory_utilization: float | None
     kv_cache_memory_bytes: str | int | None

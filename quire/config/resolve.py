@@ -51,8 +51,8 @@ NOT_ROUNDED = ("auto", "none")
 """Values of `quantization` that every device takes."""
 ON_GPU = ("fp8",)
 """Those to which weights are rounded on a GPU; the others on a CPU."""
-KV_ROUNDED = {"fp8": ("fp8", "cuda"), "fp8_e4m3": ("fp8", "cuda"), "int8": ("int8", "cpu")}
-"""Value of `kv_cache_dtype` → its name in `EngineLimits`, and the device that takes it."""
+KV_ROUNDED = {"fp8": ("fp8", ("cuda",)), "fp8_e4m3": ("fp8", ("cuda",)), "int8": ("int8", ("cpu", "cuda"))}
+"""Value of `kv_cache_dtype` → its name in `EngineLimits`, and the devices that take it."""
 DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
@@ -119,7 +119,7 @@ def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | No
 
 
 def _kv_dtype(asked: str, dtype: str, device: str, arch: ModelArch) -> str:
-    """'int8' on a CPU, 'fp8' on a GPU, or the type of the activations."""
+    """'int8', 'fp8' on a GPU, or the type of the activations."""
     if asked in KV_ROUNDED:
         if arch.keeps_lines:
             raise ConfigError(
@@ -127,13 +127,12 @@ def _kv_dtype(asked: str, dtype: str, device: str, arch: ModelArch) -> str:
                 "for all heads: leave --kv-cache-dtype out",
                 param="kv_cache_dtype",
             )
-        name, wanted = KV_ROUNDED[asked]
-        if device != wanted:
-            where, others = ("the CPU", "--device cpu") if wanted == "cpu" else ("GPUs", "--device cuda")
-            there = [f"--kv-cache-dtype {one}" for one, (_, place) in KV_ROUNDED.items() if place == device][:1]
+        name, devices = KV_ROUNDED[asked]
+        if device not in devices:
+            there = [f"--kv-cache-dtype {one}" for one, (_, places) in KV_ROUNDED.items() if device in places][:1]
             raise ConfigError(
-                f"kv_cache_dtype = {asked!r} works on {where} only and the device is {device}, which takes "
-                f"{' or '.join([*there, f'auto ({dtype})'])}: give that, or add {others}",
+                f"kv_cache_dtype = {asked!r} works on {' and '.join(devices)} only and the device is {device}, which "
+                f"takes {' or '.join([*there, f'auto ({dtype})'])}: give that, or add --device {devices[0]}",
                 param="kv_cache_dtype",
             )
         return name

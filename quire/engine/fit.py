@@ -67,7 +67,7 @@ class FitCase:
     rounds: bool = False
     """Whether weights can be rounded here, and products of them are fast."""
     kv_rounded: str = ""
-    """The `kv_cache_dtype` to which the cache can be; empty: none."""
+    """The `kv_cache_dtype` to which the cache can be; empty: it cannot."""
 
     def change(self, **options: object) -> FitCase:
         """The same with other options."""

@@ -141,7 +141,7 @@ def make_worker(
             param="deterministic",
         )
     limits = resolve(config, arch, platform.name, is_server=is_server)
-    if limits.kv_dtype not in (limits.dtype, platform.kv_rounded):
+    if limits.kv_dtype == "fp8" and platform.kv_rounded != "fp8":
         raise ConfigError(
             f"kv_cache_dtype = {config.kv_cache_dtype!r} needs a GPU that converts to e4m3, of compute capability 8.9 "
             f"or later, and this is a {platform.device_name}: leave --kv-cache-dtype out",

@@ -24,7 +24,7 @@ def adaptable(arch: ModelArch) -> Iterator[Matrix]:
     """The matrices that adapters may add to."""
     for number, spec in enumerate(arch.layers):
         for matrix in layer_parameters(spec, arch.hidden_size, number).matrices:
-            if not matrix.of_expert and matrix.kept is Kept.BY_SCHEME:
+            if not matrix.bank and matrix.kept is Kept.BY_SCHEME:
                 yield matrix
 
 

@@ -52,8 +52,8 @@ def format_refusal(formats: Formats, device: Accelerator) -> str:
     kind = "cpu" if device.is_host else "cuda"
     if weights.is_rounded and not (rounds_to(weights.name, kind) and weights.name in choices("quantization")):
         return f"weights in {weights.name} {_where(weights.name)}"
-    if formats.kv not in FLOATING and KV_ROUNDED[formats.kv][1] != kind:
-        return f"keys and values in {formats.kv} {_only(KV_ROUNDED[formats.kv][1])}"
+    if formats.kv not in FLOATING and kind not in KV_ROUNDED[formats.kv][1]:
+        return f"keys and values in {formats.kv} {_only(KV_ROUNDED[formats.kv][1][0])}"
     if formats.kv == "fp8" and "fp8" not in device.flops_per_s:
         return f"keys and values in fp8 need a GPU that converts to e4m3, as the {device.name.upper()} does not"
     return ""

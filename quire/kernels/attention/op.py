@@ -175,7 +175,7 @@ def run(
     q: [n, n_q_heads, head_dim], n >= q_indptr[-1], last dimension contiguous; rows beyond q_indptr[-1] are padding.
     k, v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows [n_keys, n_kv_heads, head_dim], any strides
     with a contiguous last dimension, q's dtype or float8_e4m3fn, this step's keys and values already stored; scales: of
-    the latter, number = code * scale. On CPU also int8 entries, with a last dimension of head_dim + 4 (kvstore.entry).
+    the latter, number = code * scale. Also int8 entries, with a last dimension of head_dim + 4 (kvstore.entry).
     v may be a view of k's memory, with value_dim numbers. out: like q with value_dim numbers, contiguous, or None to
     allocate. lse: float32 [n, n_q_heads], contiguous, receives the natural logarithm of each row's sum of weights (-inf
     where nothing is seen), or None.

@@ -15,6 +15,7 @@ MAX_ROWS = 512
 MANY_ROWS = Slower(f"more than {MAX_ROWS} rows: Triton's kernel is as fast, or up to a quarter faster")
 """Measured on an H200 (lab notes 13)."""
 
+INTEGERS = Slower("pages of int8: Triton's kernel is the only one")
 MAX_LANES = 32
 """Threads of a head, each with two times `hopper_rows.WIDTH` dimensions."""
 
@@ -48,6 +49,8 @@ def obstacle(
     scales: entry.Scales = entry.UNIT,
 ) -> str | None:
     """Why this kernel does not run on these arguments, or None. May compile it (seconds)."""
+    if k_pages.dtype == torch.int8:
+        return INTEGERS
     if len(qkv) > MAX_ROWS and not are_rows_alone():
         return MANY_ROWS
     n_pages, _, page_size, d = k_pages.shape

@@ -94,9 +94,9 @@ def test_a_page_takes_half_the_memory(shape: str) -> None:
     """The memory equation says what the pool really takes."""
     arch = read_arch(pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes" / shape)
     found = {}
-    for kv_dtype in ("bf16", "int8"):
+    for kv_dtype, device in (("bf16", "cpu"), ("int8", "cpu"), ("int8", "cuda")):
         config = EngineConfig(kv_cache_dtype=kv_dtype)  # type: ignore[arg-type]
-        limits = resolve(config, arch, "cpu")
+        limits = resolve(config, arch, device)
         terms = equation(config, limits, arch)
         pool = KVPool(arch, 3, config.block_size, KV_DTYPES[limits.kv_dtype], CpuDevice())
         assert pool.k.nbytes + pool.v.nbytes == 3 * terms.page_bytes
@@ -108,10 +108,9 @@ def test_a_page_takes_half_the_memory(shape: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "device", "words"),
     [
-        ("int8", "cuda", "the CPU only and the device is cuda, which takes --kv-cache-dtype fp8 or auto .bfloat16."),
-        ("int8", "null", "the CPU only and the device is null, which takes auto .bfloat16.: .* add --device cpu"),
-        ("fp8", "cpu", "GPUs only and the device is cpu, which takes --kv-cache-dtype int8 or auto .bfloat16."),
-        ("fp8_e4m3", "null", "'fp8_e4m3' works on GPUs only .* add --device cuda"),
+        ("int8", "null", "cpu and cuda only and the device is null, which takes auto .bfloat16.: .* add --device cpu"),
+        ("fp8", "cpu", "cuda only and the device is cpu, which takes --kv-cache-dtype int8 or auto .bfloat16."),
+        ("fp8_e4m3", "null", "'fp8_e4m3' works on cuda only .* add --device cuda"),
     ],
 )
 def test_other_devices_refuse(asked: Any, device: str, words: str) -> None:

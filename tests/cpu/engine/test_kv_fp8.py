@@ -49,7 +49,7 @@ def apart(exact: LLM, ours: LLM) -> float:
 def on_this_cpu() -> Iterator[None]:
     """No step in one native call: that one reads no e4m3."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(resolve.KV_ROUNDED, "fp8", ("fp8", "cpu"))
+        patch.setitem(resolve.KV_ROUNDED, "fp8", ("fp8", ("cpu",)))
         patch.setattr(platform.CpuPlatform, "kv_rounded", "fp8")
         patch.setattr(platform, "obstacle", lambda model: "keys of e4m3")
         yield

@@ -38,9 +38,11 @@ def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constan
 def build_qkv(d: int, rotary: int, warps: int, pages: str = "*bf16", **no_norms: None) -> None:
     """32 query heads and 8 KV heads."""
     pointers = [name for name in ("q_norm", "k_norm") if name not in no_norms]
-    types = f"*bf16 i32 *bf16 {'*bf16 ' * len(pointers)} fp32 *i64 *fp32 {pages} {pages} *i64 fp32 fp32"
+    kind = {"*bf16": qkv.PLAIN, "*fp8e4nv": qkv.E4M3, "*i8": qkv.INT8}[pages].value
+    scales = "*fp32" if kind == qkv.INT8.value else "fp32"
+    types = f"*bf16 i32 *bf16 {'*bf16 ' * len(pointers)} fp32 *i64 *fp32 {pages} {pages} *i64 {scales} {scales}"
     build(
-        qkv._rotate_and_store, types, warps=warps, **no_norms, CODED=pages != "*bf16",
+        qkv._rotate_and_store, types, warps=warps, **no_norms, KIND=kind,
         N_Q=32, N_KV=8, D=d, HALF=rotary // 2, PAGE=16, HEADS=8, Q_GROUPS=4, KV_GROUPS=1,
         BLOCK_D=triton.next_power_of_2(d), BLOCK_HALF=triton.next_power_of_2(rotary // 2),
         BLOCK_REST=triton.next_power_of_2(max(1, d - rotary)),
@@ -89,6 +91,7 @@ CASES = {
     "act": lambda: build(act._silu_mul, "*bf16 i32 *bf16 i32", BLOCK=1024),
     "qkv": lambda: build_qkv(128, 128, warps=2),
     "qkv codes": lambda: build_qkv(128, 128, warps=2, pages="*fp8e4nv"),
+    "qkv integers": lambda: build_qkv(128, 128, warps=2, pages="*i8"),
     "qkv partial": lambda: build_qkv(80, 20, warps=2, q_norm=None, k_norm=None),
     "qkv large": lambda: build_qkv(256, 256, warps=4, k_norm=None),
     "copy": lambda: build(kvstore._copy, "*bf16 *bf16 *i32", HEADS=8, PAGE=16, D=128, BLOCK_P=16, BLOCK_D=128),

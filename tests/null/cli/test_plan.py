@@ -93,7 +93,6 @@ def made_config(command: str) -> EngineConfig:
         (["--mesh", "tp=2,sp=2", "--count", "4"], "sp = 2: the engine does not divide"),
         (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
         (["--gpu", "a100", "--kv-cache-dtype", "fp8"], "keys and values in fp8 need a GPU that converts to e4m3"),
-        (["--kv-cache-dtype", "int8"], "keys and values in int8 run on a CPU only"),
         (["--weights", "int4"], "weights in int4 run on a CPU only"),
         (["--gpu", "mi300x"], "no kernels for the MI300X"),
     ],

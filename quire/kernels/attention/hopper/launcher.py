@@ -29,7 +29,7 @@ PAGE_STEP = 8
 ALIGNMENT_BYTES = 16
 
 
-class _Args(ctypes.Structure):
+class Args(ctypes.Structure):
     """QuireAttnArgs in csrc/cuda/attention.h."""
 
     _fields_ = [
@@ -119,13 +119,13 @@ def run(
 ) -> None:
     """See op.py. Raises ValueError for addresses or strides that are not multiples of 16 bytes."""
     args = arguments(q, k, v, plan, variant, out, lse)
-    stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
     for name, build in _launches(plan, variant, q.dtype):
-        launch(name, build, args, stream)
+        launch(name, build, args, q.device)
 
 
-def launch(name: str, build: Build, args: _Args, stream: ctypes.c_void_p) -> None:
-    """Run a function of a library."""
+def launch(name: str, build: Build, args: Args, device: torch.device) -> None:
+    """Run a function of a library on the device's current stream."""
+    stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
     code = getattr(library(build), name)(ctypes.byref(args), stream)
     if code:
         raise RuntimeError(f"{name} could not be launched: CUDA error {code}")
@@ -186,7 +186,7 @@ def arguments(
     out: torch.Tensor,
     lse: torch.Tensor | None,
     scales: entry.Scales = entry.UNIT,
-) -> _Args:
+) -> Args:
     """What the kernels are told. Raises ValueError for addresses or strides that are not multiples of 16 bytes."""
     work: CudaWork = plan.work
     heads = plan.heads
@@ -198,7 +198,7 @@ def arguments(
     for tensor in (k, v):
         page, head, token = tensor.stride()[:3] if tensor.dim() == 4 else (0, tensor.stride(1), tensor.stride(0))
         strides += [page, head, token]
-    args = _Args(
+    args = Args(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr() if lse is not None else None,
         work.small.data_ptr() if work.n_small else None, work.large.data_ptr(), work.queue.data_ptr(),
         work.rows.data_ptr(), plan.page_table.data_ptr() if plan.page_table is not None else None,

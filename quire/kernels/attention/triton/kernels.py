@@ -64,9 +64,9 @@ def _fold(  # type: ignore[no-untyped-def]
     q, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
     begin, end, first, last, gap_at, gap, q_row, q_pos, q_head, top, total, acc, scale, k_scale, v_scale,
     window, n_first, param, EDGE: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr,
-    FAST: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr,
-    PARTNERS: tl.constexpr,
+    SCALED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
+    SOFTMAX: tl.constexpr, FAST: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LOGITS: tl.constexpr,
+    MASK: tl.constexpr, PARTNERS: tl.constexpr,
 ):  # fmt: skip
     """Fold keys into the running maximum, sum and weighted values: begin + x for x in first .. last - 1, with `gap`
     added from x = gap_at on. Not EDGE: all of them are live, seen by every row (but for MASK), and no gap is crossed.
@@ -88,13 +88,20 @@ def _fold(  # type: ignore[no-untyped-def]
         else:
             k_block = tl.load(k + k_at[None, :] + dims[:, None], mask=(dims < D)[:, None], other=0.0)
             v_block = tl.load(v + v_at[:, None] + dims[None, :], mask=(dims < D)[None, :], other=0.0)
+        if SCALED:
+            of_k, of_v = tl.load(k_scale + (k_at + D) // 4), tl.load(v_scale + (v_at + D) // 4)
+            of_key, of_value = of_k[None, :], of_v[:, None]
+        else:
+            of_key, of_value = k_scale, v_scale
         if KEY is not None:
-            k_block = _transformed(k_block, k, k_at[None, :], dims[:, None], position[None, :], kv_head, k_scale, param,
-                                   D, KEY, PARTNERS & 2, q.dtype)  # fmt: skip
+            k_block = _transformed(k_block, k, k_at[None, :], dims[:, None], position[None, :], kv_head, of_key,
+                                   param, D, KEY, PARTNERS & 2, q.dtype)  # fmt: skip
         if VALUE is not None:
-            v_block = _transformed(v_block, v, v_at[:, None], dims[None, :], position[:, None], kv_head, v_scale, param,
-                                   D, VALUE, PARTNERS & 4, q.dtype)  # fmt: skip
+            v_block = _transformed(v_block, v, v_at[:, None], dims[None, :], position[:, None], kv_head, of_value,
+                                   param, D, VALUE, PARTNERS & 4, q.dtype)  # fmt: skip
         s = tl.dot(q, k_block.to(q.dtype), input_precision="ieee")
+        if SCALED and KEY is None:
+            s = s * of_k[None, :]
         if not FAST:
             s = s * scale
         if LOGITS is not None:
@@ -123,6 +130,8 @@ def _fold(  # type: ignore[no-untyped-def]
         else:
             p = s
             total += tl.sum(p, 1)
+        if SCALED and VALUE is None:
+            p = p * of_v[None, :]
         acc += tl.dot(p.to(q.dtype), v_block.to(q.dtype), input_precision="ieee")
     return top, total, acc
 
@@ -200,7 +209,10 @@ def _tile(  # type: ignore[no-untyped-def]
     end, gap_at, gap, head, main, stop = _bounds(
         begin, tl.load(line + 4), blocks_at, blocks, q_pos, window, n_first, LAYOUT, PAGE, BLOCK_N, CAUSAL, WINDOWED
     )
-    if CODED and KEY is None:  # one scale of all keys is a factor of the logits; a hook is given numbers
+    if CODED == 2:  # int8: scales lie behind the integers
+        k_scale += kv_head.to(tl.int64) * k_head // 4
+        v_scale += kv_head.to(tl.int64) * v_head // 4
+    if CODED == 1 and KEY is None:  # one scale of all keys is a factor of the logits; a hook is given numbers
         scale = scale * k_scale
     k += kv_head.to(tl.int64) * k_head
     v += kv_head.to(tl.int64) * v_head
@@ -212,26 +224,28 @@ def _tile(  # type: ignore[no-untyped-def]
             x, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
             begin, end, 0, tl.minimum(head, stop), gap_at, gap, row[:, None], q_pos[:, None], q_head[:, None],
             top, total, acc, scale, k_scale, v_scale, window, n_first, param,
-            True, LAYOUT, PAGE, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS, MASK,
-            PARTNERS,
+            True, LAYOUT, PAGE, D, CODED == 2, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS,
+            MASK, PARTNERS,
         )  # fmt: skip
     top, total, acc = _fold(
         x, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
         begin + gap, end, head, main, 0, 0, row[:, None], q_pos[:, None], q_head[:, None],
         top, total, acc, scale, k_scale, v_scale, window, n_first, param,
-        False, LAYOUT, PAGE, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS, MASK, PARTNERS,
+        False, LAYOUT, PAGE, D, CODED == 2, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS,
+        MASK, PARTNERS,
     )  # fmt: skip
     top, total, acc = _fold(
         x, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
         begin + gap, end, main, stop, 0, 0, row[:, None], q_pos[:, None], q_head[:, None],
         top, total, acc, scale, k_scale, v_scale, window, n_first, param,
-        True, LAYOUT, PAGE, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS, MASK, PARTNERS,
+        True, LAYOUT, PAGE, D, CODED == 2, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS,
+        MASK, PARTNERS,
     )  # fmt: skip
 
     log2_total = tl.where(total == 0.0, float("-inf"), top + tl.log2(tl.where(total == 0.0, 1.0, total)))
     if SOFTMAX:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if CODED and VALUE is None:
+    if CODED == 1 and VALUE is None:
         acc = acc * v_scale
     if partial < 0:
         if OUTPUT is not None:

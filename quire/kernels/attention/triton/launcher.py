@@ -17,6 +17,8 @@ from quire.kernels.attention.variant import Variant
 from quire.kernels.kvstore import entry
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KINDS = {entry.E4M3: 1, torch.int8: 2}
+"""Type of pages of 8 bits → CODED of the kernels: one scale of all keys, or one behind each entry."""
 LARGE_ROWS = 128
 """Packed rows of a large line, at most."""
 MAX_HEAD_DIM = 256
@@ -26,8 +28,10 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
     """Why these kernels cannot run this, in one sentence, or None."""
     if q_dtype not in DTYPES:
         return f"q is {q_dtype}: Triton's kernels take {', '.join(map(str, DTYPES))}"
-    if kv_dtype not in (q_dtype, entry.E4M3):
-        return f"keys and values are {kv_dtype}: Triton's kernels take q's {q_dtype} or {entry.E4M3}"
+    if kv_dtype not in (q_dtype, *KINDS):
+        return f"keys and values are {kv_dtype}: Triton's kernels take q's {q_dtype}, {entry.E4M3} or int8 entries"
+    if kv_dtype == torch.int8 and plan.heads.head_dim % entry.SCALE_BYTES:
+        return f"head_dim {plan.heads.head_dim} is not a multiple of {entry.SCALE_BYTES}, as scales must lie"
     if plan.heads.value_dim:
         return f"values have {plan.heads.value_dim} dimensions and keys {plan.heads.head_dim}"
     if plan.heads.head_dim > MAX_HEAD_DIM:
@@ -96,9 +100,10 @@ def _arguments(
     work = plan.work
     pages = work.rows if plan.page_table is None else plan.page_table
     strides = [stride for x in (k, v) for stride in _strides(x, plan.layout)]
+    factors = [x.view(torch.float32) for x in (k, v)] if k.dtype == torch.int8 else scales
     return (
         q, k, v, out, out if lse is None else lse, work.rows, pages, work.blocks, work.partial_out, work.partial_lse,
-        q.stride(0), q.stride(1), *strides, plan.heads.n_kv_heads, variant.scale, *scales, variant.window,
+        q.stride(0), q.stride(1), *strides, plan.heads.n_kv_heads, variant.scale, *factors, variant.window,
         variant.n_first, hooks.of(variant).params,
     )  # fmt: skip
 
@@ -121,7 +126,7 @@ def _constants(
         "PAGE": plan.page_size,
         "GROUP": plan.heads.group,
         "D": head_dim,
-        "CODED": k.dtype != q.dtype,
+        "CODED": KINDS.get(k.dtype, 0),
         "BLOCK_D": _padded(head_dim),
         "BLOCK_M": rows,
         "BLOCK_N": keys,

@@ -6,29 +6,28 @@ Not shown: how fast it is, that copies are ordered as on a GPU, dependent launch
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import functools
+import os
 import pathlib
-import shutil
 import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from emulated_decode import emulate
 from paged_case import VARIANTS, PagedCase, worst_error
 
 from quire.kernels import jit
-from quire.kernels.attention import reference
-from quire.kernels.attention.hopper import coded, hooks, launcher
+from quire.kernels.attention import coded, reference
+from quire.kernels.attention.hopper import launcher
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import Layout
 from quire.kernels.attention.variant import Variant
 from quire.kernels.kvstore import entry
 
-EMULATED = pathlib.Path(__file__).resolve().parents[2] / "emulated"
-FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
+HERE = pathlib.Path(__file__).resolve().parent
 BF16, HALF, CODES = torch.bfloat16, torch.float16, {"kv_dtype": entry.E4M3}
 SCALES = entry.Scales(0.5, 1.75)
 
@@ -60,35 +59,7 @@ def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = jit.compiler("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler")
-    folder = tmp_path / "cuda"
-    shutil.copytree(jit.sources_folder() / "cuda", folder)
-    for header in EMULATED.glob("*.h"):
-        shutil.copy(header, folder)
-    (folder / "cuda_runtime.h").touch()
-    shape = folder / "decode" / "shape.h"
-    declared = "extern __shared__ char raw[];"
-    assert declared in shape.read_text()
-    shape.write_text(shape.read_text().replace(declared, "char* raw = emulated::memory;"))
-
-    @functools.cache
-    def library(build: launcher.Build) -> ctypes.CDLL:
-        made = tmp_path / f"{abs(hash(build))}.so"
-        variant = made.with_suffix(".h")
-        variant.write_text(hooks.header(build.program))
-        macros = [f"-DQUIRE_{name}={value}" for name, value in launcher.macros(build).items()]
-        command = [
-            compiler, *FLAGS, f"-I{folder}", *macros, "-include", str(folder / "fragments.h"),
-            "-include", str(variant), str(folder / build.source), "-o", str(made),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return ctypes.CDLL(str(made))
-
-    class Stream:
-        cuda_stream = 0
-
-    monkeypatch.setattr(launcher, "library", library)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    emulate(tmp_path, monkeypatch, compiler)
 
 
 def test_small_lines_match_float64(emulation: None) -> None:
@@ -107,3 +78,15 @@ def test_small_lines_match_float64(emulation: None) -> None:
         reference.run(case.q.double(), *numbers, plan, variant, wanted, wanted_lse)
         assert worst_error(out, wanted) <= 2 * reference.TOLERANCE[case.dtype], one
         assert worst_error(lse, wanted_lse) <= 1e-3, one
+
+
+def test_parts_of_both_back_ends_are_merged(tmp_path: pathlib.Path) -> None:
+    """A shared prefix by Triton's kernel, interpreted, the rest and the merge by decode.cu: in a process of its own."""
+    pytest.importorskip("triton")
+    if jit.compiler("c++") is None:
+        pytest.skip("needs a C++ compiler")
+    paths = [str(HERE.parents[4]), str(HERE), str(HERE.parents[1])]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, str(HERE / "interpreted_mixed.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.strip() == "fine", done.stderr[-3000:]

@@ -109,6 +109,20 @@ def check_planned_work() -> None:
     assert n_split > 0
 
 
+def check_integers() -> None:
+    """int8 entries, each with its scale, under every kind of variant; the reference reads the same entries."""
+    for seed in range(12):
+        dtype = (torch.float32, torch.float16)[seed % 2]
+        case, variant = random_case(seed, dtype, [16, 20, 64], longest=70, kv_dtype=torch.int8)
+        bare = case.bare_plan(variant)
+        plan = dataclasses.replace(bare, work=work.make(bare, n_ctas=4))
+        assert attention.obstacle(plan, variant, dtype, torch.int8) is None
+        wanted, _ = case.expected_state(variant)
+        out, _ = attend(case, variant, plan)
+        size = wanted.abs().clamp(min=1.0)
+        assert worst_error(out / size, wanted / size) <= 2 * reference.TOLERANCE[dtype], (case, variant.program.text())
+
+
 def check_buffers() -> None:
     """One set of buffers, several decode steps: addresses and grids stay, the answers follow the plan."""
     first = PagedCase([(700, 1), (300, 3), (520, 1)], 16, 2, 2, 16, torch.float32)
@@ -173,6 +187,7 @@ if __name__ == "__main__":
         check_shapes()
         check_many_parts()
         check_planned_work()
+        check_integers()
         check_buffers()
         check_placing()
         check_variants()

@@ -1,14 +1,12 @@
-"""Attention over pages in e4m3 for Hopper: CUDA C++ for small lines (csrc/cuda/decode.cu), Triton's kernel for large ones.
+"""Attention over pages in e4m3 for Hopper: CUDA C++ for small lines (csrc/cuda/decode.cu), Triton for large ones.
 
 Small lines are bound by memory, so half the bytes are what counts; large lines are bound by products, and Triton's
 kernel converts keys on their way to them. Parts of both are merged by decode.cu's. Owns which function runs which
-lines. Does not own the arguments (launcher.py) nor the plan. Invariant: as launcher.py's, a launch allocates nothing
-and never waits.
+lines. Does not own the arguments (hopper/launcher.py) nor the plan. Invariant: as their launchers', a launch
+allocates nothing and never waits.
 """
 
 from __future__ import annotations
-
-import ctypes
 
 import torch
 
@@ -55,16 +53,15 @@ def run(
     lse: torch.Tensor | None,
     scales: entry.Scales = entry.UNIT,
 ) -> None:
-    """See op.py. Raises ValueError for tokens of a page that are not contiguous, and as launcher.py does."""
+    """See op.py. Raises ValueError for tokens of a page that are not contiguous, and as hopper/launcher.py does."""
     if k.stride(2) != plan.heads.head_dim or v.stride(2) != plan.heads.head_dim:
         raise ValueError(f"k and v, with strides {k.stride()} and {v.stride()}: tokens of a page must be contiguous")
     work: CudaWork = plan.work
     args = launcher.arguments(q, k, v, plan, variant, out, lse, scales)
-    stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
     decode = launcher.decode_build(plan, variant, q.dtype, coded=True)
     if work.n_small:
-        launcher.launch("quire_attention_small", decode, args, stream)
+        launcher.launch("quire_attention_small", decode, args, q.device)
     if work.n_large:
         triton.run_large(q, k, v, plan, variant, out, lse, scales)
     if work.n_merges:
-        launcher.launch("quire_attention_merge", decode, args, stream)
+        launcher.launch("quire_attention_merge", decode, args, q.device)
