@@ -59,7 +59,7 @@ def tensors_of(folder: pathlib.Path) -> Tensors:
 
 
 @pytest.mark.parametrize("n_files", [1, 3])
-@pytest.mark.parametrize("case", SAID)
+@pytest.mark.parametrize("case", sorted(SAID))
 def test_is_what_peft_merges(case: str, n_files: int, tmp_path: pathlib.Path) -> None:
     folder, out = written(case, tmp_path / "model", n_files=n_files), tmp_path / "out"
     assert main(["merge", str(folder), str(folder / "adapter"), str(out)]) == 0
