@@ -1,7 +1,7 @@
 """Owns the comparison of the draft's shape with and without a teacher: the same start, batches, steps and rates.
 
-`python -m demo.distillation --minutes 20 --out FOLDER` trains both on a CPU, step by step, and writes `with-teacher` and
-`without-teacher` into the folder. The bundled demo model is the teacher.
+`python -m demo.distillation --minutes 20 --out FOLDER` trains both on a CPU, step by step, and writes `with-teacher`
+and `without-teacher` into the folder. The bundled demo model is the teacher.
 """
 
 from __future__ import annotations
