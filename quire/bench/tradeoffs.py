@@ -22,13 +22,13 @@ from quire.bench.datasets import BenchRequest
 from quire.bench.offline import submit
 from quire.bench.options import TradeoffOptions
 from quire.bench.tasks import Score, Task, answer_tasks
-from quire.compute.forward.early_exit import EarlyExitForward, ExitRule, exit_obstacle
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.files import read_regular
 from quire.core.prompts import TokensPrompt
 from quire.core.sampling import SamplingParams
 from quire.core.units import format_bytes
+from quire.engine.early_exit import leave_early
 from quire.engine.llm import LLM
 
 MAX_TEXT_BYTES: Final = 1 << 26
@@ -58,7 +58,8 @@ class Variant:
     """'while loading', 'made', 'another model', 'early exit', or 'dense execution': zeros are multiplied by as all
     else."""
     config: EngineConfig
-    rule: ExitRule | None = None
+    exit: tuple[int, float] | None = None
+    """The layer after which tokens may leave, and the probability from which on they do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def variants(config: EngineConfig, options: TradeoffOptions, n_layers: int, make
     )  # fmt: skip
     layers = options.exit_layers or sorted({max(1, n_layers // 2), max(1, 3 * n_layers // 4)})
     for layer, threshold in itertools.product(layers, options.exit_thresholds):
-        yield Variant(f"exit after {layer} at {threshold:g}", "early exit", alone, ExitRule(layer, threshold))
+        yield Variant(f"exit after {layer} at {threshold:g}", "early exit", alone, (layer, threshold))
     for path in options.models:
         name = path.rstrip("/").rpartition("/")[2]
         yield Variant(name, "another model", replace(config, model=path, quantization="none"))
@@ -162,42 +163,23 @@ def measure(
 
 
 def _row(variant: Variant, llm: LLM, turns: Turns, texts: Mapping[str, str], tasks: Sequence[Task]) -> Row:
-    options = turns.options
-    leaving = None if variant.rule is None else _leave_early(llm, variant)
+    options, worker = turns.options, _worker(llm)
+    leaving = None if variant.exit is None else leave_early(worker, variant.config, *variant.exit)
     bits = {one: _bits_per_byte(llm, text, options.window) for one, text in texts.items()}
     scores = answer_tasks(llm, tasks, options.task_output_len) if tasks else {}
     if leaving is not None:
         leaving.n_tokens = leaving.n_exits = 0
     timed = {n: turns.take(llm, n) for n in options.batch_sizes}
-    model = _worker(llm).model
-    layers = float(len(model.layers))
-    if leaving is not None and variant.rule is not None:
-        layers -= (layers - variant.rule.layer) * leaving.n_exits / max(1, leaving.n_tokens)
+    layers = float(len(worker.model.layers))
+    if leaving is not None and variant.exit is not None:
+        layers -= (layers - variant.exit[0]) * leaving.n_exits / max(1, leaving.n_tokens)
     tokens_per_second = {n: n * options.output_len / own_s for n, (own_s, _) in timed.items()}
     speed = {n: ratio for n, (_, ratio) in timed.items()}
-    return Row(variant.name, variant.kind, bits, scores, tokens_per_second, speed, model.n_bytes, layers)
+    return Row(variant.name, variant.kind, bits, scores, tokens_per_second, speed, worker.model.n_bytes, layers)
 
 
 def _worker(llm: LLM) -> Any:
     return llm.engine.executor.worker  # type: ignore[attr-defined]
-
-
-def _leave_early(llm: LLM, variant: Variant) -> EarlyExitForward:
-    """Put the strategy into an engine that has done nothing yet. ConfigError where it cannot be."""
-    worker, rule = _worker(llm), variant.rule
-    assert rule is not None
-    reason = (
-        "drafts are chosen by all layers" if variant.config.speculative_config else exit_obstacle(worker.model, rule)
-    )
-    if reason is not None:
-        raise ConfigError(f"early exit: {reason}")
-    runner = worker.runner
-    forward = EarlyExitForward(
-        worker.platform.device, worker.model, runner.pool, runner.tables, runner.tail, rule,
-        max_rows=variant.config.max_num_batched_tokens,
-    )  # fmt: skip
-    runner.put_first(forward)
-    return forward
 
 
 class Turns:
@@ -214,7 +196,7 @@ class Turns:
         own_s, ratios = math.inf, []
         for turn in range(1 + self.options.num_iters):  # the first warms up
             pieces = [self._piece() for _ in range(n)]
-            both = [self._base, llm] if turn % 2 else [llm, self._base]
+            both = dict.fromkeys([self._base, llm] if turn % 2 else [llm, self._base])  # it may be that one
             took_s = {id(one): self._seconds(one, pieces) for one in both}
             if turn:
                 own_s = min(own_s, took_s[id(llm)])
