@@ -150,3 +150,17 @@ def test_what_it_refuses(model: Decoder, tmp_path: pathlib.Path) -> None:
     for layer in (0, N_LAYERS):
         assert f"the model has {N_LAYERS}" in (exit_obstacle(model, ExitRule(layer, 0.5)) or "")
     assert exit_obstacle(model, ExitRule(LAYER, 0.5)) is None
+
+
+@torch.inference_mode()
+def test_a_slot_that_closes_has_nothing_waiting(model: Decoder) -> None:
+    used, fresh = Side(model), Side(model)
+    forward = forward_of(model, used, ALWAYS)
+    tokens = used.tables.tokens.clone()
+    for spans in (PROMPTS, decode(0), decode(1)):
+        forward.run(used.step(spans))
+    used.tables.tokens.copy_(tokens)
+    step = used.step([(0, 0, 20, True)])
+    step.plan.closed.append(0)
+    states = forward.run(step)
+    assert torch.equal(states.logits, forward_of(model, fresh, ALWAYS).run(fresh.step([(0, 0, 20, True)])).logits)
