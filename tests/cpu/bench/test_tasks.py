@@ -6,10 +6,10 @@ import pathlib
 from typing import Any
 
 import pytest
+
 from benchmarks.held_out_texts import task_lines
 from demo.dialogues import TASKS, task_examples
 from demo.evaluate import COMPARE
-
 from quire.bench.tasks import Task, is_right, read_tasks
 from quire.core.errors import ConfigError
 
@@ -36,7 +36,7 @@ def test_files_that_are_refused(tmp_path: pathlib.Path, content: str | bytes, me
 
 
 def test_no_such_file(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ConfigError, match="none.jsonl' cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"none\.jsonl' cannot be read: No such file"):
         read_tasks(str(tmp_path / "none.jsonl"))
 
 
