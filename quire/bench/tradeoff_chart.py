@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,17 +29,16 @@ class Panel:
 
     up: str
     points: list[Point]
+    is_wide: bool = False
+    """Qualities are some near 0 and some far: beyond 1 on a logarithmic scale."""
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
     """Bits of the texts; and right replies, where there were tasks."""
     n = next(iter(rows[0].speed))
-    found = [
-        Panel(
-            "bits per byte, mean of the texts (less is better)",
-            [(row.speed[n], row.mean_bits, row.name, COLOURS[row.kind]) for row in rows],
-        )
-    ]
+    more = [100 * (row.mean_bits / rows[0].mean_bits - 1) for row in rows]
+    points = [(row.speed[n], bits, row.name, COLOURS[row.kind]) for row, bits in zip(rows, more, strict=True)]
+    found = [Panel("bits per byte beyond those of the model as it is, % (less is better)", points, is_wide=True)]
     if rows[0].tasks:
         points = [(row.speed[n], 100 * row.accuracy, row.name, COLOURS[row.kind]) for row in rows]
         found.append(Panel("tasks answered right, % (more is better)", points))
@@ -70,6 +70,8 @@ def _write_png(path: str, drawn: Sequence[Panel], title: str, across: str) -> No
         for kind, colour in COLOURS.items():
             if colour in used:
                 axes.plot([], [], "o", color=colour, label=kind)
+        if panel.is_wide:
+            axes.set_yscale("symlog", linthresh=1)
         axes.set_xlabel(across)
         axes.set_ylabel(panel.up)
         axes.grid(alpha=0.25)
@@ -92,6 +94,7 @@ def _html(drawn: Sequence[Panel], title: str, across: str) -> str:
 
 def _svg(panel: Panel, across: str, top: int) -> str:
     speeds, qualities = [point[0] for point in panel.points], [point[1] for point in panel.points]
+    scaled = [math.asinh(quality) if panel.is_wide else quality for quality in qualities]
     right, bottom = WIDTH - 150, top + HEIGHT
 
     def part(value: float, values: Sequence[float]) -> float:
@@ -99,8 +102,8 @@ def _svg(panel: Panel, across: str, top: int) -> str:
         return (value - low) / (high - low) if high > low else 0.5
 
     marks = []
-    for speed, quality, label, colour in panel.points:
-        x, y = LEFT + (right - LEFT) * part(speed, speeds), bottom - HEIGHT * part(quality, qualities)
+    for (speed, _, label, colour), height in zip(panel.points, scaled, strict=True):
+        x, y = LEFT + (right - LEFT) * part(speed, speeds), bottom - HEIGHT * part(height, scaled)
         marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
         marks.append(f'<text x="{x + 6:.1f}" y="{y - 4:.1f}">{html.escape(label)}</text>')
     return (
