@@ -23,7 +23,7 @@ from quire.bench.offline import submit
 from quire.bench.options import TradeoffOptions
 from quire.bench.tasks import Score, Task, answer_tasks
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError, LoadError, shown
+from quire.core.errors import ConfigError, LoadError, RequestError, shown
 from quire.core.files import read_regular
 from quire.core.prompts import TokensPrompt
 from quire.core.sampling import SamplingParams
@@ -153,7 +153,9 @@ def measure(
                 continue
             try:
                 yield _row(variant, llm, turns, texts, tasks)
-            except ConfigError as error:
+            except (ConfigError, RequestError) as error:
+                if is_base:
+                    raise
                 skipped[variant.name] = error.message
             finally:
                 if not is_base:
