@@ -231,4 +231,20 @@ class TradeoffOptions(ReportOptions, kw_only=True):
         list[Annotated[int, Meta(ge=1)]], _doc("Sequences that are generated at once; the plot has the first.")
     ] = msgspec.field(default_factory=lambda: [1, 16])
     output_len: Annotated[int, _doc("Tokens to generate.", ge=2)] = 128
-    num_iters: Annotated[int, _doc("Timed iterations; the best counts.", ge=1)] = 3
+    num_iters: Annotated[int, _doc("Timed turns of each variant and of the model as it is.", ge=1)] = 3
+    tasks: Annotated[
+        str, _doc("File of questions with answers: a line is a JSON object with prompt, answer, and perhaps pattern "
+                  "and task, see docs/bench.md; default: none are asked.")
+    ] = ""  # fmt: skip
+    task_output_len: Annotated[int, _doc("Most tokens of a reply to a question.", ge=1)] = 160
+    models: Annotated[list[str], _doc("Other checkpoints to compare, such as smaller ones; of any tokenizer.")] = (
+        msgspec.field(default_factory=list)
+    )
+    exit_layers: Annotated[
+        list[Annotated[int, Meta(ge=1)]],
+        _doc("Layers after which tokens may leave early; default: a half and three quarters of them."),
+    ] = msgspec.field(default_factory=list)
+    exit_thresholds: Annotated[
+        list[Annotated[float, Meta(gt=0, le=1)]],
+        _doc("Probability of the best token there from which on it leaves."),
+    ] = msgspec.field(default_factory=lambda: [0.9, 0.99])

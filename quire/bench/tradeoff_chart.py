@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,69 +13,102 @@ from quire.bench.tradeoffs import Row
 from quire.core.errors import ConfigError, shown
 from quire.core.files import write_output
 
-COLOURS: Final = {"while loading": BLUE, "made": GREEN, "dense execution": ORANGE}
+COLOURS: Final = {
+    "while loading": BLUE, "made": GREEN, "dense execution": ORANGE, "early exit": "#9333ea",
+    "another model": "#475569",
+}  # fmt: skip
 HEIGHT: Final = 460
-ACROSS, UP = "tokens a second", "bits per byte, mean of the texts (less is better)"
+
+Point = tuple[float, float, str, str]
+"""Speed, quality, label, colour."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture: of texts, or of tasks."""
+
+    up: str
+    points: list[Point]
+    is_wide: bool = False
+    """Qualities are some near 0 and some far: beyond 1 on a logarithmic scale."""
+
+
+def panels(rows: Sequence[Row]) -> list[Panel]:
+    """Bits of the texts; and right replies, where there were tasks."""
+    n = next(iter(rows[0].speed))
+    more = [100 * (row.mean_bits / rows[0].mean_bits - 1) for row in rows]
+    points = [(row.speed[n], bits, row.name, COLOURS[row.kind]) for row, bits in zip(rows, more, strict=True)]
+    found = [Panel("bits per byte beyond those of the model as it is, % (less is better)", points, is_wide=True)]
+    if rows[0].tasks:
+        points = [(row.speed[n], 100 * row.accuracy, row.name, COLOURS[row.kind]) for row in rows]
+        found.append(Panel("tasks answered right, % (more is better)", points))
+    return found
 
 
 def write_tradeoff_chart(path: str, rows: Sequence[Row], title: str) -> None:
     """ConfigError for a name that cannot be drawn to, see `check_plot_path`."""
     check_plot_path(path)
-    n = next(iter(rows[0].tokens_per_second))
-    points = [(row.tokens_per_second[n], row.mean_bits, row.name, COLOURS[row.kind]) for row in rows]
-    across = f"{ACROSS}, {n} at once"
+    across = f"speed beside the model as it is, {next(iter(rows[0].speed))} at once"
     try:
         if path.endswith(".png"):
-            _write_png(path, points, title, across)
+            _write_png(path, panels(rows), title, across)
         else:
-            write_output(path, _html(points, title, across))
+            write_output(path, _html(panels(rows), title, across))
     except OSError as error:
         raise ConfigError(f"--plot {shown(path)} cannot be written: {error.strerror}") from None
 
 
-Point = tuple[float, float, str, str]
-"""Speed, bits, label, colour."""
-
-
-def _write_png(path: str, points: Sequence[Point], title: str, across: str) -> None:
+def _write_png(path: str, drawn: Sequence[Panel], title: str, across: str) -> None:
     from matplotlib.figure import Figure  # an optional package; a Figure of its own leaves pyplot's state alone
 
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    axes = figure.subplots()
-    for speed, bits, label, colour in points:
-        axes.plot([speed], [bits], "o", color=colour)
-        axes.annotate(label, (speed, bits), fontsize=7, xytext=(5, 3), textcoords="offset points")
-    for kind, colour in COLOURS.items():
-        axes.plot([], [], "o", color=colour, label=kind)
-    axes.set_xlabel(across)
-    axes.set_ylabel(UP)
-    axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.25)
-    axes.legend()
+    figure = Figure(figsize=(10, 6 * len(drawn)), layout="constrained")
+    for axes, panel in zip(figure.subplots(len(drawn), squeeze=False)[:, 0], drawn, strict=True):
+        for speed, quality, label, colour in panel.points:
+            axes.plot([speed], [quality], "o", color=colour)
+            axes.annotate(label, (speed, quality), fontsize=7, xytext=(5, 3), textcoords="offset points")
+        used = {point[3] for point in panel.points}
+        for kind, colour in COLOURS.items():
+            if colour in used:
+                axes.plot([], [], "o", color=colour, label=kind)
+        if panel.is_wide:
+            axes.set_yscale("symlog", linthresh=1)
+        axes.set_xlabel(across)
+        axes.set_ylabel(panel.up)
+        axes.grid(alpha=0.25)
+        axes.legend()
+    figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=110)
 
 
-def _html(points: Sequence[Point], title: str, across: str) -> str:
-    speeds, bits = [point[0] for point in points], [point[1] for point in points]
-    right, bottom = WIDTH - 150, TOP + HEIGHT
+def _html(drawn: Sequence[Panel], title: str, across: str) -> str:
+    name, bottom = html.escape(title), (TOP + HEIGHT + 60) * len(drawn)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom}" font-family="sans-serif" '
+        f'font-size="12">\n<rect width="100%" height="100%" fill="#fff"/><text x="{LEFT}" y="22" '
+        f'font-size="15">{name}</text>\n'
+        + "\n".join(_svg(panel, across, TOP + at * (TOP + HEIGHT + 60)) for at, panel in enumerate(drawn))
+        + "</svg></html>\n"
+    )
+
+
+def _svg(panel: Panel, across: str, top: int) -> str:
+    speeds, qualities = [point[0] for point in panel.points], [point[1] for point in panel.points]
+    scaled = [math.asinh(quality) if panel.is_wide else quality for quality in qualities]
+    right, bottom = WIDTH - 150, top + HEIGHT
 
     def part(value: float, values: Sequence[float]) -> float:
         low, high = min(values), max(values)
         return (value - low) / (high - low) if high > low else 0.5
 
     marks = []
-    for speed, bit, label, colour in points:
-        x, y = LEFT + (right - LEFT) * part(speed, speeds), bottom - HEIGHT * part(bit, bits)
+    for (speed, _, label, colour), height in zip(panel.points, scaled, strict=True):
+        x, y = LEFT + (right - LEFT) * part(speed, speeds), bottom - HEIGHT * part(height, scaled)
         marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
         marks.append(f'<text x="{x + 6:.1f}" y="{y - 4:.1f}">{html.escape(label)}</text>')
-    name = html.escape(title)
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>\n'
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 60}" font-family="sans-serif" '
-        f'font-size="12">\n<rect width="100%" height="100%" fill="#fff"/><text x="{LEFT}" y="22" '
-        f'font-size="15">{name}</text>\n<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="#888"/>'
-        f'<text x="{LEFT}" y="{bottom + 36}">{across}: {min(speeds):,.0f} to {max(speeds):,.0f}</text>'
-        f'<text x="{LEFT}" y="{TOP - 8}">{UP}: {min(bits):.4f} to {max(bits):.4f}</text>\n'
+        f'<path d="M{LEFT} {top}V{bottom}H{right}" fill="none" stroke="#888"/>'
+        f'<text x="{LEFT}" y="{bottom + 36}">{across}: {min(speeds):.2f} to {max(speeds):.2f}</text>'
+        f'<text x="{LEFT}" y="{top - 8}">{panel.up}: {min(qualities):.4g} to {max(qualities):.4g}</text>\n'
         + "\n".join(marks)
-        + "</svg></html>\n"
     )

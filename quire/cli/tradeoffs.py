@@ -1,4 +1,4 @@
-"""`quire bench tradeoffs [MODEL]`: the model in every scheme; a table, JSON, a plot of quality against speed.
+"""`quire bench tradeoffs [MODEL]`: the model in every variant; a table, JSON, a plot of quality against speed.
 
 Owns the command's words and the folders, which are made for it and go with it. Does not own what is measured
 (`bench/tradeoffs`).
@@ -36,10 +36,12 @@ def run_tradeoffs(namespace: argparse.Namespace) -> int:
     if not options.calibrate:
         raise ConfigError("--calibrate FILE is needed: a text like what the model will read, from some 100 KB on")
     config = engine_config(namespace, disable_log_stats=True)
+    from quire.bench.tasks import read_tasks
     from quire.bench.tradeoff_chart import write_tradeoff_chart
     from quire.bench.tradeoffs import lines, measure, read_texts
 
     texts, skipped, rows = read_texts(options.texts), dict[str, str](), []
+    tasks = read_tasks(options.tasks) if options.tasks else []
     with tempfile.TemporaryDirectory(prefix="quire-tradeoffs-") as place:
 
         def folder(scheme: str, method: str) -> str:
@@ -52,9 +54,10 @@ def run_tradeoffs(namespace: argparse.Namespace) -> int:
                 make(make_options(QuantizeOptions, values), config.model or "demo", target)
             return str(target)
 
-        for row in measure(config, options, texts, folder, skipped):
+        for row in measure(config, options, texts, tasks, folder, skipped):
             rows.append(row)
-            print(f"{row.name}: {row.mean_bits:.4f} bits per byte", flush=True)
+            right = f", {row.accuracy:.1%} of tasks" if tasks else ""
+            print(f"{row.name}: {row.mean_bits:.4f} bits per byte{right}", flush=True)
     print("\n".join(["", *lines(rows)]))
     for name, reason in skipped.items():
         print(f"left out: {name}: {reason}")

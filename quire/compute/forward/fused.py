@@ -53,6 +53,30 @@ def _lacking(model: Decoder) -> str:
     return "; ".join(found) or "what stands around the model's products"
 
 
+def step_rows(device: Device, model: Decoder, pool: KVPool, max_rows: int) -> LayerRows:
+    """Memory of a step's rows. There must be no obstacle."""
+    arch = model.arch
+    first = arch.layers[0].mixer
+    assert isinstance(first, AttentionSpec), "a plain layer has no other mixer"
+
+    def rows(width: int) -> torch.Tensor:
+        return device.zeros((max_rows, width), model.dtype)
+
+    return LayerRows(
+        rows(arch.hidden_size), rows(first.q_size + 2 * first.kv_size), rows(first.q_size), rows(arch.ffn_size),
+        {layer: (pages, pool.group_of[layer]) for layer, pages in pool.pages_of.items()},
+        expert_rows(arch.layers, arch.hidden_size, max_rows, model.dtype, device.zeros),
+    )  # fmt: skip
+
+
+def new_fused_step(model: Decoder, tables: SlotTables) -> fused_step.FusedStep:
+    """Without operations."""
+    arch = model.arch
+    return fused_step.FusedStep(
+        tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
+    )
+
+
 class FusedForward:
     """`Forward` for steps of up to `max_rows` rows and `max_sampled` sampled ones, where no other states are wanted.
     There must be no obstacle."""
@@ -69,26 +93,14 @@ class FusedForward:
         max_sampled: int,
     ) -> None:
         arch, self._tail = model.arch, tail
-        first = arch.layers[0].mixer
-        assert isinstance(first, AttentionSpec), "a plain layer has no other mixer"
-
-        def rows(width: int) -> torch.Tensor:
-            return device.zeros((max_rows, width), model.dtype)
-
-        self._x = rows(arch.hidden_size)
-        memory = LayerRows(
-            self._x, rows(first.q_size + 2 * first.kv_size), rows(first.q_size), rows(arch.ffn_size),
-            {layer: (pages, pool.group_of[layer]) for layer, pages in pool.pages_of.items()},
-            expert_rows(arch.layers, arch.hidden_size, max_rows, model.dtype, device.zeros),
-        )  # fmt: skip
+        memory = step_rows(device, model, pool, max_rows)
+        self._x = memory.x
         self._logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
         self._allowed = self._logits[:, : tail.vocab_limit]
-        self._fused = fused_step.FusedStep(
-            tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
-        )
+        self._fused = new_fused_step(model, tables)
         self._fused.embed(model.embed.weight, self._x)
         features, n_layers = pool.features, len(model.layers)
-        joined = None if features is None else rows(arch.hidden_size)
+        joined = None if features is None else torch.zeros_like(self._x)
         for index, layer in enumerate(model.layers):
             if features is not None and joined is not None:
                 features.record(self._fused, index, self._x, joined)

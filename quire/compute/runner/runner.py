@@ -284,6 +284,11 @@ class Runner:
         random weights, and not for sequences under a grammar, whose masks follow from drafts that are chosen."""
         self._lengths = SlotLengths(self.tables, drafter, chance=chance)
 
+    def put_first(self, forward: Forward) -> None:
+        """Ask this one before all others, from now on, while no slot is open: for a benchmark. It takes every step, so
+        none is made ready before its turn."""
+        self._forwards, self._ahead = [forward, *self._forwards], None
+
     def _is_alone(self, slots: list[int]) -> bool:
         """Whether a step with these must be."""
         if self._alone is RowsAlone.ASKED:

@@ -1,4 +1,4 @@
-"""`quire bench tradeoffs`: bits of a text against the model's own loss; the table; the picture."""
+"""`quire bench tradeoffs`: bits of a text against the model's own loss; tasks; the table; the picture."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from family_cases import random_checkpoint
 
 from quire.bench.options import TradeoffOptions
+from quire.bench.tasks import Task
 from quire.bench.tradeoff_chart import write_tradeoff_chart
 from quire.bench.tradeoffs import MADE, WHILE_LOADING, lines, measure, read_texts
 from quire.config.engine import EngineConfig
@@ -25,29 +26,48 @@ def test_rows_of_all_variants(tmp_path: pathlib.Path) -> None:
     oracle = random_checkpoint(tmp_path / "model", "Llama", vocab_size=byte_model.N_LOGITS)
     byte_model.make_tokenizer(tmp_path / "model")
     model = str(tmp_path / "model")
+    tokenizer = tokenizers.Tokenizer.from_file(f"{model}/tokenizer.json")
     config = EngineConfig(model=model, device="cpu", num_gpu_blocks_override=64, max_model_len=64, dtype="float32")
-    options = TradeoffOptions(window=40, batch_sizes=[2], output_len=3, num_iters=1)
+    n_layers = oracle.config.num_hidden_layers
+    options = TradeoffOptions(
+        window=40, batch_sizes=[2], output_len=3, num_iters=1, models=[model], task_output_len=4,
+        exit_layers=[1, n_layers], exit_thresholds=[0.001, 1.0],
+    )  # fmt: skip
     made: list[tuple[str, str]] = []
 
     def make(scheme: str, method: str) -> str:
         made.append((scheme, method))
         return model if scheme == "int8" else str(tmp_path / "none")
 
+    with torch.no_grad():
+        prompt = torch.tensor([tokenizer.encode("def ").ids])
+        padding = list(range(tokenizer.get_vocab_size(), byte_model.N_LOGITS))
+        reply = oracle.generate(prompt, max_new_tokens=4, do_sample=False, eos_token_id=None, suppress_tokens=padding)
+    right = Task("def ", tokenizer.decode(reply[0, prompt.shape[1] :].tolist()).strip(), task="first")
+    tasks = [right, Task("def ", "something else", task="second")]
     skipped: dict[str, str] = {}
-    rows = list(measure(config, options, {"code": TEXT}, make, skipped))
-    assert made == list(MADE) and len(rows) + len(skipped) == len(WHILE_LOADING) + len(MADE)
+    rows = list(measure(config, options, {"code": TEXT}, tasks, make, skipped))
+    assert made == list(MADE) and len(rows) + len(skipped) == len(WHILE_LOADING) + len(MADE) + 4 + 1
+    beyond = [skipped.pop(f"exit after {n_layers} at {threshold:g}") for threshold in options.exit_thresholds]
+    assert all(f"the model has {n_layers}" in reason for reason in beyond)
     assert all("none" in reason for reason in skipped.values()) and "fp8 by rtn" in skipped
-    ids = tokenizers.Tokenizer.from_file(f"{model}/tokenizer.json").encode(TEXT).ids
-    bits = 0.0
+    ids, bits = tokenizer.encode(TEXT).ids, 0.0
     for first in range(0, len(ids) - 1, options.window - 1):
         piece = torch.tensor(ids[first : first + options.window])
         with torch.no_grad():
             bits += float(F.cross_entropy(oracle(piece[None]).logits[0, :-1], piece[1:], reduction="sum"))
-    assert rows[0].bits_per_byte["code"] == pytest.approx(bits / math.log(2) / len(TEXT), rel=1e-5)
+    expected = pytest.approx(bits / math.log(2) / len(TEXT), rel=1e-5)
+    by_name = {row.name: row for row in rows}
+    never, always = by_name["exit after 1 at 1"], by_name["exit after 1 at 0.001"]
+    for row in (rows[0], never, by_name["model"]):
+        assert row.bits_per_byte["code"] == expected and row.layers == n_layers
+        assert row.tasks == {"first": (1, 1), "second": (0, 1)} and row.accuracy == 0.5
+    assert always.bits_per_byte["code"] != expected and always.layers < n_layers
     table = lines(rows)
-    assert table[1].startswith("as it is") and "+0.00%" in table[1] and len(table) == 1 + len(rows)
+    assert table[1].startswith("as it is") and "+0.00%" in table[1] and " 50.0%" in table[1]
+    assert len(table) == 1 + len(rows)
     write_tradeoff_chart(str(tmp_path / "plot.html"), rows, "all")
-    assert (tmp_path / "plot.html").read_text().count("<circle") == len(rows)
+    assert (tmp_path / "plot.html").read_text().count("<circle") == 2 * len(rows)
 
 
 def test_texts_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
