@@ -18,6 +18,7 @@
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of a row of w, in a stage),
 // QUIRE_LONE, and those of moe/codes.h, where w is in codes.
 #include "moe/few_codes.h"
+#include "moe/gating.h"
 
 namespace quire {
 
@@ -211,14 +212,6 @@ struct FewBlock : FewCodes {
     __device__ float weight_of(const Tile& tile, int i) const {
         return QUIRE_LONE ? __ldcg(a.weights + pairs()[tile.first + min(i, tile.n - 1)]) : 1.0f;
     }
-    // bias: of n numbers an expert.
-    __device__ static float bias_of(const void* bias, int n, int expert, int row) {
-        return bias == nullptr ? 0.0f : widen(static_cast<const Element*>(bias)[int64_t(expert) * n + row]);
-    }
-    __device__ float gated(float gate, float up) const {
-        if (a.limit > 0) gate = fminf(gate, a.limit), up = fminf(fmaxf(up, -a.limit), a.limit);
-        return __fdividef(gate, 1.0f + __expf(-a.slope * gate)) * (up + a.offset);
-    }
     template <class K> __device__ void store_pairs(float4 sum, const Tile& tile, int eight, int row) const {
         const int lane = threadIdx.x % 32, i = eight * 8 + lane / 4;  // once transposed
         Element* to = static_cast<Element*>(K::IS_UP ? a.h : a.y);
@@ -230,8 +223,8 @@ struct FewBlock : FewCodes {
         uint32_t upper = pack(sum.x, sum.y), lower = 0;
         if (K::IS_UP) {
             const int token = eight * 8 + lane % 4 * 2;
-            const float one = gated(sum.x, sum.z) * weight_of(tile, token);
-            upper = pack(one, gated(sum.y, sum.w) * weight_of(tile, token + 1));
+            const float one = Gating{a.slope, a.offset, a.limit}(sum.x, sum.z) * weight_of(tile, token);
+            upper = pack(one, Gating{a.slope, a.offset, a.limit}(sum.y, sum.w) * weight_of(tile, token + 1));
         } else {
             lower = transpose_matrix(pack(sum.z, sum.w));
         }

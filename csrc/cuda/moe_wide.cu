@@ -9,6 +9,7 @@
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (64, 128), QUIRE_SILU (the first product: gate rows of w above up rows), and those of
 // moe/codes.h, where w is in codes: these are made to numbers in registers.
+#include "moe/gating.h"
 #include "moe/wide_codes.h"
 
 struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
@@ -217,22 +218,15 @@ struct MoeBlock {
     __device__ static uint32_t out_cell(uint32_t out, int token, int cell) {  // swizzled as the tensor map has it
         return out + (token * CELLS + (CELLS == 8 ? cell ^ (token & 7) : cell ^ (token >> 1 & 3))) * 16;
     }
-    __device__ float gated(float gate, float up) const {
-        if (a.limit > 0) gate = fminf(gate, a.limit), up = fminf(fmaxf(up, -a.limit), a.limit);
-        return __fdividef(gate, 1.0f + __expf(-a.slope * gate)) * (up + a.offset);
-    }
-    __device__ float bias_of(int expert, int row) const {
-        if (a.bias == nullptr || row >= n_matrix_rows()) return 0.0f;
-        return widen(static_cast<const Element*>(a.bias)[int64_t(expert) * n_matrix_rows() + row]);
-    }
     __device__ void stage_round(const float* d, uint32_t out, float above, float below) const {
         const int lane = threadIdx.x & 31, warp = threadIdx.x % GROUP / 32;
+        const Gating gate{a.slope, a.offset, a.limit};
 #pragma unroll
         for (int v = 0; v < ROUND_TOKENS / 8; v++) {
             const float x = d[4 * v] + above, y = d[4 * v + 1] + above, z = d[4 * v + 2] + below, w = d[4 * v + 3] + below;
             const int token = v * 8 + (lane & 7);
             if (QUIRE_SILU) {
-                store_transposed(out_cell(out, token, warp), pack(gated(x, z), gated(y, w)));
+                store_transposed(out_cell(out, token, warp), pack(gate(x, z), gate(y, w)));
             } else {
                 store_transposed(out_cell(out, token, warp * 2 + (lane >> 3 & 1)), pack(x, y), pack(z, w));
             }
@@ -261,7 +255,9 @@ struct MoeBlock {
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
             const int row = at.row + (group() * HALVES + half) * OUT_ROWS, own = upper_row(at, half);
-            const float above = bias_of(at.expert, own), below = bias_of(at.expert, lower_row(own));
+            const int n = n_matrix_rows(), last = n - 1;  // rows beyond are not stored
+            const float above = bias_of(a.bias, n, at.expert, min(own, last));
+            const float below = bias_of(a.bias, n, at.expert, min(lower_row(own), last));
 #pragma unroll
             for (int i = 0; i < N_ROUNDS; i++) {
                 const int first = i * ROUND_TOKENS;

@@ -246,5 +246,7 @@ def _repeat(made: Pattern, node: Node, low: int, high: int | None, then: int) ->
         for _ in range(high - low):
             then = made.add(None, [end, node(made, then)])
     for _ in range(low):
-        then = node(made, then)
+        before, then = then, node(made, then)
+        if then == before:  # what is empty is so as often as one likes
+            break
     return then

@@ -170,7 +170,7 @@ class Admission:
 
     def _admit_elsewhere(self, seq: Seq) -> bool:
         """A sample for which there is no room beside its sibling enters another rank, like any prompt."""
-        return len(self._dp_ranks) > 1 and self._admit(seq)
+        return len(self.live.caches) > 1 and self._admit(seq)
 
     def _matches(self, seq: Seq) -> list[tuple[int, Match]]:
         """Data-parallel ranks with a slot for it, and what their trees have; the best first."""

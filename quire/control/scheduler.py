@@ -301,12 +301,10 @@ def _whose_turn(live: LiveSeqs, builder: PlanBuilder) -> Iterable[Seq]:
 def _note_shared(live: LiveSeqs, plan: StepPlan, decodes: list[Seq]) -> None:
     """Which decoding sequences begin alike."""
     min_pages = live.config.pages_for(live.config.min_shared_tokens)
-    if len(live.caches) == 1:
-        plan.shared_prefixes = shared_prefixes(decodes, min_pages)
-        return
-    for dp_rank in range(len(live.caches)):
-        own = [seq for seq in decodes if seq.dp_rank == dp_rank]
-        plan.shared_prefixes += shared_prefixes(own, min_pages)
+    for dp_rank, cache in enumerate(live.caches):
+        if cache.tree.n_common:
+            own = decodes if len(live.caches) == 1 else [seq for seq in decodes if seq.dp_rank == dp_rank]
+            plan.shared_prefixes += shared_prefixes(own, min_pages)
 
 
 def _save_decodes(live: LiveSeqs, builder: PlanBuilder) -> None:

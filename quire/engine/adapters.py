@@ -224,18 +224,19 @@ class AdapterRegistry:
             if reading.done():
                 del self._readings[content_id]
                 errors[content_id] = self._outcome(content_id, reading)
-        found, has_room = list[Ready](), True
-        for request_id, one in list(self._waiting.items()):
+        found, has_room = dict[str, Ready](), True
+        for request_id, one in self._waiting.items():  # all are wanted until room is made for others
             content_id = one.request.content_id
             error = errors.get(content_id) or (self._too_late(one) if one.is_late(now_s) else None)
             if error is not None or self._want(content_id):
-                del self._waiting[request_id]
-                found.append((one.queued(now_s), error))
+                found[request_id] = one.queued(now_s), error
             elif content_id not in self._readings and has_room:
                 has_room = self._make_room()
                 if has_room:
                     self._readings[content_id] = self._read(one.path, one.root)
-        return found
+        for request_id in found:
+            del self._waiting[request_id]
+        return list(found.values())
 
     def _too_late(self, one: Waiting) -> RequestExpired:
         limit_s, code = one.limit

@@ -320,8 +320,9 @@ class LLM(VectorEngine):
         ]
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Its ranks."""
-        return mesh_of(self.config).n_ranks
+        """Its ranks; include_dp: those of all data-parallel ranks, else of one."""
+        mesh = mesh_of(self.config)
+        return mesh.n_ranks if include_dp else mesh.n_ranks_each
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget the pages that no open request holds; True if none are left. Other arguments must be False."""

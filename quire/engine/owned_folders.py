@@ -15,8 +15,8 @@ import shutil
 import tempfile
 import weakref
 
-LOCK = "lock"
-"""Its name in the folder."""
+LOCK = ".quire-owner"
+"""Its name in the folder: none that anybody else gives a file, as folders that have it unlocked are removed."""
 
 
 class OwnedFolder:

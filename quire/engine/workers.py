@@ -35,6 +35,7 @@ from quire.core import host
 from quire.core.errors import ConfigError
 from quire.engine.capacity import layout_of
 from quire.engine.fit import FitCase
+from quire.engine.progress import STEP_LIMIT_S
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.leader import LeadingWorker
@@ -113,6 +114,7 @@ def make_leader(
     made.worker.group, made.worker.meeting = group, made.meeting
     group.calls, group.abandon = made.meeting, made.meeting.abort
     made.worker.done = group.done = DoneSteps(device.mark)
+    group.allow_steps(config.engine_stall_timeout or STEP_LIMIT_S[made.worker.platform.name])
     device.checks.append(group.check)
     device.is_watched = True
     return made

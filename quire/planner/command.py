@@ -70,10 +70,17 @@ def _only(kind: str) -> str:
 
 
 def serve_command(
-    model: str, mesh: Mesh, formats: Formats, *, max_num_seqs: int, max_model_len: int, quantization: str
+    model: str,
+    mesh: Mesh,
+    formats: Formats,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    quantization: str,
+    is_host: bool,
 ) -> tuple[str, list[str]]:
     """(the command, what it cannot say), of a mesh and formats without a refusal. quantization: the weights' format as
-    it was asked for."""
+    it was asked for; is_host: on a CPU."""
     words, unsaid = ["quire", "serve", model], []
     if mesh.tp > 1:
         words += ["--tensor-parallel-size", str(mesh.tp)]
@@ -83,6 +90,9 @@ def serve_command(
         words.append("--enable-expert-parallel")
     if is_one_engine(mesh):
         words += ["--data-parallel-size", str(mesh.dp)]
+        if not is_host:
+            words.append("--enforce-eager")
+            unsaid.append("--enforce-eager: steps that send rows to experts are not captured yet, so they take longer than said")
     elif mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:

@@ -162,7 +162,7 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
         facts["command"], unsaid = serve_command(
             model, first.mesh, task.formats, max_num_seqs=n_seqs,
             max_model_len=min(task.limits.max_model_len or task.arch.max_position, max(1, first.placement.longest)),
-            quantization=quantization,
+            quantization=quantization, is_host=task.device.is_host,
         )  # fmt: skip
     else:
         unsaid = []

@@ -8,9 +8,10 @@ namespace quire {
 constexpr int W_ROW_BYTES = QUIRE_CODES >= 3 ? 32 : QUIRE_CODES ? 64 : 128;  // of 64 columns of a row of w
 
 #if QUIRE_CODES
-// Two numbers times a scale, rounded once: scales of bytes and of e2m1 may be too small for half.
+// Two numbers times a scale, rounded once: that of integers of 4 bits is an element, and of e2m1 a power of two, which
+// may be too small for half.
 __device__ __forceinline__ uint32_t scaled(uint32_t numbers, float scale) {
-    if (QUIRE_BF16 || QUIRE_CODES == 3) return times(numbers, pack(scale, scale));
+    if (QUIRE_CODES == 3 || (QUIRE_CODES == 4 && QUIRE_BF16)) return times(numbers, pack(scale, scale));
     return pack(low(numbers) * scale, high(numbers) * scale);
 }
 // w: where the 64 rows begin, of which a warp has 16. left: for each step of 16 columns.

@@ -117,7 +117,7 @@ class CodedSlice(Slice):
         return scheme.product(self._views(), self.matrix.n_in)
 
     def _views(self) -> dict[str, torch.Tensor]:
-        return {name: tensor[self.expert] for name, tensor in self.stack.stored.items()}
+        return self.scheme.of_bank(self.stack.stored, self.expert)
 
     def finish(self) -> None:
         """See `Linear`."""

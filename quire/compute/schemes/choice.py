@@ -22,6 +22,7 @@ from quire.compute.weights.header import Entry
 from quire.config.arch import ModelArch
 from quire.config.parameters import EMBEDDING, HEAD, Kept, Matrix, matrices
 from quire.kernels import native, qgemm
+from quire.kernels.hopper import converts_to_e4m3
 from quire.kernels.qgemm.weight import TILE
 
 SCHEMES: Final[Mapping[str, MatrixScheme | None]] = {
@@ -45,10 +46,13 @@ class Schemes:
     """Name of a matrix (`Matrix.name`) → its own scheme."""
     exact: Mapping[Kept, MatrixScheme] = dataclasses.field(default_factory=dict)
     """Of matrices that are not kept by scheme."""
+    rounds_banks: bool = True
+    """Matrices of experts are rounded too, which one launch multiplies by."""
 
     def of(self, matrix: Matrix) -> Scheme:
         """Of one matrix."""
-        return self.own.get(matrix.name) or self.exact.get(matrix.kept, self.default)
+        kept = Kept.FLOATING if matrix.bank and not self.rounds_banks and matrix.kept is Kept.BY_SCHEME else matrix.kept
+        return self.own.get(matrix.name) or self.exact.get(kept, self.default)
 
 
 def floating(device: torch.device, dtype: torch.dtype) -> MatrixScheme:
@@ -66,7 +70,8 @@ def schemes_on(
 ) -> Schemes:
     """For a model of `dtype`. default: None: nothing is rounded."""
     exact = {Kept.FLOATING: floating(device, dtype), Kept.FLOAT32: floating(device, torch.float32)}
-    return Schemes(exact[Kept.FLOATING] if default is None else default, own or {}, exact)
+    cannot = device.type == "cuda" and torch.cuda.is_available() and not converts_to_e4m3(device)
+    return Schemes(exact[Kept.FLOATING] if default is None else default, own or {}, exact, rounds_banks=not cannot)
 
 
 def choose(

@@ -49,11 +49,16 @@ class Mxfp4(FilledScheme):
     def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
         """See `WeightScheme`; scales of a row lie side by side."""
         found = super().bank_tensors(n_experts, n, k, device)
-        return {**found, "exponents": found["exponents"].mT.contiguous().mT}
+        return {**found, "exponents": found["exponents"].mT.contiguous()}
+
+    def of_bank(self, tensors: dict[str, torch.Tensor], expert: int) -> dict[str, torch.Tensor]:
+        """See `WeightScheme`."""
+        found = super().of_bank(tensors, expert)
+        return {**found, "exponents": found["exponents"].t()}
 
     def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
         """See `WeightScheme`."""
-        return moe.CodedMatrices(moe.Codes.FP4, k, tensors["codes"], tensors["exponents"].mT, packing.BLOCK)
+        return moe.CodedMatrices(moe.Codes.FP4, k, tensors["codes"], tensors["exponents"], packing.BLOCK)
 
     def put(self, product: Product, first_row: int, coded: Coded) -> None:
         """See `FilledScheme`."""

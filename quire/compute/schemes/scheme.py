@@ -92,6 +92,10 @@ class WeightScheme(Protocol):
         """Name in `stored` → that of all experts, with them in front, of zeros."""
         return {one.name: one.zeros(device, n_experts) for one in self.stored(n, k)}
 
+    def of_bank(self, tensors: dict[str, torch.Tensor], expert: int) -> dict[str, torch.Tensor]:
+        """Views of the tensors of `bank_tensors` that are one expert's, as `stored` declares them."""
+        return {name: tensor[expert] for name, tensor in tensors.items()}
+
     def bank(self, tensors: dict[str, torch.Tensor], k: int) -> CodedMatrices:
         """A matrix [n, k] of each expert, of what `bank_tensors` gave."""
         raise TypeError(f"{self.name} has a call for each matrix")

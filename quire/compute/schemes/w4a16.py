@@ -78,11 +78,16 @@ class Int4(FilledScheme):
     def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
         """See `WeightScheme`; scales of a row lie side by side."""
         found = super().bank_tensors(n_experts, n, k, device)
-        return {**found, "scales": found["scales"].mT.contiguous().mT}
+        return {**found, "scales": found["scales"].mT.contiguous()}
+
+    def of_bank(self, tensors: dict[str, torch.Tensor], expert: int) -> dict[str, torch.Tensor]:
+        """See `WeightScheme`."""
+        found = super().of_bank(tensors, expert)
+        return {**found, "scales": found["scales"].t()}
 
     def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
         """See `WeightScheme`."""
-        return moe.CodedMatrices(moe.Codes.INT4, k, tensors["codes"], tensors["scales"].mT, self.group, self.zeros)
+        return moe.CodedMatrices(moe.Codes.INT4, k, tensors["codes"], tensors["scales"], self.group, self.zeros)
 
     def put(self, product: Product, first_row: int, coded: Coded) -> None:
         """See `FilledScheme`."""

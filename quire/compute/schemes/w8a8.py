@@ -144,7 +144,7 @@ def holder(matrix: Matrix, sources: Sequence[Source], device: torch.device, dtyp
     if device.type == "cuda" and not converts_to_e4m3(device):
         return None
     if not coding.group:
-        return EightBits(E4M3, static=coding.static_inputs)
+        return EightBits(E4M3, static=coding.static_inputs and not matrix.bank)
     rows = [n_rows for _, n_rows in matrix.parts]
     in_blocks = len(sources) == 1 or all(n_rows % BLOCK == 0 for n_rows in rows[:-1])
     if (coding.block_rows, coding.group) != (BLOCK, BLOCK) or not in_blocks or not all(map(_keeps_blocks, sources)):

@@ -184,6 +184,10 @@ class RankGroup:
                 self._writer.put(data)
                 self._n_said += isinstance(said, StepPlan)
 
+    def allow_steps(self, step_s: float) -> None:
+        """The longest that a host may be at a step in which no other rank takes part."""
+        self._judge.step_s = step_s
+
     def check(self) -> None:
         """Raises RanksLost once that is so."""
         if self.loss is not None:

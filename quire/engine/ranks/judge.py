@@ -27,6 +27,8 @@ class Judge:
     def __init__(self, shape: Mesh, stuck_s: float = 0.0) -> None:
         """stuck_s: 0: `STUCK_S`."""
         self._shape, self.stuck_s = shape, stuck_s or STUCK_S
+        self.step_s = self.stuck_s
+        """A host may be at a step of its own rows for so long, where no other rank waits for it."""
         self._moved: dict[int, tuple[tuple[int, ...], float]] = {}
         """Of each rank its progress when it was last seen to move, or to have no reason to, and when that was."""
         self._ended: tuple[int, float] = 0, 0.0
@@ -61,10 +63,23 @@ class Judge:
         if rank.state < IDLE:
             return 0.0
         progress, since_s = self._moved.get(number, (rank.progress, now_s))
-        if progress != rank.progress or not self._is_behind(number, ranks):
+        is_behind = self._is_behind(number, ranks)
+        patience_s = 0.0 if is_behind else self._patience_s(number, ranks)
+        if progress != rank.progress or not (is_behind or patience_s):
             progress, since_s = rank.progress, now_s
         self._moved[number] = progress, since_s
-        return max(rank.silent_s, now_s - since_s)
+        return max(rank.silent_s, now_s - since_s - patience_s)
+
+    def _patience_s(self, number: int, ranks: Sequence[Standing]) -> float:
+        """How much longer than others a data-parallel rank may stand at a step, which no other rank takes part in, before
+        it is late; 0: it has nothing to do."""
+        rank = ranks[number]
+        if self._shape.dp == 1 or self._shape.sends_rows:
+            return 0.0
+        if rank.state == STEPPING:
+            return max(LOST_S, self.step_s) - LOST_S or LATE_S
+        is_waiting = rank.state == IDLE and rank.n_done < max(one.n_done for one in ranks)
+        return (max(LOST_S, self.stuck_s) - LOST_S or LATE_S) if is_waiting else 0.0
 
     def _is_behind(self, number: int, ranks: Sequence[Standing]) -> bool:
         """Whether others wait for it: those that share its layers, or experts, or the step; or the stages after it,
@@ -80,7 +95,7 @@ class Judge:
             return True
         if rank.n_done < max(one.n_done for one in beside):
             return True
-        if shape.dp > 1 and rank.state == IDLE and rank.n_done < max(one.n_done for one in ranks):
-            return True  # its device; while the host is at a step of its own rows nobody knows how long that takes
+        if shape.sends_rows and rank.state == IDLE and rank.n_done < max(one.n_done for one in ranks):
+            return True  # its device
         has_rows = bool(before) and rank.n_done < min(one.n_done for one in before)
         return has_rows and rank.n_calls == min(one.n_calls for one in beside)

@@ -195,7 +195,8 @@ def prepare(
     if are_rows_alone():
         return Slower("these kernels sum in an order that depends on the number of rows")
     target = out if residual is None else residual
-    for name, tensor in (("x", x), ("up", _parts(up)[0]), ("down", _parts(down)[0]), ("the result", target)):
+    matrices = [(name, part) for name, one in (("up", up), ("down", down)) for part in _parts(one)]
+    for name, tensor in (("x", x), *matrices, ("the result", target)):
         if tensor is not None and tensor.data_ptr() % ALIGNMENT_BYTES:
             return f"the address of {name} is not a multiple of {ALIGNMENT_BYTES} bytes"
     for name, rows in (("x", x), ("the result", target)):

@@ -40,7 +40,7 @@ def late(shape: Mesh, *ranks: Standing) -> list[int]:
     (Mesh(tp=2), [rank(9, 4), rank(8, 4, READY, 99.0)], []),  # it loads
     (Mesh(dp=2), [rank(9, 4), rank(3, 4)], []),  # data-parallel ranks call on their own
     (Mesh(dp=2), [rank(0, 5, IDLE), rank(3, 4)], []),  # it has a long prompt
-    (Mesh(dp=2), [rank(0, 5, IDLE), rank(3, 4, IDLE)], [1]),  # the step's result waits for its device
+    (Mesh(dp=2), [rank(0, 5, IDLE), rank(3, 4, IDLE)], []),  # its device may be at a step of its own for long
     (Mesh(dp=2, ep=2), [rank(9, 4), rank(8, 4)], [1]),  # rows do
     (Mesh(tp=2, dp=2), [rank(9, 4), rank(9, 4), rank(3, 4), rank(2, 4)], [3]),  # its fellow waits for it
     (Mesh(tp=2), [rank(9, 4), rank(9, 4, IDLE, 99.0)], [1]),  # it is stopped
@@ -49,6 +49,19 @@ def late(shape: Mesh, *ranks: Standing) -> list[int]:
 ])  # fmt: skip
 def test_who_is_late(shape: Mesh, ranks: list[Standing], found: list[int]) -> None:
     assert late(shape, *ranks) == found
+
+
+def test_a_data_parallel_rank_has_time_for_its_own_steps_and_no_more() -> None:
+    """At a step on its host, and on its device; one that goes on is never late."""
+    for ranks in ([rank(9, 5, IDLE), rank(3, 4)], [rank(9, 5, IDLE), rank(3, 4, IDLE)]):
+        judge = Judge(Mesh(dp=2))
+        judge.step_s = 100.0
+        limit_s = 100.0 if ranks[1].state == STEPPING else STUCK_S
+        judge.late_s(ranks, 1000.0)
+        assert judge.late_s(ranks, 999.0 + limit_s)[1] < LOST_S < judge.late_s(ranks, 1001.0 + limit_s)[1]
+        going_on = [ranks[0], rank(4, 4, ranks[1].state)]
+        assert judge.late_s(going_on, 1002.0 + limit_s)[1] < LOST_S
+
 
 
 def test_a_rank_that_moves_is_not_late_however_far_behind() -> None:

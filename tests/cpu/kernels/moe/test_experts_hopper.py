@@ -39,7 +39,8 @@ class One:
     dtype: torch.dtype
     coding: Coding | None
     gating: Gating = moe.SWIGLU
-    is_wide: bool = False
+    wide_tokens: int = 0
+    """Of the kernel for many rows; 0: the one for few."""
 
 
 CASES = [  # a lone row and several; each kind of codes and of scales
@@ -49,8 +50,10 @@ CASES = [  # a lone row and several; each kind of codes and of scales
     One(4, torch.float16, CODINGS[3], CLAMPED),
     One(1, torch.bfloat16, CODINGS[4]),
     One(4, torch.bfloat16, CODINGS[6]),
-    One(3, torch.bfloat16, CODINGS[2], CLAMPED, is_wide=True),
-    One(3, torch.float16, CODINGS[3], is_wide=True),
+    One(3, torch.bfloat16, CODINGS[2], CLAMPED, wide_tokens=64),
+    One(3, torch.float16, CODINGS[3], wide_tokens=64),
+    One(70, torch.bfloat16, CODINGS[6], wide_tokens=128),
+    One(3, torch.float16, CODINGS[0], CLAMPED, wide_tokens=64),
 ]
 
 
@@ -150,8 +153,8 @@ def test_experts_match_float64(emulation: None, one: One) -> None:
     ids = torch.rand(one.n, n_experts).argsort(1)[:, :k].int().contiguous()
     weights, residual = torch.rand(one.n, k), torch.randn(one.n, hidden).to(one.dtype)
     shape = ExpertsShape(one.n, k, n_experts, hidden, inner, hopper._codes(down))
-    cut = WidePlan(64) if one.is_wide else plan(shape)
-    assert one.is_wide or (isinstance(cut, FewPlan) and cut.lone == (one.n == 1))
+    cut = WidePlan(one.wide_tokens) if one.wide_tokens else plan(shape)
+    assert one.wide_tokens or (isinstance(cut, FewPlan) and cut.lone == (one.n == 1))
     products = tuple(hopper._function(*each) for each in hopper.variants(cut, one.dtype, shape.codes))
     launch = hopper.Launch(products, Rows(one.dtype), cut, n_blocks=1)
     wanted = reference.experts(
