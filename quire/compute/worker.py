@@ -26,6 +26,7 @@ from quire.compute.draft.drafter import Drafter, QueuingDrafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
 from quire.compute.facts import StageFacts, WorkerFacts, of_stages
+from quire.compute.forward.across import across_of, with_divided
 from quire.compute.forward.alone import obstacle
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder, no_entry
@@ -41,6 +42,7 @@ from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.footprint import Footprint, Weights
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
+from quire.config.context import attending
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
 from quire.config.resolve import NOT_ROUNDED, ON_GPU, EngineLimits
@@ -104,11 +106,13 @@ class Worker:
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
         self._pipeline = pipeline
-        self._sharing: Comm = self.comm if pipeline is None else pipeline.sharing or SoloComm()
+        has_all = config.prefill_context_parallel_size > 1
+        self._sharing: Comm = self.comm if pipeline is None and not has_all else _sharing(pipeline)
         """Of the ranks that share each layer."""
         stage, n_stages = (0, 1) if pipeline is None else (pipeline.stage, pipeline.n_stages)
         self._layers: Final = layer_range(arch, stage, n_stages)
-        self.shared: Final = share_arch(arch, self._sharing.rank, self._sharing.size)
+        shared = share_arch(arch, self._sharing.rank, self._sharing.size)
+        self.shared: Final = attending(shared, config, self.comm.rank)
         """Its part of all layers: the groups of pages follow from it."""
         self.arch: Final = stage_arch(self.shared, self._layers)
         """What this rank computes and keeps of the model: of these layers those of its stage."""
@@ -355,7 +359,9 @@ class Worker:
         if not self._layers.is_first:
             shape = limits.max_num_batched_tokens, self.arch.hidden_size
             entry = model.enter = Entry(device.zeros(shape, model.stream_dtype))
+        pool.across = across_of(self._config, model, self.comm)
         forwards = self.platform.forwards(model, pool, tables, tail, limits)
+        in_turn = with_divided(forwards.in_turn, device, model, pool, tables)
         if self._small is not None:
             self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
         variants = [layer.mixer.variant for layer in model.layers]
@@ -366,10 +372,14 @@ class Worker:
         put = None if model.adapters is None else self.adapters.put
         if self._pipeline is None:
             runner = Runner(
-                pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone, put=put
+                pool, tables, tail, in_turn, forwards.ahead, lengths, forwards.follower, alone=alone, put=put
             )
         else:
             runner = StageRunner(pool, tables, tail, forwards.in_turn, self._pipeline, entry, alone=alone)
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner
+
+
+def _sharing(pipeline: Pipeline | None) -> Comm:
+    return SoloComm() if pipeline is None or pipeline.sharing is None else pipeline.sharing

@@ -204,25 +204,28 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int, _doc("Largest logprobs or prompt_logprobs that a request may ask for.", ge=0, le=1000)
     ] = 20
     tensor_parallel_size: Annotated[
-        int,
-        _doc(
-            "Ranks that share every layer, one process each: on GPUs one GPU a rank, on a CPU for tests. The model's"
-            " heads and feed-forwards must be divisible among them.",
-            ge=1,
-            le=64,
-        ),
-    ] = 1
+        int, _doc("Ranks that share every layer, one process each: on GPUs one GPU a rank, on a CPU for tests. The"
+                  " model's heads and feed-forwards must be divisible among them.", ge=1, le=64)
+    ] = 1  # fmt: skip
     pipeline_parallel_size: Annotated[
         int, _doc("Stages of neighbouring layers, each of tensor_parallel_size ranks. A step goes through all in turn;"
                   " meanwhile other stages compute steps of other sequences.", ge=1, le=64)
     ] = 1  # fmt: skip
+    prefill_context_parallel_size: Annotated[
+        int, _doc("Ranks among which the tokens of a long prompt are divided, each with all weights (docs/parallel.md)."
+                  " Not together with tensor_parallel_size or pipeline_parallel_size.", ge=1, le=64)
+    ] = 1  # fmt: skip
+    context_parallel_method: Annotated[
+        Literal["auto", "ulysses", "ring"], _doc(
+            "How these ranks attend: ulysses divides the heads of keys and values, ring the tokens, so that each page"
+            " holds block_size tokens on each rank. auto takes ulysses where each rank gets whole heads of its own.")
+    ] = "auto"  # fmt: skip
     enable_expert_parallel: Annotated[
         bool, _doc("Ranks divide the experts of a model among them, whole ones, instead of a part of each. Their number"
                    " must be divisible by that of the ranks.")
     ] = False  # fmt: skip
     num_threads: Annotated[
-        int,
-        _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024),
+        int, _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024)
     ] = 0
     enable_lora: Annotated[
         bool, _doc("Serve adapters (LoRA, in PEFT's layout) beside the model, many in one batch; a request names one as"
@@ -360,9 +363,10 @@ def _check_adapters(config: EngineConfig) -> None:
             f"max_cpu_loras = {config.max_cpu_loras} is less than max_loras = {config.max_loras}: raise it",
             param="max_cpu_loras",
         )
-    if config.enable_lora and (config.tensor_parallel_size * config.pipeline_parallel_size > 1 or config.is_simulated):
+    n_ranks = config.tensor_parallel_size * config.pipeline_parallel_size * config.prefill_context_parallel_size
+    if config.enable_lora and (n_ranks > 1 or config.is_simulated):
         raise ConfigError(
-            "enable_lora works with one rank and a real device: leave --tensor-parallel-size and"
-            " --pipeline-parallel-size out, or serve merged weights",
+            "enable_lora works with one rank and a real device: leave --tensor-parallel-size, --pipeline-parallel-size"
+            " and --prefill-context-parallel-size out, or serve merged weights",
             param="enable_lora",
         )

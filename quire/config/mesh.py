@@ -21,29 +21,39 @@ class MeshShape(msgspec.Struct, frozen=True):
     """That share every layer."""
     pipeline: int = 1
     """Stages of neighbouring layers, of so many ranks each."""
+    context: int = 1
+    """That share the tokens of a step, each with all weights; then there is neither of the others."""
 
     @property
     def n_ranks(self) -> int:
         """All of them."""
-        return self.tensor * self.pipeline
+        return self.tensor * self.pipeline * self.context
 
     @property
     def telling_rank(self) -> int:
         """The first of the last stage, which says what was chosen."""
-        return self.n_ranks - self.tensor
+        return self.n_ranks - self.n_in_stage
+
+    @property
+    def n_in_stage(self) -> int:
+        """Ranks that have the same layers."""
+        return self.tensor * self.context
 
     def stage_of(self, rank: int) -> int:
         """The stage of a rank; ranks of one stage are neighbours."""
-        return rank // self.tensor
+        return rank // self.n_in_stage
 
     def place_in_stage(self, rank: int) -> int:
         """A rank among those of its stage."""
-        return rank % self.tensor
+        return rank % self.n_in_stage
 
 
 def mesh_shape(config: EngineConfig) -> MeshShape:
     """As it was asked for."""
-    return MeshShape(tensor=config.tensor_parallel_size, pipeline=config.pipeline_parallel_size)
+    return MeshShape(
+        tensor=config.tensor_parallel_size, pipeline=config.pipeline_parallel_size,
+        context=config.prefill_context_parallel_size,
+    )  # fmt: skip
 
 
 def depth_of(config: EngineConfig) -> int:

@@ -21,6 +21,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout, tokens_in_flight
+from quire.config.context import settled
 from quire.config.mesh import mesh_shape
 from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
@@ -75,6 +76,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     """
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     arch = read_arch(folder, config.hf_overrides, logger)
+    config = settled(config, arch)
     shape = mesh_shape(config)
     if config.is_simulated and shape.n_ranks > 1:
         name = "tensor_parallel_size" if shape.tensor > 1 else "pipeline_parallel_size"

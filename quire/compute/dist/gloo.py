@@ -27,6 +27,18 @@ OPERATIONS: Final = {
 }
 
 
+class Both:
+    """`Sent` of two that are on their way."""
+
+    def __init__(self, sent: Sent, found: Sent) -> None:
+        self._sent, self._found = sent, found
+
+    def wait(self) -> None:
+        """See `Sent`."""
+        self._found.wait()
+        self._sent.wait()
+
+
 class GlooComm:
     """`Comm` of one rank. It meets the others at `join`, or when something is first asked of it."""
 
@@ -63,6 +75,18 @@ class GlooComm:
         found = x.new_empty(self.size, *x.shape)
         self._group.allgather([list(found.unbind(0))], [x]).wait()
         return found
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """See `MeetingComm`. x: on the CPU."""
+        self.n_calls += 1
+        found = torch.empty_like(x)
+        self._group.alltoall_base(found, x, [], [], _DISTRIBUTED.AllToAllOptions()).wait()
+        return found
+
+    def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
+        """See `MeetingComm`. x: on the CPU."""
+        self.n_calls += 1
+        return Both(self.send(x, to), self.receive(found, source))
 
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """See `MeetingComm`."""

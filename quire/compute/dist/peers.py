@@ -125,6 +125,16 @@ class PeerComm:
         self.n_calls += 1
         return self._nccl.all_gather(x)
 
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """See `MeetingComm`."""
+        self.n_calls += 1
+        return self._nccl.all_to_all(x)
+
+    def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
+        """See `MeetingComm`."""
+        self.n_calls += 1
+        return self._nccl.exchange(x, to, found, source)
+
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """See `MeetingComm`."""
         return self._nccl.send(x, to)

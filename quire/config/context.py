@@ -1,0 +1,133 @@
+"""Ranks that share the tokens of a step: how they attend, what each keeps of keys and values, what they cannot. Torch-free.
+
+Owns the choice and its refusals. Does not own how many ranks there are in all (`mesh`), nor what they say to one another
+(`compute/runner/ulysses`, `compute/runner/ring`). Invariant: behind `settled` the method is no longer 'auto'.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.config.arch import ModelArch
+from quire.config.attention import AttentionSpec
+from quire.config.engine import EngineConfig
+from quire.config.layers import MixerSpec
+from quire.core.errors import ConfigError
+
+SIZE, METHOD = "prefill_context_parallel_size", "context_parallel_method"
+ULYSSES, RING = "ulysses", "ring"
+
+
+def settled(config: EngineConfig, arch: ModelArch) -> EngineConfig:
+    """With a method that the model can have. Raises ConfigError where it has none."""
+    n_ranks = config.prefill_context_parallel_size
+    if n_ranks == 1:
+        return config
+    _check(config, arch)
+    reasons = {ULYSSES: _against_ulysses(arch, n_ranks), RING: _against_ring(config, arch)}
+    method = config.context_parallel_method
+    if method == "auto":
+        has_own = not reasons[ULYSSES] and all(_n_kv_heads(one) % n_ranks == 0 for one in _mixers(arch))
+        method = ULYSSES if has_own or reasons[RING] else RING
+    if reasons[method]:
+        other = RING if method == ULYSSES else ULYSSES
+        instead = "take fewer ranks, or --tensor-parallel-size" if reasons[other] else f"take {other}"
+        raise ConfigError(
+            f"{SIZE} = {n_ranks} with {METHOD} = {config.context_parallel_method!r}: {reasons[method]}; {instead}",
+            param=METHOD,
+        )
+    return msgspec.structs.replace(config, context_parallel_method=method)
+
+
+def page_tokens(config: EngineConfig) -> int:
+    """Tokens of a page, as sequences have them: of a ring each rank has `block_size` of them. The method is settled."""
+    return config.block_size * (config.prefill_context_parallel_size if config.context_parallel_method == RING else 1)
+
+
+def attending(arch: ModelArch, config: EngineConfig, rank: int) -> ModelArch:
+    """The model as one rank attends: with its heads, where these are divided. The method is settled."""
+    n_ranks = config.prefill_context_parallel_size
+    if n_ranks == 1 or config.context_parallel_method == RING:
+        return arch
+    layers = [
+        msgspec.structs.replace(layer, mixer=own_heads(layer.mixer, rank, n_ranks)) for layer in arch.layers
+    ]  # fmt: skip
+    return msgspec.structs.replace(arch, layers=tuple(layers))
+
+
+def own_heads(mixer: MixerSpec, rank: int, n_ranks: int) -> AttentionSpec:
+    """The heads of one rank. Norms are of rows that have all heads: none is left."""
+    assert isinstance(mixer, AttentionSpec)
+    return msgspec.structs.replace(mixer, qk_norm=None).share(rank, n_ranks)
+
+
+def _check(config: EngineConfig, arch: ModelArch) -> None:
+    """Whatever the method is."""
+    what, n_ranks = f"{SIZE} = {config.prefill_context_parallel_size}", config.prefill_context_parallel_size
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(config, name) > 1:
+            raise ConfigError(
+                f"{what} and {name} = {getattr(config, name)}: ranks that divide tokens have all weights, and do not"
+                f" divide layers as well yet; leave one of both out",
+                param=SIZE,
+            )
+    if config.is_simulated:
+        raise ConfigError(
+            f"{what} and device = 'null', which has no model that computes a prompt: leave it out, or add --device cpu"
+            " or cuda",
+            param=SIZE,
+        )
+    if config.enable_expert_parallel:
+        raise ConfigError(
+            f"{what} and enable_expert_parallel: each of these ranks has all experts, and computes those of its own"
+            " tokens; leave --enable-expert-parallel out",
+            param="enable_expert_parallel",
+        )
+    if config.deterministic:
+        raise ConfigError(
+            f"deterministic = True cannot be promised with {what}: whether the tokens of a step are divided depends on"
+            " its company; leave --deterministic out",
+            param="deterministic",
+        )
+    if arch.state_specs:
+        raise ConfigError(
+            f"{what}: {arch.family} has recurrent layers, whose tokens follow each other and cannot be divided; leave"
+            " it out, or take --tensor-parallel-size",
+            param=SIZE,
+        )
+    if n_ranks > config.max_num_batched_tokens > 0:
+        raise ConfigError(
+            f"{what} exceeds max_num_batched_tokens = {config.max_num_batched_tokens}: a step has fewer tokens than"
+            " ranks; lower the former or raise the latter",
+            param=SIZE,
+        )
+
+
+def _mixers(arch: ModelArch) -> list[MixerSpec]:
+    return list(dict.fromkeys(layer.mixer for layer in arch.layers))
+
+
+def _n_kv_heads(mixer: MixerSpec) -> int:
+    return 0 if mixer.kv_spec is None else mixer.kv_spec.n_kv_heads
+
+
+def _against_ulysses(arch: ModelArch, n_ranks: int) -> str:
+    for mixer in _mixers(arch):
+        if not isinstance(mixer, AttentionSpec):
+            return "its heads read one line a token, which cannot be divided by heads"
+        try:
+            own_heads(mixer, 0, n_ranks)
+        except ConfigError as error:
+            return error.message
+    return ""
+
+
+def _against_ring(config: EngineConfig, arch: ModelArch) -> str:
+    for mixer in _mixers(arch):
+        if isinstance(mixer, AttentionSpec) and mixer.alibi:
+            return "its logits fall with distance (ALiBi), which parts of a sequence do not know"
+        if isinstance(mixer, AttentionSpec) and mixer.sinks:
+            return "its heads have sinks, which parts of a sequence would count several times"
+    if config.speculative_config:
+        return "drafts are not verified by ranks that divide a sequence (leave --speculative-config out)"
+    return ""
