@@ -26,7 +26,7 @@ from quire.compute.draft.drafter import Drafter, QueuingDrafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
 from quire.compute.facts import StageFacts, WorkerFacts, of_stages
-from quire.compute.forward.across import across_of, with_divided
+from quire.compute.forward.across import across_of, forwards_of
 from quire.compute.forward.alone import obstacle
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder, no_entry
@@ -42,7 +42,7 @@ from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.footprint import Footprint, Weights
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
-from quire.config.context import attending
+from quire.config.context import attending, deals_tokens, page_tokens
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
 from quire.config.resolve import NOT_ROUNDED, ON_GPU, EngineLimits
@@ -133,6 +133,8 @@ class Worker:
     @property
     def captured(self) -> Captured:
         """The steps that `allocate` will capture."""
+        if deals_tokens(self._config):
+            return Captured()
         captured = self.platform.captured(self.arch, self._limits)
         if self._config.enable_lora:  # each is captured with and without adapters
             captured = dataclasses.replace(captured, graph_sizes=captured.graph_sizes * 2)
@@ -350,6 +352,8 @@ class Worker:
         if self._small is not None:
             self._small.attach(pool, limits.max_num_batched_tokens)
         n_groups = len(pool.layout.groups)
+        pool.n_ranks = page_tokens(self._config) // page_size
+        page_size *= pool.n_ranks
         tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device, n_groups)
         sampler = Sampler(
             limits.max_num_seqs, self.arch.vocab_size, device.torch_device, vocab_limit=allocation.vocab_limit
@@ -360,8 +364,7 @@ class Worker:
             shape = limits.max_num_batched_tokens, self.arch.hidden_size
             entry = model.enter = Entry(device.zeros(shape, model.stream_dtype))
         pool.across = across_of(self._config, model, self.comm)
-        forwards = self.platform.forwards(model, pool, tables, tail, limits)
-        in_turn = with_divided(forwards.in_turn, device, model, pool, tables)
+        forwards = forwards_of(self.platform, model, pool, tables, tail, limits)
         if self._small is not None:
             self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
         variants = [layer.mixer.variant for layer in model.layers]
@@ -372,7 +375,7 @@ class Worker:
         put = None if model.adapters is None else self.adapters.put
         if self._pipeline is None:
             runner = Runner(
-                pool, tables, tail, in_turn, forwards.ahead, lengths, forwards.follower, alone=alone, put=put
+                pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone, put=put
             )
         else:
             runner = StageRunner(pool, tables, tail, forwards.in_turn, self._pipeline, entry, alone=alone)

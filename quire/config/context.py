@@ -39,15 +39,20 @@ def settled(config: EngineConfig, arch: ModelArch) -> EngineConfig:
     return msgspec.structs.replace(config, context_parallel_method=method)
 
 
+def deals_tokens(config: EngineConfig) -> bool:
+    """Whether ranks take the tokens of sequences in turn. The method is settled."""
+    return config.prefill_context_parallel_size > 1 and config.context_parallel_method == RING
+
+
 def page_tokens(config: EngineConfig) -> int:
     """Tokens of a page, as sequences have them: of a ring each rank has `block_size` of them. The method is settled."""
-    return config.block_size * (config.prefill_context_parallel_size if config.context_parallel_method == RING else 1)
+    return config.block_size * (config.prefill_context_parallel_size if deals_tokens(config) else 1)
 
 
 def attending(arch: ModelArch, config: EngineConfig, rank: int) -> ModelArch:
     """The model as one rank attends: with its heads, where these are divided. The method is settled."""
     n_ranks = config.prefill_context_parallel_size
-    if n_ranks == 1 or config.context_parallel_method == RING:
+    if n_ranks == 1 or deals_tokens(config):
         return arch
     layers = [
         msgspec.structs.replace(layer, mixer=own_heads(layer.mixer, rank, n_ranks)) for layer in arch.layers

@@ -21,7 +21,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout, tokens_in_flight
-from quire.config.context import settled
+from quire.config.context import deals_tokens, page_tokens, settled
 from quire.config.mesh import mesh_shape
 from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
@@ -130,7 +130,8 @@ def _build(
     if is_server:
         structured.start()
     core = assemble(
-        config, limits, layout, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace,
+        config, limits, layout, executor, MonotonicClock(), n_pages, structured,
+        0 if deals_tokens(config) else platform.min_shared_tokens, pace,
         worker.draft_costs(), deterministic_apart=platform.rows_alone is not RowsAlone.NEVER,
         has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
     )  # fmt: skip
@@ -223,7 +224,7 @@ def _ready(
     return EngineReady(
         max_model_len=limits.max_model_len,
         n_pages=n_pages,
-        page_size=config.block_size,
+        page_size=page_tokens(config),
         logits_width=arch.vocab_size,
         device=device,
         max_num_seqs=limits.max_num_seqs,

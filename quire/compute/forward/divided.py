@@ -1,75 +1,101 @@
-"""Long steps whose rows are divided among ranks for everything but attention. Owns which steps these are.
+"""Steps whose rows are divided among ranks for everything but attention. Owns which rank has which rows, and the end.
 
-Does not own what ranks exchange (`runner/ulysses`). Invariant: every rank takes the same steps, as that depends on
-the plan alone.
+Does not own what ranks exchange for attention (`runner/ulysses`, `runner/ring_context`). Invariant: every rank takes the
+same steps, as that depends on the plan alone, and has the same bits of states at the end.
 """
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Final
 
 import numpy as np
 import torch
 
 from quire.compute.device.device import Device
+from quire.compute.dist.comm import MeetingComm
 from quire.compute.layers.context import Context
 from quire.compute.models.decoder import Decoder
-from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.ulysses import Ulysses, rows_of
+from quire.compute.runner.ulysses import Ulysses
+
+LEAST_ROWS: Final = {"cpu": 16, "cuda": 512}
+"""Rows of a step from which on they are divided. On GPUs a round estimate, not measured: up to about 300 rows an H100
+reads weights for as long as it multiplies, whoever has the rows, and two messages a layer take as long as 100 more."""
+
+
+def least_rows(device: Device, n_ranks: int) -> int:
+    """Of a divided step."""
+    return max(n_ranks, LEAST_ROWS["cpu" if device.is_host else "cuda"])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Division:
+    """Rows of a step on the ranks."""
+
+    rows: np.ndarray
+    """int64 [m]: those that this rank has, the same number on each; padding repeats one."""
+    owners: np.ndarray
+    """int64 [n]: the rank of each row of the step."""
+    places: np.ndarray
+    """int64 [n]: which of its owner's it is."""
+
+
+def in_pieces(n_rows: int, rank: int, n_ranks: int) -> Division:
+    """Each rank has neighbouring rows, the first rank the first."""
+    m, rows = -(-n_rows // n_ranks), np.arange(n_rows)
+    return Division(np.minimum(np.arange(rank * m, (rank + 1) * m), n_rows - 1), rows // m, rows % m)
+
+
+def computed(
+    device: Device, model: Decoder, comm: MeetingComm, division: Division, step: Step,
+    tokens: tuple[torch.Tensor, torch.Tensor], context: Context,
+) -> States:  # fmt: skip
+    """States of all rows where they are wanted, else of the sampled ones. tokens: (ids, positions) of this rank's rows,
+    as `Decoder.forward` takes them."""
+    batch = step.batch
+    if step.wants_all:
+        every = comm.all_gather(model.forward(*tokens, context))
+        places = device.upload(np.stack([division.owners, division.places]))
+        return States(every[places[0], places[1]], has_all=True, sampled=device.upload(batch.sampled_rows))
+    at = np.flatnonzero(division.owners[batch.sampled_rows] == comm.rank)
+    wanted = division.places[batch.sampled_rows[at]]
+    hidden = model.forward(*tokens, context, device.upload(wanted if len(wanted) else np.zeros(1, np.int64)))
+    every = hidden.new_zeros(len(batch.sampled_rows), hidden.shape[1])
+    if len(wanted):
+        every[device.upload(at)] = hidden
+    return States(comm.all_reduce(every) if len(every) else every, has_all=False)  # a sum of one row and zeros
 
 
 class DividedForward:
-    """`Forward` of steps with at least `least_rows` rows; others are for those that compute all rows on each rank."""
+    """`Forward` of long steps where heads are divided; others are for those that compute all rows on each rank."""
 
-    def __init__(
-        self, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, ulysses: Ulysses, least_rows: int
-    ) -> None:
+    def __init__(self, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, ulysses: Ulysses) -> None:
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
-        self._ulysses, self._least_rows = ulysses, max(least_rows, ulysses.n_ranks)
+        self._ulysses, self._least_rows = ulysses, least_rows(device, ulysses.n_ranks)
 
     def stage(self, _: Step) -> None:
         """It has little to do on the host."""
 
     def run(self, step: Step) -> States | None:
-        """States of all rows where they are wanted, else of the sampled ones; the same bits on every rank."""
-        batch, tables = step.batch, self._tables
-        n_rows = len(batch.row_slots)
-        if n_rows < self._least_rows or batch.trees is not None:
+        """See `computed`."""
+        batch, tables, ulysses = step.batch, self._tables, self._ulysses
+        if len(batch.row_slots) < self._least_rows or batch.trees is not None:
             return None
-        cache_locs = tables.cache_locs(batch.row_slots, batch.places)
+        cache_locs = tables.cache_locs(batch.row_slots, batch.row_positions)
         tables.write(step.writes)
         if step.guesses is not None:
             tables.set_tokens(step.guesses.at, step.guesses.found)
-        own = np.asarray(rows_of(n_rows, self._ulysses.rank, self._ulysses.n_ranks))
-        slots, positions, *locs = self._device.upload(
-            np.concatenate([[batch.row_slots, batch.row_positions], cache_locs])
-        )
-        rows = self._device.upload(own)
+        division = in_pieces(len(batch.row_slots), ulysses.rank, ulysses.n_ranks)
+        lines = np.concatenate([[batch.row_slots, batch.row_positions], cache_locs])
+        slots, positions, *locs = self._device.upload(lines)
         plans = plan_attention(
             self._pool, tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=step.shared
         )  # fmt: skip
-        context = self._ulysses.around(PagedContext(self._pool, plans, locs), positions)
-        token_ids, own_positions = tables.tokens[slots[rows], positions[rows]], positions[rows]
-        if step.wants_all:
-            hidden = self._model.forward(token_ids, own_positions, context)
-            every = self._ulysses.comm.all_gather(hidden).flatten(0, 1)[:n_rows]
-            return States(every, has_all=True, sampled=self._device.upload(batch.sampled_rows))
-        return self._sampled(batch, token_ids, own_positions, context)
+        context = ulysses.around(PagedContext(self._pool, plans, locs), positions)
+        rows = self._device.upload(division.rows)
+        own = tables.tokens[slots[rows], positions[rows]], positions[rows]
+        return computed(self._device, self._model, ulysses.comm, division, step, own, context)
 
-    def _sampled(
-        self, batch: FlatBatch, token_ids: torch.Tensor, positions: torch.Tensor, context: Context
-    ) -> States:
-        """token_ids, positions: of this rank. Each rank ends the last layer for those that it has; the sum has each once."""
-        n_own = len(token_ids)
-        first = self._ulysses.rank * n_own
-        is_own = (batch.sampled_rows >= first) & (batch.sampled_rows < first + n_own)
-        wanted, at = batch.sampled_rows[is_own] - first, np.flatnonzero(is_own)
-        rows = self._device.upload(wanted if len(wanted) else np.zeros(1, np.int64))
-        hidden = self._model.forward(token_ids, positions, context, rows)
-        every = hidden.new_zeros(len(batch.sampled_rows), hidden.shape[1])
-        if len(wanted):
-            every[self._device.upload(at)] = hidden
-        if len(every):
-            self._ulysses.comm.all_reduce(every)
-        return States(every, has_all=False)

@@ -68,6 +68,8 @@ class KVPool:
         """Of recurrent layers; likewise."""
         self.across: Across | None = None
         """How ranks that share tokens attend; likewise."""
+        self.n_ranks = 1
+        """That hold the tokens of a page in turn; likewise."""
         self.windows = list(dict.fromkeys(self.layout.windows))
         """Each kind of window once: what the work of attention differs by."""
         self.kind_of = [self.windows.index(window) for window in self.layout.windows]
@@ -96,7 +98,8 @@ class KVPool:
         """Copy on write, in every lane."""
         if not copies:
             return
-        sources, targets, counts = ([getattr(one, name) for one in copies] for name in ("source", "target", "n_tokens"))
+        sources, targets = ([getattr(one, name) for one in copies] for name in ("source", "target"))
+        counts = [-(-one.n_tokens // self.n_ranks) for one in copies]
         for lane in range(self.k.shape[0]):
             kvstore.copy_pages(self._stored[0][lane], self._stored[-1][lane], sources, targets, counts)
         if self.features is not None:

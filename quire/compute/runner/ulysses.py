@@ -9,7 +9,6 @@ another step every rank has all rows, with the same bits.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import torch
 
@@ -138,8 +137,3 @@ def _variant(mixer: object, own: AttentionSpec) -> Variant:
     assert isinstance(mixer, Attention)
     return variant_of(own, mixer.cos_sin.device, None if mixer.sinks is None else mixer.sinks.values)
 
-
-def rows_of(n_rows: int, rank: int, n_ranks: int) -> Sequence[int]:
-    """Of a divided step, those of one rank; the last row again where there are none left."""
-    m = -(-n_rows // n_ranks)
-    return [min(row, n_rows - 1) for row in range(rank * m, (rank + 1) * m)]
