@@ -62,6 +62,7 @@ from quire.planner.drafts import DraftCosts
 logger = logging.getLogger("quire.engine")
 
 SUMMED: Final = "the order in which values of several ranks are summed depends on where a row stands in the batch"
+DIVIDED: Final = "whether the tokens of a step are divided among ranks depends on how many there are"
 WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8}
@@ -122,7 +123,7 @@ class Worker:
         self.room: Final = platform.room().of_one(self.comm.size)
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
-        self.no_determinism = platform.no_determinism or (SUMMED if self._sharing.size > 1 else "")
+        self.no_determinism = platform.no_determinism or not_deterministic(config)
         """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
         for it do not."""
         self.adapters: Final = HostAdapters(config, platform.device)
@@ -352,9 +353,9 @@ class Worker:
         if self._small is not None:
             self._small.attach(pool, limits.max_num_batched_tokens)
         n_groups = len(pool.layout.groups)
-        pool.n_ranks = page_tokens(self._config) // page_size
-        page_size *= pool.n_ranks
-        tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device, n_groups)
+        n_tokens = page_tokens(self._config)
+        pool.n_ranks = n_tokens // page_size
+        tables = SlotTables(limits.max_num_seqs, limits.max_model_len, n_tokens, device, n_groups)
         sampler = Sampler(
             limits.max_num_seqs, self.arch.vocab_size, device.torch_device, vocab_limit=allocation.vocab_limit
         )
@@ -382,6 +383,13 @@ class Worker:
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner
+
+
+def not_deterministic(config: EngineConfig) -> str:
+    """Why ranks make the bits of a request depend on its company; empty: they do not."""
+    if config.prefill_context_parallel_size > 1:
+        return DIVIDED
+    return SUMMED if config.tensor_parallel_size > 1 else ""
 
 
 def _sharing(pipeline: Pipeline | None) -> Comm:

@@ -1,10 +1,13 @@
-"""Ranks that share the tokens of a step: how they attend, what each keeps of keys and values, what they cannot. Torch-free.
+"""Ranks that share the tokens of a step: how they attend, what each keeps of keys and values, what they cannot.
 
-Owns the choice and its refusals. Does not own how many ranks there are in all (`mesh`), nor what they say to one another
-(`compute/runner/ulysses`, `compute/runner/ring`). Invariant: behind `settled` the method is no longer 'auto'.
+Owns the choice and its refusals. Does not own how many ranks there are in all (`mesh`), nor what they say to one
+another (`compute/runner/ulysses`, `compute/runner/ring`). Torch-free.
+Invariant: behind `settled` the method is no longer 'auto'.
 """
 
 from __future__ import annotations
+
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,7 +18,8 @@ from quire.config.layers import MixerSpec
 from quire.core.errors import ConfigError
 
 SIZE, METHOD = "prefill_context_parallel_size", "context_parallel_method"
-ULYSSES, RING = "ulysses", "ring"
+ULYSSES: Final = "ulysses"
+RING: Final = "ring"
 
 
 def settled(config: EngineConfig, arch: ModelArch) -> EngineConfig:
@@ -25,7 +29,7 @@ def settled(config: EngineConfig, arch: ModelArch) -> EngineConfig:
         return config
     _check(config, arch)
     reasons = {ULYSSES: _against_ulysses(arch, n_ranks), RING: _against_ring(config, arch)}
-    method = config.context_parallel_method
+    method: Literal["auto", "ulysses", "ring"] = config.context_parallel_method
     if method == "auto":
         has_own = not reasons[ULYSSES] and all(_n_kv_heads(one) % n_ranks == 0 for one in _mixers(arch))
         method = ULYSSES if has_own or reasons[RING] else RING
@@ -87,12 +91,6 @@ def _check(config: EngineConfig, arch: ModelArch) -> None:
             f"{what} and enable_expert_parallel: each of these ranks has all experts, and computes those of its own"
             " tokens; leave --enable-expert-parallel out",
             param="enable_expert_parallel",
-        )
-    if config.deterministic:
-        raise ConfigError(
-            f"deterministic = True cannot be promised with {what}: whether the tokens of a step are divided depends on"
-            " its company; leave --deterministic out",
-            param="deterministic",
         )
     if arch.state_specs:
         raise ConfigError(

@@ -18,10 +18,10 @@ from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
+from quire.config.context import deals_tokens, page_tokens, settled
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout, tokens_in_flight
-from quire.config.context import deals_tokens, page_tokens, settled
 from quire.config.mesh import mesh_shape
 from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve

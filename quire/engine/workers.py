@@ -20,7 +20,7 @@ from quire.compute.draft.small import DraftCheckpoint
 from quire.compute.draft.with_head import HeadCheckpoint
 from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
-from quire.compute.worker import SUMMED, Worker
+from quire.compute.worker import Worker, not_deterministic
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
@@ -101,7 +101,7 @@ def make_worker(
     platform = platform_of(_with_threads(config, n_ranks), rank)
     comm = None if n_ranks == 1 else platform.comm(rank, n_ranks, meeting_point)
     pipeline = None if shape.pipeline == 1 else Pipeline(shape, rank, platform.group, meeting_point)
-    no_determinism = platform.no_determinism or (SUMMED if shape.tensor > 1 else "")
+    no_determinism = platform.no_determinism or not_deterministic(config)
     if config.deterministic and no_determinism:
         raise ConfigError(
             f"deterministic = True cannot be promised: {no_determinism}; or leave --deterministic out",

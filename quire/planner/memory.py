@@ -16,12 +16,15 @@ from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
+from quire.planner.context import most_rows
 
 INT32_BYTES = 4
 FLOAT32_BYTES = 4
 TOKEN_ID_BYTES = 8
 LOGITS_COPIES = 2
 """Float32 arrays of [rows, vocab] alive at once in sampling: the logits, and what they were before penalties."""
+MERGE_COPIES = 3
+"""Arrays like those of partial states, in float32, alive at once while these are merged."""
 LARGE_TILE_ROWS, SMALL_TILE_ROWS = 128, 16
 """Rows of attention's tiles, tokens x query heads of a KV head; more heads than these make small tiles of their own."""
 GRAPH_PARTS = 2 * 256
@@ -67,7 +70,7 @@ class MemoryEquation:
 
     arch: ModelArch
     page_size: int
-    """Tokens a page."""
+    """Tokens a page, of all ranks that have some of them."""
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -96,6 +99,10 @@ class MemoryEquation:
     """The same of a prompt that is computed in whole steps: a chunk of each step in flight; less where pages lack."""
     n_snapshots: int = 0
     """Recurrent states that are kept beside those of the slots."""
+    row_ranks: int = 1
+    """Ranks among which the rows of long steps are divided."""
+    page_ranks: int = 1
+    """Ranks that hold the tokens of a page in turn, each as many."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
 
@@ -106,13 +113,28 @@ class MemoryEquation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Activations of the largest step: residual, normed input, and the widest pair of neighbours inside a layer."""
+        """Activations of the largest step."""
+        return most_rows(self.max_num_batched_tokens, self.row_ranks) * self._row_bytes + self._travel_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of one row: residual, normed input, and the widest pair of neighbours inside a layer."""
         arch = self.arch
         kinds = dict.fromkeys(arch.layers)
         widest = max(max(one.mixer.n_row_numbers, one.ffn.n_row_numbers(arch.hidden_size)) for one in kinds)
         stream_itemsize = FLOAT32_BYTES if arch.float32_stream else self.itemsize
-        row_bytes = arch.hidden_size * (stream_itemsize + self.itemsize) + widest * self.itemsize
-        return self.max_num_batched_tokens * row_bytes
+        return arch.hidden_size * (stream_itemsize + self.itemsize) + widest * self.itemsize
+
+    @property
+    def _travel_bytes(self) -> int:
+        """Of rows on their way between ranks: what a rank's heads need of all rows, as it is sent and as it comes; or
+        what each rank's keys make of its rows, and these states once more in float32 while they are merged."""
+        if self.row_ranks == 1:
+            return 0
+        widest = max(one.mixer.n_row_numbers for one in dict.fromkeys(self.arch.layers))
+        if self.page_ranks == 1:
+            return 2 * self.max_num_batched_tokens * widest * self.itemsize
+        return self.max_num_batched_tokens * widest // 2 * (self.itemsize + MERGE_COPIES * FLOAT32_BYTES)
 
     @property
     def logits_bytes(self) -> int:
@@ -139,8 +161,7 @@ class MemoryEquation:
             partial_rows += (n_large * LARGE_TILE_ROWS + 2 * self.mixed_rows * group) * arch.n_kv_heads
         n_kinds = len(set(self.layout.windows))
         numbers = n_kinds * partial_rows * (arch.head_dim + 1) + max(self.graph_sizes) * arch.vocab_size
-        activations = self.workspace_bytes * n_rows // self.max_num_batched_tokens
-        return numbers * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES
+        return numbers * FLOAT32_BYTES + n_rows * self._row_bytes + len(self.graph_sizes) * GRAPH_OWN_BYTES
 
     @property
     def state_bytes(self) -> int:
@@ -154,9 +175,10 @@ class MemoryEquation:
 
     @property
     def page_bytes(self) -> int:
-        """K and V of one page in all of its lanes, and in a drafter's. Where no layer keeps keys, pages only say which
-        tokens were seen: they count as the host's ids of these."""
-        n_bytes = round((self.layout.numbers + self.draft_numbers) * self.page_size * self.kv_itemsize)
+        """K and V of this rank's part of a page in all of its lanes, and in a drafter's. Where no layer keeps keys,
+        pages only say which tokens were seen: they count as the host's ids of these."""
+        n_own = self.page_size // self.page_ranks
+        n_bytes = round((self.layout.numbers + self.draft_numbers) * n_own * self.kv_itemsize)
         return n_bytes or self.page_size * TOKEN_ID_BYTES
 
     def seq_pages(self, n_tokens: int) -> int:

@@ -1,13 +1,12 @@
 """Steps whose rows are divided among ranks for everything but attention. Owns which rank has which rows, and the end.
 
-Does not own what ranks exchange for attention (`runner/ulysses`, `runner/ring_context`). Invariant: every rank takes the
-same steps, as that depends on the plan alone, and has the same bits of states at the end.
+Does not own what ranks exchange for attention (`runner/ulysses`, `runner/ring_context`). Invariant: every rank takes
+the same steps, as that depends on the plan alone, and has the same bits of states at the end.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
 
 import numpy as np
 import torch
@@ -20,15 +19,7 @@ from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.ulysses import Ulysses
-
-LEAST_ROWS: Final = {"cpu": 16, "cuda": 512}
-"""Rows of a step from which on they are divided. On GPUs a round estimate, not measured: up to about 300 rows an H100
-reads weights for as long as it multiplies, whoever has the rows, and two messages a layer take as long as 100 more."""
-
-
-def least_rows(device: Device, n_ranks: int) -> int:
-    """Of a divided step."""
-    return max(n_ranks, LEAST_ROWS["cpu" if device.is_host else "cuda"])
+from quire.planner.context import least_rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +65,7 @@ class DividedForward:
 
     def __init__(self, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, ulysses: Ulysses) -> None:
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
-        self._ulysses, self._least_rows = ulysses, least_rows(device, ulysses.n_ranks)
+        self._ulysses, self._least_rows = ulysses, least_rows("cpu" if device.is_host else "cuda", ulysses.n_ranks)
 
     def stage(self, _: Step) -> None:
         """It has little to do on the host."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.compute.device.device import Device
-from quire.compute.forward.divided import Division, computed, least_rows
+from quire.compute.forward.divided import Division, computed
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext
@@ -18,6 +18,7 @@ from quire.compute.runner.ring_spans import Block, blocks_of
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.core.errors import EngineError
+from quire.planner.context import least_rows
 
 
 class RingForward:
@@ -26,7 +27,7 @@ class RingForward:
     def __init__(self, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, ring: Ring) -> None:
         """tables: whose pages have tokens of all ranks."""
         self._device, self._model, self._pool, self._tables, self._ring = device, model, pool, tables, ring
-        self._least_rows = least_rows(device, ring.n_ranks)
+        self._least_rows = least_rows("cpu" if device.is_host else "cuda", ring.n_ranks)
 
     def stage(self, _: Step) -> None:
         """It has little to do on the host."""
@@ -69,8 +70,8 @@ class RingForward:
         return States(hidden[self._device.upload(division.places)], has_all=True, sampled=sampled)
 
     def _locs(self, batch: FlatBatch, rows: np.ndarray, n_real: int) -> np.ndarray:
-        """int64 [n_groups, m]: where this rank stores its own of these rows; 0, in the dummy page, for the others and for
-        all from `n_real` on."""
+        """int64 [n_groups, m]: where this rank stores its own of these rows; 0, in the dummy page, for the others and
+        for all from `n_real` on."""
         tables, n_ranks = self._tables, self._ring.n_ranks
         slots, positions = batch.row_slots[rows], batch.row_positions[rows]
         pages = tables.host_pages[:, slots, positions // tables.page_size].astype(np.int64)

@@ -1,7 +1,7 @@
 """Ranks that take the tokens of sequences in turn, each with pages of its own tokens: attention plans of their steps.
 
-Liu et al. 2023, "Ring attention". Owns which rows meet which keys, and what goes round: keys and values, or queries whose
-partial states go home, whichever is fewer bytes (Yang et al. 2024, arXiv 2411.01783, sections 3.4 to 3.6). Does not own
+Liu et al. 2023, "Ring attention". Owns which rows meet which keys, and what goes round: keys and values, or queries
+whose partial states go home, whichever is fewer bytes (Yang et al. 2024, arXiv 2411.01783, section 3.4). Does not own
 which rows a rank has (`forward/ring`), whose turn is which (`ring_spans`), nor what is sent when (`ring_context`).
 """
 
@@ -22,8 +22,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan
 from quire.kernels.attention.variant import Variant
-
-LSE_BYTES = 4
+from quire.planner.context import ring_keys_bytes, ring_queries_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class Ring:
         found = {}
         for window, groups in self._kinds(pool).items():
             first, end = _page_range(tables.page_size, blocks, window)
-            if self.queries_bytes(pool, most_rows) <= int((end - first).sum()) * page_bytes(pool):
+            if self.queries_bytes(pool, most_rows) <= self.keys_bytes(pool, int((end - first).sum())):
                 of_groups = {group: tables.pages[group] for group in groups}
                 plans = [
                     [self._of_block(pool, of_groups, block, self.rank, window, block.slots)] for block in blocks
@@ -134,10 +133,15 @@ class Ring:
             found.setdefault(self._windows[layer], set()).add(group)
         return {window: sorted(groups) for window, groups in found.items()}
 
-    def queries_bytes(self, pool: KVPool, n_rows: int) -> int:
-        """Of queries that go to one other rank, and of what its keys make of them."""
-        numbers = pool.head_dim + (pool.value_dim or pool.head_dim)
-        return n_rows * pool.n_heads * (numbers * self._itemsize + LSE_BYTES)
+    def keys_bytes(self, pool: KVPool, n_pages: int) -> float:
+        """That a rank sends in a layer where so many pages go round."""
+        page_size = pool.k.shape[3]
+        return ring_keys_bytes(n_pages * page_size, pool.bytes_per_token / pool.layout.n_lanes, self.n_ranks)
+
+    def queries_bytes(self, pool: KVPool, n_rows: int) -> float:
+        """That it sends where so many rows of queries do."""
+        value_dim = pool.value_dim or pool.head_dim
+        return ring_queries_bytes(n_rows, pool.n_heads, pool.head_dim, value_dim, self._itemsize, self.n_ranks)
 
     def _of_block(
         self,
@@ -175,11 +179,6 @@ class Ring:
         blind = torch.from_numpy(part.blind).to(first.device) if len(part.blind) else None
         of_group = {group: plan if table is first else plan.on(table) for group, table in tables.items()}
         return RingPlan(rows, of_group, own, blind)
-
-
-def page_bytes(pool: KVPool) -> int:
-    """Of the part that one rank has of a page of one layer."""
-    return pool.bytes_per_token * pool.k.shape[3] // pool.k.shape[0]
 
 
 def _page_range(page_tokens: int, blocks: Sequence[Block], window: int) -> tuple[np.ndarray, np.ndarray]:

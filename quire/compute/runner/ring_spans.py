@@ -1,4 +1,4 @@
-"""Whose turn a token is where ranks take the tokens of a sequence in turn, and which keys of a rank it sees. Numpy alone.
+"""Whose turn a token is where ranks take the tokens of a sequence in turn, and which keys of a rank it sees.
 
 Owns the arithmetic. Does not own attention plans, nor what is sent (`ring`).
 Of n ranks, rank j has the tokens at positions j, j + n, j + 2 n, ...: position p is its token number p // n. So rows of
@@ -65,8 +65,8 @@ def tokens_of(n_tokens: np.ndarray, rank: int, n_ranks: int) -> np.ndarray:
 
 
 def seen(block: Block, key_rank: int, slots: np.ndarray) -> SeenSpans:
-    """Spans of the block against that rank's keys, which lie at `slots` of a page table, int32 [n_spans]. Rows of a sequence's first turn may see none: they become spans of
-    their own."""
+    """Spans of the block against that rank's keys, which lie at `slots` of a page table, int32 [n_spans]. A row of a
+    sequence's first turn may see none: it becomes a span of its own."""
     lacks = int(key_rank > block.rank)
     is_blind = (block.counts > 0) & (block.ends - block.counts < lacks)
     spans = np.repeat(np.arange(len(block.ends)), 1 + is_blind)
@@ -81,12 +81,13 @@ def seen(block: Block, key_rank: int, slots: np.ndarray) -> SeenSpans:
 
 def joined(parts: list[SeenSpans]) -> SeenSpans:
     """Blocks whose rows lie behind one another."""
-    firsts = np.cumsum([0, *(part.q_indptr[-1] for part in parts)])
+    firsts = np.cumsum([0, *(part.q_indptr[-1] for part in parts[:-1])])
+    indptr = [np.zeros(1, np.int64), *(part.q_indptr[1:] + at for part, at in zip(parts, firsts, strict=True))]
     return SeenSpans(
-        np.concatenate([[0], *(part.q_indptr[1:] + at for part, at in zip(parts, firsts, strict=False))]).astype(np.int32),
+        np.concatenate(indptr).astype(np.int32),
         np.concatenate([part.kv_lens for part in parts]),
         np.concatenate([part.slots for part in parts]),
-        np.concatenate([part.blind + at for part, at in zip(parts, firsts, strict=False)]),
+        np.concatenate([part.blind + at for part, at in zip(parts, firsts, strict=True)]),
     )
 
 
