@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +11,7 @@ from rank_models import GREEDY, worker_of
 from thread_ranks import ThreadComm, together
 from worker_rank import spans
 
+from quire.compute.platform import Platform
 from quire.compute.worker import Allocation, Worker
 from quire.config.context import page_tokens
 from quire.config.kv import kv_layout
@@ -79,13 +81,37 @@ def of_one(path: pathlib.Path, **options: Any) -> list[Any]:
     return run(allocated(worker_of(path, **options)), 8)
 
 
-def of_ranks(path: pathlib.Path, size: int, method: str, **options: Any) -> list[tuple[list[Any], dict[str, int]]]:
-    """What each of several makes, and what it has sent."""
+def of_ranks(
+    path: pathlib.Path, size: int, method: str, platform: Callable[[], Platform] | None = None, **options: Any
+) -> list[tuple[list[Any], dict[str, int]]]:
+    """What each of several makes, and what it has sent. platform: None: the CPU."""
     asked = {"prefill_context_parallel_size": size, "context_parallel_method": method, **options}
 
     def live(comm: ThreadComm) -> tuple[list[Any], dict[str, int]]:
-        worker = allocated(worker_of(path, comm, **asked))
+        worker = worker_of(path, comm, **asked)
+        if platform is not None:
+            worker.platform = platform()
+        allocated(worker)
         comm.sent_bytes.clear()
         return run(worker, page_tokens(worker._config)), comm.sent_bytes
+
+    return together(size, live)
+
+
+def sent_of_prompt(path: pathlib.Path, size: int, method: str, chunks: Sequence[int]) -> list[dict[str, int]]:
+    """What each rank sends in a step with the last of these chunks of a prompt, by call."""
+    asked = {"prefill_context_parallel_size": size, "context_parallel_method": method}
+    ids = [(7 * i + 5) % 190 + 1 for i in range(sum(chunks))]
+
+    def live(comm: ThreadComm) -> dict[str, int]:
+        worker = allocated(worker_of(path, comm, **asked))
+        opened, start = [SlotOpen(0, ids, len(ids), PARAMS)], 0
+        pages = [PageAppend(0, 0, list(range(1, 1 + 96 // page_tokens(worker._config))))]
+        for step, n in enumerate(chunks):
+            comm.sent_bytes.clear()
+            plan = StepPlan(step, **spans((0, start, n, step == len(chunks) - 1)), opened=opened, pages=pages)
+            worker.run(plan)
+            opened, pages, start = [], [], start + n
+        return comm.sent_bytes
 
     return together(size, live)

@@ -7,10 +7,14 @@ import pathlib
 from typing import Any
 
 import pytest
-from context_cases import of_one, of_ranks
+from calling_device import CallingDevice, LivePlans
+from context_cases import of_one, of_ranks, sent_of_prompt
 from rank_cases import checkpoint
 
+from quire.compute import platform
+from quire.compute.platform import CudaPlatform
 from quire.compute.runner.ring import Ring
+from quire.planner import context
 
 FOLDER: dict[str, pathlib.Path] = {}
 
@@ -43,7 +47,8 @@ def check(name: str, found: list[tuple[list[Any], dict[str, int]]]) -> None:
 
 
 @pytest.mark.parametrize("name, size", [
-    ("llama", 2), ("qwen3", 4), ("gemma3", 2), ("gemma2", 4), ("gpt_oss", 2), ("olmo2", 2), ("bloom", 4), ("qwen2_moe", 2),
+    ("llama", 2), ("qwen3", 4), ("gemma3", 2), ("gemma2", 4), ("gpt_oss", 2), ("olmo2", 2), ("qwen2_moe", 2),
+    ("falcon-alibi-parallel", 4),
 ])  # fmt: skip
 def test_divided_heads(name: str, size: int) -> None:
     check(name, of_ranks(model(name), size, "ulysses"))
@@ -55,3 +60,44 @@ def test_tokens_in_turn(name: str, size: int, goes: str, monkeypatch: pytest.Mon
     if goes != "fewer":
         monkeypatch.setattr(Ring, "keys_bytes", lambda *_: 0.0 if goes == "keys" else float("inf"))
     check(name, of_ranks(model(name), size, "ring"))
+
+
+@pytest.mark.parametrize("method, n_captures", [("ulysses", True), ("ring", False)])
+def test_as_on_a_gpu(method: str, n_captures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are calls here: steps of few rows are captured where heads are divided, long ones never are."""
+    monkeypatch.setattr(platform.cuda, "CudaDevice", CallingDevice)
+    monkeypatch.setattr(platform.cuda, "n_devices", lambda: 2)
+    monkeypatch.setitem(context.LEAST_ROWS, "cuda", 16)
+    LivePlans(monkeypatch)
+    made: list[CallingDevice] = []
+
+    def on_gpu() -> CudaPlatform:
+        found = CudaPlatform()
+        assert isinstance(found.device, CallingDevice)
+        made.append(found.device)
+        return found
+
+    check("qwen3", of_ranks(model("qwen3"), 2, method, on_gpu))
+    assert all((device.n_replays > 0) is n_captures for device in made) and len(made) == 2
+
+
+LAYERS, HEADS, KV_HEADS, DIM, ITEM = 3, 4, 2, 32, 4
+"""Of the small Qwen 3."""
+
+
+@pytest.mark.parametrize("size, kv_each", [(2, 1), (4, 1)])
+def test_divided_heads_send_what_the_formula_says(size: int, kv_each: int) -> None:
+    row, out = (HEADS // size + 2 * kv_each) * DIM, HEADS // size * DIM
+    expected = LAYERS * context.ulysses_bytes(60 / size, row, out, ITEM, size)
+    for sent in sent_of_prompt(model("qwen3"), size, "ulysses", (60,)):
+        assert sent["all_to_all"] == expected and set(sent) == {"all_to_all", "all_reduce"}
+
+
+def test_what_goes_round_is_what_is_fewer() -> None:
+    size, token = 2, 2 * KV_HEADS * DIM * ITEM
+    queries = LAYERS * context.ring_queries_bytes(16, HEADS, DIM, DIM, ITEM, size)
+    for chunks, keys in (((32,), 16), ((24, 24, 32), 40), ((64, 32), 48)):  # of a rank, in whole pages of 8
+        fewer = min(LAYERS * context.ring_keys_bytes(keys, token, size), queries)
+        assert (fewer < queries) is (chunks == (32,))
+        for sent in sent_of_prompt(model("qwen3"), size, "ring", chunks):
+            assert sent["exchange"] == fewer and set(sent) == {"exchange", "all_reduce"}

@@ -1,0 +1,76 @@
+"""Engines whose ranks share the tokens of steps say what one rank says: processes beside this one, which is rank 0."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import pytest
+from rank_cases import NGRAM, SIZE, answers, checkpoint
+
+from quire import LLM
+from quire.core.errors import ConfigError
+from quire.engine.ranks import group
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@functools.cache
+def answers_of(model: str) -> list[Any]:
+    """Of one rank."""
+    llm = LLM(model, **SIZE)
+    try:
+        return answers(llm)
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("name, n_ranks, method, n_pages", [
+    ("gemma3", 2, "ulysses", 24), ("qwen3", 4, "ulysses", 20), ("llama", 2, "ring", 9), ("gemma3", 4, "ring", 30),
+])  # fmt: skip
+def test_ranks_say_what_one_says(name: str, n_ranks: int, method: str, n_pages: int, folder: pathlib.Path) -> None:
+    model = checkpoint(name, folder / name)
+    expected = answers_of(model)
+    options = {"prefill_context_parallel_size": n_ranks, "context_parallel_method": method}
+    if method == "ulysses" and n_ranks == 2:
+        options |= {"enable_sleep_mode": True, "speculative_config": NGRAM}
+    llm = LLM(model, **{**SIZE, "num_gpu_blocks_override": n_pages, **options})
+    try:
+        assert answers(llm) == expected
+        stats = llm.stats()
+        assert stats.prefix_hits > 0 and (stats.preemptions > 0 or name == "gemma3")
+        if "enable_sleep_mode" in options:
+            llm.sleep(1)
+            llm.wake_up()
+            assert answers(llm) == expected
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("name, options, message", [
+    ("qwen3", {"tensor_parallel_size": 2}, "and tensor_parallel_size = 2: ranks that divide tokens have all weights"),
+    ("qwen3", {"pipeline_parallel_size": 2}, "and pipeline_parallel_size = 2: ranks that divide tokens"),
+    ("qwen3", {"device": "null"}, "and device = 'null', which has no model"),
+    ("qwen3", {"deterministic": True}, "deterministic = True cannot be promised: whether the tokens"),
+    ("qwen3", {"enable_lora": True}, "enable_lora works with one rank"),
+    ("qwen3", {"prefill_context_parallel_size": 3, "context_parallel_method": "ulysses"},
+     "attention has 4 query heads, which 3 ranks cannot share equally.*take ring"),
+    ("qwen3", {"context_parallel_method": "ring", "speculative_config": NGRAM}, "drafts are not verified.*take ulysses"),
+    ("qwen3", {"prefill_context_parallel_size": 32}, "exceeds max_num_batched_tokens = 24"),
+    ("deepseek_v2", {"context_parallel_method": "ulysses"}, "its heads read one line a token.*take ring"),
+    ("qwen2_moe", {"enable_expert_parallel": True}, "each of these ranks has all experts"),
+    ("gpt_oss", {"context_parallel_method": "ring"}, "its heads have sinks.*take ulysses"),
+    ("falcon-alibi-parallel", {"context_parallel_method": "ring"}, "ALiBi.*take ulysses"),
+    ("mamba2", {}, "has recurrent layers, whose tokens follow each other"),
+])  # fmt: skip
+def test_what_cannot_be(
+    name: str, options: dict[str, Any], message: str, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = checkpoint(name, folder / name)
+    monkeypatch.setattr(group.RankGroup, "start", lambda self: pytest.fail("a process was to be started"))
+    with pytest.raises(ConfigError, match=message):
+        LLM(model, **{**SIZE, "prefill_context_parallel_size": 2, **options})
