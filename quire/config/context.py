@@ -56,11 +56,12 @@ def page_tokens(config: EngineConfig) -> int:
 def attending(arch: ModelArch, config: EngineConfig, rank: int) -> ModelArch:
     """The model as one rank attends: with its heads, where these are divided. The method is settled."""
     n_ranks = config.prefill_context_parallel_size
-    if n_ranks == 1 or deals_tokens(config):
-        return arch
-    layers = [
-        msgspec.structs.replace(layer, mixer=own_heads(layer.mixer, rank, n_ranks)) for layer in arch.layers
-    ]  # fmt: skip
+    return arch if n_ranks == 1 or deals_tokens(config) else with_own_heads(arch, rank, n_ranks)
+
+
+def with_own_heads(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:
+    """The model with the heads of one rank."""
+    layers = [msgspec.structs.replace(layer, mixer=own_heads(layer.mixer, rank, n_ranks)) for layer in arch.layers]
     return msgspec.structs.replace(arch, layers=tuple(layers))
 
 

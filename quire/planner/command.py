@@ -25,13 +25,16 @@ def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch) -> str:
     """Why this engine has no such mesh for a model; empty: it has, replicas as engines of their own."""
     if mesh.pp > 1 and arch.state_specs:
         return f"pp = {mesh.pp}: the engine has no stages of recurrent layers"
-    if mesh.sp > 1:
-        return f"sp = {mesh.sp}: the engine does not divide the tokens of a prompt"
+    if mesh.sp > 1 and mesh.ring > 1:
+        return f"sp = {mesh.sp}, ring = {mesh.ring}: the engine has one of both"
+    if mesh.n_token_ranks > 1 and mesh.tp * mesh.pp * mesh.ep > 1:
+        return f"{mesh.words}: ranks that divide tokens (sp, ring) do not divide layers or experts as well"
     if mesh.ep not in (1, mesh.tp):
         return f"ep = {mesh.ep}: the engine divides experts among the ranks of tp alone, which are {mesh.tp}"
     most = min(device.n_in_host, MOST_RANKS)
-    if mesh.tp * mesh.pp > most:
+    if mesh.tp * mesh.pp * mesh.n_token_ranks > most:
         what = f"tp = {mesh.tp}" if mesh.pp == 1 else f"tp = {mesh.tp}, pp = {mesh.pp}"
+        what = what if mesh.n_token_ranks == 1 else mesh.words
         return f"{what}: the ranks of an engine are in one host, at most {most}"
     return ""
 
@@ -67,6 +70,9 @@ def serve_command(
         words += ["--pipeline-parallel-size", str(mesh.pp)]
     if mesh.ep > 1:
         words.append("--enable-expert-parallel")
+    if mesh.n_token_ranks > 1:
+        words += ["--prefill-context-parallel-size", str(mesh.n_token_ranks)]
+        words += ["--context-parallel-method", "ring" if mesh.ring > 1 else "ulysses"]
     if mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:

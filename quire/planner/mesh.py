@@ -1,7 +1,7 @@
 """How a model is divided among devices: the degrees of each kind of parallelism, and what one rank has.
 
 Owns the degrees and their checks. Does not own the arithmetic of cuts (`config/shares`) nor traffic (`communication`).
-Invariant: the ranks of a mesh are tp * pp * sp * dp; ep divides experts among the tp * sp * dp ranks of a stage.
+Invariant: the ranks of a mesh are tp * pp * sp * ring * dp; ep divides experts among the ranks of a stage.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from quire.config.arch import ModelArch
 from quire.config.layers import LayerSpec
 from quire.config.shares import share_layer
 from quire.core.errors import ConfigError
+from quire.planner.context import LEAST_ROWS
 
 
 class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -29,17 +30,29 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
     ep: int = 1
     """Whole experts are divided (Lepikhin et al. 2021, "GShard"); 1: inner vectors of experts are, by tp."""
     sp: int = 1
-    """Tokens of a prompt are divided (Jacobs et al. 2023, "DeepSpeed Ulysses"); weights are not."""
+    """Tokens of a prompt are divided, and heads of attention (Jacobs et al. 2023, "DeepSpeed Ulysses"); weights are
+    not."""
+    ring: int = 1
+    """Tokens of all sequences are divided, in turn (Liu et al. 2023, "Ring attention"); weights are not."""
 
     @property
     def n_devices(self) -> int:
         """Ranks in all."""
-        return self.tp * self.pp * self.sp * self.dp
+        return self.tp * self.pp * self.n_token_ranks * self.dp
+
+    @property
+    def n_token_ranks(self) -> int:
+        """Ranks among which the rows of long steps are divided."""
+        return self.sp * self.ring
+
+    def own_rows(self, n_rows: float) -> float:
+        """Of a step, those of one rank."""
+        return n_rows if n_rows < LEAST_ROWS["cuda"] else n_rows / self.n_token_ranks
 
     @property
     def n_attention(self) -> int:
         """Ranks among which keys and values of a layer are divided, where there are as many heads."""
-        return self.tp * self.sp
+        return self.tp * self.n_token_ranks
 
     @property
     def sends_rows(self) -> bool:
@@ -50,7 +63,8 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
     @property
     def words(self) -> str:
         """`tp4 pp2`; 'one device' for one."""
-        found = [f"{name}{getattr(self, name)}" for name in ("tp", "pp", "dp", "ep", "sp") if getattr(self, name) > 1]
+        names = ("tp", "pp", "dp", "ep", "sp", "ring")
+        found = [f"{name}{getattr(self, name)}" for name in names if getattr(self, name) > 1]
         return " ".join(found) or "one device"
 
     def refusal(self, arch: ModelArch) -> str:
@@ -63,10 +77,11 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
                 return f"ep = {self.ep}: the model has no experts"
             if any(n % self.ep for n in n_experts):
                 return f"{n_experts[0]} experts among {self.ep} ranks"
-            if self.tp * self.sp * self.dp % self.ep:
-                return f"ep = {self.ep} does not divide the {self.tp * self.sp * self.dp} ranks of a stage"
-        if self.sp > 1 and any(spec.mixer.state_spec is not None for spec in arch.layers):
-            return f"sp = {self.sp}: recurrent layers take tokens in turn"
+            n_in_stage = self.tp * self.n_token_ranks * self.dp
+            if n_in_stage % self.ep:
+                return f"ep = {self.ep} does not divide the {n_in_stage} ranks of a stage"
+        if self.n_token_ranks > 1 and any(spec.mixer.state_spec is not None for spec in arch.layers):
+            return f"sp = {self.sp}, ring = {self.ring}: the tokens of recurrent layers follow each other"
         try:
             for spec in dict.fromkeys(arch.layers):
                 rank_layer(spec, self.tp)

@@ -59,6 +59,8 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
         ["--mesh", f"tp={n}"],
         ["--mesh", f"pp={n}"],
         ["--mesh", f"tp={n},ep={n}"] if "32b" not in model else [],
+        ["--mesh", f"sp={n}"],
+        ["--mesh", f"ring={n}"],
     ]
     for words in meshes:
         found = json.loads(
@@ -67,10 +69,14 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
         config = made_config(found["command"])
         degrees = dict(re.fullmatch(r"([a-z]+)(\d+)", word).groups() for word in found["meshes"][0]["mesh"].split()
                        if word[-1].isdecimal())  # fmt: skip
-        assert degrees.keys() <= {"tp", "pp", "ep", "dp"} and degrees.get("ep", "1") in ("1", degrees.get("tp", "1"))
+        assert degrees.keys() <= {"tp", "pp", "ep", "dp", "sp", "ring"}
+        assert degrees.get("ep", "1") in ("1", degrees.get("tp", "1"))
         assert config.tensor_parallel_size == int(degrees.get("tp", 1))
         assert config.pipeline_parallel_size == int(degrees.get("pp", 1))
         assert config.enable_expert_parallel == ("ep" in degrees)
+        assert config.prefill_context_parallel_size == int(degrees.get("sp", degrees.get("ring", 1)))
+        method = "ring" if "ring" in degrees else "ulysses" if "sp" in degrees else "auto"
+        assert config.context_parallel_method == method
 
 
 def made_config(command: str) -> EngineConfig:
@@ -85,7 +91,8 @@ def made_config(command: str) -> EngineConfig:
     ("words", "reason"),
     [
         (["--mesh", "tp=8,pp=2", "--count", "16"], "tp = 8, pp = 2: the ranks of an engine are in one host, at most 8"),
-        (["--mesh", "tp=2,sp=2", "--count", "4"], "sp = 2: the engine does not divide"),
+        (["--mesh", "tp=2,sp=2", "--count", "4"], "tp2 sp2: ranks that divide tokens"),
+        (["--mesh", "ring=2,sp=2", "--count", "4"], "sp = 2, ring = 2: the engine has one of both"),
         (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
         (["--kv-cache-dtype", "fp8"], "keys and values in fp8 are not among"),
         (["--kv-cache-dtype", "int8"], "keys and values in int8 run on a CPU only"),
