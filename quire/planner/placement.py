@@ -129,7 +129,8 @@ def _placed(stage: _Stage, memory_bytes: float, mesh: Mesh, formats: Formats, li
     share = max((kv_share(kv, mesh.sp) for kv in own.kv_specs.values()), default=1.0)
     equation = MemoryEquation(
         arch=_attending(own, mesh.sp), page_size=PAGE_SIZE * mesh.ring, page_ranks=mesh.ring,
-        row_ranks=mesh.n_token_ranks, max_num_seqs=n_seqs, max_num_batched_tokens=max(n_seqs, limits.max_num_batched_tokens),
+        row_ranks=mesh.n_token_ranks, max_num_seqs=n_seqs,
+        max_num_batched_tokens=max(n_seqs, limits.max_num_batched_tokens),
         max_model_len=limits.max_model_len or arch.max_position, weights_bytes=round(weights_bytes),
         itemsize=formats.itemsize, kv_itemsize=formats.kv_itemsize(arch.head_dim) * share,
         graph_sizes=tuple(decode_sizes(n_seqs)) if limits.captures and mesh.ring == 1 else (),
