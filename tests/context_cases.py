@@ -54,8 +54,6 @@ def plans(n_tokens: int) -> list[StepPlan]:
     return found
 
 
-
-
 def run(worker: Worker, n_tokens: int) -> list[Any]:
     """Of each step: tokens, and the logprobs of the likeliest at each place, also of prompts, by span and place."""
     found = []
@@ -69,10 +67,10 @@ def run(worker: Worker, n_tokens: int) -> list[Any]:
     return found
 
 
-def allocated(worker: Worker, windows: bool = False) -> Worker:
+def allocated(worker: Worker) -> Worker:
     """With its weights and pages."""
     worker.load()
-    worker.allocate(Allocation(40, 100, layout=kv_layout(worker.shared, hybrid=windows)))
+    worker.allocate(Allocation(40, 100, layout=kv_layout(worker.shared, hybrid=False)))
     return worker
 
 

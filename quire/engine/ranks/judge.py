@@ -70,8 +70,8 @@ class Judge:
         of the stage before and of its fellows."""
         shape, rank = self._shape, ranks[number]
         stage = shape.stage_of(number)
-        beside = ranks[stage * shape.tensor : (stage + 1) * shape.tensor]
-        before = ranks[(stage - 1) * shape.tensor : stage * shape.tensor] if stage else ()
+        beside = ranks[stage * shape.n_in_stage : (stage + 1) * shape.n_in_stage]
+        before = ranks[(stage - 1) * shape.n_in_stage : stage * shape.n_in_stage] if stage else ()
         if rank.state == STEPPING and rank.n_calls < max(one.n_calls for one in beside):
             return True
         if rank.n_done < max(one.n_done for one in beside):

@@ -31,6 +31,8 @@ def late(shape: MeshShape, *ranks: Standing) -> list[int]:
 @pytest.mark.parametrize("shape, ranks, found", [
     (MeshShape(2), [rank(9, 4), rank(8, 4)], [1]),  # in the middle of a step
     (MeshShape(2), [rank(9, 4), rank(9, 4)], []),
+    (MeshShape(context=2), [rank(9, 4), rank(8, 4)], [1]),  # ranks that share tokens wait for one another
+    (MeshShape(context=3), [rank(9, 4), rank(9, 3), rank(9, 4)], [1]),
     (MeshShape(2), [rank(0, 5, IDLE), rank(0, 4, IDLE)], [1]),  # its device, in a captured step
     (MeshShape(1, 3), [rank(0, 6), rank(0, 5), rank(0, 4)], [1, 2]),  # each has rows of the stage before it
     (MeshShape(1, 3), [rank(0, 6), rank(0, 4), rank(0, 4)], [1]),  # the last one waits

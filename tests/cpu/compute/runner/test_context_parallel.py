@@ -30,15 +30,15 @@ def model(name: str) -> pathlib.Path:
 
 
 @functools.cache
-def alone(name: str) -> list[Any]:
-    return of_one(model(name))
+def alone(name: str, **options: Any) -> list[Any]:
+    return of_one(model(name), **options)
 
 
-def check(name: str, found: list[tuple[list[Any], dict[str, int]]]) -> None:
+def check(name: str, found: list[tuple[list[Any], dict[str, int]]], **options: Any) -> None:
     """Tokens and logprobs, of prompts too; on every rank the same bits."""
     for own, _ in found:
         assert own == found[0][0], "ranks must agree bit for bit"
-    for (tokens, places), (own_tokens, own_places) in zip(alone(name), found[0][0], strict=True):
+    for (tokens, places), (own_tokens, own_places) in zip(alone(name, **options), found[0][0], strict=True):
         assert own_tokens == tokens and own_places.keys() == places.keys()
         for place, (chosen, rank, ids, logprobs) in places.items():
             own_chosen, own_rank, own_ids, own_logprobs = own_places[place]
@@ -60,6 +60,13 @@ def test_tokens_in_turn(name: str, size: int, goes: str, monkeypatch: pytest.Mon
     if goes != "fewer":
         monkeypatch.setattr(Ring, "keys_bytes", lambda *_: 0.0 if goes == "keys" else float("inf"))
     check(name, of_ranks(model(name), size, "ring"))
+
+
+@pytest.mark.parametrize("method", ["ulysses", "ring"])
+@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"quantization": "int8", "dtype": "float32"}])
+def test_numbers_of_8_bits(method: str, options: dict[str, Any]) -> None:
+    """Entries are rounded by token and head, wherever they are stored, and travel as they are."""
+    check("qwen3", of_ranks(model("qwen3"), 2, method, **options), **options)
 
 
 @pytest.mark.parametrize("method, n_captures", [("ulysses", True), ("ring", False)])
