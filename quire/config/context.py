@@ -15,6 +15,7 @@ from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
 from quire.config.engine import EngineConfig
 from quire.config.layers import MixerSpec
+from quire.config.speculative import read_speculative
 from quire.core.errors import ConfigError
 
 SIZE, METHOD = "prefill_context_parallel_size", "context_parallel_method"
@@ -132,6 +133,7 @@ def _against_ring(config: EngineConfig, arch: ModelArch) -> str:
             return "its logits fall with distance (ALiBi), which parts of a sequence do not know"
         if isinstance(mixer, AttentionSpec) and mixer.sinks:
             return "its heads have sinks, which parts of a sequence would count several times"
-    if config.speculative_config:
-        return "drafts are not verified by ranks that divide a sequence (leave --speculative-config out)"
+    speculative = read_speculative(config.speculative_config)
+    if speculative is not None and speculative.tree is not None:
+        return "trees of drafts have masks that parts of a sequence do not know (leave \"branching\" out)"
     return ""

@@ -10,8 +10,13 @@ import pytest
 from rank_cases import NGRAM, SIZE, answers, checkpoint
 
 from quire import LLM
+from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import ConfigError
 from quire.engine.ranks import group
+from quire.planner.drafts import DraftCosts
+
+FREE = DraftCosts((1, 2), (1.0, 1.0), guess_s=0.0)
+"""Drafts cost nothing, however busy the machine is: they are tried."""
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +41,17 @@ def test_ranks_say_what_one_says(name: str, n_ranks: int, method: str, n_pages: 
     model = checkpoint(name, folder / name)
     expected = answers_of(model)
     options = {"prefill_context_parallel_size": n_ranks, "context_parallel_method": method}
-    if method == "ulysses" and n_ranks == 2:
-        options |= {"enable_sleep_mode": True, "speculative_config": NGRAM}
+    if n_ranks == 2:
+        options |= {"enable_sleep_mode": method == "ulysses", "speculative_config": NGRAM}
     llm = LLM(model, **{**SIZE, "num_gpu_blocks_override": n_pages, **options})
+    if n_ranks == 2:
+        llm.engine.scheduler.live.drafts = DraftPolicy(3, FREE)
     try:
         assert answers(llm) == expected
         stats = llm.stats()
         assert stats.prefix_hits > 0 and (stats.preemptions > 0 or name == "gemma3")
-        if "enable_sleep_mode" in options:
+        assert (stats.accepted_tokens > 0) is (n_ranks == 2)
+        if options.get("enable_sleep_mode"):
             llm.sleep(1)
             llm.wake_up()
             assert answers(llm) == expected
@@ -59,7 +67,9 @@ def test_ranks_say_what_one_says(name: str, n_ranks: int, method: str, n_pages: 
     ("qwen3", {"enable_lora": True}, "enable_lora works with one rank"),
     ("qwen3", {"prefill_context_parallel_size": 3, "context_parallel_method": "ulysses"},
      "attention has 4 query heads, which 3 ranks cannot share equally.*take ring"),
-    ("qwen3", {"context_parallel_method": "ring", "speculative_config": NGRAM}, "drafts are not verified.*take ulysses"),
+    ("qwen3", {"context_parallel_method": "ring", "speculative_config": {"method": "suffix", "branching": 2}},
+     "trees of drafts.*take ulysses"),
+    ("qwen3", {"speculative_config": {"method": "draft_model", "model": "MODEL"}}, "which 2 ranks have not been tried"),
     ("qwen3", {"prefill_context_parallel_size": 32}, "exceeds max_num_batched_tokens = 24"),
     ("deepseek_v2", {"context_parallel_method": "ulysses"}, "its heads read one line a token.*take ring"),
     ("qwen2_moe", {"enable_expert_parallel": True}, "each of these ranks has all experts"),
@@ -72,5 +82,7 @@ def test_what_cannot_be(
 ) -> None:
     model = checkpoint(name, folder / name)
     monkeypatch.setattr(group.RankGroup, "start", lambda self: pytest.fail("a process was to be started"))
+    if "model" in options.get("speculative_config", {}):
+        options = {**options, "speculative_config": {**options["speculative_config"], "model": model}}
     with pytest.raises(ConfigError, match=message):
         LLM(model, **{**SIZE, "prefill_context_parallel_size": 2, **options})
