@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,9 +11,11 @@ from rank_models import GREEDY, worker_of
 from thread_ranks import ThreadComm, together
 from worker_rank import spans
 
+from quire.compute.dist.context_groups import ContextGroups
 from quire.compute.platform import Platform
 from quire.compute.worker import Allocation, Worker
-from quire.config.context import page_tokens
+from quire.config.context import n_dividing_heads, page_tokens
+from quire.config.engine import EngineConfig
 from quire.config.kv import kv_layout
 from quire.core.plan import PageAppend, SlotOpen, StepPlan
 
@@ -74,6 +76,11 @@ def allocated(worker: Worker) -> Worker:
     return worker
 
 
+def groups_of(comm: ThreadComm, asked: Mapping[str, Any]) -> ContextGroups:
+    """Of one rank of an engine with these options."""
+    return ContextGroups(comm, n_dividing_heads(EngineConfig(**asked)), comm.connect, "")
+
+
 def of_one(path: pathlib.Path, **options: Any) -> list[Any]:
     """What one rank makes."""
     return run(allocated(worker_of(path, **options)), 8)
@@ -86,7 +93,7 @@ def of_ranks(
     asked = {"prefill_context_parallel_size": size, "context_parallel_method": method, **options}
 
     def live(comm: ThreadComm) -> tuple[list[Any], dict[str, int]]:
-        worker = worker_of(path, comm, **asked)
+        worker = worker_of(path, comm, groups_of(comm, asked), **asked)
         if platform is not None:
             worker.platform = platform()
         allocated(worker)
@@ -102,7 +109,7 @@ def sent_of_prompt(path: pathlib.Path, size: int, method: str, chunks: Sequence[
     ids = [(7 * i + 5) % 190 + 1 for i in range(sum(chunks))]
 
     def live(comm: ThreadComm) -> dict[str, int]:
-        worker = allocated(worker_of(path, comm, **asked))
+        worker = allocated(worker_of(path, comm, groups_of(comm, asked), **asked))
         opened, start = [SlotOpen(0, ids, len(ids), PARAMS)], 0
         pages = [PageAppend(0, 0, list(range(1, 1 + 96 // page_tokens(worker._config))))]
         for step, n in enumerate(chunks):

@@ -21,7 +21,20 @@ class ThreadGroup:
     def __init__(self, size: int) -> None:
         self.size, self.barrier = size, threading.Barrier(size, timeout=TIMEOUT_S)
         self.slots: list[Any] = [None] * size
+        self._inner: dict[str, ThreadGroup] = {}
+        self._lock = threading.Lock()
         self.links = {(a, b): queue.Queue[torch.Tensor]() for a in range(size) for b in range(size)}
+
+
+    def inner(self, meeting_point: str, size: int) -> ThreadGroup:
+        """The one that meets there, of some of the threads."""
+        with self._lock:
+            return self._inner.setdefault(meeting_point, ThreadGroup(size))
+
+    def abort(self) -> None:
+        """Nobody waits any longer."""
+        for one in (self, *self._inner.values()):
+            one.barrier.abort()
 
 
 class Arrival:
@@ -42,6 +55,12 @@ class ThreadComm:
         self._group = group
         self.sent_bytes: dict[str, int] = {}
         """By call: what has left this rank."""
+
+    def connect(self, rank: int, size: int, meeting_point: str) -> ThreadComm:
+        """A rank of a group of some; what it sends counts here."""
+        made = ThreadComm(rank, self._group.inner(meeting_point, size))
+        made.sent_bytes = self.sent_bytes
+        return made
 
     def _count(self, name: str, n_bytes: int) -> None:
         self.n_calls += 1
@@ -103,7 +122,7 @@ def together(size: int, live: Callable[[ThreadComm], T]) -> list[T]:
         except BaseException as error:
             if not isinstance(error, threading.BrokenBarrierError):
                 errors.append(error)
-            group.barrier.abort()
+            group.abort()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:

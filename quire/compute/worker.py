@@ -21,12 +21,13 @@ import torch
 
 from quire.compute.adapters.host import HostAdapters
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
+from quire.compute.dist.context_groups import ContextGroups
 from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.drafter import Drafter, QueuingDrafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
 from quire.compute.facts import StageFacts, WorkerFacts, of_stages
-from quire.compute.forward.across import across_of, forwards_of
+from quire.compute.forward.across import forwards_of
 from quire.compute.forward.alone import obstacle
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder, no_entry
@@ -98,17 +99,17 @@ class Worker:
         drafter: Drafter | None = None,
         draft: DraftSource | None = None,
         pipeline: Pipeline | None = None,
+        groups: ContextGroups | None = None,
     ) -> None:
         """folder: a checkpoint of `arch`, the whole model; comm: of all ranks, None for the only one. drafter: who
         guesses; draft: or weights that do, whole on every rank; neither where nothing is drafted. pipeline: this rank's
-        stage, None: there is one, and its ranks are all of `comm`. Takes no memory. ConfigError: the ranks cannot share
-        the model."""
+        stage, None: there is one, and its ranks are all of `comm`. groups: where ranks share tokens. Takes no memory.
+        ConfigError: the ranks cannot share the model."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
-        self._pipeline = pipeline
-        has_all = config.prefill_context_parallel_size > 1
-        self._sharing: Comm = self.comm if pipeline is None and not has_all else _sharing(pipeline)
+        self._pipeline, self._groups = pipeline, groups
+        self._sharing: Comm = self.comm if pipeline is None and groups is None else _sharing(pipeline)
         """Of the ranks that share each layer."""
         stage, n_stages = (0, 1) if pipeline is None else (pipeline.stage, pipeline.n_stages)
         self._layers: Final = layer_range(arch, stage, n_stages)
@@ -364,8 +365,7 @@ class Worker:
         if not self._layers.is_first:
             shape = limits.max_num_batched_tokens, self.arch.hidden_size
             entry = model.enter = Entry(device.zeros(shape, model.stream_dtype))
-        pool.across = across_of(self._config, model, self.comm)
-        forwards = forwards_of(self.platform, model, pool, tables, tail, limits)
+        forwards = forwards_of(self.platform, model, pool, tables, tail, limits, self._groups)
         if self._small is not None:
             self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
         variants = [layer.mixer.variant for layer in model.layers]

@@ -7,6 +7,7 @@ Invariant: behind `settled` the method is no longer 'auto'.
 
 from __future__ import annotations
 
+import math
 from typing import Final, Literal
 
 import msgspec
@@ -24,16 +25,16 @@ RING: Final = "ring"
 
 
 def settled(config: EngineConfig, arch: ModelArch) -> EngineConfig:
-    """With a method that the model can have. Raises ConfigError where it has none."""
-    n_ranks = config.prefill_context_parallel_size
+    """With a method that the model can have, and a degree. Raises ConfigError where it has none."""
+    n_ranks, degree = config.prefill_context_parallel_size, config.ulysses_degree
     if n_ranks == 1:
         return config
     _check(config, arch)
     reasons = {ULYSSES: _against_ulysses(arch, n_ranks), RING: _against_ring(config, arch)}
     method: Literal["auto", "ulysses", "ring"] = config.context_parallel_method
     if method == "auto":
-        has_own = not reasons[ULYSSES] and all(_n_kv_heads(one) % n_ranks == 0 for one in _mixers(arch))
-        method = ULYSSES if has_own or reasons[RING] else RING
+        degree = degree or _most_heads(arch, n_ranks)
+        method = ULYSSES if not reasons[ULYSSES] and (degree == n_ranks or reasons[RING]) else RING
     if reasons[method]:
         other = RING if method == ULYSSES else ULYSSES
         instead = "take fewer ranks, or --tensor-parallel-size" if reasons[other] else f"take {other}"
@@ -41,7 +42,9 @@ def settled(config: EngineConfig, arch: ModelArch) -> EngineConfig:
             f"{SIZE} = {n_ranks} with {METHOD} = {config.context_parallel_method!r}: {reasons[method]}; {instead}",
             param=METHOD,
         )
-    return msgspec.structs.replace(config, context_parallel_method=method)
+    degree = n_ranks if method == ULYSSES else degree or 1
+    _check_degree(arch, n_ranks, degree)
+    return msgspec.structs.replace(config, context_parallel_method=method, ulysses_degree=degree)
 
 
 def deals_tokens(config: EngineConfig) -> bool:
@@ -49,15 +52,26 @@ def deals_tokens(config: EngineConfig) -> bool:
     return config.prefill_context_parallel_size > 1 and config.context_parallel_method == RING
 
 
+def n_turns(config: EngineConfig) -> int:
+    """Ranks that take tokens in turn; beside each are others of the same tokens, where there is a degree. The method is
+    settled."""
+    return config.prefill_context_parallel_size // max(1, config.ulysses_degree) if deals_tokens(config) else 1
+
+
+def n_dividing_heads(config: EngineConfig) -> int:
+    """Ranks that divide the heads of the same tokens. The method is settled."""
+    return config.prefill_context_parallel_size // n_turns(config)
+
+
 def page_tokens(config: EngineConfig) -> int:
     """Tokens of a page, as sequences have them: of a ring each rank has `block_size` of them. The method is settled."""
-    return config.block_size * (config.prefill_context_parallel_size if deals_tokens(config) else 1)
+    return config.block_size * n_turns(config)
 
 
 def attending(arch: ModelArch, config: EngineConfig, rank: int) -> ModelArch:
     """The model as one rank attends: with its heads, where these are divided. The method is settled."""
-    n_ranks = config.prefill_context_parallel_size
-    return arch if n_ranks == 1 or deals_tokens(config) else with_own_heads(arch, rank, n_ranks)
+    n_ranks = n_dividing_heads(config)
+    return arch if n_ranks == 1 else with_own_heads(arch, rank % n_ranks, n_ranks)
 
 
 def with_own_heads(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:
@@ -112,8 +126,25 @@ def _mixers(arch: ModelArch) -> list[MixerSpec]:
     return list(dict.fromkeys(layer.mixer for layer in arch.layers))
 
 
-def _n_kv_heads(mixer: MixerSpec) -> int:
-    return 0 if mixer.kv_spec is None else mixer.kv_spec.n_kv_heads
+def _most_heads(arch: ModelArch, n_ranks: int) -> int:
+    """Ranks that can have KV heads of their own, of as many as divide n_ranks."""
+    degree = n_ranks
+    for mixer in _mixers(arch):
+        n_kv_heads = mixer.kv_spec.n_kv_heads if isinstance(mixer, AttentionSpec) else 1
+        degree = math.gcd(degree, n_kv_heads)
+    return degree
+
+
+def _check_degree(arch: ModelArch, n_ranks: int, degree: int) -> None:
+    if n_ranks % degree:
+        raise ConfigError(
+            f"ulysses_degree = {degree} does not divide {SIZE} = {n_ranks}: each place of the ring has as many ranks;"
+            " take a divisor, or leave --ulysses-degree out",
+            param="ulysses_degree",
+        )
+    reason = "" if degree == 1 else _against_ulysses(arch, degree)
+    if reason:
+        raise ConfigError(f"ulysses_degree = {degree}: {reason}; leave --ulysses-degree out", param="ulysses_degree")
 
 
 def _against_ulysses(arch: ModelArch, n_ranks: int) -> str:

@@ -218,8 +218,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     context_parallel_method: Annotated[
         Literal["auto", "ulysses", "ring"], _doc(
             "How these ranks attend: ulysses divides the heads of keys and values, ring the tokens, so that each page"
-            " holds block_size tokens on each rank. auto takes ulysses where each rank gets whole heads of its own.")
+            " holds block_size tokens on each rank. auto divides heads as far as each rank has its own, then tokens.")
     ] = "auto"  # fmt: skip
+    ulysses_degree: Annotated[
+        int, _doc("Of a ring, neighbouring ranks that have the same tokens and divide heads; 0 chooses.", ge=0, le=64)
+    ] = 0
     enable_expert_parallel: Annotated[
         bool, _doc("Ranks divide the experts of a model among them, whole ones, instead of a part of each. Their number"
                    " must be divisible by that of the ranks.")
@@ -297,9 +300,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         dict[str, Any],
         _doc('Fields of generation_config.json, as a JSON object, that replace the file\'s. {"temperature": 0.5}'),
     ] = {}
-    download_dir: Annotated[
-        str, _doc("Folder in which models of the hub are kept; empty: the hub's own (HF_HOME).")
-    ] = ""
+    download_dir: Annotated[str, _doc("Folder for models of the hub; empty: the hub's own (HF_HOME).")] = ""
     chat_template: Annotated[str, _doc("File with a Jinja chat template that replaces the tokenizer's.")] = ""
     allow_special_tokens_in_text: Annotated[
         bool,

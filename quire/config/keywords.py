@@ -45,6 +45,7 @@ class EngineOptions(TypedDict, total=False):
     pipeline_parallel_size: int | None
     prefill_context_parallel_size: int | None
     context_parallel_method: Literal["auto", "ulysses", "ring"] | None
+    ulysses_degree: int | None
     enable_expert_parallel: bool | None
     num_threads: int | None
     enable_lora: bool | None

@@ -71,8 +71,8 @@ class SimulatedMachine:
             raise ConfigError("weights that are rounded while loading are not simulated: leave --quantization out")
         if config.prefill_context_parallel_size > 1:
             raise ConfigError(
-                f"prefill_context_parallel_size = {config.prefill_context_parallel_size} is not simulated: leave it out,"
-                " and see `quire plan --mesh sp=N` or `ring=N` for what such ranks would do",
+                f"prefill_context_parallel_size = {config.prefill_context_parallel_size} is not simulated: leave it"
+                " out, and see `quire plan --mesh sp=N` or `ring=N` for what such ranks would do",
                 param="prefill_context_parallel_size",
             )
         n_ranks = mesh_shape(config).n_ranks

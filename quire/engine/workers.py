@@ -13,6 +13,7 @@ import pathlib
 import msgspec
 
 from quire.compute.dist.comm import MeetingComm
+from quire.compute.dist.context_groups import ContextGroups
 from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.loaded import DraftSource
@@ -22,6 +23,7 @@ from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Worker, not_deterministic
 from quire.config.arch import ModelArch
+from quire.config.context import n_dividing_heads
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
 from quire.config.mesh import mesh_shape, placed
@@ -42,20 +44,25 @@ logger = logging.getLogger("quire.engine")
 class Meeting:
     """All groups of one rank."""
 
-    def __init__(self, comm: MeetingComm, pipeline: Pipeline | None, worker: Worker) -> None:
-        """comm: of all ranks; pipeline: None: there is one stage; worker: of this rank."""
-        self.comm, self.pipeline, self._worker = comm, pipeline, worker
+    def __init__(
+        self, comm: MeetingComm, pipeline: Pipeline | None, worker: Worker, groups: ContextGroups | None = None
+    ) -> None:
+        """comm: of all ranks; pipeline: None: there is one stage; worker: of this rank; groups: of shared tokens."""
+        self.comm, self.pipeline, self._worker, self._groups = comm, pipeline, worker, groups
 
     def join(self) -> None:
         """Returns when all ranks can speak to one another. RuntimeError if they are not there in time."""
         self.comm.join()
-        if self.pipeline is not None:
-            self.pipeline.join()
+        for one in (self.pipeline, self._groups):
+            if one is not None:
+                one.join()
 
     @property
     def n_calls(self) -> int:
         """That this rank has begun within its stage: one that hangs is behind the others there. Where it is alone,
         layers."""
+        if self._groups is not None:
+            return self._groups.n_calls
         sharing = self.comm if self.pipeline is None else self.pipeline.sharing
         return self._worker.n_begun if sharing is None else sharing.n_calls
 
@@ -132,8 +139,13 @@ def make_worker(
         )
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
-    worker = kind(config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline)
-    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline, worker))
+    groups = None
+    if comm is not None and shape.context > 1:
+        groups = ContextGroups(comm, n_dividing_heads(config), platform.group, meeting_point)
+    worker = kind(
+        config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline, groups=groups
+    )
+    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline, worker, groups))
 
 
 def _with_threads(config: EngineConfig, n_ranks: int) -> EngineConfig:

@@ -25,8 +25,6 @@ def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch) -> str:
     """Why this engine has no such mesh for a model; empty: it has, replicas as engines of their own."""
     if mesh.pp > 1 and arch.state_specs:
         return f"pp = {mesh.pp}: the engine has no stages of recurrent layers"
-    if mesh.sp > 1 and mesh.ring > 1:
-        return f"sp = {mesh.sp}, ring = {mesh.ring}: the engine has one of both"
     if mesh.n_token_ranks > 1 and mesh.tp * mesh.pp * mesh.ep > 1:
         return f"{mesh.words}: ranks that divide tokens (sp, ring) do not divide layers or experts as well"
     if mesh.ep not in (1, mesh.tp):
@@ -73,6 +71,8 @@ def serve_command(
     if mesh.n_token_ranks > 1:
         words += ["--prefill-context-parallel-size", str(mesh.n_token_ranks)]
         words += ["--context-parallel-method", "ring" if mesh.ring > 1 else "ulysses"]
+    if mesh.sp > 1 and mesh.ring > 1:
+        words += ["--ulysses-degree", str(mesh.sp)]
     if mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:

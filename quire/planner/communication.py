@@ -97,20 +97,24 @@ def context_transfers(parts: RankParts, mesh: Mesh, n_all: float, itemsize: int)
     """Of ranks that share the rows of a step; n_all: all of them. In a ring queries go round, or fewer bytes of keys,
     which depends on lengths."""
     found, n_rows = [], mesh.own_rows(n_all)
+
+    def add(name: str, pattern: Pattern, n_ranks: int, n_times: int, n_bytes: float) -> None:
+        """n_bytes: of all calls of a layer."""
+        if n_ranks > 1:
+            found.append(Transfer(
+                name=f"{pattern.value} ({name})", pattern=pattern, n_ranks=n_ranks, n_times=n_times * group.n_times,
+                n_bytes=n_bytes / n_times, data_bytes=n_bytes / n_times,
+            ))  # fmt: skip
+
     for group in parts.attentions:
+        own, size, sp, ring = group.q_numbers, group.head_dim, mesh.sp, mesh.ring
         if n_rows == n_all:  # each rank has all rows: what heads, or keys, make of them is gathered
-            n_ranks, what, pattern, n_times = mesh.n_token_ranks, "states", Pattern.ALL_GATHER, 1
-            sent = (n_ranks - 1) * n_rows * group.q_numbers * itemsize
-        elif mesh.ring > 1:
-            n_ranks, what, pattern, n_times = mesh.ring, "ring", Pattern.SEND, 2 * (mesh.ring - 1)
-            n_heads, size = group.q_numbers // group.head_dim, group.head_dim
-            sent = ring_queries_bytes(n_rows, n_heads, size, size, itemsize, n_ranks) / n_times
-        else:
-            n_ranks, what, pattern, n_times = mesh.sp, "sp", Pattern.ALL_TO_ALL, 2
-            row = group.q_numbers + group.token_numbers
-            sent = ulysses_bytes(n_rows, row, group.q_numbers, itemsize, n_ranks) / n_times
-        found.append(Transfer(
-            name=f"{pattern.value} ({what})", pattern=pattern, n_ranks=n_ranks, n_times=n_times * group.n_times,
-            n_bytes=sent, data_bytes=sent,
-        ))  # fmt: skip
+            add("sp", Pattern.ALL_GATHER, sp, 1, (sp - 1) * n_rows * own * itemsize)
+            add("ring", Pattern.ALL_GATHER, ring, 1, (ring - 1) * n_rows * own * itemsize)
+            continue
+        # what a token leaves on a rank is a mean over the ring
+        sent = ulysses_bytes(n_rows, own + group.token_numbers * ring, own, itemsize, sp)
+        add("sp", Pattern.ALL_TO_ALL, sp, 2, sent)
+        sent = ring_queries_bytes(n_rows * sp, own // size, size, size, itemsize, ring)
+        add("ring", Pattern.SEND, ring, 2 * max(1, ring - 1), sent)
     return found

@@ -6,7 +6,7 @@ Owns how options of an engine become those of the planner. Does not own the arit
 from __future__ import annotations
 
 from quire.config.arch import ModelArch
-from quire.config.context import deals_tokens
+from quire.config.context import n_dividing_heads, n_turns
 from quire.config.engine import EngineConfig
 from quire.config.mesh import mesh_shape
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
@@ -23,8 +23,8 @@ def engine_cost(
     """Of an engine with these limits, on as many devices as it asks for. ConfigError for a format without a name."""
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
     shape = mesh_shape(config)
-    sp, ring = (1, shape.context) if deals_tokens(config) else (shape.context, 1)
     ep = shape.tensor if config.enable_expert_parallel else 1
+    sp, ring = n_dividing_heads(config), n_turns(config)
     mesh = Mesh(tp=shape.tensor, pp=shape.pipeline, ep=ep, sp=sp, ring=ring)
     return calibrated(
         arch, device, formats=formats_named(weights, limits.kv_dtype, limits.dtype), calibration=calibration,

@@ -127,14 +127,17 @@ class MemoryEquation:
 
     @property
     def _travel_bytes(self) -> int:
-        """Of rows on their way between ranks: what a rank's heads need of all rows, as it is sent and as it comes; or
+        """Of rows on their way between ranks: what a rank's heads need of all rows, as it is sent and as it comes; and
         what each rank's keys make of its rows, and these states once more in float32 while they are merged."""
         if self.row_ranks == 1:
             return 0
         widest = max(one.mixer.n_row_numbers for one in dict.fromkeys(self.arch.layers))
-        if self.page_ranks == 1:
-            return 2 * self.max_num_batched_tokens * widest * self.itemsize
-        return self.max_num_batched_tokens * widest // 2 * (self.itemsize + MERGE_COPIES * FLOAT32_BYTES)
+        n_bytes = 0
+        if self.row_ranks > self.page_ranks:
+            n_bytes += 2 * -(-self.max_num_batched_tokens // self.page_ranks) * widest * self.itemsize
+        if self.page_ranks > 1:
+            n_bytes += self.max_num_batched_tokens * widest // 2 * (self.itemsize + MERGE_COPIES * FLOAT32_BYTES)
+        return n_bytes
 
     @property
     def logits_bytes(self) -> int:

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from quire.compute.dist.comm import MeetingComm
-from quire.compute.layers.context import Context
 from quire.compute.models.decoder import Decoder
-from quire.compute.runner.pool import KVPool, PagedContext
+from quire.compute.runner.pool import KVPool
 from quire.compute.runner.ring_spans import Block, SeenSpans, joined, seen, window_of
 from quire.compute.runner.tables import SlotTables
 from quire.kernels.attention import op as attention
@@ -58,10 +57,6 @@ class Ring:
         variants = [layer.mixer.variant for layer in model.layers]
         self._windows = {layer: one.window for layer, one in enumerate(variants) if one is not None}
         self._within: dict[tuple[int, int], Variant] = {}
-
-    def around(self, inner: PagedContext) -> Context:
-        """Only `forward/ring` knows which rows there are."""
-        raise AssertionError("steps of a ring have a context of their own")
 
     def within(self, layer: int, variant: Variant, window: int) -> Variant:
         """The variant of a layer, with a window among the keys of one rank."""

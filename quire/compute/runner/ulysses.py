@@ -16,7 +16,6 @@ from quire.compute.dist.comm import MeetingComm
 from quire.compute.layers.attention import Attention, variant_of
 from quire.compute.layers.context import Context, Expanded
 from quire.compute.models.decoder import Decoder
-from quire.compute.runner.pool import PagedContext
 from quire.config.attention import AttentionSpec
 from quire.config.context import own_heads
 from quire.kernels.attention.variant import Variant
@@ -37,8 +36,9 @@ class Ulysses:
         """Of its heads."""
         self.whole = [spec for spec in specs if isinstance(spec, AttentionSpec)]
 
-    def around(self, inner: PagedContext, positions: torch.Tensor | None = None) -> Context:
-        """inner: of all rows and this rank's heads. positions: of all rows of a divided step; None: of another step."""
+    def around(self, inner: Context, positions: torch.Tensor | None = None) -> Context:
+        """inner: of all rows and this rank's heads. positions: of all rows, where a rank has a part of them; None: it
+        has all."""
         return UlyssesContext(self, inner, positions)
 
     def parts(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class UlyssesContext:
     """`Context` of the rows that a rank has."""
 
     ulysses: Ulysses
-    inner: PagedContext
+    inner: Context
     positions: torch.Tensor | None
     """Of all rows [n] of a divided step."""
 

@@ -61,6 +61,7 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
         ["--mesh", f"tp={n},ep={n}"] if "32b" not in model else [],
         ["--mesh", f"sp={n}"],
         ["--mesh", f"ring={n}"],
+        ["--mesh", f"sp=2,ring={n // 2}"] if n > 2 else [],
     ]
     for words in meshes:
         found = json.loads(
@@ -74,7 +75,8 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
         assert config.tensor_parallel_size == int(degrees.get("tp", 1))
         assert config.pipeline_parallel_size == int(degrees.get("pp", 1))
         assert config.enable_expert_parallel == ("ep" in degrees)
-        assert config.prefill_context_parallel_size == int(degrees.get("sp", degrees.get("ring", 1)))
+        assert config.prefill_context_parallel_size == int(degrees.get("sp", 1)) * int(degrees.get("ring", 1))
+        assert config.ulysses_degree == (int(degrees["sp"]) if degrees.keys() >= {"sp", "ring"} else 0)
         method = "ring" if "ring" in degrees else "ulysses" if "sp" in degrees else "auto"
         assert config.context_parallel_method == method
 
@@ -92,7 +94,6 @@ def made_config(command: str) -> EngineConfig:
     [
         (["--mesh", "tp=8,pp=2", "--count", "16"], "tp = 8, pp = 2: the ranks of an engine are in one host, at most 8"),
         (["--mesh", "tp=2,sp=2", "--count", "4"], "tp2 sp2: ranks that divide tokens"),
-        (["--mesh", "ring=2,sp=2", "--count", "4"], "sp = 2, ring = 2: the engine has one of both"),
         (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
         (["--kv-cache-dtype", "fp8"], "keys and values in fp8 are not among"),
         (["--kv-cache-dtype", "int8"], "keys and values in int8 run on a CPU only"),

@@ -272,6 +272,10 @@ def test_what_ranks_that_share_tokens_send() -> None:
     assert sent.n_times == 2 * 32 and sent.n_times * sent.n_bytes == 32 * 3 * 2048 * (8 + 2 * 2 + 8) * 128 * 2
     (sent,) = [one for one in step_transfers(ring, Mesh(ring=4), 8192, 0, 2) if "ring" in one.name]
     assert sent.n_times == 2 * 3 * 32 and sent.n_times * sent.n_bytes == 32 * 3 * 2048 * 32 * (2 * 128 * 2 + 4)
+    both = Mesh(sp=2, ring=2)
+    heads, turns = step_transfers(rank_parts(LLAMA_8B, both, Formats()), both, 8192, 0, 2)
+    assert heads.n_times * heads.n_bytes == 32 * 2048 * (16 + 2 * 4 + 16) * 128 * 2
+    assert turns.n_times * turns.n_bytes == 32 * 4096 * 16 * (2 * 128 * 2 + 4)
     (sent,) = step_transfers(ulysses, Mesh(sp=4), 64, 0, 2)
     assert sent.n_times == 32 and sent.n_bytes == 3 * 64 * 8 * 128 * 2
 

@@ -62,6 +62,14 @@ def test_tokens_in_turn(name: str, size: int, goes: str, monkeypatch: pytest.Mon
     check(name, of_ranks(model(name), size, "ring"))
 
 
+@pytest.mark.parametrize("goes", ["keys", "queries"])
+@pytest.mark.parametrize("name, size", [("llama", 4), ("gemma3", 4), ("qwen3", 6)])
+def test_heads_divided_in_a_ring(name: str, size: int, goes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks have the same turn."""
+    monkeypatch.setattr(Ring, "keys_bytes", lambda *_: 0.0 if goes == "keys" else float("inf"))
+    check(name, of_ranks(model(name), size, "ring", ulysses_degree=2))
+
+
 @pytest.mark.parametrize("method", ["ulysses", "ring"])
 @pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"quantization": "int8", "dtype": "float32"}])
 def test_numbers_of_8_bits(method: str, options: dict[str, Any]) -> None:
