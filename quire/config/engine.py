@@ -220,9 +220,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "How these ranks attend: ulysses divides the heads of keys and values, ring the tokens, so that each page"
             " holds block_size tokens on each rank. auto divides heads as far as each rank has its own, then tokens.")
     ] = "auto"  # fmt: skip
-    ulysses_degree: Annotated[
-        int, _doc("Of a ring, neighbouring ranks that have the same tokens and divide heads; 0 chooses.", ge=0, le=64)
-    ] = 0
+    ulysses_degree: Annotated[int, _doc("Ranks of a ring that divide the heads of the same tokens.", ge=0, le=64)] = 0
     enable_expert_parallel: Annotated[
         bool, _doc("Ranks divide the experts of a model among them, whole ones, instead of a part of each. Their number"
                    " must be divisible by that of the ranks.")

@@ -49,10 +49,10 @@ SHORT_OF_PARTS: Final = SHORT | {"-O": "compilation_config"}
 
 SAME: Final = (
     Same("data_parallel_size data_parallel_size_local nnodes", "1",
-         "ranks divide each layer (-tp), have stages of them (-pp) or divide tokens (-pcp)",
+         "ranks divide each layer (-tp), layers (-pp) or tokens (-pcp)",
          "leave it out, and run one server a device behind a balancer"),
-    Same("decode_context_parallel_size", "1", "ranks that divide layers (-tp) divide heads, not tokens",
-         "leave it out; --prefill-context-parallel-size N --context-parallel-method ring deals out tokens"),
+    Same("decode_context_parallel_size", "1", "ranks of -tp divide heads",
+         "--prefill-context-parallel-size N --context-parallel-method ring divides tokens"),
     Same("cp_kv_cache_interleave_size dcp_kv_cache_interleave_size", "1",
          "a ring's tokens are dealt out one by one", "leave it out"),
     Same("node_rank data_parallel_rank data_parallel_start_rank", "0", "one engine is on one machine",
