@@ -36,8 +36,3 @@ class ContextGroups:
         """Returns when all are there; `everyone` is."""
         for one in self._own:
             one.join()
-
-    def close(self) -> None:
-        """Leave the groups beside that of all."""
-        for one in self._own:
-            one.close()

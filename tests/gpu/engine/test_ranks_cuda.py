@@ -168,8 +168,10 @@ def test_ranks_that_share_tokens_say_what_one_says(
     shared: dict[str, Any] = {"prefill_context_parallel_size": n_ranks, "max_num_batched_tokens": 1024}
     ring = {**shared, "context_parallel_method": "ring", "ulysses_degree": degree}
     heads = {**shared, "context_parallel_method": "ulysses"}
+    longer: dict[str, Any] = {"max_model_len": 2048, "num_gpu_blocks_override": 600,
+                              "hf_overrides": {"max_position_embeddings": 4096}}  # fmt: skip
     for options in ({"max_num_batched_tokens": 1024}, heads, {**heads, "enforce_eager": True}, ring):
-        llm = LLM(model, **{**GPU, "max_model_len": 2048, "num_gpu_blocks_override": 600, **options})
+        llm = LLM(model, **{**GPU, **longer, **options})
         try:
             prompts = [{"prompt_token_ids": [(7 * i + n) % 90 + 1 for i in range(n)]} for n in (1500, 700, 3)]
             said = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), use_tqdm=False)
