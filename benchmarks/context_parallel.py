@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import pathlib
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -116,6 +117,7 @@ def main() -> None:
     if given.output:
         result = {"commit": commit(), "hardware": hardware(), "shape": shape, "rows": rows}
         pathlib.Path(given.output).write_text(json.dumps(result, indent=1) + "\n")
+    sys.exit(not all(row["equal_tokens"] and row["sent_bytes"] == row["formula_bytes"] for row in rows))
 
 
 if __name__ == "__main__":
