@@ -42,7 +42,7 @@ def test_ranks_say_what_one_says(name: str, n_ranks: int, method: str, n_pages: 
     expected = answers_of(model)
     options = {"prefill_context_parallel_size": n_ranks, "context_parallel_method": method}
     if n_ranks == 2:
-        options |= {"enable_sleep_mode": method == "ulysses", "speculative_config": NGRAM}
+        options |= {"enable_sleep_mode": True, "speculative_config": NGRAM}
     llm = LLM(model, **{**SIZE, "num_gpu_blocks_override": n_pages, **options})
     if n_ranks == 2:
         llm.engine.scheduler.live.drafts = DraftPolicy(3, FREE)
