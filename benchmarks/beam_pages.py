@@ -1,8 +1,10 @@
-"""Pages that beams and parallel samples hold, against separate sequences: `python -m benchmarks.beam_pages`.
+"""Pages that beams and parallel samples hold, against separate sequences.
+
+    python -m benchmarks.beam_pages --output benchmarks/results/beam_pages.json
 
 The real engine on a CPU, with the bundled demo model and text that it continues, or with a tiny model of random
 weights: pages depend on lengths, and on which beams survive. Separate sequences share nothing (each has a salt of its
-own). Prints a table; docs/lab-notes.md has it.
+own). Prints a table for each length; docs/lab-notes.md has it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from typing import Any, Final
 
 from quire import LLM, BeamSearchParams, SamplingParams
+from quire.bench.report import build_report, check_report_path, write_report
 
 N_OUTPUTS: Final = 200
 VOCAB: Final = 256
@@ -72,13 +75,16 @@ def beams(llm: LLM, prompt: list[int], width: int) -> Peaks:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     import transformers
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--random", action="store_true", help="a tiny model of random weights, not the demo model")
     parser.add_argument("--prompt-lens", type=int, nargs="*", default=[1000, 100])
+    parser.add_argument("--output", default="", help="a JSON file")
     asked = parser.parse_args()
+    if asked.output:
+        check_report_path(asked.output, "--output")
     with tempfile.TemporaryDirectory() as folder:
         config = transformers.LlamaConfig(
             vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -89,13 +95,17 @@ def main() -> None:
         if asked.random:
             options |= {"model": folder, "dtype": "float32", "skip_tokenizer_init": True}
         llm = LLM(**options)
-        for length in asked.prompt_lens:
-            table(llm, prompt_of(llm, length))
+        rows = [row for length in asked.prompt_lens for row in table(llm, prompt_of(llm, length))]
+        page_size = llm.config.block_size
         llm.shutdown()
+    if asked.output:
+        results = {"page_size": page_size, "n_outputs": N_OUTPUTS, "rows": rows}
+        write_report(asked.output, build_report("beam_pages", vars(asked), results))
 
 
-def table(llm: LLM, prompt: list[int]) -> None:
-    """Of one prompt."""
+def table(llm: LLM, prompt: list[int]) -> list[dict[str, Any]]:
+    """Of one prompt, printed; its rows."""
+    rows = list[dict[str, Any]]()
     print(f"prompt of {len(prompt)}, {N_OUTPUTS} outputs, pages of {llm.config.block_size}")
     print("| | most pages | mean | seconds | saved of the most | saved of the mean |\n|---|---|---|---|---|---|")
     for name, run, n in (("beams", beams, 4), ("beams", beams, 8), ("samples", samples, 16)):
@@ -104,6 +114,14 @@ def table(llm: LLM, prompt: list[int]) -> None:
         print(f"| {n} separate | {alone} | {mean_alone:.0f} | {separate_s:.2f} | | |")
         shares = f"{1 - most / alone:.1%} ({saved} at once) | {1 - mean / mean_alone:.1%}"
         print(f"| {n} {name} | {most} | {mean:.0f} | {seconds:.2f} | {shares} |")
+        rows.append({
+            "prompt_len": len(prompt), "kind": name, "n": n,
+            "most_pages_separate": alone, "most_pages": most, "saved_of_most": round(1 - most / alone, 4),
+            "mean_pages_separate": round(mean_alone, 1), "mean_pages": round(mean, 1),
+            "saved_of_mean": round(1 - mean / mean_alone, 4), "most_saved_at_once": saved,
+            "seconds_separate": round(separate_s, 3), "seconds": round(seconds, 3),
+        })  # fmt: skip
+    return rows
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ import msgspec
 
 import quire
 from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.core.plan import Spans
 from quire.planner.calibration import FOLDER, Calibration, Curve
 from quire.planner.fitting import curve_knobs, descend
 from quire.planner.formats import Formats
-from quire.planner.mesh import Mesh
 from quire.planner.operators import decode_spans, prefill_spans
 from quire.planner.timing import StepTimer
 

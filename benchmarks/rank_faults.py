@@ -1,9 +1,11 @@
-"""Faults of ranks under a server's feet, counted: `python benchmarks/rank_faults.py --times 20`.
+"""Faults of ranks under a server's feet, counted: `python -m benchmarks.rank_faults --times 20`.
 
-Starts `quire serve` with several ranks on the CPU and the demo model. Each time requests run and one rank is killed
-(SIGKILL), stopped (SIGSTOP) or out of memory (a signal raises MemoryError wherever it is); or the engine's process is
-killed, with a rank stopped. Prints when /health turned red and green again, what became of the requests,
-and which processes are left in the end.
+Starts `quire serve` with several ranks on the CPU and the demo model. Each time requests run, half of them streamed,
+and one rank is killed (SIGKILL), stopped (SIGSTOP), out of memory (a signal raises MemoryError wherever it is) or hangs
+(a signal's handler never returns); or the engine's process is killed, with a rank stopped. Records when /health turned
+red and green again, when the log named the rank, whether the stack of one that hangs is there, what became of the
+requests, and what is left of the engine before: processes, folders with their sockets, shared memory. Exit code 1 where
+a fault is seen late, a request gets no end, or anything is left. Needs psutil.
 """
 
 from __future__ import annotations
@@ -11,146 +13,265 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from typing import Any, Final
 
 import psutil
 
-RANK = "quire.engine.ranks.process"
-ENGINE = "quire.engine.process"
-N_REQUESTS = 4
-LONGEST_S = 120.0
-INJECTION = """
-import signal, sys
+from benchmarks.served import free_port
+from quire.bench.report import build_report, write_report
+
+RESULTS: Final = pathlib.Path(__file__).with_name("results")
+RANK: Final = "quire.engine.ranks.process"
+ENGINE: Final = "quire.engine.process"
+SHARED: Final = pathlib.Path("/dev/shm")
+N_REQUESTS: Final = 4
+SEEN_S: Final = 10.0
+"""No fault may stay unseen for longer."""
+LONGEST_S: Final = 120.0
+HANGING: Final = "hang_for_good"
+INJECTION: Final = """
+import signal, sys, time
 def fail(*_):
     raise MemoryError("injected")
+def NAME(*_):
+    while True:
+        time.sleep(0.05)
 if "RANK" in sys.orig_argv:
     signal.signal(signal.SIGUSR2, fail)
-""".replace("RANK", RANK)
-FAULTS = ("kill", "stop", "memory", "engine")
+    signal.signal(signal.SIGRTMIN, NAME)
+""".replace("RANK", RANK).replace("NAME", HANGING)
+NAMED: Final = {
+    "kill": r"rank {rank} \(process {pid}\) ended with SIGKILL",
+    "stop": r"rank {rank} \(process {pid}\) made no progress",
+    "memory": r"rank {rank} ran out of memory",
+    "hang": r"rank {rank} \(process {pid}\) made no progress",
+    "engine": r"the engine process ended with SIGKILL",
+}
+"""What the log says of each fault."""
+FAULTS: Final = tuple(NAMED)
 
 
 class Server:
-    """One `quire serve`."""
+    """One `quire serve` in a folder of its own for all temporary files."""
 
-    def __init__(self, n_ranks: int, n_stages: int, log: pathlib.Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+    def __init__(self, options: list[str], folder: pathlib.Path, log: pathlib.Path) -> None:
+        self.folder, self.log, self.port = folder / "tmp", log, free_port()
+        self.folder.mkdir()
+        (folder / "sitecustomize.py").write_text(INJECTION)
         command = [
             sys.executable, "-c", "import sys; from quire.cli.main import main; sys.exit(main())", "serve", "--device",
-            "cpu", "--tensor-parallel-size", str(n_ranks), "--pipeline-parallel-size", str(n_stages),
-            "--max-model-len", "1024", "--port", str(self.port), "--max-engine-restarts", "100",
-            "--max-num-batched-tokens", "512",
+            "cpu", "--max-model-len", "1024", "--port", str(self.port), "--max-engine-restarts", "100",
+            "--max-num-batched-tokens", "512", *options,
         ]  # fmt: skip
-        self._folder = tempfile.TemporaryDirectory()
-        (pathlib.Path(self._folder.name) / "sitecustomize.py").write_text(INJECTION)
-        path = os.pathsep.join((self._folder.name, os.environ.get("PYTHONPATH", "")))
+        path = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
+        own = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(self.folder)}
         with log.open("w") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": path})
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=own)
 
-    def ask(self, path: str, body: object = None, limit_s: float = LONGEST_S) -> int:
-        """Status of the answer; 0: none came."""
+    @contextlib.contextmanager
+    def _opened(self, path: str, body: object, limit_s: float) -> Iterator[Any]:
         data = None if body is None else json.dumps(body).encode()
-        headers = {"content-type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=data, headers=headers)
+        url, headers = f"http://127.0.0.1:{self.port}{path}", {"content-type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, data=data, headers=headers), timeout=limit_s) as answer:
+            yield answer
+
+    def is_healthy(self) -> bool:
+        """As it says itself."""
         try:
-            with urllib.request.urlopen(request, timeout=limit_s) as answer:
-                answer.read()
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
+            with self._opened("/health", None, 2) as answer:
+                return bool(answer.status == 200)
         except OSError:
-            return 0
+            return False
+
+    def ask(self, body: dict[str, Any]) -> str:
+        """What became of a request."""
+        kind = "stream" if body.get("stream") else "whole"
+        try:
+            with self._opened("/v1/completions", body, LONGEST_S) as answer:
+                data = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return f"{kind}: error {json.loads(error.read())['error']['code']}"
+        except OSError as error:
+            return f"{kind}: cut off ({type(error).__name__})"
+        if kind == "whole":
+            n_tokens = json.loads(data)["usage"]["completion_tokens"]
+            return "whole: answered" if n_tokens == body["max_tokens"] else f"whole: {n_tokens} tokens"
+        found = re.search(r'"error":.*?"code": ?"(\w+)"', data)
+        if found:
+            return f"stream: event {found[1]}"
+        return "stream: answered" if data.rstrip().endswith("[DONE]") else "stream: cut off"
 
     def wait(self, healthy: bool) -> float:
         """Seconds until /health says so."""
         start_s = time.monotonic()
-        while (self.ask("/health", limit_s=2) == 200) != healthy:
+        while self.is_healthy() != healthy:
             if time.monotonic() - start_s > LONGEST_S or self.process.poll() is not None:
-                raise SystemExit(f"/health did not turn {'green' if healthy else 'red'}: see the log")
-            time.sleep(0.05)
+                raise SystemExit(f"/health did not turn {'green' if healthy else 'red'}: see {self.log}")
+            time.sleep(0.02)
         return time.monotonic() - start_s
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """Below the server, with this module."""
-        return [each for each in psutil.Process(self.process.pid).children(recursive=True) if name in each.cmdline()]
+        """Below the server, with this module, oldest first."""
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if name in each.cmdline():
+                    found.append(each)
+        return sorted(found, key=lambda each: each.pid)
 
 
-def strike(server: Server, fault: str, number: int) -> None:
-    """The rank that suffers changes."""
+def strike(server: Server, fault: str, pid: int) -> None:
+    """Do it to a rank, or the engine above it."""
+    numbers = {
+        "kill": signal.SIGKILL, "stop": signal.SIGSTOP, "memory": signal.SIGUSR2, "hang": signal.SIGRTMIN,
+        "engine": signal.SIGSTOP,
+    }  # fmt: skip
+    engine = server.processes(ENGINE)[0].pid
+    os.kill(pid, numbers[fault])
+    if fault == "engine":
+        os.kill(engine, signal.SIGKILL)
+
+
+def named_after(log: pathlib.Path, at: int, pattern: str, limit_s: float) -> float | None:
+    """Seconds until the log says so, from a place in it on; None: it does not."""
+    start_s = time.monotonic()
+    while time.monotonic() - start_s < limit_s:
+        if re.search(pattern, log.read_bytes()[at:].decode(errors="replace")):
+            return time.monotonic() - start_s
+        time.sleep(0.02)
+    return None
+
+
+def once(server: Server, fault: str, number: int) -> dict[str, Any]:
+    """One fault under load. The rank that suffers changes."""
+    words = " ".join(f"{fault}{number}{i}" for i in range(100))  # nothing of it is cached, or known from a death before
+    bodies = [
+        {"model": "demo", "prompt": f"{i} {words}", "max_tokens": 60, "ignore_eos": True, "stream": i % 2 == 1}
+        for i in range(N_REQUESTS)
+    ]
     ranks = server.processes(RANK)
-    pid = ranks[number % len(ranks)].pid
-    match fault:
-        case "kill":
-            os.kill(pid, signal.SIGKILL)
-        case "stop":
-            os.kill(pid, signal.SIGSTOP)
-        case "memory":
-            os.kill(pid, signal.SIGUSR2)
-        case "engine":
-            os.kill(pid, signal.SIGSTOP)
-            os.kill(server.processes(ENGINE)[0].pid, signal.SIGKILL)
-
-
-def once(server: Server, fault: str, number: int) -> tuple[float, float, list[int]]:
-    """(seconds until red, seconds from there to green, statuses of the requests)."""
-    words = " ".join(f"w{number}{i}" for i in range(100))  # nothing of it is cached
-    bodies = [{"model": "demo", "prompt": f"{i} {words}", "max_tokens": 60} for i in range(N_REQUESTS)]
-    before = [each.pid for each in server.processes(RANK)]
-    with concurrent.futures.ThreadPoolExecutor(N_REQUESTS) as pool:
-        asked = [pool.submit(server.ask, "/v1/completions", body) for body in bodies]
-        time.sleep(0.2)
-        strike(server, fault, number)
+    place, before = number % len(ranks), [*ranks, *server.processes(ENGINE)]
+    at = server.log.stat().st_size
+    with concurrent.futures.ThreadPoolExecutor(N_REQUESTS + 1) as pool:
+        asked = [pool.submit(server.ask, body) for body in bodies]
+        time.sleep(0.2 + 0.05 * (number % 5))
+        pattern = NAMED[fault].format(rank=place + 1, pid=ranks[place].pid)
+        strike(server, fault, ranks[place].pid)
+        naming = pool.submit(named_after, server.log, at, pattern, 2 * SEEN_S)
         red_s = server.wait(healthy=False)
         green_s = server.wait(healthy=True)
-        statuses = [each.result() for each in asked]
-    left = [pid for pid in before if psutil.pid_exists(pid)]
-    if left:
-        raise SystemExit(f"ranks {left} are left of the engine before")
-    return red_s, green_s, statuses
+        ends = collections.Counter(each.result() for each in asked)
+        named_s = naming.result()
+    said = server.log.read_bytes()[at:].decode(errors="replace")
+    return {
+        "fault": fault, "rank": place + 1, "red_s": red_s, "named_s": named_s, "green_s": green_s,
+        "has_stack": HANGING in said, "ends": dict(sorted(ends.items())), "left": left_of(server, before),
+    }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def left_of(server: Server, before: list[psutil.Process]) -> list[str]:
+    """What is left of an engine that is no more, while the next one runs."""
+    found = [f"process {each.pid}" for each in before if is_there(each)]
+    extra = sorted(path.name for path in server.folder.glob("**/quire-ranks-*"))
+    return found + ([f"folders {extra}"] if len(extra) > 1 else [])
+
+
+def is_there(process: psutil.Process) -> bool:
+    """Whether it runs, in whatever state but dead."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def at_the_end(server: Server, shared: set[str]) -> tuple[int, list[str]]:
+    """(exit status of Ctrl-C, what is left then)."""
+    below = psutil.Process(server.process.pid).children(recursive=True)
+    server.process.send_signal(signal.SIGINT)
+    code = server.process.wait(30)
+    time.sleep(0.5)
+    found = [f"process {each.pid}" for each in below if is_there(each)]
+    found += [f"file {path.name}" for path in server.folder.glob("quire*")]
+    return code, found + [f"shared memory {name}" for name in {path.name for path in SHARED.iterdir()} - shared]
+
+
+def wrongs(found: dict[str, Any]) -> list[str]:
+    """What must not be."""
+    name = f"{found['fault']} of rank {found['rank']}"
+    wrong = [f"{name}: {left} is left" for left in found["left"]]
+    if found["red_s"] > SEEN_S or found["named_s"] is None or found["named_s"] > SEEN_S:
+        wrong.append(f"{name}: red after {found['red_s']:.1f} s, named after {found['named_s']} s")
+    if found["fault"] == "hang" and not found["has_stack"]:
+        wrong.append(f"{name}: its stack is not in the log")
+    if sum(found["ends"].values()) != N_REQUESTS or any("cut off" in end or "tokens" in end for end in found["ends"]):
+        wrong.append(f"{name}: requests ended with {found['ends']}")
+    return wrong
+
+
+def summary(fault: str, trials: list[dict[str, Any]]) -> str:
+    """One line."""
+    ends = collections.Counter[str]()
+    for found in trials:
+        ends.update(found["ends"])
+
+    def span(name: str) -> str:
+        values = [found[name] for found in trials if found[name] is not None]
+        return f"{min(values):.2f} to {max(values):.2f} s" if values else "never"
+
+    return (
+        f"{fault}: {len(trials)} times; red after {span('red_s')}, named after {span('named_s')}, green"
+        f" {span('green_s')} later; {N_REQUESTS * len(trials)} requests in, out: {dict(ends)}"
+    )
+
+
+def write(args: argparse.Namespace, trials: list[dict[str, Any]], code: int | None, left: list[str]) -> list[str]:
+    """Record what there is by now. code: exit status of Ctrl-C, None: not yet. Returns what is wrong with it."""
+    wrong = [one for found in trials for one in wrongs(found)] + [f"after Ctrl-C {one} is left" for one in left]
+    results = {"trials": trials, "exit_status": code, "wrong": wrong}
+    settings = {name: value for name, value in vars(args).items() if name not in ("log", "output")}
+    write_report(args.output, build_report("rank_faults", settings, results))
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2, help="of each stage")
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path("rank_faults.log"))
-    options = parser.parse_args()
-    server = Server(options.ranks, options.stages, options.log)
-    try:
-        print(f"up after {server.wait(healthy=True):.1f} s", flush=True)
-        for fault in options.faults:
-            red, green, statuses = list[float](), list[float](), collections.Counter[int]()
-            for number in range(options.times):
-                red_s, green_s, found = once(server, fault, number)
-                red.append(red_s)
-                green.append(green_s)
-                statuses.update(found)
-            print(
-                f"{fault}: {len(red)} times; red after {min(red):.2f} to {max(red):.2f} s, green {min(green):.1f} to"
-                f" {max(green):.1f} s later; {N_REQUESTS * len(red)} requests in, out: {dict(statuses)}", flush=True,
-            )  # fmt: skip
-        below = psutil.Process(server.process.pid).children(recursive=True)
-        server.process.send_signal(signal.SIGINT)
-        code = server.process.wait(30)
-        time.sleep(0.5)
-        left = [each.pid for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
-        print(f"Ctrl-C: exit status {code}, processes left: {left}", flush=True)
-    finally:
-        server.process.kill()
+    parser.add_argument("--output", default=str(RESULTS / "rank_faults.json"))
+    args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, it would be in what is started
+    shared, trials = {path.name for path in SHARED.iterdir()}, list[dict[str, Any]]()
+    sizes = ["--tensor-parallel-size", str(args.ranks), "--pipeline-parallel-size", str(args.stages)]
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(sizes, pathlib.Path(folder), args.log)
+        try:
+            print(f"up after {server.wait(healthy=True):.1f} s", flush=True)
+            for fault in args.faults:
+                trials += [once(server, fault, number) for number in range(args.times)]
+                print(summary(fault, [found for found in trials if found["fault"] == fault]), flush=True)
+                write(args, trials, None, [])
+            code, left = at_the_end(server, shared)
+        finally:
+            server.process.kill()
+    wrong = write(args, trials, code, left)
+    print("\n".join(wrong) or "every fault was seen in time, and nothing is left")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -173,6 +173,33 @@ def fp8(block: tuple[int, int] | None, *, static: bool = False) -> Format:
     return Format({"quant_method": "fp8", **scheme, **sizes}, store)
 
 
+def nvfp4(*, modelopt: bool = False) -> Format:
+    """Groups of 16 that share an e4m3 scale, and a scale of the tensor: it divides these, or is multiplied by them."""
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    inputs = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "dynamic": "local"}
+
+    def store(weight: torch.Tensor) -> Stored:
+        n, k = weight.shape
+        groups, levels = weight.view(n, -1, 16), torch.tensor(E2M1[:8])
+        whole = FP8_MAX * 6 / weight.abs().max()
+        whole = 1 / (1 / whole) if modelopt else whole
+        local = (groups.abs().amax(2) / 6 * whole).to(torch.float8_e4m3fn)
+        scales = local.float() * (1 / whole) if modelopt else local.float() / whole
+        near = (groups.abs() / scales[:, :, None]).unsqueeze(3) - levels
+        codes = (near.abs().argmin(3) + 8 * (groups < 0)).view(n, k).to(torch.uint8)
+        octets = codes[:, 0::2] | codes[:, 1::2] << 4
+        tensors = {".weight_packed": octets, ".weight_scale": local, ".weight_global_scale": whole.view(1)}
+        if modelopt:
+            tensors = {".weight": octets, ".weight_scale": local, ".weight_scale_2": 1 / whole}
+            tensors[".input_scale"] = torch.tensor(0.01)
+        values = torch.tensor(E2M1)[codes.int()].view_as(groups) * scales[:, :, None]
+        return tensors, values.view(n, k)
+
+    if modelopt:
+        return Format({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, store)
+    return Format(compressed("nvfp4-pack-quantized", weights, inputs), store)
+
+
 FORMATS = {
     "packed-g128": packed(4, 128),
     "packed-g32-zeros": packed(4, 32, symmetric=False),
@@ -188,6 +215,8 @@ FORMATS = {
     "fp8-blocks": fp8((128, 128)),
     "fp8-odd-blocks": fp8((96, 80)),
     "fp8-static": fp8(None, static=True),
+    "nvfp4": nvfp4(),
+    "nvfp4-modelopt": nvfp4(modelopt=True),
 }
 
 

@@ -35,7 +35,8 @@ LONGEST = (
     "test_marks.py", "test_flash.py", "test_families.py", "test_web_page.py", "test_constrained.py",
     "test_standard_files.py", "test_http_pipelines.py", "test_examples.py", "test_footprint.py",
     "test_structured_output.py", "test_drafts_families.py", "test_drafts_grammar.py", "test_head_apart.py",
-    "test_needle.py", "test_speculative.py", "test_draft_trees_distribution.py", "test_eagle.py", "test_rank_models.py",
+    "test_needle.py", "test_speculative.py", "test_draft_trees_distribution.py",
+    "test_draft_grammar_distribution.py", "test_eagle.py", "test_rank_models.py",
     "test_batch_faults.py", "test_recovery.py", "test_rank_engines.py", "test_rank_faults.py", "test_link.py",
 )  # fmt: skip
 """Files that take 20 s and more. Several processes begin with them, lest one be left at the end to one process alone;

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from hidden_tree import hidden_tree
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
-from quire.compute.draft.drafter import EachSequence
+from quire.compute.draft.drafter import DraftContext, EachSequence, Guess
 
 END = 0
 N_GUESSED = 12
@@ -28,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "schema": {"json": PERSON},
     "tight schema": {"json": PERSON, "disable_any_whitespace": True},
     "regex": {"regex": "[a-c]{3,9}-(\\d\\d|x+)"},
+    "pairs": {"regex": "(ab|ba|cd|dc){8,30}"},
     "choice": {"choice": ["alpha", "alphabet", "beta", "be"]},
     "lark": {"grammar": 'start: "a" rest\nrest: /[0-9]{2,12}/'},
     "gbnf": {"grammar": 'root ::= ("x" | "y")+ "!"'},
@@ -61,10 +64,7 @@ class Teller:
 
     def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
         known = tokens.tolist()
-        n = min(n, N_GUESSED)
-        # a step behind the last one, for nobody, may be asked, too
-        whole = next((one for one in self._wholes if one[: len(known)] == known[: len(one)]), None)
-        assert whole is not None, f"the token table holds {bytes(max(0, t - 1) for t in known)}"
+        n, whole = min(n, N_GUESSED), self._whole(known)
         found = []
         for at in range(len(known), len(known) + n):
             is_right = random.Random(f"{whole[:4]} {at}").random() < self._chance
@@ -72,6 +72,42 @@ class Teller:
             found.append(said if is_right else (said + 1) % 256)
         self.n_asked += n
         return found
+
+    def _whole(self, known: list[int]) -> list[int]:
+        """What these tokens belong to; a step behind the last one, for nobody, may be asked, too."""
+        whole = next((one for one in self._wholes if one[: len(known)] == known[: len(one)]), None)
+        assert whole is not None, f"the token table holds {bytes(max(0, t - 1) for t in known)}"
+        return whole
+
+
+class Hider(Teller):
+    """Knows the same, and hides it in random trees; chains where there may be none."""
+
+    def __init__(self, wholes: list[list[int]], chance: float) -> None:
+        super().__init__(wholes, chance)
+        self.n_trees = self.n_chains = 0
+
+    def guess_one(self, context: DraftContext) -> Guess:
+        known = context.tokens.tolist()
+        if not context.may_branch:
+            self.n_chains += 1
+            return self.guess(context.slot, context.tokens, context.most)
+        whole = self._whole(known)
+        rng = random.Random(f"{whole[:4]} {len(known)}")
+        n = min(context.most, rng.randint(1, N_GUESSED))
+        self.n_trees, self.n_asked = self.n_trees + 1, self.n_asked + n
+        return hidden_tree(whole, len(known), n, self._chance, rng, 256, likely=0.5)
+
+
+class HidingDrafter(EachSequence):
+    """A `Hider` as the device asks it."""
+
+    def __init__(self, hider: Hider) -> None:
+        super().__init__(hider)
+        self._hider = hider
+
+    def guess(self, contexts: Sequence[DraftContext]) -> list[Guess]:
+        return [self._hider.guess_one(one) for one in contexts]
 
 
 def wishes() -> tuple[list[str], list[SamplingParams]]:
@@ -94,6 +130,12 @@ def drafting(folder: pathlib.Path, most: int = 40, **options: Any) -> LLM:
     llm = engine(folder, speculative_config={"method": "ngram", "num_speculative_tokens": most}, **options)
     llm.engine.scheduler.live.drafts.costs = None  # as many as there is room for
     return llm
+
+
+def hide(llm: LLM, wholes: list[list[int]], chance: float) -> Hider:
+    hider = Hider(wholes, chance)
+    llm.engine.executor.worker.runner._lengths._drafter = HidingDrafter(hider)
+    return hider
 
 
 def tell(llm: LLM, wholes: list[list[int]], chance: float) -> Teller:
@@ -123,8 +165,13 @@ def compared(llm: LLM, answer: Any) -> list[Any]:
     return [text, token_ids, *ends, failure, logprobs if llm.engine.executor.worker.platform.name == "cpu" else None]
 
 
-def check(llm: LLM, expected: list[Any], chances: tuple[float, ...]) -> None:
-    """Drafts that are right, wrong, and by chance, which the engine shuts down after."""
+def check(
+    llm: LLM,
+    expected: list[Any],
+    chances: tuple[float, ...],
+    tell: Callable[[LLM, list[list[int]], float], Teller] = tell,
+) -> None:
+    """Drafts that are right, wrong, and by chance, which the engine shuts down after. tell: or `hide`."""
     try:
         for chance in chances:
             before = llm.stats()
@@ -134,7 +181,9 @@ def check(llm: LLM, expected: list[Any], chances: tuple[float, ...]) -> None:
             after = llm.stats()
             n_right = after.accepted_tokens - before.accepted_tokens
             assert teller.n_asked > 200 and n_right > 20, "what a grammar foretells is right whoever guesses"
-            if chance == 1.0 and not after.preemptions:
+            if isinstance(teller, Hider):
+                assert teller.n_trees > 100 and teller.n_chains > 0, "penalties take chains"
+            elif chance == 1.0 and not after.preemptions:
                 assert n_right > 0.6 * sum(len(one[1]) for one in expected), "right drafts count"
     finally:
         llm.shutdown()

@@ -29,16 +29,16 @@ GREEDY = msgspec.structs.replace(PARAMS, temperature=0.0, prompt_logprobs=-1, lo
 
 
 def worker_of(
-    path: pathlib.Path, comm: Comm | None = None, groups: ContextGroups | None = None, **options: Any
+    path: pathlib.Path, comm: Comm | None = None, context: ContextGroups | None = None, **options: Any
 ) -> Worker:
-    """Of the checkpoint at `path`, in float32 if options say nothing else; not loaded. groups: where tokens are
+    """Of the checkpoint at `path`, in float32 if options say nothing else; not loaded. context: where tokens are
     shared."""
     config = EngineConfig(
         **{"device": "cpu", "num_threads": 1, "dtype": "float32", "block_size": 8, "max_num_seqs": 4,
            "max_num_batched_tokens": 64, "max_model_len": 100, **options}
     )  # fmt: skip
     arch, platform = read_arch(path), platform_of(config)
-    return Worker(config, resolve(config, arch, platform.name), path, arch, platform, comm, groups=groups)
+    return Worker(config, resolve(config, arch, platform.name), path, arch, platform, comm, context=context)
 
 
 def ready(worker: Worker) -> Worker:

@@ -89,8 +89,8 @@ class ThreadComm:
         self._count("all_gather", (self.size - 1) * x.nbytes)
         return torch.stack(self._all(x))
 
-    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        assert x.is_contiguous() and len(x) == self.size
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        assert x.is_contiguous() and sent == received == [1] * self.size
         self._count("all_to_all", (self.size - 1) * x[0].nbytes)
         return torch.stack([one[self.rank] for one in self._all(x)])
 
@@ -105,6 +105,15 @@ class ThreadComm:
 
     def receive(self, x: torch.Tensor, source: int) -> Arrival:
         raise AssertionError("no link is used")
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("no sum is divided")
+
+    def all_within(self, limit_s: float) -> bool:
+        return True
+
+    def abort(self) -> None:
+        self._group.abort()
 
     def close(self) -> None:
         pass

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from quire.compute.dist.comm import Comm, Reduction
+from quire.compute.dist.data_parallel import DataParallel
 from quire.compute.dist.gloo import GlooComm
 from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.drafter import Drafter
@@ -39,6 +40,7 @@ def make_worker(
     drafter: Drafter | None = None,
     platform: Platform | None = None,
     pipeline: Pipeline | None = None,
+    data: DataParallel | None = None,
     **options: Any,
 ) -> Worker:
     """Random weights of a fixed seed, one thread; platform: None for the CPU."""
@@ -50,8 +52,9 @@ def make_worker(
     arch = read_arch(folder)
     platform = platform_of(config) if platform is None else platform
     return Worker(
-        config, resolve(config, arch, platform.name), folder, arch, platform, comm, drafter, pipeline=pipeline
-    )
+        config, resolve(config, arch, platform.name), folder, arch, platform, comm, drafter, pipeline=pipeline,
+        data=data,
+    )  # fmt: skip
 
 
 def spans(*rows: tuple[int, int, int, bool]) -> dict[str, Any]:

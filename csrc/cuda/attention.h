@@ -34,7 +34,8 @@ struct QuireMerge {      // one token of one KV head: all rows of the group
 };
 
 struct QuireAttnArgs {
-    const void *q, *k, *v;      // q [n, n_q_heads, head_dim]; k, v: pages [n_pages, n_kv_heads, page_size, head_dim]
+    const void *q, *k, *v;      // q [n, n_q_heads, head_dim]; k, v: pages [n_pages, n_kv_heads, page_size, head_dim],
+                                // in decode.cu of q's type or e4m3,
                                 // or ragged rows [n_keys, n_kv_heads, head_dim]; any strides, last dimension contiguous
     void* out;                  // [n, n_q_heads, head_dim], contiguous
     float* lse;                 // [n, n_q_heads], natural logarithm, or null
@@ -56,7 +57,8 @@ struct QuireAttnArgs {
     int32_t window, n_first;    // sliding window (0: none), and leading positions that stay visible beside it
     int32_t settled;            // 1: keys below the first token of a tile were stored before the previous grid began
     int32_t one_merge;          // 1: parts are always added by the same kernel, however many rows have some
-    float scale;
+    float scale;                // of the logits, the scale of keys in e4m3 counted in
+    float v_scale;              // of values in e4m3
     float scalars[QUIRE_MAX_PARAMS];          // parameters of the variant
     float inverses[QUIRE_MAX_PARAMS];         // 1 / scalars: hooks multiply by them instead of dividing
     const void* tensors[QUIRE_MAX_PARAMS];

@@ -9,7 +9,8 @@
 // of lines that were split.
 //
 // Compiled for one variant (see plain_variant.h), with QUIRE_HEAD_DIM 64, 96, 128, 192 or 256, QUIRE_BF16 0 or 1,
-// QUIRE_ROWS 8, 16, 32 or 64 (most packed rows of a line) and QUIRE_LAYOUT 0 paged, 1 ragged, 2 block-sparse.
+// QUIRE_ROWS 8, 16, 32 or 64 (most packed rows of a line) and QUIRE_LAYOUT 0 paged, 1 ragged, 2 block-sparse; with
+// QUIRE_CODED 1 pages hold e4m3 (see decode/codes.h).
 // Page sizes are multiples of 8. QUIRE_KEYS, QUIRE_WARPS, QUIRE_WARP_ROWS,
 // QUIRE_STAGES and QUIRE_WRITERS override the usual sizes.
 //
@@ -71,9 +72,16 @@ bool fits(const QuireAttnArgs& args) {
 
 cudaError_t encode_side(CUtensorMap* map, const void* base, int64_t page, int64_t head, int64_t token,
                         const QuireAttnArgs& args, const BoxShape& shape) {
-    const uint64_t n_heads = args.n_kv_heads, n_pages = args.n_pages, bytes = sizeof(Element);
+    const uint64_t n_heads = args.n_kv_heads, n_pages = args.n_pages, bytes = NUMBER_BYTES;
     const uint64_t n_rows = LAYOUT == RAGGED ? args.n_pages : args.page_size;
     const uint32_t n_box_rows = shape.rows;
+    if (CODED) {  // the bytes of a page of a head, in rows of 128
+        const uint64_t sizes[5] = {128, n_rows * DIM / 128, n_heads, n_pages, 1};
+        const uint64_t strides[4] = {128, uint64_t(head), uint64_t(page), uint64_t(page)};
+        const uint32_t box[5] = {128, n_box_rows * DIM / 128, 1, 1, 1};
+        return encode_map(map, base, 4, sizes, strides, box, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                          CU_TENSOR_MAP_SWIZZLE_128B, true);
+    }
     if (shape.packed) {  // pairs of tokens
         const uint64_t sizes[5] = {64, 3, n_rows / 2, n_heads, n_pages};
         const uint64_t strides[4] = {128, 2 * DIM * bytes, head * bytes, page * bytes};
@@ -104,6 +112,7 @@ extern "C" int quire_attention_small(const QuireAttnArgs* args, void* stream) {
     if (!fits(*args) || args->n_ctas < 0) return cudaErrorInvalidValue;
     if (LAYOUT != RAGGED && (args->page_size < 8 || args->page_size % 8 != 0)) return cudaErrorInvalidValue;
     if (args->n_ctas == 0) return cudaSuccess;
+    if (CODED && (args->k_token != DIM || args->v_token != DIM)) return cudaErrorInvalidValue;
     const BoxShape shape{LAYOUT == RAGGED ? KEYS : std::gcd(args->page_size, KEYS),
                          MAY_PACK && args->k_token == DIM && args->v_token == DIM};
     CUtensorMap k_map, v_map;

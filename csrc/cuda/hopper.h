@@ -140,6 +140,11 @@ __device__ __forceinline__ uint4 load_16_bytes(uint32_t address) {  // of shared
                  : "memory");
     return x;
 }
+__device__ __forceinline__ uint2 load_8_bytes(uint32_t address) {  // of shared memory
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+    return x;
+}
 __device__ __forceinline__ void clear_16_bytes(uint32_t address) {  // of shared memory
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }
@@ -168,6 +173,12 @@ __device__ __forceinline__ int4 load_here(const int4* from) {
     return x;
 }
 
+__device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* from) {  // what all blocks see
+    unsigned long long x;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+    return x;
+}
+
 // ---- matrix fragments of one warp ----------------------------------------------------------------------------------
 
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
@@ -175,6 +186,9 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
+}
+__device__ __forceinline__ void load_two_matrices(uint32_t& a, uint32_t& b, uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
 }
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -198,17 +212,23 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
-// d[16 x 8] += a[16 x 16] b[16 x 8], fp32 sums.
+// d[16 x 8] += a[16 x 16] b[16 x 8], fp32 sums, of fp16 whatever an element is.
+__device__ __forceinline__ void multiply_add_halves(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
+                 " {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// The same of elements.
 __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if defined(QUIRE_BF16) && QUIRE_BF16
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
                  " {%0, %1, %2, %3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
-                 " {%0, %1, %2, %3};"
-#endif
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    multiply_add_halves(d, a, b0, b1);
+#endif
 }
 
 // ---- numbers -------------------------------------------------------------------------------------------------------
@@ -233,6 +253,24 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {  // two elemen
     return y;
 }
 
+// Two codes of e4m3, in the low half of x, as fp16.
+__device__ __forceinline__ uint32_t halves_of_low(uint32_t x) {
+    uint32_t y;
+    asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low;\n}" : "=r"(y) : "r"(x));
+    return y;
+}
+// In the high half.
+__device__ __forceinline__ uint32_t halves_of_high(uint32_t x) {
+    uint32_t y;
+    asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, high;\n}" : "=r"(y) : "r"(x));
+    return y;
+}
+// Two numbers as fp16, cut off at its largest; NaN stays.
+__device__ __forceinline__ uint32_t pack_halves(float low, float high) {
+    uint32_t y;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
 // ---- host: tensor maps ---------------------------------------------------------------------------------------------
 
 // A map over `rank` dimensions, innermost first (contiguous); strides of dimensions 1 .. in bytes, multiples of 16.

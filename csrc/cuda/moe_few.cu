@@ -1,5 +1,5 @@
 // A mixture of experts for few tokens, both products in one launch: for each pair p of a token t and an expert e that it
-// chose, h[p] = silu(gate_e x[t]) * up_e x[t] and y[p] = down_e h[p]. up [experts, 2 inner, hidden] (gate rows first),
+// chose, h[p] = silu(gate_e x[t]) * up_e x[t], or as QuireMoeFewArgs says, and y[p] = down_e h[p]. up [experts, 2 inner, hidden] (gate rows first),
 // down [experts, hidden, inner], as nn.Linear stores each.
 //
 // Reading the weights of each chosen expert once at the speed of memory is all that counts. Every block sorts the pairs
@@ -15,22 +15,14 @@
 //
 // All blocks must run at the same time, one on each multiprocessor: two such launches at once may wait for each other.
 //
-// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 64 columns, in a stage), QUIRE_LONE.
-#include "moe/few_lists.h"
+// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of a row of w, in a stage),
+// QUIRE_LONE, and those of moe/codes.h, where w is in codes.
+#include "moe/few_codes.h"
 
 namespace quire {
 
 // How often blocks have finished the first product: n_blocks times in a launch, so never reset.
 __device__ unsigned long long n_finished;
-
-__device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* from) {
-    unsigned long long x;
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
-    return x;
-}
-__device__ __forceinline__ void load_two_matrices(uint32_t& a, uint32_t& b, uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
-}
 
 struct Ring {  // where a warp stands in it
     int stage = 0, turn = 0;
@@ -39,8 +31,8 @@ struct Ring {  // where a warp stands in it
     }
 };
 
-struct FewBlock : FewLists {
-    using FewLists::FewLists;
+struct FewBlock : FewCodes {
+    using FewCodes::FewCodes;
 
     __device__ void init() const {
         for (int i = 0; i < a.n_stages; i++) {
@@ -54,11 +46,23 @@ struct FewBlock : FewLists {
 
     template <class K> __device__ void load(const CUtensorMap* map, int slot, int expert, int row, int unit) const {
         barrier_expect(full(slot), K::BYTES);
+#if QUIRE_CODES
+        for (int i = 0; i < K::CHUNKS; i++) {
+            const uint32_t to = stage(slot) + i * K::CHUNK_BYTES;
+            const int column = (unit * K::CHUNKS + i) * 128;  // in bytes
+            if (K::IS_UP) {
+                load_box(to, map, full(slot), L2_EVICT_FIRST, column, row, 2 * expert);
+            } else {
+                load_box(to, map, full(slot), L2_EVICT_FIRST, column, expert * a.hidden + row);
+            }
+        }
+#else
         if (K::IS_UP) {
             load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, 2 * expert, unit * K::CHUNKS);
         } else {
             load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, expert * a.hidden + row, unit * K::CHUNKS);
         }
+#endif
     }
     template <class K> __device__ void feed(const CUtensorMap* map, Ring& ring) const {
         const int end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
@@ -106,10 +110,35 @@ struct FewBlock : FewLists {
             for (int c = warp % warps_a_row * 32 + lane; c < n_cells; c += warps_a_row * 32)
                 copy_16_bytes(base + at.x + i * row_bytes + c * 16, from + c * 8, true);
         }
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        copies_wait();
         named_sync(WORKERS_BARRIER, WORKERS);
     }
 
+#if QUIRE_CODES
+    // A warp has 64 columns of a stage. upper, lower: the rows of the matrix that a thread has of 16.
+    template <class K> __device__ void find_scales(RowScales (&found)[K::BLOCKS][2], int item, int unit) const {
+        const int row = item % n_row_tiles<K>() * K::OUT_ROWS + threadIdx.x % 32 / 4;
+        const int expert = tiles()[item / n_row_tiles<K>()].expert, column = unit * K::COLUMNS + threadIdx.x / 32 * 64;
+#pragma unroll
+        for (int b = 0; b < K::BLOCKS; b++) {
+            found[b][0] = scales_of<K>(expert, row + b * 16, column);
+            found[b][1] = scales_of<K>(expert, K::IS_UP ? a.inner + row : row + b * 16 + 8, column);
+        }
+    }
+    template <class K>
+    __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, const uint32_t (&x_at)[EIGHTS], int unit,
+                             const RowScales (&scales)[K::BLOCKS][2]) const {
+        const int warp = threadIdx.x / 32, column = unit * K::COLUMNS + warp * 64;
+        if (column >= columns<K>()) return;
+        uint32_t x[EIGHTS][8];
+#pragma unroll
+        for (int v = 0; v < EIGHTS; v++) read_x(x[v], x_at[v] + column * 2);
+#pragma unroll
+        for (int b = 0; b < K::BLOCKS; b++)
+            add(d + b * EIGHTS, w + warp * 64 / WIDTH * K::CHUNK_BYTES + b * 2048, warp % (WIDTH / 64), x, scales[b][0],
+                scales[b][1]);
+    }
+#else
     // x_at: where the lane's row of the fragments of x starts (of 16 pairs: lanes 16 .. have the last eight).
     template <class K>
     __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, uint32_t x_at, int unit) const {
@@ -117,7 +146,7 @@ struct FewBlock : FewLists {
         const int row = lane % 16, cell = lane / 16, k = columns<K>();
 #pragma unroll
         for (int i = 0; i < K::STEPS; i++) {
-            const int step = first + i, chunk = step / 4, column = (unit * K::CHUNKS + chunk) * CHUNK + step % 4 * 16;
+            const int step = first + i, chunk = step / 4, column = unit * K::COLUMNS + chunk * WIDTH + step % 4 * 16;
             if (column >= k) break;
             const uint32_t from = x_at + column * 2;
             uint32_t left[4], right[4];
@@ -137,11 +166,35 @@ struct FewBlock : FewLists {
         }
     }
 
+#endif
+
     // A whole stage of one part by one warp.
+#if QUIRE_CODES
+    using PartScales = RowScales[WARPS][2];
+    __device__ void find_part_scales(PartScales& found, int item, int part, int unit) const {
+        const int row = item * Down::OUT_ROWS + threadIdx.x % 32 / 4, expert = tiles()[part].expert;
+#pragma unroll
+        for (int j = 0; j < WARPS; j++) {
+            found[j][0] = scales_of<Down>(expert, row, unit * Down::COLUMNS + j * 64);
+            found[j][1] = scales_of<Down>(expert, row + 8, unit * Down::COLUMNS + j * 64);
+        }
+    }
+    __device__ void multiply_part(float (&d)[2][4], uint32_t w, uint32_t x_at, int unit, int part,
+                                  const PartScales& scales) const {
+#pragma unroll
+        for (int j = 0; j < WARPS; j++) {
+            const int column = unit * Down::COLUMNS + j * 64;
+            if (column >= a.inner) break;
+            uint32_t x[EIGHTS][8];
+            read_x(x[0], x_at + (part * a.inner + column) * 2);
+            add(d, w + j * 64 / WIDTH * 2048, j % (WIDTH / 64), x, scales[j][0], scales[j][1]);
+        }
+    }
+#else
     __device__ void multiply_part(float (&d)[2][4], uint32_t w, uint32_t x_at, int unit, int part) const {
         const int lane = threadIdx.x % 32, row = lane % 16, cell = lane / 16;
-        const int n = min(Down::CHUNKS, a.inner / CHUNK - unit * Down::CHUNKS);
-        const uint32_t from = x_at + (part * a.inner + unit * Down::CHUNKS * CHUNK) * 2;
+        const int n = min(Down::CHUNKS, a.inner / WIDTH - unit * Down::CHUNKS);
+        const uint32_t from = x_at + (part * a.inner + unit * Down::COLUMNS) * 2;
 #pragma unroll 2
         for (int chunk = 0; chunk < n; chunk++) {
 #pragma unroll
@@ -153,18 +206,32 @@ struct FewBlock : FewLists {
             }
         }
     }
+#endif
 
     __device__ float weight_of(const Tile& tile, int i) const {
         return QUIRE_LONE ? __ldcg(a.weights + pairs()[tile.first + min(i, tile.n - 1)]) : 1.0f;
     }
+    // bias: of n numbers an expert.
+    __device__ static float bias_of(const void* bias, int n, int expert, int row) {
+        return bias == nullptr ? 0.0f : widen(static_cast<const Element*>(bias)[int64_t(expert) * n + row]);
+    }
+    __device__ float gated(float gate, float up) const {
+        if (a.limit > 0) gate = fminf(gate, a.limit), up = fminf(fmaxf(up, -a.limit), a.limit);
+        return __fdividef(gate, 1.0f + __expf(-a.slope * gate)) * (up + a.offset);
+    }
     template <class K> __device__ void store_pairs(float4 sum, const Tile& tile, int eight, int row) const {
         const int lane = threadIdx.x % 32, i = eight * 8 + lane / 4;  // once transposed
         Element* to = static_cast<Element*>(K::IS_UP ? a.h : a.y);
+        const void* biases = K::IS_UP ? a.up_bias : a.down_bias;
+        const int n_rows = K::IS_UP ? 2 * a.inner : a.hidden, own = row + lane / 4;
+        const float bias = bias_of(biases, n_rows, tile.expert, own);
+        const float below = bias_of(biases, n_rows, tile.expert, own + (K::IS_UP ? a.inner : 8));
+        sum.x += bias, sum.y += bias, sum.z += below, sum.w += below;
         uint32_t upper = pack(sum.x, sum.y), lower = 0;
         if (K::IS_UP) {
             const int token = eight * 8 + lane % 4 * 2;
-            const float one = silu(sum.x) * sum.z * weight_of(tile, token);
-            upper = pack(one, silu(sum.y) * sum.w * weight_of(tile, token + 1));
+            const float one = gated(sum.x, sum.z) * weight_of(tile, token);
+            upper = pack(one, gated(sum.y, sum.w) * weight_of(tile, token + 1));
         } else {
             lower = transpose_matrix(pack(sum.z, sum.w));
         }
@@ -181,7 +248,9 @@ struct FewBlock : FewLists {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int to = row + lane / 4 + i * 8;
-            const float added = residual == nullptr ? 0.0f : widen(residual[to]);
+            float added = residual == nullptr ? 0.0f : widen(residual[to]);
+            for (int part = 0; a.down_bias != nullptr && part < n_tiles(); part++)  // as h is weighted
+                added += weight_of(tiles()[part], 0) * bias_of(a.down_bias, a.hidden, tiles()[part].expert, to);
             static_cast<Element*>(a.y)[to] = Element((i ? sum.z : sum.x) + added);
         }
     }
@@ -215,7 +284,13 @@ struct FewBlock : FewLists {
         const int lane = threadIdx.x % 32, first = first_item<K>(blockIdx.x), end = first_item<K>(blockIdx.x + 1);
         const int n = n_units<K>();
         int before = -1;
+#if QUIRE_CODES
+        uint32_t x_at[EIGHTS];
+        RowScales next[K::BLOCKS][2];
+        if (first < end) find_scales<K>(next, first, 0);
+#else
         uint32_t x_at = 0;
+#endif
         Tile tile;
         for (int item = first; item < end; item++) {
             const int index = item / n_row_tiles<K>();
@@ -224,13 +299,27 @@ struct FewBlock : FewLists {
                 before = index;
                 tile = tiles()[index];
                 stage_rows<K>(tile);
+#if QUIRE_CODES
+                find_x(x_at, tile, Layout::row_bytes(columns<K>()));
+#else
                 const int row = min((EIGHTS == 2 ? lane / 16 * 8 : 0) + lane % 8, tile.n - 1);
                 x_at = base + at.x + row * Layout::row_bytes(columns<K>()) + lane / 8 % 2 * 16;
+#endif
             }
             float d[K::QUADS][4] = {};
             for (int unit = 0; unit < n; unit++) {
+#if QUIRE_CODES
+                RowScales now[K::BLOCKS][2];
+#pragma unroll
+                for (int b = 0; b < K::BLOCKS; b++) now[b][0] = next[b][0], now[b][1] = next[b][1];
+                const bool is_last = unit + 1 == n;  // those of the stage after come while this one does
+                if (!is_last || item + 1 < end) find_scales<K>(next, item + is_last, is_last ? 0 : unit + 1);
+                barrier_wait(full(ring.stage), ring.turn & 1);
+                multiply<K>(d, stage(ring.stage), x_at, unit, now);
+#else
                 barrier_wait(full(ring.stage), ring.turn & 1);
                 multiply<K>(d, stage(ring.stage), x_at, unit);
+#endif
                 __syncwarp();
                 if (lane == 0) barrier_arrive(empty(ring.stage));
                 ring.advance(a.n_stages);
@@ -246,14 +335,36 @@ struct FewBlock : FewLists {
         const Tile tile{0, 0, 1};
         if (first == end) return;
         stage_rows<Down>(tile);
+#if QUIRE_CODES
+        uint32_t x_at[EIGHTS];
+        find_x(x_at, tile, 0);
+        PartScales next;
+        const int n_indices = (end - first) * n_tiles() * n;
+        const auto find_next = [&](int index) {
+            if (index >= n_indices) return;
+            const int rest = index % (n_tiles() * n);
+            find_part_scales(next, first + index / (n_tiles() * n), rest / n, rest % n);
+        };
+        find_next(warp);
+#else
         const uint32_t x_at = base + at.x + lane / 8 % 2 * 16;
+#endif
         for (int item = first; item < end; item++) {
             const int before = (item - first) * n_tiles() * n, after = before + n_tiles() * n;
             float d[2][4] = {};
             for (int index = before + (warp - before % WARPS + WARPS) % WARPS; index < after; index += WARPS) {
                 const int slot = stage_of(index), unit = (index - before) % n, part = (index - before) / n;
+#if QUIRE_CODES
+                PartScales now;
+#pragma unroll
+                for (int j = 0; j < WARPS; j++) now[j][0] = next[j][0], now[j][1] = next[j][1];
+                find_next(index + WARPS);
+                barrier_wait(full(slot), fillings_before(ring, index) & 1);
+                multiply_part(d, stage(slot), x_at[0], unit, part, now);
+#else
                 barrier_wait(full(slot), fillings_before(ring, index) & 1);
                 multiply_part(d, stage(slot), x_at, unit, part);
+#endif
                 __syncwarp();
                 if (lane < WARPS) barrier_arrive(empty(slot));
             }
@@ -316,6 +427,23 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ CU
     }
 }
 
+#if QUIRE_CODES
+inline cudaError_t encode_codes(CUtensorMap* map, const void* codes, int k, int rank, const uint64_t* rows, const uint32_t* box) {
+    const uint64_t row = uint64_t(k) * 128 / WIDTH, sizes[] = {row, rows[0], rank > 2 ? rows[1] : 1};
+    const uint64_t strides[] = {row, rows[0] * row};
+    return encode_map(map, codes, rank, sizes, strides, box, L2_BY_128, SWIZZLED, true);
+}
+inline cudaError_t encode_up(CUtensorMap* map, const QuireMoeFewArgs& a) {
+    const uint64_t rows[] = {uint64_t(a.inner), 2 * uint64_t(a.n_experts)};
+    const uint32_t box[] = {128, 8, 2};
+    return encode_codes(map, a.up, a.hidden, 3, rows, box);
+}
+inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
+    const uint64_t rows[] = {uint64_t(a.n_experts) * a.hidden};
+    const uint32_t box[] = {128, Down::BLOCKS * 16};
+    return encode_codes(map, a.down, a.inner, 2, rows, box);
+}
+#else
 inline cudaError_t encode_up(CUtensorMap* map, const QuireMoeFewArgs& a) {
     const uint64_t row = uint64_t(a.hidden) * 2, inner = a.inner, n_experts = a.n_experts;
     const uint64_t sizes[] = {CHUNK, inner, 2 * n_experts, uint64_t(a.hidden / CHUNK)};
@@ -329,6 +457,7 @@ inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
     const uint32_t box[] = {CHUNK, Down::BLOCKS * 16, Down::CHUNKS};
     return encode_map(map, a.down, 3, sizes, strides, box);
 }
+#endif
 
 int launch(const QuireMoeFewArgs& a, cudaStream_t stream) {
     CUtensorMap up_map, down_map;

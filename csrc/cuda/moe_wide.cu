@@ -7,15 +7,19 @@
 // tiles that run together share what they read. A tile with fewer rows uses a narrower instruction; what it meets beyond
 // them, rows of the next expert or of an earlier tile, is multiplied, too, and not stored.
 //
-// Macros: QUIRE_BF16, QUIRE_TOKENS (64, 128), QUIRE_SILU (the first product: gate rows of w above up rows).
-#include "gemm.h"
+// Macros: QUIRE_BF16, QUIRE_TOKENS (64, 128), QUIRE_SILU (the first product: gate rows of w above up rows), and those of
+// moe/codes.h, where w is in codes: these are made to numbers in registers.
+#include "moe/wide_codes.h"
 
 struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
     const void* x;
     const void* w;
+    const void* scales;  // QUIRE_CODES
+    const void* bias;    // [experts, rows of w]; null: 0
     const int4* tiles;  // (expert, first slot, slots, 0)
     const int32_t* n_tiles;
     void* y;            // [n_slots, n_rows]
+    float slope, offset, limit;  // QUIRE_SILU: see QuireMoeFewArgs
     int32_t n_slots, n_experts, n_rows, k;  // n_rows: of y for an expert; SiLU: w has twice as many
     int32_t n_blocks;
 };
@@ -27,7 +31,8 @@ constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP;
 constexpr int ROWS = 256, HALVES = 2;                           // of w in a tile; products of a warpgroup
 constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
 constexpr int TILE_ROWS = 4 * OUT_ROWS;                         // of y
-constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128, STAGE_BYTES = W_BYTES + X_BYTES;
+constexpr int W_BYTES = ROWS * W_ROW_BYTES, X_BYTES = TOKENS * 128, STAGE_BYTES = W_BYTES + X_BYTES;
+constexpr int W_STEP = QUIRE_CODES ? W_ROW_BYTES : CHUNK;        // of 64 columns, as the copy engine counts
 constexpr int ROUND_TOKENS = 64;                                // whose results pass through shared memory at a time
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
 constexpr int OUT_BYTES = ROUND_TOKENS * CELLS * 16;
@@ -98,9 +103,9 @@ struct MoeBlock {
         const uint64_t hint = 2 * a.n_slots <= a.n_experts * TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
         barrier_expect(full(i), W_BYTES + n_loaded(at) * 128);
         if (QUIRE_SILU) {
-            load_box(stage(i), map, full(i), hint, unit * CHUNK, 0, 0, at.row / 8, at.expert);
+            load_box(stage(i), map, full(i), hint, unit * W_STEP, 0, 0, at.row / 8, at.expert);
         } else {
-            load_box(stage(i), map, full(i), hint, unit * CHUNK, at.row, at.expert);
+            load_box(stage(i), map, full(i), hint, unit * W_STEP, at.row, at.expert);
         }
     }
     __device__ void load_x(const CUtensorMap* map, const Place& at, int unit, int i) const {
@@ -135,7 +140,53 @@ struct MoeBlock {
     __device__ void release(int i) const {
         if ((threadIdx.x & 31) == 0) barrier_arrive(empty(i));
     }
-    template <int N> __device__ void multiply(float (&d)[HALVES][TOKENS / 2], int first) const {
+    // Rows of an expert's matrix that a thread has in a product of 64: of gate and of up, or eight apart.
+    __device__ int upper_row(const Place& at, int half) const {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x % GROUP / 32;
+        return at.row + (group() * HALVES + half) * OUT_ROWS + warp * (OUT_ROWS / 4) + lane / 4;
+    }
+    __device__ int lower_row(int upper) const { return QUIRE_SILU ? a.n_rows + upper : upper + 8; }
+    __device__ int n_matrix_rows() const { return QUIRE_SILU ? 2 * a.n_rows : a.n_rows; }
+#if QUIRE_CODES
+    __device__ void find_scales(RowScales (&found)[HALVES][2], const Place& at, int unit) const {
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            const int upper = min(upper_row(at, half), a.n_rows - 1), lower = min(lower_row(upper), n_matrix_rows() - 1);
+            found[half][0] = scales_at(a.scales, at.expert, upper, unit * CHUNK, n_matrix_rows(), a.k);
+            found[half][1] = scales_at(a.scales, at.expert, lower, unit * CHUNK, n_matrix_rows(), a.k);
+        }
+    }
+    template <int N> __device__ void multiply(float (&d)[HALVES][TOKENS / 2], int first, const Place& at) const {
+        int at_stage = first % N_STAGES, turn = first / N_STAGES;
+        RowScales next[HALVES][2];
+        find_scales(next, at, 0);
+        for (int unit = 0; unit < n_units; unit++) {
+            RowScales now[HALVES][2];
+#pragma unroll
+            for (int half = 0; half < HALVES; half++) now[half][0] = next[half][0], now[half][1] = next[half][1];
+            find_scales(next, at, min(unit + 1, n_units - 1));  // they come from far
+            await(full(at_stage), turn & 1);
+            const Operand x = rows_operand(stage(at_stage) + W_BYTES);
+            uint32_t left[HALVES][4][4];
+#pragma unroll
+            for (int half = 0; half < HALVES; half++) {  // numbers of the second are made while the first multiplies
+                const uint32_t w = stage(at_stage) + (group() * HALVES + half) * 64 * W_ROW_BYTES;
+                read_fragments(left[half], w, now[half][0], now[half][1]);
+                products_begin();
+                float(&sums)[N / 2] = reinterpret_cast<float(&)[N / 2]>(d[half]);
+#pragma unroll
+                for (int s = 0; s < 4; s++) Product<N>::rows_of(sums, left[half][s], x.further(32 * s), unit + s > 0);
+                products_commit();
+            }
+            products_wait<0>();
+            pin(d[0]), pin(d[1]);
+            __syncwarp();  // all have read their codes
+            release(at_stage);
+            if (++at_stage == N_STAGES) at_stage = 0, turn++;
+        }
+    }
+#else
+    template <int N> __device__ void multiply(float (&d)[HALVES][TOKENS / 2], int first, const Place&) const {
         int at_stage = first % N_STAGES, turn = first / N_STAGES, before = at_stage;
         for (int unit = 0; unit < n_units; unit++) {
             await(full(at_stage), turn & 1);
@@ -158,6 +209,7 @@ struct MoeBlock {
         pin(d[0]), pin(d[1]);
         release(before);
     }
+#endif
 
     // ---- results: through shared memory, where a slot's rows of y come to lie side by side ----
 
@@ -165,14 +217,22 @@ struct MoeBlock {
     __device__ static uint32_t out_cell(uint32_t out, int token, int cell) {  // swizzled as the tensor map has it
         return out + (token * CELLS + (CELLS == 8 ? cell ^ (token & 7) : cell ^ (token >> 1 & 3))) * 16;
     }
-    __device__ static void stage_round(const float* d, uint32_t out) {
+    __device__ float gated(float gate, float up) const {
+        if (a.limit > 0) gate = fminf(gate, a.limit), up = fminf(fmaxf(up, -a.limit), a.limit);
+        return __fdividef(gate, 1.0f + __expf(-a.slope * gate)) * (up + a.offset);
+    }
+    __device__ float bias_of(int expert, int row) const {
+        if (a.bias == nullptr || row >= n_matrix_rows()) return 0.0f;
+        return widen(static_cast<const Element*>(a.bias)[int64_t(expert) * n_matrix_rows() + row]);
+    }
+    __device__ void stage_round(const float* d, uint32_t out, float above, float below) const {
         const int lane = threadIdx.x & 31, warp = threadIdx.x % GROUP / 32;
 #pragma unroll
         for (int v = 0; v < ROUND_TOKENS / 8; v++) {
-            const float x = d[4 * v], y = d[4 * v + 1], z = d[4 * v + 2], w = d[4 * v + 3];
+            const float x = d[4 * v] + above, y = d[4 * v + 1] + above, z = d[4 * v + 2] + below, w = d[4 * v + 3] + below;
             const int token = v * 8 + (lane & 7);
             if (QUIRE_SILU) {
-                store_transposed(out_cell(out, token, warp), pack(silu(x) * z, silu(y) * w));
+                store_transposed(out_cell(out, token, warp), pack(gated(x, z), gated(y, w)));
             } else {
                 store_transposed(out_cell(out, token, warp * 2 + (lane >> 3 & 1)), pack(x, y), pack(z, w));
             }
@@ -200,7 +260,8 @@ struct MoeBlock {
         const int barrier = 1 + group();
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
-            const int row = at.row + (group() * HALVES + half) * OUT_ROWS;
+            const int row = at.row + (group() * HALVES + half) * OUT_ROWS, own = upper_row(at, half);
+            const float above = bias_of(at.expert, own), below = bias_of(at.expert, lower_row(own));
 #pragma unroll
             for (int i = 0; i < N_ROUNDS; i++) {
                 const int first = i * ROUND_TOKENS;
@@ -208,7 +269,7 @@ struct MoeBlock {
                 const uint32_t out = out_at(n_rounds++ % N_OUT);
                 if (threadIdx.x % GROUP == 0) stores_have_read<N_OUT - 1>();
                 named_sync(barrier, GROUP);
-                stage_round(&d[half][first / 2], out);
+                stage_round(&d[half][first / 2], out, above, below);
                 async_fence();
                 named_sync(barrier, GROUP);
                 store_round(map, out, row, at.slot + first, at.n - first);
@@ -223,11 +284,11 @@ struct MoeBlock {
             const Place next = place(item(pass + 1));
             float d[HALVES][TOKENS / 2];
             if (TOKENS > 64 && at.n <= 64) {
-                multiply<64>(d, pass * n_units);
+                multiply<64>(d, pass * n_units, at);
             } else if (TOKENS > 96 && at.n <= 96) {
-                multiply<96>(d, pass * n_units);
+                multiply<96>(d, pass * n_units, at);
             } else {
-                multiply<TOKENS>(d, pass * n_units);
+                multiply<TOKENS>(d, pass * n_units, at);
             }
             store(y_map, d, at, n_rounds);
             at = next;
@@ -258,13 +319,17 @@ __global__ void __launch_bounds__(THREADS, 1) moe_wide(const __grid_constant__ C
 }
 
 inline cudaError_t encode_experts(CUtensorMap* map, const QuireMoeWideArgs& a) {
-    const uint64_t k = a.k, row = k * 2, n = a.n_rows, n_experts = a.n_experts;
-    const uint64_t sizes[] = {k, n, n_experts}, strides[] = {row, n * row};
-    const uint32_t box[] = {CHUNK, ROWS, 1};
-    const uint64_t pair_sizes[] = {k, 8, 2, n / 8, n_experts}, pair_strides[] = {row, n * row, 8 * row, 2 * n * row};
-    const uint32_t pair_box[] = {CHUNK, 8, 2, ROWS / 16, 1};
-    return QUIRE_SILU ? encode_map(map, a.w, 5, pair_sizes, pair_strides, pair_box)
-                      : encode_map(map, a.w, 3, sizes, strides, box);
+    const uint64_t k = a.k, row = k * W_ROW_BYTES / CHUNK, n = a.n_rows, n_experts = a.n_experts;
+    const uint64_t width = QUIRE_CODES ? row : k;
+    const uint64_t sizes[] = {width, n, n_experts}, strides[] = {row, n * row};
+    const uint32_t box[] = {W_STEP, ROWS, 1};
+    const uint64_t pair_sizes[] = {width, 8, 2, n / 8, n_experts}, pair_strides[] = {row, n * row, 8 * row, 2 * n * row};
+    const uint32_t pair_box[] = {W_STEP, 8, 2, ROWS / 16, 1};
+    constexpr CUtensorMapSwizzle SWIZZLE = W_ROW_BYTES == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                           : W_ROW_BYTES == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                               : CU_TENSOR_MAP_SWIZZLE_NONE;
+    return QUIRE_SILU ? encode_map(map, a.w, 5, pair_sizes, pair_strides, pair_box, L2_BY_128, SWIZZLE, QUIRE_CODES != 0)
+                      : encode_map(map, a.w, 3, sizes, strides, box, L2_BY_128, SWIZZLE, QUIRE_CODES != 0);
 }
 
 int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {

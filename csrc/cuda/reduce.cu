@@ -376,11 +376,22 @@ extern "C" int quire_peers_take(int64_t n_bytes, void** base, int64_t** fault, v
 }
 extern "C" int quire_peers_map(const void* handle, void** base) { return quire::map_shared(handle, base); }
 
-// What `take` and `map` gave; null is nothing.
-extern "C" void quire_peers_leave(QuirePeers* peers) {
+// Beside kernels that wait: neither they nor later ones wait again. Results are void then.
+extern "C" int quire_peers_give_up(const QuirePeers* peers) {
+    return quire::write_word(reinterpret_cast<uint32_t*>(peers->base[peers->rank]) + quire::GIVEN_UP_WORD, 1);
+}
+
+// What `map` gave; null is nothing.
+extern "C" void quire_peers_unmap(QuirePeers* peers) {
     for (int i = 0; i < peers->size; ++i) {
-        if (i != peers->rank && peers->base[i]) quire::leave_mapped(peers->base[i]);
+        if (i == peers->rank || !peers->base[i]) continue;
+        quire::leave_mapped(peers->base[i]);
+        peers->base[i] = nullptr;
     }
+}
+// And what `take` gave.
+extern "C" void quire_peers_leave(QuirePeers* peers) {
+    quire_peers_unmap(peers);
     quire::leave_own(peers->base[peers->rank], peers->fault);
 }
 

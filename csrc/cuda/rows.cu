@@ -28,7 +28,8 @@ struct QuireRotateArgs {       // _Args in quire/kernels/qkv/hopper.py
     void *q, *k_pages, *v_pages;
     int64_t qkv_row;
     int32_t n_rows, n_q_heads, n_kv_heads, d, half, page_size, n_positions, wide_positions;
-    float eps;
+    int32_t coded;             // 1: pages hold e4m3, a number times the inverse of its scale
+    float eps, k_inverse, v_inverse;
 };
 
 struct QuireSiluMulArgs {      // _Args in quire/kernels/act/hopper.py
@@ -86,6 +87,12 @@ __device__ __forceinline__ void widen(float (&to)[WIDTH], const Cell& cell) {
 }
 __device__ __forceinline__ Cell narrow(const float (&x)[WIDTH]) {
     return {make_int4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]))};
+}
+// As e4m3, cut off at its largest number.
+__device__ __forceinline__ void store_codes(void* base, int64_t element, const float (&x)[WIDTH], float factor) {
+    *reinterpret_cast<uint2*>(static_cast<char*>(base) + element) =
+        make_uint2(codes_of(x[0] * factor, x[1] * factor) | codes_of(x[2] * factor, x[3] * factor) << 16,
+                   codes_of(x[4] * factor, x[5] * factor) | codes_of(x[6] * factor, x[7] * factor) << 16);
 }
 __device__ __forceinline__ void round_all(float (&x)[WIDTH]) { widen(x, narrow(x)); }
 
@@ -258,6 +265,13 @@ __global__ void __launch_bounds__(THREADS)
     if (!is_q) {
         const int kv_head = head - args.n_q_heads - (is_v ? args.n_kv_heads : 0);
         at = ((static_cast<int64_t>(page) * args.n_kv_heads + kv_head) * args.page_size + offset) * args.d;
+    }
+    if (args.coded && !is_q) {
+        const float factor = is_v ? args.v_inverse : args.k_inverse;
+        round_all(a), round_all(b);
+        if (has_first) store_codes(to, at + first, a, factor);
+        if (has_second) store_codes(to, at + second, b, factor);
+        return;
     }
     if (has_first) store_cell(to, at + first, narrow(a));
     if (has_second) store_cell(to, at + second, narrow(b));

@@ -116,7 +116,9 @@ def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, devic
     curve = Curve(rows=cases.rows, fixed_s=(3e-6,) * n, bytes_share=0.9, flops_share=(0.7,) * n)
     return Calibration(
         device="cpu" if device == "cpu" else name.lower(), source="", read_bytes_per_s=reads,
-        flops_per_s=flops, products=dict.fromkeys(flops, curve),
+        flops_per_s=flops, products=dict.fromkeys(flops, curve) | (
+            {"int8": msgspec.structs.replace(curve, row_number_s=1e-10)} if "int8" in flops else {}
+        ),
         experts=curve, attention=Curve(rows=(1, 256), fixed_s=(5e-6, 2e-5), bytes_share=0.7, flops_share=(0.3,)),
         state=Curve(fixed_s=(5e-6,), bytes_share=0.5, flops_share=(0.1,)),
         row_kernels=Curve(rows=(1, 64), fixed_s=(2e-6, 5e-6)), step_s=1e-4, row_s=1e-6, first_token_s=1e-3,
@@ -131,6 +133,7 @@ def _knobs(flops: dict[str, float]) -> list[Knob]:
         curve: list[tuple[str, Any]] = [("fixed_s", 0), ("bytes_share", 0)]
         curve += [("flops_share", i) for i in range(1, 5)]
         found += [(f"products.{kind}", field, place) for field, place in curve]
+    found += [("products.int8", "row_number_s", 0)] if "int8" in flops else []
     found += [("attention", "fixed_s", 0), ("attention", "bytes_share", 0), ("attention", "flops_share", 0)]
     return [*found, ("row_kernels", "fixed_s", 1)]
 

@@ -56,7 +56,7 @@ def read_result(path: str) -> dict[str, Any]:
         found = json.loads(pathlib.Path(path).expanduser().read_bytes())
     except OSError as error:
         raise ConfigError(f"--check {shown(path)} cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"--check {shown(path)} is no JSON") from None
     if not isinstance(found, dict) or not {"benchmark", "config", "results"} <= found.keys():
         raise ConfigError(f"--check {shown(path)} is no report of quire bench: --output-json writes them")

@@ -29,6 +29,7 @@ COMMANDS = {
     "plan": "Say what a model takes and does on given hardware, from its description alone.",
     "simulate": "Simulate the engine under a load, on machines that are not here.",
     "quantize": "Write a checkpoint with rounded weights, calibrated with a text.",
+    "merge": "Write a checkpoint that an adapter is merged into: LoRA, rsLoRA or DoRA.",
     "kernels": "List the kernels, or explain which one runs and why.",
     "doctor": "Say what this machine has and what is wrong with it.",
     "completion": "Print a script by which bash, zsh or fish completes commands and flags.",

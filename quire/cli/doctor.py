@@ -316,9 +316,9 @@ def check_files() -> Findings:
         folder = socket_folder()
         try:
             with socket.socket(socket.AF_UNIX) as probe:
-                probe.bind(str(folder / SOCKET))
+                probe.bind(str(folder.path / SOCKET))
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
     except (OSError, ConfigError) as error:
         advice = "point TMPDIR to a short path on a local disk: the server talks to its engine through a socket there"
         yield Finding("temporary folder", Status.FAIL, str(error), advice)

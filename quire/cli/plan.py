@@ -22,6 +22,7 @@ from quire.compute.weights.hub_headers import network_errors, read_hub_files
 from quire.config.arch import ModelArch
 from quire.config.flags import FlagParser
 from quire.config.gguf import is_gguf
+from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.config.resolve import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS
 from quire.core.errors import ConfigError, LoadError, shown
@@ -35,7 +36,6 @@ from quire.planner.accelerators import (
 )
 from quire.planner.calibration import Calibration, load_calibration
 from quire.planner.formats import formats_named
-from quire.planner.mesh import Mesh
 from quire.planner.placement import Limits
 from quire.planner.search import MOST_DEVICES, Task
 from quire.planner.workload import Workload, check_price, parse_objective, workload_named
@@ -240,13 +240,18 @@ def _mesh(text: str, count: int) -> Mesh | None:
     degrees: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in Mesh.__struct_fields__ or not value.isdecimal() or not int(value):
+        is_degree = value.isdecimal() and len(value) <= len(str(MOST_DEVICES)) and 1 <= int(value) <= MOST_DEVICES
+        if name not in Mesh.__struct_fields__ or not is_degree:
             known = ", ".join(Mesh.__struct_fields__)
-            raise ConfigError(f"--mesh {shown(part)} cannot be read: write tp=4,pp=2, of {known}")
+            raise ConfigError(
+                f"--mesh {shown(part)} cannot be read: write tp=4,pp=2, of {known}, each from 1 to {MOST_DEVICES:,}"
+            )
+        if name in degrees:
+            raise ConfigError(f"--mesh {shown(text)} says {name} twice")
         degrees[name] = int(value)
     mesh = Mesh(**degrees)
-    if "dp" not in degrees and count % mesh.n_devices == 0:
-        mesh = Mesh(**degrees, dp=count // mesh.n_devices)
-    if mesh.n_devices != count:
-        raise ConfigError(f"--mesh {shown(text)} has {mesh.n_devices} devices, and --count is {count}")
+    if "dp" not in degrees and count % mesh.n_ranks == 0:
+        mesh = Mesh(**degrees, dp=count // mesh.n_ranks)
+    if mesh.n_ranks != count:
+        raise ConfigError(f"--mesh {shown(text)} has {mesh.n_ranks} devices, and --count is {count}")
     return mesh

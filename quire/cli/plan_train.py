@@ -41,6 +41,8 @@ MAX_DEVICES: Final = 1 << 20
 HERE: Final = "here"
 LEAST_MODEL: Final = 1e6
 """Parameters of the smallest model that a budget is named for."""
+MOST_SERVED: Final = 1e24
+"""Tokens that a model can be planned to serve."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +106,11 @@ def _budget(group: argparse._ArgumentGroup) -> None:
     add("--law", default="", metavar="NAME", help=f"one of {', '.join(LAWS)} (default: {DEFAULT_LAW})")
     add("--fit", default="", metavar="RUNS.csv", help="fit the law to these runs: columns N, D and L (loss)")
     add(
-        "--experts", type=int, default=0, metavar="N", help=f"law of mixtures of 1 to {MAX_EXPERTS} experts, one chosen"
+        "--experts",
+        type=int,
+        default=None,
+        metavar="N",
+        help=f"law of mixtures of 1 to {MAX_EXPERTS} experts, one chosen",
     )
     add("--serve-tokens", default="", metavar="N", help="tokens that the model will serve: count them too")
     add("--serve-mfu", type=float, metavar="X", help="part of the peak then (default: as in training)")
@@ -143,7 +149,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("--hfu and --mfu say the same in two ways: give one of them")
     if arguments.price is not None and not 0 <= arguments.price < float("inf"):
         raise ConfigError(f"--price {arguments.price:g} is out of range: dollars of one device for an hour, from 0 on")
-    if sum(map(bool, (arguments.law, arguments.fit, arguments.experts))) > 1:
+    if sum(map(bool, (arguments.law, arguments.fit, arguments.experts is not None))) > 1:
         raise ConfigError("--law, --fit and --experts each choose a scaling law: give one of them")
     if arguments.plot:
         check_plot_path(arguments.plot)
@@ -158,7 +164,9 @@ def _fit(path: str) -> Fit:
 def _law(arguments: argparse.Namespace, fit: Fit | None) -> ScalingLaw:
     if fit is not None:
         return fit.law
-    return mixture_law(arguments.experts) if arguments.experts else law_named(arguments.law or DEFAULT_LAW)
+    if arguments.experts is not None:
+        return mixture_law(arguments.experts)
+    return law_named(arguments.law or DEFAULT_LAW)
 
 
 def _flops(arguments: argparse.Namespace, gpu: Accelerator) -> float:
@@ -206,10 +214,10 @@ def _run_budget(arguments: argparse.Namespace, gpu: Accelerator, law: ScalingLaw
     if arguments.plot:
         write_isoflop_plot(arguments.plot, curves(law, [flops * part for part in PLOTTED]), f"{law.name}: {law.source}")
     if arguments.json:
-        return _print_json(scaling_report.as_json(law, budget, arguments.experts, fit, serving, sizes))
+        return _print_json(scaling_report.as_json(law, budget, arguments.experts or 0, fit, serving, sizes))
     parts = [scaling_report.fit_lines(fit)] if fit is not None else []
     parts += [scaling_report.size_lines(law, sizes)] if sizes else []
-    parts += [scaling_report.budget_lines(law, budget, arguments.experts, fit)] if budget is not None else []
+    parts += [scaling_report.budget_lines(law, budget, arguments.experts or 0, fit)] if budget is not None else []
     if serving is not None and isinstance(law, ParametricLaw):
         parts.append(scaling_report.serving_lines(law, flops, serving))
     parts += [[scaling_report.row("plot", arguments.plot)]] if arguments.plot else []
@@ -238,6 +246,8 @@ def _serving(arguments: argparse.Namespace, law: ScalingLaw, flops: float, used:
     if not isinstance(law, ParametricLaw):
         raise ConfigError(f"--serve-tokens needs a law with a loss for every size and length: {law.name} is none")
     n_tokens = parse_count(arguments.serve_tokens, "--serve-tokens")
+    if n_tokens > MOST_SERVED:
+        raise ConfigError(f"--serve-tokens {shown(arguments.serve_tokens)} is out of range: at most {MOST_SERVED:g}")
     return Serving(n_tokens=n_tokens, weight=used / (arguments.serve_mfu or used))
 
 

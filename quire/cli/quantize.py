@@ -147,13 +147,15 @@ def _write(
     import torch
 
     from quire.compute.quantize.folder import Folder
+    from quire.compute.quantize.stored import n_bytes_of
 
     form, arch = FORMATS[options.scheme], source.arch
     ignored = source.ignored(form.group)
     print(f"{source.folder} → {target}: {options.scheme} by {options.method}, {arch.n_layers} layers")
     print("error of each product's outputs on the calibration text (in brackets: without a look at inputs)")
     start_s, errors = time.monotonic(), {}
-    with torch.inference_mode(), Folder(target, arch.n_layers + 1) as folder:
+    needed = n_bytes_of(source, form, session.scale_dtype.itemsize)
+    with torch.inference_mode(), Folder(target, arch.n_layers + 1, needed) as folder:
         for report in session.layers():
             folder.add(report.tensors)
             errors[str(report.number)] = dict(report.errors)

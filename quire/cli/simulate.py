@@ -68,6 +68,8 @@ def _check(options: SimulateOptions, slo: Slo | None) -> None:
     """ConfigError for what cannot be done, before anything is simulated."""
     if options.capacity and slo is None:
         raise ConfigError("--capacity is the rate at which an --slo is kept: give one, such as ttft=200ms,tpot=20ms")
+    if options.capacity and options.request_rate:
+        raise ConfigError("--capacity looks for the rate, and --request-rate gives one: leave one of them out")
     if options.baselines and (options.capacity or options.compare):
         raise ConfigError("--baselines is a comparison of its own: leave --capacity and --compare out")
     if options.output_json:

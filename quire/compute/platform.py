@@ -34,6 +34,7 @@ from quire.core import host
 from quire.core.errors import ConfigError
 from quire.core.ticker import ticking
 from quire.kernels import native
+from quire.kernels.hopper import converts_to_e4m3
 from quire.kernels.invariance import RowsAlone, rows_alone
 from quire.planner.captured import decode_sizes
 from quire.planner.memory import Room
@@ -77,20 +78,23 @@ class Platform(Protocol):
     """Shortest common prefix that attention reads once for several sequences; 0: it never does."""
     rounds: bool
     """Weights can be rounded here, and products of them are fast."""
-    rounds_kv: bool
-    """Keys and values can be rounded here."""
+    kv_rounded: str
+    """The fastest `kv_cache_dtype` to which keys and values can be rounded here."""
     no_determinism: str
     """Why a request's bits may depend on its company (docs/determinism.md); empty: they do not."""
     rows_alone: RowsAlone
     """Else than NEVER: a token's bits tell whether it was launched so, and a prompt from an output."""
 
-    def comm(self, rank: int, n_ranks: int, meeting_point: str) -> MeetingComm:
-        """How all ranks speak, on devices of this kind, each on one of its own where there are several. Raises
-        ConfigError where there are fewer."""
+    def check_ranks(self, rank: int, n_ranks: int) -> None:
+        """Raises ConfigError where there are too few devices of this kind for so many ranks, of which this is one."""
         ...
 
     def group(self, rank: int, size: int, meeting_point: str) -> MeetingComm:
-        """How some of them do, of which this one is number `rank`."""
+        """How ranks speak, of which this one is number `rank`."""
+        ...
+
+    def sharing(self, rank: int, size: int, meeting_point: str, first: int = 0) -> MeetingComm:
+        """How those speak that share every layer, whose sums are short and many. first: see `PeerComm`."""
         ...
 
     def room(self) -> Room:
@@ -110,7 +114,7 @@ class CpuPlatform:
     """The host's cores: a step is one native call where it can be."""
 
     name, device_name = "cpu", ""
-    computes_alone, min_shared_tokens, rounds_kv, rows_alone = False, MIN_SHARED_TOKENS["cpu"], True, RowsAlone.NEVER
+    computes_alone, min_shared_tokens, kv_rounded, rows_alone = False, MIN_SHARED_TOKENS["cpu"], "int8", RowsAlone.NEVER
     capturing: cuda.CudaDevice | None = None
 
     def __init__(self, n_threads: int = 0) -> None:
@@ -118,15 +122,18 @@ class CpuPlatform:
         self.rounds = native.library() is not None
         self.no_determinism = "" if self.rounds else f"sums of torch depend on the batch here, and {native.explain()}"
 
-    def comm(self, rank: int, n_ranks: int, meeting_point: str) -> MeetingComm:
+    def check_ranks(self, rank: int, n_ranks: int) -> None:
         """The cores are shared among the ranks."""
         if n_ranks > host.n_cores() and rank == 0:
             logger.warning("%d ranks share %d cores: they wait for one another", n_ranks, host.n_cores())
-        return self.group(rank, n_ranks, meeting_point)
 
     def group(self, rank: int, size: int, meeting_point: str) -> MeetingComm:
         """Over the loopback interface."""
         return GlooComm(rank, size, meeting_point)
+
+    def sharing(self, rank: int, size: int, meeting_point: str, first: int = 0) -> MeetingComm:
+        """As any."""
+        return self.group(rank, size, meeting_point)
 
     def room(self) -> Room:
         """Main memory, and the bounds on this process."""
@@ -162,7 +169,7 @@ class CudaPlatform:
 
     name = "cuda"
     computes_alone = True
-    rounds = rounds_kv = False
+    rounds = False
     no_determinism = ""
 
     def __init__(self, *, captures: bool = True, deterministic: bool = False, index: int = 0) -> None:
@@ -170,28 +177,30 @@ class CudaPlatform:
         device = cuda.CudaDevice(index)
         self.device: Device = device
         self.device_name = cuda.name_of(index)
+        self.kv_rounded = "fp8" if converts_to_e4m3(device.torch_device) else "int8"
         self.capturing = device if captures else None
         self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
         self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS["cuda"]
 
-    def comm(self, rank: int, n_ranks: int, meeting_point: str) -> MeetingComm:
-        """Through memory that the GPUs share, and NCCL."""
+    def check_ranks(self, rank: int, n_ranks: int) -> None:
+        """One GPU a rank."""
         if n_ranks > cuda.n_devices():
             raise ConfigError(
-                f"tensor_parallel_size * pipeline_parallel_size * prefill_context_parallel_size = {n_ranks} needs"
-                f" {n_ranks} GPUs, one a rank, and"
-                f" {cuda.n_devices()} are visible: lower them, or make more visible (CUDA_VISIBLE_DEVICES)",
+                f"tensor_parallel_size * pipeline_parallel_size * data_parallel_size * prefill_context_parallel_size ="
+                f" {n_ranks} needs {n_ranks} GPUs, one a rank, and {cuda.n_devices()} are visible: lower them, or make"
+                " more visible (CUDA_VISIBLE_DEVICES)",
                 param="tensor_parallel_size",
             )
-        device = self.device
-        assert isinstance(device, cuda.CudaDevice)
-        comm = PeerComm(NcclComm(rank, n_ranks, meeting_point, device.torch_device), device.torch_device)
-        device.checks.append(comm.check)
-        return comm
 
     def group(self, rank: int, size: int, meeting_point: str) -> MeetingComm:
         """Through NCCL."""
         return NcclComm(rank, size, meeting_point, self.device.torch_device)
+
+    def sharing(self, rank: int, size: int, meeting_point: str, first: int = 0) -> MeetingComm:
+        """Through memory that the GPUs share, and NCCL."""
+        comm = PeerComm(self.group(rank, size, meeting_point), self.device.torch_device, first=first)
+        self.device.checks.append(comm.check)
+        return comm
 
     def room(self) -> Room:
         """The GPU's own memory."""

@@ -22,6 +22,7 @@ import torch
 from quire.compute.adapters.host import HostAdapters
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
 from quire.compute.dist.context_groups import ContextGroups
+from quire.compute.dist.data_parallel import DataParallel
 from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.drafter import Drafter, QueuingDrafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
@@ -33,6 +34,7 @@ from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder, no_entry
 from quire.compute.platform import Captured, Platform
 from quire.compute.runner.branching import Branching
+from quire.compute.runner.data_parallel import DataParallelRunner
 from quire.compute.runner.lengths import SlotLengths
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Launched, Runner
@@ -41,11 +43,13 @@ from quire.compute.runner.states import StatePool
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.footprint import Footprint, Weights
+from quire.compute.weights.kv_scales import read_kv_scales
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.context import attending, deals_tokens, page_tokens
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
+from quire.config.mesh import mesh_of
 from quire.config.resolve import NOT_ROUNDED, ON_GPU, EngineLimits
 from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
@@ -66,7 +70,7 @@ SUMMED: Final = "the order in which values of several ranks are summed depends o
 DIVIDED: Final = "whether the tokens of a step are divided among ranks depends on how many there are"
 WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8}
+KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,17 +103,20 @@ class Worker:
         drafter: Drafter | None = None,
         draft: DraftSource | None = None,
         pipeline: Pipeline | None = None,
-        groups: ContextGroups | None = None,
+        data: DataParallel | None = None,
+        context: ContextGroups | None = None,
     ) -> None:
         """folder: a checkpoint of `arch`, the whole model; comm: of all ranks, None for the only one. drafter: who
         guesses; draft: or weights that do, whole on every rank; neither where nothing is drafted. pipeline: this rank's
-        stage, None: there is one, and its ranks are all of `comm`. groups: where ranks share tokens. Takes no memory.
-        ConfigError: the ranks cannot share the model."""
+        stage, None: there is one, and its ranks are all of `comm`; data: its place among data-parallel ranks, None:
+        there are none; context: its groups where ranks share tokens. Takes no memory. ConfigError: the ranks cannot
+        share the model."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
-        self._pipeline, self._groups = pipeline, groups
-        self._sharing: Comm = self.comm if pipeline is None and groups is None else _sharing(pipeline)
+        self._pipeline, self.data, self._context = pipeline, data, context
+        groups = pipeline or data or context
+        self._sharing: Comm = self.comm if groups is None else groups.sharing or SoloComm()
         """Of the ranks that share each layer."""
         stage, n_stages = (0, 1) if pipeline is None else (pipeline.stage, pipeline.n_stages)
         self._layers: Final = layer_range(arch, stage, n_stages)
@@ -316,18 +323,10 @@ class Worker:
             logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, reason)
         start_s = time.perf_counter()
         model = load_model(
-            folder,
-            arch,
-            dtype=TORCH_DTYPES[self._limits.dtype],
-            device=self.platform.device.torch_device,
-            max_model_len=self._limits.max_model_len,
-            load_format=config.load_format,
-            seed=config.seed,
-            quantization=config.quantization,
-            check_finite=config.check_weights,
-            comm=comm,
-            layers=layers,
-        )
+            folder, arch, dtype=TORCH_DTYPES[self._limits.dtype], device=self.platform.device.torch_device,
+            max_model_len=self._limits.max_model_len, load_format=config.load_format, seed=config.seed,
+            quantization=config.quantization, check_finite=config.check_weights, comm=comm, layers=layers,
+        )  # fmt: skip
         self.platform.device.synchronize()
         took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
         logger.info("weights: %.1f M parameters, %s in memory, in %.2f s", arch.n_parameters / 1e6, size, took_s)
@@ -338,6 +337,8 @@ class Worker:
         limits = msgspec.structs.replace(self._limits, max_model_len=allocation.max_model_len)
         layout = None if allocation.layout is None else stage_layout(allocation.layout, self._layers)
         pool = KVPool(self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, layout)
+        if limits.kv_dtype == "fp8" and self._config.load_format != "dummy":
+            pool.scales = read_kv_scales(self._folder, self._layers)
         if self.arch.state_specs:
             dtype = TORCH_DTYPES[limits.dtype]
             pool.states = StatePool(self.arch, limits.max_num_seqs, allocation.n_snapshots, dtype, device)
@@ -365,7 +366,7 @@ class Worker:
         if not self._layers.is_first:
             shape = limits.max_num_batched_tokens, self.arch.hidden_size
             entry = model.enter = Entry(device.zeros(shape, model.stream_dtype))
-        forwards = forwards_of(self.platform, model, pool, tables, tail, limits, self._groups)
+        forwards = forwards_of(self.platform, model, pool, tables, tail, limits, self._context)
         if self._small is not None:
             self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
         variants = [layer.mixer.variant for layer in model.layers]
@@ -374,12 +375,15 @@ class Worker:
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter, branching)
         alone = self.platform.rows_alone
         put = None if model.adapters is None else self.adapters.put
-        if self._pipeline is None:
+        if self._pipeline is not None:
+            runner: Runner = StageRunner(pool, tables, tail, forwards.in_turn, self._pipeline, entry, alone=alone)
+        elif self.data is not None:
+            in_turn, ahead = forwards.in_turn, forwards.ahead
+            runner = DataParallelRunner(pool, tables, tail, in_turn, ahead, self.data, model, alone=alone)
+        else:
             runner = Runner(
                 pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone, put=put
             )
-        else:
-            runner = StageRunner(pool, tables, tail, forwards.in_turn, self._pipeline, entry, alone=alone)
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner
@@ -389,8 +393,5 @@ def not_deterministic(config: EngineConfig) -> str:
     """Why ranks make the bits of a request depend on its company; empty: they do not."""
     if config.prefill_context_parallel_size > 1:
         return DIVIDED
-    return SUMMED if config.tensor_parallel_size > 1 else ""
-
-
-def _sharing(pipeline: Pipeline | None) -> Comm:
-    return SoloComm() if pipeline is None or pipeline.sharing is None else pipeline.sharing
+    mesh = mesh_of(config)
+    return SUMMED if mesh.tp > 1 or mesh.sends_rows else ""

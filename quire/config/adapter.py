@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from quire.config.fields import is_integer, read_object
+from quire.config.fields import is_integer, parse_object
 from quire.core.errors import ConfigError, shown
 
 CONFIG: Final = "adapter_config.json"
@@ -29,7 +29,8 @@ _REPEATS: Final = re.compile(r"(?<!\\)[*+{]|(?<!\\)(?<!\()\?")
 MERGE: Final = "merge it into its base with peft (merge_and_unload) and load that"
 
 REFUSED: Final[Mapping[str, str]] = {
-    "use_dora": "DoRA scales the merged matrices, which requests with other adapters share: " + MERGE,
+    "use_dora": "DoRA scales the merged matrices, which requests with other adapters share: write a checkpoint that it"
+    " is merged into with quire merge MODEL ADAPTER OUTDIR, and load that",
     "modules_to_save": "whole layers that replace the model's are not applied: " + MERGE,
     "trainable_token_indices": "rows of the embedding that replace the model's are not applied: " + MERGE,
     "target_parameters": "parameters that are no linear layer (experts in one tensor) are not adapted: " + MERGE,
@@ -40,6 +41,8 @@ REFUSED: Final[Mapping[str, str]] = {
     "arrow_config": "routing between adapters is not built",
 }
 """Key → why an adapter that sets it is refused."""
+MERGEABLE: Final = ("use_dora",)
+"""Of those: what can be merged into the checkpoint."""
 CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq")
 """Beginnings of init_lora_weights that change the base's weights too."""
 
@@ -57,6 +60,7 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Names, or ends of names, of the modules that it adapts; None: its tensors say which."""
     base: str = ""
     """Name of the model that it was trained for."""
+    is_dora: bool = False
 
     def rank_of(self, module: str) -> int:
         """Of the matrices of a module, which has the model's own name."""
@@ -76,14 +80,14 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         return any(module == target or module.endswith("." + target) for target in self.targets)
 
 
-def read_adapter_config(folder: pathlib.Path, max_rank: int) -> AdapterConfig:
-    """Of a folder in PEFT's layout. ConfigError for what cannot be applied, naming key, value and limit."""
-    path = folder / CONFIG
-    values = read_object(path, MAX_CONFIG_BYTES)
+def parse_adapter_config(text: bytes, path: pathlib.Path, max_rank: int, *, to_merge: bool = False) -> AdapterConfig:
+    """What was read from `path`, of PEFT. to_merge: into the checkpoint, not beside it. ConfigError for what cannot be
+    applied, naming key, value and limit."""
+    values = parse_object(text, path)
     kind = values.get("peft_type")
     if kind != "LORA":
         raise ConfigError(f"{path}: peft_type = {shown(kind)}; only 'LORA' is applied")
-    _check_refused(path, values)
+    _check_refused(path, values, MERGEABLE if to_merge else ())
     rank = _rank(path, "r", values.get("r", 8), max_rank)
     targets = values.get("target_modules")
     if isinstance(targets, list) and all(isinstance(one, str) for one in targets):
@@ -104,12 +108,13 @@ def read_adapter_config(folder: pathlib.Path, max_rank: int) -> AdapterConfig:
         },
         targets=targets,
         base=str(values.get("base_model_name_or_path") or ""),
+        is_dora=values.get("use_dora") is True,
     )
 
 
-def _check_refused(path: pathlib.Path, values: Mapping[str, Any]) -> None:
+def _check_refused(path: pathlib.Path, values: Mapping[str, Any], allowed: Sequence[str]) -> None:
     for key, because in REFUSED.items():
-        if values.get(key):
+        if values.get(key) and key not in allowed:
             raise ConfigError(f"{path}: {key} = {shown(values[key])}: {because}")
     if values.get("bias", "none") != "none":
         raise ConfigError(f"{path}: bias = {shown(values['bias'])}: biases of an adapter are not applied: {MERGE}")

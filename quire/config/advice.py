@@ -73,5 +73,5 @@ def _adapter(folder: pathlib.Path) -> str:
     of = f" of {shown(base)}" if isinstance(base, str) and base else ""
     return (
         f"{folder} is an adapter (LoRA){of}, not a model: name its base model, and add --enable-lora --lora-modules"
-        f" NAME={folder}; or merge it into its base (peft: merge_and_unload, then save_pretrained)"
+        f" NAME={folder}; or write a checkpoint that it is merged into: quire merge MODEL {folder} OUTDIR"
     )

@@ -86,16 +86,22 @@ def own_heads(mixer: MixerSpec, rank: int, n_ranks: int) -> AttentionSpec:
     return msgspec.structs.replace(mixer, qk_norm=None).share(rank, n_ranks)
 
 
+def check_alone(config: EngineConfig) -> None:
+    """ConfigError where ranks are to share tokens and something else."""
+    n_ranks = config.prefill_context_parallel_size
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if n_ranks > 1 and getattr(config, name) > 1:
+            raise ConfigError(
+                f"{SIZE} = {n_ranks} and {name} = {getattr(config, name)}: ranks that divide tokens have all weights"
+                " and the same sequences, and divide nothing else yet; leave one of both out",
+                param=SIZE,
+            )
+
+
 def _check(config: EngineConfig, arch: ModelArch) -> None:
     """Whatever the method is."""
     what, n_ranks = f"{SIZE} = {config.prefill_context_parallel_size}", config.prefill_context_parallel_size
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(config, name) > 1:
-            raise ConfigError(
-                f"{what} and {name} = {getattr(config, name)}: ranks that divide tokens have all weights, and do not"
-                f" divide layers as well yet; leave one of both out",
-                param=SIZE,
-            )
+    check_alone(config)
     if config.is_simulated:
         raise ConfigError(
             f"{what} and device = 'null', which has no model that computes a prompt: leave it out, or add --device cpu"

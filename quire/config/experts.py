@@ -95,6 +95,9 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared: SharedExpert | None = None
     are_apart: bool = False
     """Each rank has whole experts, as many as every other; what all tokens go through is divided in any case."""
+    block: tuple[int, int] = (0, 1)
+    """(number, of how many): then only this part of the experts is for the ranks to divide. Data-parallel ranks have
+    one each, and send one another the rows for it."""
     first: int = 0
     n_held: int = 0
     """Of a rank: experts from `first` on; 0: all."""
@@ -103,6 +106,13 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     def held(self) -> range:
         """The experts whose matrices are there; the router knows all."""
         return range(self.first, self.first + (self.n_held or self.n_experts))
+
+    @property
+    def of_block(self) -> range:
+        """The experts that the ranks are to divide."""
+        number, n_blocks = self.block
+        n_each = part_of(f"there are {self.n_experts} experts", self.n_experts, n_blocks)
+        return range(number * n_each, (number + 1) * n_each)
 
     @property
     def is_plain(self) -> bool:
@@ -142,11 +152,13 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
             kept=Kept.FLOAT32 if self.router_float32 else Kept.FLOATING,
         )  # fmt: skip
         matrices = {"router": router}
-        one = FeedForwardSpec(size=self.size, bias=self.bias)
+        one, of_block = FeedForwardSpec(size=self.size, bias=self.bias), self.of_block
         for expert in self.held:
             for place, matrix in one.matrices(f"{at}mlp.experts.{expert}.", hidden_size).items():
-                apart = {"cut": Cut.EXPERT, "turn": (expert, self.n_experts)} if self.are_apart else {}
-                matrices[f"{place}.{expert}"] = msgspec.structs.replace(matrix, of_expert=True, **apart)
+                turn = expert - of_block.start, len(of_block)
+                apart = {"cut": Cut.EXPERT, "turn": turn} if self.are_apart else {}
+                bank = f"{at}mlp.experts.{place}"
+                matrices[f"{place}.{expert}"] = msgspec.structs.replace(matrix, bank=bank, **apart)
         if self.shared is not None:
             shared = FeedForwardSpec(size=self.shared.size).matrices(at + "mlp.shared_expert.", hidden_size)
             matrices |= {f"shared_{place}": matrix for place, matrix in shared.items()}
@@ -163,7 +175,10 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
             own = part_of(f"the shared expert is {shared.size} wide", shared.size, n_ranks)
             shared = msgspec.structs.replace(shared, size=own)
         if self.are_apart:
-            n_held = part_of(f"there are {self.n_experts} experts", self.n_experts, n_ranks)
-            return msgspec.structs.replace(self, first=rank * n_held, n_held=n_held, shared=shared)
+            of_block = self.of_block
+            n_held = part_of(f"there are {self.n_experts} experts", self.n_experts, n_ranks * self.block[1])
+            if n_held == self.n_experts:
+                return self
+            return msgspec.structs.replace(self, first=of_block.start + rank * n_held, n_held=n_held, shared=shared)
         size = part_of(f"an expert is {self.size} wide", self.size, n_ranks)
         return msgspec.structs.replace(self, size=size, shared=shared)

@@ -23,7 +23,11 @@ MAX_YAML_BYTES: Final = 1 << 20
 
 def read_object(path: pathlib.Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The JSON object in a regular file of at most `max_bytes`; raises ConfigError for anything else."""
-    text = _read_regular(path, max_bytes)
+    return parse_object(_read_regular(path, max_bytes), path)
+
+
+def parse_object(text: bytes, path: pathlib.Path) -> dict[str, Any]:
+    """The JSON object that was read from a file; raises ConfigError for anything else."""
     try:
         value = json.loads(text)
     except RecursionError:

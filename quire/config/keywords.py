@@ -30,7 +30,7 @@ class EngineOptions(TypedDict, total=False):
     load_timeout: float | None
     long_prefill_token_threshold: int | None
     max_stall_factor: float | None
-    kv_cache_dtype: Literal["auto", "bfloat16", "bf16", "int8"] | None
+    kv_cache_dtype: Literal["auto", "bfloat16", "bf16", "fp8", "fp8_e4m3", "int8"] | None
     block_size: Literal[1, 2, 4, 8, 16, 32, 64, 128] | None
     gpu_memory_utilization: float | None
     kv_cache_memory_bytes: str | int | None
@@ -43,6 +43,7 @@ class EngineOptions(TypedDict, total=False):
     max_logprobs: int | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
+    data_parallel_size: int | None
     prefill_context_parallel_size: int | None
     context_parallel_method: Literal["auto", "ulysses", "ring"] | None
     ulysses_degree: int | None
@@ -77,7 +78,6 @@ class EngineOptions(TypedDict, total=False):
     cp_kv_cache_interleave_size: int | float | str | None
     cpu_offload_gb: int | float | str | None
     data_parallel_rank: int | float | str | None
-    data_parallel_size: int | float | str | None
     data_parallel_size_local: int | float | str | None
     data_parallel_start_rank: int | float | str | None
     dcp_kv_cache_interleave_size: int | float | str | None

@@ -19,7 +19,7 @@ import msgspec
 from quire.config.advice import no_model, not_supported
 from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
-from quire.config.codings import read_codings
+from quire.config.codings import modelopt, read_codings
 from quire.config.families import FAMILIES, Family
 from quire.config.fields import Fields, Watched, is_integer, read_object
 from quire.config.gguf import Header, is_gguf, read_header
@@ -51,7 +51,7 @@ def read_arch(
     if folder.is_dir() and not os.path.lexists(folder / "config.json"):
         raise ConfigError(no_model(folder))
     where = "config.json with hf_overrides" if overrides else "config.json"
-    stored = read_object(folder / "config.json")
+    stored = _stored(folder)
     config = Watched(merged(stored, overrides or {}))
     arch = parse_arch(config, where)
     _refuse_unread(overrides or {}, stored, config)
@@ -61,9 +61,18 @@ def read_arch(
     return arch
 
 
+def _stored(folder: pathlib.Path) -> dict[str, Any]:
+    """config.json, with what ModelOpt may say in a file beside it."""
+    stored, beside = read_object(folder / "config.json"), folder / modelopt.FILE
+    if stored.get("quantization_config") is None and beside.exists():
+        said = modelopt.of_file(read_object(beside))
+        stored |= {} if said is None else {"quantization_config": said}
+    return stored
+
+
 def assumed_words(folder: pathlib.Path) -> str:
     """For an error about shapes: which integers config.json does not give, and what is taken for them; or nothing."""
-    config = Watched(read_object(folder / "config.json"))
+    config = Watched(_stored(folder))
     parse_arch(config)
     return _lacking(config)
 

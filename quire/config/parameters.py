@@ -69,10 +69,11 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     n_repeated: int = 0
     """Last parts of which several ranks have the same unit, where there are fewer units than ranks: keys and values."""
     kept: Kept = Kept.BY_SCHEME
-    of_expert: bool = False
-    """One of many alike, which a device may multiply by together."""
+    bank: str = ""
+    """Name that it shares with those alike, one of each expert, which a device may multiply by together; '': alone."""
     turn: tuple[int, int] = (0, 1)
-    """(number, of how many) among matrices that are alike, of which each rank has as many neighbours (`Cut.EXPERT`)."""
+    """(number, of how many) among matrices that are alike, of which each rank has as many neighbours (`Cut.EXPERT`). A
+    number that is not among them is of no rank here."""
 
     @property
     def name(self) -> str:

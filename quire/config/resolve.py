@@ -13,13 +13,23 @@ from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core.errors import ConfigError, shown
 
 
+class AdapterLimits(msgspec.Struct, frozen=True):
+    """Adapters that one engine may have."""
+
+    max_rank: int
+    n_kept: int
+    """On the host."""
+    in_main: bool
+    """The device's memory is the host's."""
+
+
 class EngineLimits(msgspec.Struct, frozen=True):
     """What one engine may do at once."""
 
     dtype: str
     """'bfloat16', 'float16' or 'float32'."""
     kv_dtype: str
-    """Of keys and values in the cache: `dtype` or 'int8'."""
+    """Of keys and values in the cache: `dtype`, 'fp8' or 'int8'."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -27,6 +37,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     """Most drafts of a sequence in a step."""
     max_stall_factor: float = 0.0
     """As `Pace.factor`; 0: prompts are cut by the token budget only."""
+    adapters: AdapterLimits | None = None
 
     @property
     def max_sampled(self) -> int:
@@ -34,10 +45,14 @@ class EngineLimits(msgspec.Struct, frozen=True):
         return max(self.max_num_seqs, 1 + self.max_drafts)
 
 
+KEPT_FACTOR = 4
+"""Adapters on the host for each place on the device, where nobody says how many."""
 NOT_ROUNDED = ("auto", "none")
 """Values of `quantization` that every device takes."""
 ON_GPU = ("fp8",)
 """Those to which weights are rounded on a GPU; the others on a CPU."""
+KV_ROUNDED = {"fp8": ("fp8", ("cuda",)), "fp8_e4m3": ("fp8", ("cuda",)), "int8": ("int8", ("cpu", "cuda"))}
+"""Value of `kv_cache_dtype` → its name in `EngineLimits`, and the devices that take it."""
 DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
@@ -77,7 +92,13 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
         max_drafts=0 if speculative is None else speculative.n_drafts,
         max_num_batched_tokens=_batched_tokens(config.max_num_batched_tokens, max_num_seqs, device),
         max_stall_factor=config.max_stall_factor or (DEFAULT_STALL_FACTOR[device] if is_server else 0.0),
+        adapters=AdapterLimits(config.max_lora_rank, n_kept(config), device == "cpu") if config.enable_lora else None,
     )
+
+
+def n_kept(config: EngineConfig) -> int:
+    """Adapters that the host keeps at most."""
+    return config.max_cpu_loras or KEPT_FACTOR * config.max_loras
 
 
 def rounds_to(quantization: str, device: str) -> bool:
@@ -98,25 +119,27 @@ def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | No
 
 
 def _kv_dtype(asked: str, dtype: str, device: str, arch: ModelArch) -> str:
-    """'int8' on a CPU, or the type of the activations."""
-    if asked == "int8":
+    """'int8', 'fp8' on a GPU, or the type of the activations."""
+    if asked in KV_ROUNDED:
         if arch.keeps_lines:
             raise ConfigError(
-                f"kv_cache_dtype = 'int8' rounds keys and values of heads, and {arch.family} keeps a line a token for "
-                "all heads: leave --kv-cache-dtype out",
+                f"kv_cache_dtype = {asked!r} rounds keys and values of heads, and {arch.family} keeps a line a token "
+                "for all heads: leave --kv-cache-dtype out",
                 param="kv_cache_dtype",
             )
-        if device != "cpu":
+        name, devices = KV_ROUNDED[asked]
+        if device not in devices:
+            there = [f"--kv-cache-dtype {one}" for one, (_, places) in KV_ROUNDED.items() if device in places][:1]
             raise ConfigError(
-                f"kv_cache_dtype = 'int8' works on the CPU only and the device is {device}, which takes 'auto' "
-                f"({dtype}): add --device cpu, or leave --kv-cache-dtype out",
+                f"kv_cache_dtype = {asked!r} works on {' and '.join(devices)} only and the device is {device}, which "
+                f"takes {' or '.join([*there, f'auto ({dtype})'])}: give that, or add --device {devices[0]}",
                 param="kv_cache_dtype",
             )
-        return asked
+        return name
     if asked != "auto" and dtype != "bfloat16":
         raise ConfigError(
             f"kv_cache_dtype = {asked!r} but dtype is {dtype}: keys and values are of the type of the activations or "
-            "int8; leave --kv-cache-dtype out, or add --dtype bfloat16",
+            "of 8 bits; leave --kv-cache-dtype out, or add --dtype bfloat16",
             param="kv_cache_dtype",
         )
     return dtype

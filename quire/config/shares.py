@@ -98,8 +98,10 @@ def share_tensor(table: Tensor, rank: int, n_ranks: int) -> tuple[Tensor, int]:
 def share_arch(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:
     """What a rank computes, as a description of its own: its heads and its part of feed-forwards. Logits, and all that
     goes along the residual stream, are as wide as in the whole. Raises ConfigError where it cannot be divided."""
-    if n_ranks == 1:
-        return arch
+    if n_ranks == 1:  # experts may be divided among others beside it
+        ffns = {spec.ffn: spec.ffn.share(0, 1) for spec in arch.layers}
+        layers = tuple(msgspec.structs.replace(spec, ffn=ffns[spec.ffn]) for spec in arch.layers)
+        return arch if layers == arch.layers else msgspec.structs.replace(arch, layers=layers)
     part = functools.cache(lambda spec: share_layer(spec, rank, n_ranks))
     return msgspec.structs.replace(arch, layers=tuple(part(spec) for spec in arch.layers))
 

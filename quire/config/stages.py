@@ -12,7 +12,7 @@ import itertools
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.config.kv import KVGroup, KVLayout
+from quire.config.kv import KVGroup, KVLayout, kv_layout
 from quire.config.layers import KVSpec
 from quire.core.errors import ConfigError
 
@@ -78,6 +78,13 @@ def spread(layout: KVLayout) -> KVLayout:
         seen[group.spec] = turn = seen.get(group.spec, -1) + 1
         found.append(KVGroup(group.spec, tuple(layers[turn :: len(alike)])))
     return KVLayout(tuple(found), layout.n_lanes)
+
+
+def layout_over(arch: ModelArch, max_model_len: int, n_stages: int, *, hybrid: bool = True) -> KVLayout:
+    """The groups of layers with page tables of their own, as all stages of a model have them. The rule of the engine
+    and of the planner."""
+    layout = kv_layout(arch, max_model_len, hybrid=hybrid)
+    return layout if n_stages == 1 else spread(layout)
 
 
 def stage_layout(layout: KVLayout, layers: LayerRange) -> KVLayout:

@@ -48,8 +48,8 @@ SHORT_OF_PARTS: Final = SHORT | {"-O": "compilation_config"}
 """The same with a part: -O.mode=3. -O3 is a level, -O.mode of the compilation."""
 
 SAME: Final = (
-    Same("data_parallel_size data_parallel_size_local nnodes", "1",
-         "ranks divide each layer (-tp), layers (-pp) or tokens (-pcp)",
+    Same("data_parallel_size_local nnodes", "1",
+         "ranks divide layers (-tp, -pp), sequences (-dp) or tokens (-pcp)",
          "leave it out, and run one server a device behind a balancer"),
     Same("decode_context_parallel_size", "1", "ranks of -tp divide heads",
          "--prefill-context-parallel-size N --context-parallel-method ring divides tokens"),

@@ -16,26 +16,24 @@ class Backoff:
 
     def __init__(self, max_seqs: int, max_tokens: int) -> None:
         self._max_seqs, self._max_tokens = max_seqs, max_tokens
-        self._n_halvings = 0
         self._n_good = 0
+        self._set(0)
 
-    @property
-    def n_seqs(self) -> int:
+    def _set(self, n_halvings: int) -> None:
+        self._n_halvings = n_halvings
+        self.n_seqs = max(1, self._max_seqs >> n_halvings)
         """Most sequences that run."""
-        return max(1, self._max_seqs >> self._n_halvings)
-
-    @property
-    def n_tokens(self) -> int:
+        least = min(MIN_TOKENS, self._max_tokens)
+        self.n_tokens = max(self._max_tokens >> n_halvings, least, self.n_seqs)
         """Most tokens in a step."""
-        return max(self._max_tokens >> self._n_halvings, min(MIN_TOKENS, self._max_tokens), self.n_seqs)
 
     def halve(self) -> bool:
         """Use less from now on; False if there is no less."""
         self._n_good = 0
         before = (self.n_seqs, self.n_tokens)
-        self._n_halvings += 1
+        self._set(self._n_halvings + 1)
         if (self.n_seqs, self.n_tokens) == before:
-            self._n_halvings -= 1
+            self._set(self._n_halvings - 1)
             return False
         return True
 
@@ -45,4 +43,4 @@ class Backoff:
             self._n_good += 1
             if self._n_good >= GOOD_STEPS:
                 self._n_good = 0
-                self._n_halvings -= 1
+                self._set(self._n_halvings - 1)

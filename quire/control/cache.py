@@ -30,6 +30,8 @@ class PageCache:
         self.enabled = config.enable_prefix_caching and (not config.has_states or config.n_snapshots > 0)
         self.windows = config.kv.windows
         self.n_groups, self.n_full = len(self.windows), config.kv.n_full
+        self.has_windows = self.n_full < self.n_groups
+        """Some pages are given back while their sequence runs."""
         self.pool = PagePool(config.n_pages)
         self.snapshots = Snapshots(config.n_snapshots, config.page_size) if config.has_states else None
         self.tree = PrefixTree(self.pool, config.page_size, self.windows, self.snapshots)

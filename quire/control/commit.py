@@ -8,6 +8,7 @@ that was in flight.
 
 from __future__ import annotations
 
+import itertools
 import operator
 
 import msgspec
@@ -26,17 +27,18 @@ _wants_more = operator.attrgetter("wants_more")
 
 def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas: list[SeqDelta]) -> None:
     """Advance every sequence of the step; appends to `deltas` in span order. The result must have passed `verify`."""
-    if len(result.tokens) == builder.plan.n_tokens and not (
-        builder.n_drafting or result.logprobs or result.prompt_logprobs or result.pooled or result.faults
-    ):
-        _commit_decodes(live, builder, result.tokens, deltas)
-        return
+    n_plain = 0  # spans from the first on that are decodes and bring a token each, nothing else
+    if not (builder.n_drafting or result.logprobs or result.prompt_logprobs or result.pooled or result.faults):
+        n_plain = len(builder.seqs) - builder.n_chunks
+        _commit_decodes(live, builder, n_plain, result.tokens, deltas)
+        if not builder.n_chunks:
+            return
     spans, step = builder.plan.spans, builder.step
-    row = token_at = n_verifying = 0
+    row, token_at, n_verifying = n_plain, n_plain, 0
     foretold = {span for span, *_ in builder.plan.foretold}
     n_new, tokens, logprobs, all_prompt_rows = result.n_new, result.tokens, result.logprobs, result.prompt_logprobs
     columns = zip(builder.seqs, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
-    for i, (seq, start, length, wants, n_drafts) in enumerate(columns):
+    for i, (seq, start, length, wants, n_drafts) in enumerate(itertools.islice(columns, n_plain, None), n_plain):
         count = 0
         if wants:
             count = n_new[row]
@@ -68,14 +70,14 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
                     rows = [logprobs.get(i) for i in range(token_at, token_at + count)]
                     _append_tokens(live, seq, tokens[token_at : token_at + count], rows, deltas)
             if seq.computed >= seq.returns_at:  # never of one that has left: its next turn may begin before its drafts
-                live.cache.give_back(seq)
+                live.caches[seq.dp_rank].give_back(seq)
         token_at += count
 
 
-def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, tokens: list[int], deltas: list[SeqDelta]) -> None:
-    """The same of a step that has a token for each row, and brings nothing else: one of decodes alone, most steps."""
-    step = builder.step
-    for seq, start, token in zip(builder.seqs, builder.plan.spans.starts, tokens, strict=True):
+def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, n: int, tokens: list[int], deltas: list[SeqDelta]) -> None:
+    """The same of the first `n` spans, which have a token each and bring nothing else: all of them in most steps."""
+    step, gives_back = builder.step, live.cache.has_windows
+    for seq, start, token in zip(builder.seqs[:n], builder.plan.spans.starts, tokens, strict=False):
         if step <= seq.ignore_through:
             continue
         if seq.slot >= 0:
@@ -90,8 +92,8 @@ def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, tokens: list[int], del
         else:
             known.append(token)
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [token]))
-        if seq.computed >= seq.returns_at:
-            live.cache.give_back(seq)
+        if gives_back and seq.computed >= seq.returns_at:
+            live.caches[seq.dp_rank].give_back(seq)
 
 
 def verify(builder: PlanBuilder, result: StepResult) -> None:
@@ -147,7 +149,7 @@ def _is_plain(builder: PlanBuilder, result: StepResult) -> bool:
     n = len(result.n_new)
     if builder.n_drafting or more or n != len(result.tokens) or result.n_new.count(1) != n:
         return False
-    if n != sum(builder.plan.spans.wants):
+    if n != builder.plan.spans.wants.count(True):
         return False
     return not any(map(_wants_more, builder.seqs))
 

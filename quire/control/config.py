@@ -16,13 +16,15 @@ class SchedulerConfig:
     """Limits and switches of one scheduler; checked when it is built (ConfigError)."""
 
     n_pages: int
-    """Pages of the pool, the dummy page 0 included."""
+    """Pages of a pool, the dummy page 0 included."""
     page_size: int
     """Tokens a page holds."""
     kv: KVLayout = PLAIN
     """Which groups of layers have page tables of their own."""
+    n_dp_ranks: int = 1
+    """Data-parallel ranks: each has a pool of pages, slots and a token budget of its own, all alike."""
     max_num_seqs: int
-    """Slots: most sequences that run at once."""
+    """Slots of a data-parallel rank: most of its sequences that run at once."""
     max_num_batched_tokens: int
     """Most tokens in one step; at least `max_num_seqs`, so that every running sequence can decode in every step."""
     max_model_len: int
@@ -62,6 +64,7 @@ class SchedulerConfig:
             ("n_pages", 2),
             ("page_size", 1),
             ("max_num_seqs", 1),
+            ("n_dp_ranks", 1),
             ("max_num_batched_tokens", 1),
             ("max_model_len", 2),
             ("long_prefill_token_threshold", 0),
@@ -83,6 +86,8 @@ class SchedulerConfig:
             raise ConfigError(
                 "drafts cannot be verified by a model with recurrent states: a rejected one stays in them"
             )
+        if self.n_dp_ranks > 1 and (self.num_speculative_tokens or self.n_stages > 1 or self.n_adapters):
+            raise ConfigError("data-parallel ranks have neither drafts nor stages of a pipeline nor adapters yet")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_num_seqs = "
@@ -95,8 +100,13 @@ class SchedulerConfig:
         return self.max_sampled or max(self.max_num_seqs, 1 + self.num_speculative_tokens)
 
     @property
+    def n_slots(self) -> int:
+        """Of all data-parallel ranks: neighbouring slots are of one of them."""
+        return self.n_dp_ranks * self.max_num_seqs
+
+    @property
     def n_usable_pages(self) -> int:
-        """Pages that sequences can hold (all but the dummy page)."""
+        """Pages of one pool that sequences can hold (all but the dummy page)."""
         return self.n_pages - 1
 
     def pages_for(self, n_tokens: int) -> int:

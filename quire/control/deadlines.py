@@ -20,6 +20,10 @@ class Deadlines:
         self._serial = 0
         self._swept_len = 0
 
+    def __bool__(self) -> bool:
+        """Whether there may be one that is due at some time."""
+        return bool(self._heap)
+
     def add(self, seq: Seq, now_s: float) -> None:
         """Note the limits of a sequence that has just arrived."""
         terms = seq.request.terms

@@ -4,7 +4,7 @@ Owns the room for drafts. Does not own how many a sequence should have (`draft_p
 what becomes of a result (`commit.py`).
 How many were kept is known to the device first. The next plan is made before the host knows: it counts every draft in
 flight as kept, takes pages for that, and says where spans begin at the latest (decision 0012).
-Invariant: drafts take only tokens and pages that nobody else wants in this step.
+Invariants: drafts take only tokens and pages that nobody else wants in this step; there is one data-parallel rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     asked = [seq for seq in live.running if seq.drafts_from <= step or seq.foretold is not None]
     seqs = [seq for seq in asked if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
     n_seqs = len(live.running) + sum([search.n_lacking for search in live.searches.values() if search.is_ready])
-    n_free = min(builder.budget, live.config.most_sampled, live.drafts.most_rows) - n_seqs
+    n_free = min(builder.budgets[0], live.config.most_sampled, live.drafts.most_rows) - n_seqs
     if not seqs or n_free <= 0:
         return {}
     if live.drafts.costs is not None and _prompts_wait(live):
@@ -72,7 +72,7 @@ def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder, wanted: dict[Seq, int
                 builder.plan.masked.append(len(builder.seqs))
             spans.add(seq.slot, start, 1 + n_drafts, True, n_drafts)
             builder.seqs.append(seq)
-    builder.budget -= sum(spans.lengths)
+    builder.budgets[0] -= sum(spans.lengths)
     return prompts
 
 

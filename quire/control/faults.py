@@ -46,10 +46,12 @@ def end_faulted(live: LiveSeqs, in_flight: Iterable[PlanBuilder], result: StepRe
 
 def _distrust(live: LiveSeqs, builders: list[PlanBuilder], origin: Seq, first_bad: int) -> None:
     """Detach what `origin` wrote from page index `first_bad` on, and send its readers back."""
-    tree, bad_pages, bad_nodes = live.cache.tree, set[int](), set[Node]()
+    cache, bad_pages, bad_nodes = live.caches[origin.dp_rank], set[int](), set[Node]()
+    tree = cache.tree
     if first_bad == 0:
         bad_pages.update(origin.copied_pages)
     suspects = {seq for builder in builders for seq in builder.seqs}.union(live.running) - {origin}
+    suspects = {seq for seq in suspects if seq.dp_rank == origin.dp_rank}
     tainted, fresh = [origin], [(origin, first_bad)]
     while fresh:
         seq, index = fresh.pop()
@@ -70,10 +72,10 @@ def _distrust(live: LiveSeqs, builders: list[PlanBuilder], origin: Seq, first_ba
         elif seq.state is SeqState.WAITING:
             seq.ignore_through = seq.last_step
         seq.left_tables, seq.copied_pages = [], []  # its spans in flight are void, and others may get these pages
-    if live.cache.snapshots is not None:
+    if cache.snapshots is not None:
         for seq in tainted:
-            live.cache.snapshots.drop_all(seq)
-            live.cache.snapshots.distrust(tree.path(live.cache.salt(seq), seq.tokens, len(seq.tokens)))
+            cache.snapshots.drop_all(seq)
+            cache.snapshots.distrust(tree.path(cache.salt(seq), seq.tokens, len(seq.tokens)))
     for node in bad_nodes:
         if node.parent is not None and node.parent not in bad_nodes:
             tree.detach(node)
@@ -107,10 +109,11 @@ def _window_pages(live: LiveSeqs, seq: Seq, first_bad: int) -> list[int]:
 
     It may have brought back what others' nodes had lost there, and given it back since.
     """
-    if live.cache.n_full == live.cache.n_groups:
+    cache = live.caches[seq.dp_rank]
+    if cache.n_full == cache.n_groups:
         return []
-    found = live.cache.tree.path(live.cache.salt(seq), seq.tokens, len(seq.tokens))
-    return [page for table in found.tables[live.cache.n_full :] for page in table[first_bad:]]
+    found = cache.tree.path(cache.salt(seq), seq.tokens, len(seq.tokens))
+    return [page for table in found.tables[cache.n_full :] for page in table[first_bad:]]
 
 
 def _published(live: LiveSeqs, seq: Seq, first_bad: int, known: set[Node]) -> Node | None:
@@ -119,7 +122,8 @@ def _published(live: LiveSeqs, seq: Seq, first_bad: int, known: set[Node]) -> No
     None if there is none, or if it is inside the `known` nodes. Where `seq` has given its page back, what the tree has
     for its tokens counts as its own.
     """
-    tree, tables, salt = live.cache.tree, _tables(seq), live.cache.salt(seq)
+    cache, tables = live.caches[seq.dp_rank], _tables(seq)
+    tree, salt = cache.tree, cache.salt(seq)
     if not tables:
         return None
     found = tree.path(salt, seq.tokens, len(tables[0]) * live.config.page_size)

@@ -25,7 +25,7 @@ def place_beams(live: LiveSeqs, builder: PlanBuilder, search: BeamSearch) -> boo
         children.setdefault(beam.source, []).append(beam)
     spare = [member for member in search.members if member not in children]
     for member in spare:
-        live.cache.release(member, keep=False)
+        live.caches[member.dp_rank].release(member, keep=False)
         member.strip(live.cache.n_groups)
     if not _make_room(live, builder, search, list(children)):
         return False
@@ -41,12 +41,14 @@ def place_beams(live: LiveSeqs, builder: PlanBuilder, search: BeamSearch) -> boo
 
 def _make_room(live: LiveSeqs, builder: PlanBuilder, search: BeamSearch, heirs: list[Seq]) -> bool:
     """Slots for the forks, and a page in each table for every member that needs one now."""
+    dp_rank = search.root.dp_rank
+    free_slots, cache = live.free_slots[dp_rank], live.caches[dp_rank]
     n_forks = len(search.beams) - len(heirs)
     n_slots = max(0, len(search.beams) - len(search.members))
     n_pages = n_forks + sum(member.planned >= member.room for member in heirs)
-    while len(live.free_slots) < n_slots or not live.cache.has(n_pages * live.cache.n_groups):
-        builder.is_tight = True
-        victim = live.running[-1]
+    while len(free_slots) < n_slots or not cache.has(n_pages * cache.n_groups):
+        builder.tight.add(dp_rank)
+        victim = live.last_running(dp_rank)
         live.preempt(victim)
         if victim.search is search:
             return False
@@ -65,7 +67,7 @@ def _fork(
         member = live.new_member(search)
     tail = beam.tail
     member.tokens = beam.tokens
-    live.cache.fork(member, source, n_known)
+    live.caches[source.dp_rank].fork(member, source, n_known)
     search.place(beam, member)
     if is_new:
         live.admit(member, n_known, pages)
@@ -73,7 +75,7 @@ def _fork(
         live.reopen(member)
         member.reenter(n_known, pages)
     for page, table in zip(pages, member.tables, strict=False):
-        builder.copy(page, table[n_shared], n_rows)
+        builder.copy(member, page, table[n_shared], n_rows)
     _open(builder, member, n_known, len(tail))
 
 

@@ -52,21 +52,25 @@ class Counters:
 
 def read_stats(live: LiveSeqs, counters: Counters, n_in_flight: int, age_s: float) -> EngineStats:
     """All of `EngineStats` but the page map, in time proportional to the running sequences."""
-    cache, page_size = live.cache, live.config.page_size
-    n_held = live.config.n_usable_pages - cache.n_available
+    n_groups, page_size, caches = live.cache.n_groups, live.config.page_size, live.caches
+    n_pages, n_free = live.config.n_usable_pages * len(caches), sum([cache.n_available for cache in caches])
+    n_held = n_pages - n_free
     n_tokens = n_repeats = 0
     for seq in live.running:
         n_behind = sum(seq.held_from)
-        n_tokens += seq.planned * cache.n_groups - n_behind * page_size
-        n_repeats += seq.n_table_pages * cache.n_groups - n_behind
+        n_tokens += seq.planned * n_groups - n_behind * page_size
+        n_repeats += seq.n_table_pages * n_groups - n_behind
     n_repeats -= n_held  # shared pages are full ones
+    dp_ranks = range(len(caches)) if len(caches) > 1 else ()
     return EngineStats(
         n_running=len(live.running),
+        dp_running=[live.n_running(dp_rank) for dp_rank in dp_ranks],
+        dp_pages_free=[caches[dp_rank].n_available for dp_rank in dp_ranks],
         n_waiting=len(live.waiting),
-        n_pages=live.config.n_usable_pages,
-        n_pages_free=cache.n_available,
-        n_pages_cached=cache.tree.n_evictable,
-        n_tree_nodes=cache.tree.n_nodes,
+        n_pages=n_pages,
+        n_pages_free=n_free,
+        n_pages_cached=sum([cache.tree.n_evictable for cache in caches]),
+        n_tree_nodes=sum([cache.tree.n_nodes for cache in caches]),
         n_tokens_held=n_tokens - n_repeats * page_size,
         n_slots_taken=n_held * page_size,
         n_drafts=live.drafts.n_spans,
@@ -87,15 +91,16 @@ def read_stats(live: LiveSeqs, counters: Counters, n_in_flight: int, age_s: floa
     )
 
 
-def tree_shape(tree: PrefixTree) -> list[tuple[int, int, int]]:
-    """The heaviest nodes of the prefix tree, parents first: (index of the parent or -1, pages, locks).
+def tree_shape(*trees: PrefixTree) -> list[tuple[int, int, int]]:
+    """The heaviest nodes of the prefix trees, parents first: (index of the parent or -1, pages, locks).
 
     A node weighs its pages and those below it, so a node that is told has its parents told. Of a very large tree only
     the `MAX_WALKED_NODES` nearest to the root are weighed, which bounds the time.
     """
+    roots = (root for tree in trees for root in tree.roots.values())
     walked: list[Node] = []
     parents: list[int] = []
-    queue = [(-1, root) for root in itertools.islice(tree.roots.values(), MAX_WALKED_NODES)]
+    queue = [(-1, root) for root in itertools.islice(roots, MAX_WALKED_NODES)]
     for parent, node in queue:  # which grows behind the walk
         if node.n_pages:
             walked.append(node)
@@ -113,17 +118,18 @@ def tree_shape(tree: PrefixTree) -> list[tuple[int, int, int]]:
 
 
 def page_map(live: LiveSeqs) -> bytes:
-    """One byte a cell: 0 free, 1 cached, else a slot that holds it, modulo 254, plus 2. Walks every page held.
+    """One byte a cell, the pools behind one another: 0 free, 1 cached, else a slot that holds it, modulo 254, plus 2.
+    Walks every page held.
 
     Above `MAX_MAP_CELLS` pages, cell i stands for the pages from i * stride on: it shows an owner if one of them has
     one, and is a sample (the first page) where none has, since the tree is not walked for a picture.
     """
-    refs = live.cache.pool.refs
+    refs = list(itertools.chain.from_iterable([cache.pool.refs for cache in live.caches]))
     stride = -(-len(refs) // MAX_MAP_CELLS)
     cells = bytearray([min(count, 1) for count in refs[::stride]])
     for seq in live.running:
-        owner = seq.slot % 254 + 2
+        owner, first_page = seq.slot % 254 + 2, seq.dp_rank * live.config.n_pages
         for table, first in zip(seq.tables, seq.held_from, strict=True):
             for page in table[first:]:
-                cells[page // stride] = owner
+                cells[(first_page + page) // stride] = owner
     return bytes(cells)

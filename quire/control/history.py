@@ -8,6 +8,7 @@ long the requests in it are.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -170,11 +171,12 @@ class History:
 
 
 def _group(steps: list[_Step], arrival_s: float) -> StepGroup:
-    n = len(steps)
+    n, mixed = len(steps), [one.n_chunks > 0 for one in steps]
     return StepGroup(
         steps[-1].time_s - arrival_s, n, sum(one.n_seqs for one in steps) / n,
-        sum(one.n_prompt_tokens for one in steps), sum(one.n_chunks > 0 for one in steps),
+        sum(one.n_prompt_tokens for one in steps), sum(mixed),
         sum(one.n_chunks for one in steps), sum(one.n_before for one in steps) / n,
+        sum(now and not before for before, now in itertools.pairwise([False, *mixed])),
     )  # fmt: skip
 
 

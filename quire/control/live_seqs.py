@@ -1,14 +1,15 @@
 """Sequences that have not ended: the waiting queue, the running list and the slots; the ways in and out of them.
 
 Owns membership and the counters of ends. Does not choose who moves (`admission.py`, `preemption.py`, `commit.py`).
-Invariants: `running` is sorted by key, so the next victim of preemption is its last; every live sequence is either
-waiting or running; a slot is free or held by one running sequence.
+Invariants: `running` is sorted by key, so the next victim of preemption is its last (of the data-parallel rank that
+lacks pages); every live sequence is either waiting or running; a slot is free or held by one running sequence.
 """
 
 from __future__ import annotations
 
 import bisect
 import operator
+from collections.abc import Iterator
 
 from quire.control.adapters import AdapterPlaces
 from quire.control.beam_search import BeamSearch
@@ -31,7 +32,10 @@ class LiveSeqs:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.cache = PageCache(config)
+        self.caches = [PageCache(config) for _ in range(config.n_dp_ranks)]
+        """The pages of each data-parallel rank."""
+        self.cache = self.caches[0]
+        """Of the first one, mostly the only one: what depends on the model alone is the same in all."""
         self.requests: dict[str, list[Seq]] = {}
         """Request id → all its sequences, while one of them is live; of a beam search the root alone."""
         self.searches: dict[str, BeamSearch] = {}
@@ -40,7 +44,9 @@ class LiveSeqs:
         self.deadlines = Deadlines()
         self.running: list[Seq] = []
         self.adapters = AdapterPlaces(config.n_adapters, self.running)
-        self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        ends = range(config.max_num_seqs, config.n_slots + 1, config.max_num_seqs)
+        self.free_slots = [list(range(end - 1, end - config.max_num_seqs - 1, -1)) for end in ends]
+        """Of each data-parallel rank."""
         self.closed: list[int] = []
         """Slots left since the last plan."""
         self.closed_lens: list[int] = []
@@ -59,7 +65,7 @@ class LiveSeqs:
         Every slot is closed, whatever compute knows.
         """
         live = cls(failed.config)
-        live.closed = list(range(failed.config.max_num_seqs))
+        live.closed = list(range(failed.config.n_slots))
         live.closed_lens = [0] * len(live.closed)
         live.finished = dict(failed.finished)
         live.n_submitted, live.preemptions = failed.n_submitted, failed.preemptions
@@ -71,7 +77,7 @@ class LiveSeqs:
     def again(cls, failed: LiveSeqs) -> LiveSeqs:
         """Every live sequence of `failed` waits, without pages; the counters go on."""
         live = cls(failed.config)
-        live.closed = list(range(failed.config.max_num_seqs))
+        live.closed = list(range(failed.config.n_slots))
         live.closed_lens = [0] * len(live.closed)
         live.finished, live.n_submitted = dict(failed.finished), failed.n_submitted
         live.preemptions = failed.preemptions + len(failed.running)
@@ -106,8 +112,25 @@ class LiveSeqs:
 
     def admit(self, seq: Seq, cached: int, copied_pages: list[int]) -> None:
         """WAITING → RUNNING with the pages it has, of which the first `cached` tokens hold K/V; it was popped."""
-        seq.enter(self.free_slots.pop(), cached, copied_pages)
+        seq.enter(self.free_slots[seq.dp_rank].pop(), cached, copied_pages)
         bisect.insort(self.running, seq, key=_key)
+
+    def n_running(self, dp_rank: int) -> int:
+        """Sequences that run on a data-parallel rank."""
+        return self.config.max_num_seqs - len(self.free_slots[dp_rank])
+
+    def last_running(self, dp_rank: int) -> Seq:
+        """Of those on a data-parallel rank, which has some, the one with the largest key."""
+        return next(seq for seq in reversed(self.running) if seq.dp_rank == dp_rank)
+
+    def still_running(self) -> Iterator[Seq]:
+        """In key order, without those that leave meanwhile, wherever they stand, and with those that come behind."""
+        running, at = self.running, 0
+        while at < len(running):
+            seq = running[at]
+            yield seq
+            stays = at < len(running) and running[at] is seq
+            at = at + 1 if stays else bisect.bisect_right(running, seq.key, key=_key)
 
     def preempt(self, seq: Seq, *, trusted: bool = True) -> None:
         """RUNNING → WAITING, in front of later arrivals.
@@ -152,7 +175,7 @@ class LiveSeqs:
         """One more sequence for a beam search, to be admitted."""
         root = search.root
         member = Seq(root.request, 0, (*root.key[:2], len(search.members)), root.params)
-        member.search, member.prompt_rows = search, None
+        member.search, member.prompt_rows, member.dp_rank = search, None, root.dp_rank
         search.members.append(member)
         return member
 
@@ -172,10 +195,10 @@ class LiveSeqs:
 
     def _vacate(self, seq: Seq, state: SeqState, trusted: bool) -> None:
         del self.running[bisect.bisect_left(self.running, seq.key, key=_key)]
-        self.free_slots.append(seq.slot)
+        self.free_slots[seq.dp_rank].append(seq.slot)
         self.closed.append(seq.slot)
         self.closed_lens.append(len(seq.tokens) if state is SeqState.ENDED and trusted else 0)
         if not trusted:
             seq.ignore_through = seq.last_step
-        self.cache.release(seq, keep=trusted)
+        self.caches[seq.dp_rank].release(seq, keep=trusted)
         seq.leave(state)

@@ -13,17 +13,19 @@ class PlanBuilder:
     """`seqs[i]` is the sequence of span i of `plan`."""
 
     __slots__ = (
-        "_adapters", "budget", "committed", "is_tight", "n_chunks", "n_drafting", "plan", "scheduled_s", "seqs", "step",
+        "_adapters", "budgets", "committed", "n_chunks", "n_drafting", "plan", "scheduled_s", "seqs", "step", "tight",
     )  # fmt: skip
 
-    def __init__(self, step: int, budget: int, now_s: float, committed: int, adapters: AdapterPlaces) -> None:
+    def __init__(
+        self, step: int, budget: int, now_s: float, committed: int, adapters: AdapterPlaces, n_dp_ranks: int = 1
+    ) -> None:
         self.step, self.scheduled_s, self._adapters = step, now_s, adapters
-        self.budget = budget
-        """Tokens that may still be added."""
+        self.budgets = [budget] * n_dp_ranks
+        """Tokens that may still be added, of each data-parallel rank."""
         self.committed = committed
         """The last step whose result had come."""
-        self.is_tight = False
-        """A running sequence lacked pages: nobody is admitted in this step."""
+        self.tight: set[int] = set()
+        """Data-parallel ranks where a running sequence lacked pages: nobody is admitted there in this step."""
         self.n_chunks = 0
         """Spans that compute parts of prompts."""
         self.n_drafting = 0
@@ -43,14 +45,13 @@ class PlanBuilder:
             self.plan.masked.append(len(self.seqs))
         self.plan.spans.add(seq.slot, start, length, wants)
         self.seqs.append(seq)
-        self.budget -= length
+        self.budgets[seq.dp_rank] -= length
 
     def grow(self, cache: PageCache, seq: Seq, n: int) -> None:
         """`n` more pages for a running sequence, in each of its tables."""
         if n > 0:
-            first, appends = len(seq.tables[0]), self.plan.pages
-            for group, pages in enumerate(cache.grow(seq, n)):
-                appends.append(PageAppend(seq.slot, first, pages, group))
+            first, slot = len(seq.tables[0]), seq.slot
+            self.plan.pages += [PageAppend(slot, first, pages, i) for i, pages in enumerate(cache.grow(seq, n))]
 
     def open(self, seq: Seq) -> None:
         """Announce a slot, its tokens and the pages that it starts with."""
@@ -90,6 +91,6 @@ class PlanBuilder:
         if snapshot is not None:
             self.plan.saves.append(StateSave(seq.slot, n_tokens, snapshot))
 
-    def copy(self, source: int, target: int, n_tokens: int) -> None:
-        """Copy rows of a page that earlier plans filled."""
-        self.plan.copies.append(PageCopy(source, target, n_tokens))
+    def copy(self, seq: Seq, source: int, target: int, n_tokens: int) -> None:
+        """Copy rows of a page that earlier plans filled to one of a running sequence."""
+        self.plan.copies.append(PageCopy(source, target, n_tokens, seq.slot))

@@ -10,8 +10,9 @@ Invariant: nothing here waits, and every plan makes progress for the sequence th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
-from quire.control.admission import Admission
+from quire.control.admission import Admission, with_room
 from quire.control.backoff import Backoff
 from quire.control.beam_search import check_beams
 from quire.control.commit import commit_step, verify
@@ -27,7 +28,6 @@ from quire.control.plan_builder import PlanBuilder
 from quire.control.preemption import fit_chunk, make_room
 from quire.control.seq import Seq, SeqState
 from quire.control.sharing import shared_prefixes
-from quire.control.snapshots import Snapshots
 from quire.core.clock import Clock
 from quire.core.errors import (
     ContextLengthExceeded,
@@ -82,6 +82,8 @@ class Scheduler:
     def expire(self) -> list[SeqDelta]:
         """End the sequences whose time is over, waiting or running; returns their ends."""
         deltas: list[SeqDelta] = []
+        if not self.live.deadlines:
+            return deltas
         for seq, code in self.live.deadlines.due(self.clock.now_s()):
             failure = Failure(code, TOO_LATE[code])
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, failure=failure))
@@ -128,23 +130,25 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, to be executed after all earlier ones; None when nothing can be planned now."""
-        live = self.live
-        if len(self.in_flight) >= self.config.pipeline_depth or not (live.running or len(live.waiting)):
+        live, n_waiting = self.live, len(self.live.waiting)
+        if len(self.in_flight) >= self.config.pipeline_depth or not (live.running or n_waiting):
             return None
         if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
             return None  # its masks come when the steps before it are committed, and the next plan after them
         committed, n_free = self._next_step - len(self.in_flight) - 1, self.backoff.n_tokens
-        builder = PlanBuilder(self._next_step, n_free, self.clock.now_s(), committed, live.adapters)
+        now_s, n_dp_ranks = self.clock.now_s(), self.config.n_dp_ranks
+        builder = PlanBuilder(self._next_step, n_free, now_s, committed, live.adapters, n_dp_ranks)
         drafts = choose_drafts(live, builder)
         prompts = plan_with_drafts(live, builder, drafts) if drafts else _plan_decodes(live, builder)
         n_decodes = len(builder.seqs)
         if live.cache.snapshots is not None:
-            _save_decodes(live, builder, live.cache.snapshots)
-        if n_decodes and (prompts or len(live.waiting)):
+            _save_decodes(live, builder)
+        if n_decodes and (prompts or n_waiting):
             _keep_pace(live, builder, prompts)
-        _plan_prompts(live, builder, prompts)
-        if not builder.is_tight and builder.budget > 0 and live.free_slots and len(live.waiting):
-            admission = Admission(live, builder, committed, prompts, self.backoff.n_seqs)
+        if prompts:
+            _plan_prompts(live, builder, prompts)
+        if n_waiting and (dp_ranks := with_room(live, builder)):
+            admission = Admission(live, builder, committed, prompts, dp_ranks, self.backoff.n_seqs)
             admission.run()
             self.counters.count_admissions(admission.admitted)
             self.history.admit(admission.admitted)
@@ -161,8 +165,7 @@ class Scheduler:
         plan.closed, live.closed = live.closed, []
         plan.closed_lens, live.closed_lens = live.closed_lens, []
         if self.config.min_shared_tokens and live.cache.n_full:
-            min_pages = self.config.pages_for(self.config.min_shared_tokens)
-            plan.shared_prefixes = shared_prefixes(builder.seqs[:n_decodes], min_pages)
+            _note_shared(live, plan, builder.seqs[:n_decodes])
         self.in_flight.append(builder)
         self._next_step += 1
         return plan
@@ -241,7 +244,8 @@ class Scheduler:
 
     def forget_prefixes(self) -> bool:
         """Free the cached pages that no sequence holds; True if none are left."""
-        return self.live.cache.forget()
+        are_empty = [cache.forget() for cache in self.live.caches]
+        return all(are_empty)
 
     def has_work(self) -> bool:
         """True while a sequence waits or runs, or a result is outstanding."""
@@ -252,7 +256,7 @@ class Scheduler:
         age_s = self.clock.now_s() - self.counters.progress_s if self.has_work() else 0.0
         stats = read_stats(self.live, self.counters, len(self.in_flight), age_s)
         if with_map:
-            stats.page_map, stats.tree = page_map(self.live), tree_shape(self.live.cache.tree)
+            stats.page_map, stats.tree = page_map(self.live), tree_shape(*(cache.tree for cache in self.live.caches))
         return stats
 
 
@@ -261,8 +265,7 @@ def _plan_decodes(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
     prompts: list[Seq] = []
     spans, seqs, step = builder.plan.spans, builder.seqs, builder.step
     slots, starts, masked, searches = spans.slots, spans.starts, builder.plan.masked, live.searches
-    whose_turn = live.running if live.config.n_stages == 1 else micro_batch(live, step, builder.committed)
-    for seq in whose_turn:  # in key order; preemption shortens the list at its end only
+    for seq in _whose_turn(live, builder):  # in key order
         if searches and seq.search is not None and seq.search.is_ready and not place_beams(live, builder, seq.search):
             continue
         start = seq.planned
@@ -278,23 +281,54 @@ def _plan_decodes(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
             seqs.append(seq)
     n = len(seqs)
     spans.lengths, spans.n_drafts, spans.wants = [1] * n, [0] * n, [True] * n
-    builder.budget -= n
+    if len(builder.budgets) == 1:
+        builder.budgets[0] -= n
+    else:
+        for seq in seqs:
+            builder.budgets[seq.dp_rank] -= 1
     return prompts
 
 
-def _save_decodes(live: LiveSeqs, builder: PlanBuilder, snapshots: Snapshots) -> None:
+def _whose_turn(live: LiveSeqs, builder: PlanBuilder) -> Iterable[Seq]:
+    """Running sequences that this step may take, without those that give way meanwhile."""
+    if live.config.n_stages > 1:
+        return micro_batch(live, builder.step, builder.committed)
+    if live.config.n_dp_ranks > 1:
+        return live.still_running()
+    return live.running  # preemption shortens the list at its end only
+
+
+def _note_shared(live: LiveSeqs, plan: StepPlan, decodes: list[Seq]) -> None:
+    """Which decoding sequences begin alike."""
+    min_pages = live.config.pages_for(live.config.min_shared_tokens)
+    if len(live.caches) == 1:
+        plan.shared_prefixes = shared_prefixes(decodes, min_pages)
+        return
+    for dp_rank in range(len(live.caches)):
+        own = [seq for seq in decodes if seq.dp_rank == dp_rank]
+        plan.shared_prefixes += shared_prefixes(own, min_pages)
+
+
+def _save_decodes(live: LiveSeqs, builder: PlanBuilder) -> None:
     """Keep the states of decoding sequences now and then."""
     for seq in builder.seqs if live.cache.enabled else ():
-        if snapshots.is_due(seq.planned):
-            builder.save_decoded(live.cache, snapshots, seq)
+        cache = live.caches[seq.dp_rank]
+        if cache.snapshots is not None and cache.snapshots.is_due(seq.planned):
+            builder.save_decoded(cache, cache.snapshots, seq)
 
 
 def _keep_pace(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None:
-    """Leave the prompts of this step no more tokens than the decodes in it can bear, priced at the longest context."""
-    pace, starts = live.config.pace, builder.plan.spans.starts
-    if pace is not None:
-        context = max((seq.planned for seq in prompts), default=0)
-        builder.budget = min(builder.budget, pace.prompt_tokens(len(starts), sum(starts), context))
+    """Leave the prompts of this step no more tokens than the decodes in it can bear, priced at the longest context. A
+    step takes as long as the data-parallel rank that has the most of it."""
+    pace, starts, budgets = live.config.pace, builder.plan.spans.starts, builder.budgets
+    if pace is None:
+        return
+    for dp_rank, budget in enumerate(budgets):
+        own = starts
+        if len(budgets) > 1:
+            own = [start for seq, start in zip(builder.seqs, starts, strict=True) if seq.dp_rank == dp_rank]
+        context = max((seq.planned for seq in prompts if seq.dp_rank == dp_rank), default=0)
+        budgets[dp_rank] = min(budget, pace.prompt_tokens(len(own), sum(own), context))
 
 
 def _plan_prompts(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None:
@@ -303,12 +337,12 @@ def _plan_prompts(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> N
     for seq in prompts:
         if seq.state is not SeqState.RUNNING:  # preempted in this step
             continue
-        threshold = config.long_prefill_token_threshold or builder.budget
-        length = min(seq.prefill_end - seq.planned, builder.budget, threshold)
+        budget, cache = builder.budgets[seq.dp_rank], live.caches[seq.dp_rank]
+        length = min(seq.prefill_end - seq.planned, budget, config.long_prefill_token_threshold or budget)
         if length > 0:
             length = fit_chunk(live, builder, seq, length)
         if length > 0:
-            builder.grow(live.cache, seq, config.pages_for(seq.planned + length) - seq.n_table_pages)
+            builder.grow(cache, seq, config.pages_for(seq.planned + length) - seq.n_table_pages)
             builder.span(seq, length)
-            live.cache.publish(seq)
-            builder.save(live.cache, seq, seq.planned - length)
+            cache.publish(seq)
+            builder.save(cache, seq, seq.planned - length)

@@ -62,6 +62,7 @@ class Seq:
         "cached",
         "computed",
         "copied_pages",
+        "dp_rank",
         "drafts_from",
         "first_cached",
         "foretold",
@@ -124,6 +125,8 @@ class Seq:
         self.drafts_from = 0
         """The step from which it is asked again."""
         self.state = SeqState.WAITING
+        self.dp_rank = 0
+        """The data-parallel rank whose slot and pages it has, or had last."""
         self.n_admissions = 0
         self.first_cached = 0
         """Prompt tokens found in the cache at the first admission."""

@@ -23,7 +23,7 @@ class _Group:
 
 
 def shared_prefixes(seqs: list[Seq], min_pages: int) -> list[tuple[list[int], int]]:
-    """(slots, number of leading pages they share) for prefixes of at least `min_pages` pages."""
+    """(slots, number of leading pages they share) for prefixes of at least `min_pages` pages. seqs: of one tree."""
     open_at: dict[Node, list[_Group]] = {}
     for seq in seqs:
         node = seq.node

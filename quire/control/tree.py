@@ -31,6 +31,8 @@ class PrefixTree(PrefixPaths):
         self.n_unlocked = 0
         self.n_nodes = 0
         """Nodes with pages (roots not counted)."""
+        self.n_common = 0
+        """Of these, those that several sequences have locked."""
         self._pool = pool
         self._order = EvictionOrder()
         self._tick = 0
@@ -67,6 +69,8 @@ class PrefixTree(PrefixPaths):
             step.lock -= 1
             step.stamp = self._tick
             parent = step.parent
+            if step.lock == 1 and parent is not None:
+                self.n_common -= 1
             if step.lock == 0:
                 self.n_unlocked += step.n_pages * self._n_full
                 self._offer(step)
@@ -80,6 +84,8 @@ class PrefixTree(PrefixPaths):
         if node.lock == 0:
             self.n_unlocked -= node.n_pages * self._n_full
         node.lock += 1
+        if node.lock == 2 and node.parent is not None:
+            self.n_common += 1
         node.stamp = self._tick
 
     # ---- growing -------------------------------------------------------------------------------------------------
@@ -178,6 +184,8 @@ class PrefixTree(PrefixPaths):
         self._serial += 1
         upper = Node(parent, node.salt, node.tokens[:cut], [table[:n_upper] for table in node.tables], self._serial)
         upper.lock, upper.stamp = node.lock, node.stamp
+        if node.lock > 1:
+            self.n_common += 1
         parent.children[self._page_key(node.tokens, 0)] = upper
         node.tokens, node.parent = node.tokens[cut:], upper
         node.tables = [table[n_upper:] for table in node.tables]

@@ -87,6 +87,10 @@ class EngineStats(msgspec.Struct):
     preemptions: int = 0
     expert_imbalance: float = 0.0
     """Tokens of a layer's busiest expert over those of its mean one, the mean of all layers; 0 without experts."""
+    dp_running: list[int] = []
+    """Sequences that run on each data-parallel rank; empty where there is one."""
+    dp_pages_free: list[int] = []
+    """Of `n_pages_free` those of each, likewise."""
     finished: dict[str, int] = {}
     """Finish reason → sequences."""
     last_step_age_s: float = 0.0
@@ -149,6 +153,8 @@ class StepGroup(msgspec.Struct, array_like=True):
     """Parts of prompts in them."""
     mean_before: float = 0.0
     """Tokens before those that a step computed, of all its sequences together: their keys are read."""
+    n_runs: int = 0
+    """Of steps that computed prompt tokens, one behind the other: so many runs of them."""
 
 
 class Explanation(msgspec.Struct):

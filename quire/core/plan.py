@@ -84,6 +84,8 @@ class PageCopy(msgspec.Struct, array_like=True):
     source: int
     target: int
     n_tokens: int
+    slot: int = 0
+    """Of the sequence that has the target: it says whose pages both are, where data-parallel ranks have their own."""
 
 
 class StateSave(msgspec.Struct, array_like=True):
@@ -168,7 +170,23 @@ class StepPlan(msgspec.Struct):
         return any(self.spans.n_drafts[span] for span in self.masked)
 
 
-OnDrafts = Callable[[list[list[int]]], None]
+class SpanDrafts(msgspec.Struct, array_like=True):
+    """What the device has guessed for a span, in the order of its rows."""
+
+    tokens: list[int] = []
+    parents: list[int] = []
+    """Of each the place of the one that it follows, which is less than its own; -1: the known token. Empty: each
+    follows the one before it."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def above(self, place: int) -> int:
+        """The place of the draft that this one follows; -1: it follows the known token."""
+        return self.parents[place] if self.parents else place - 1
+
+
+OnDrafts = Callable[[list[SpanDrafts]], None]
 """Takes the drafts of each masked span of a plan."""
 MASK_WORD_BITS: Final = 32
 """Tokens of one word of a mask."""
@@ -176,9 +194,9 @@ MASK_WORD_BITS: Final = 32
 
 class StepMasks(msgspec.Struct, array_like=True):
     """The masks of a plan with `masked` spans: for each of these one, and behind it one for each draft that the device
-    has made for it, as if the drafts up to there had been chosen. They follow when every earlier step is committed: a
-    mask depends on the token before, which the host learns while the step computes. No later plan is submitted in
-    between."""
+    has made for it, as if that and the drafts that it follows had been chosen. They follow when every earlier
+    step is committed: a mask depends on the token before, which the host learns while the step computes. No later plan
+    is submitted in between."""
 
     step: int
     bits: bytes | memoryview

@@ -65,7 +65,8 @@ class Request(msgspec.Struct, kw_only=True):
     adapter: str = ""
     """Name of the adapter that it is for; empty: the model itself."""
     content_id: str = ""
-    """What that name stands for, set by the engine when it takes the request, however names change later."""
+    """What that name stands for, set by the engine when it takes the request, however names change later. Set before
+    that: what it must stand for."""
     terms: Terms = Terms()
     label: str = ""
     """The server's name for it, by which its history is found; empty: none is kept."""

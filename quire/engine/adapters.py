@@ -3,33 +3,41 @@
 Owns names and the host's share of memory. Does not own places on the device (`control/adapters`) nor weights
 (`compute/adapters`).
 Invariants: a request has the adapter that its name stood for when it came, however names change; reading goes on in a
-thread of its own, so that nobody else waits for a disk; what open requests have stays on the host.
+thread of its own, so that nobody else waits for a disk; what open requests have stays on the host; the limits on a
+request's time count while it waits here.
 """
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import msgspec
+
 from quire.config.engine import EngineConfig
+from quire.config.resolve import n_kept
 from quire.control.live_seqs import LiveSeqs
 from quire.control.scheduler import Scheduler
 from quire.control.seq import SeqState
 from quire.core.adapters import AdapterFacts, check_adapter_name, lora_module
-from quire.core.errors import ConfigError, InvalidParameter, QuireError, RequestError, shown
+from quire.core.clock import Clock, MonotonicClock
+from quire.core.errors import ConfigError, InvalidParameter, QuireError, RequestError, RequestExpired, shown
 from quire.core.events import EngineStats, SeqDelta
+from quire.core.failure import Code
 from quire.core.request import Request
 from quire.engine.command_reader import refusals
 
 logger = logging.getLogger("quire.engine")
 
-KEPT_FACTOR = 4
-"""Adapters on the host for each place on the device, where nobody says how many."""
 READ_WAIT_S = 0.005
 """How long an engine with nothing else to do waits for an adapter before it looks for commands again."""
+
+LEAST_S = 1e-6
+"""What is left of a limit on time when it has not passed: 0 would be no limit."""
 
 Reading = concurrent.futures.Future[tuple[str, int, Any]]
 """(hash of the content, rank, the weights)."""
@@ -56,20 +64,62 @@ class Loading:
     reading: Reading
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request whose adapter is not on the host."""
+
+    request: Request
+    path: str
+    """The folder of its adapter."""
+    root: str
+    """In which that must lie."""
+    since_s: float
+
+    @property
+    def limit(self) -> tuple[float, Code]:
+        """(seconds that it may wait, 0: any; the code of the limit)."""
+        terms = self.request.terms
+        limits = ((terms.queue_limit_s, Code.QUEUE_TIMEOUT), (terms.time_limit_s, Code.REQUEST_TIMEOUT))
+        return min((one for one in limits if one[0] > 0), default=(0.0, Code.QUEUE_TIMEOUT))
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether its limit has passed."""
+        return 0 < self.limit[0] <= now_s - self.since_s
+
+    def queued(self, now_s: float) -> Request:
+        """The request, with what is left of its limits."""
+        terms, waited_s = self.request.terms, now_s - self.since_s
+        queue_s, time_s = (
+            max(limit_s - waited_s, LEAST_S) if limit_s else 0.0
+            for limit_s in (terms.queue_limit_s, terms.time_limit_s)
+        )
+        self.request.terms = msgspec.structs.replace(terms, queue_limit_s=queue_s, time_limit_s=time_s)
+        return self.request
+
+
 class AdapterRegistry:
     """reader None: the engine has no adapters. in_use: hashes of those that queued and running requests have."""
 
     def __init__(
-        self, reader: AdapterReader | None = None, max_kept: int = 0, in_use: Callable[[], Iterable[str]] = tuple
+        self,
+        reader: AdapterReader | None = None,
+        max_kept: int = 0,
+        in_use: Callable[[], Iterable[str]] = tuple,
+        clock: Clock | None = None,
     ) -> None:
         self._reader, self._max_kept, self._in_use = reader, max_kept, in_use
+        self._clock: Clock = clock or MonotonicClock()
         self._facts: dict[str, AdapterFacts] = {}
+        self._coming: collections.Counter[str] = collections.Counter()
+        """Names of adapters that are being read to have them."""
+        self._lost: dict[str, str] = {}
+        """Name → why there is no adapter under it, though one was asked for."""
         self._kept: dict[str, None] = {}
         """On the host, the least recently wanted first."""
         self._roots: dict[str, str] = {}
         """Name → the folder in which its own must lie, as it was asked for."""
-        self._waiting: dict[str, tuple[Request, str, str]] = {}
-        """Request id → the request, the folder of its adapter, and that folder's root."""
+        self._waiting: dict[str, Waiting] = {}
+        """By the request's id."""
         self._readings: dict[str, Reading] = {}
         """Hash → being read again."""
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
@@ -87,7 +137,7 @@ class AdapterRegistry:
     def refuse_all(self, error: QuireError) -> list[SeqDelta]:
         """The ends of these requests, which wait no longer."""
         waiting, self._waiting = self._waiting, {}
-        return [delta for request, *_ in waiting.values() for delta in refusals(request, error)]
+        return [delta for one in waiting.values() for delta in refusals(one.request, error)]
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -99,6 +149,9 @@ class AdapterRegistry:
         check_adapter_name(name)
         if name in self._facts and not in_place:
             raise InvalidParameter("lora_name", name, "the name of no loaded adapter", "Or set load_inplace to true.")
+        if name in self._coming and not in_place:
+            hint = "Wait for that one, or set load_inplace to true."
+            raise InvalidParameter("lora_name", name, "the name of no adapter that is being loaded", hint)
         if not isinstance(path, str) or not path:
             raise InvalidParameter("lora_path", path, "the folder of an adapter")
         if not self._make_room():
@@ -106,20 +159,30 @@ class AdapterRegistry:
                 f"all {self._max_kept} adapters that the host keeps (max_cpu_loras) are in use: try again later",
                 param="lora_name",
             )
-        return Loading(name, path, root, self._read(path, root))
+        reading = self._read(path, root)
+        self._coming[name] += 1
+        return Loading(name, path, root, reading)
 
     def finish(self, loading: Loading) -> AdapterFacts:
-        """It is read. Raises what reading raised; names are what they were then."""
-        content_id, rank, weights = loading.reading.result()
+        """It is read; to be called once. Raises what reading raised; names are what they were then."""
+        try:
+            content_id, rank, weights = loading.reading.result()
+        finally:
+            self._coming -= collections.Counter((loading.name,))
         self._keep(content_id, weights)
         self._roots[loading.name] = loading.root
         self._facts[loading.name] = facts = AdapterFacts(loading.name, loading.path, content_id, rank)
+        self._lost.pop(loading.name, None)
         self._trim()
         return facts
 
     def load(self, name: str, path: str, root: str = "", *, in_place: bool = False) -> AdapterFacts:
         """`begin` and `finish`, and the wait between them."""
         return self.finish(self.begin(name, path, root, in_place=in_place))
+
+    def miss(self, name: str, reason: str) -> None:
+        """Requests that name it are refused, and told why."""
+        self._lost[name] = reason
 
     def unload(self, name: str) -> None:
         """New requests cannot name it; open ones keep it. Raises RequestError for a name that nothing has."""
@@ -132,39 +195,55 @@ class AdapterRegistry:
 
     def admit(self, request: Request) -> bool:
         """Whether the request can be queued; else `ready` gives it back. It is told what its name stands for. Raises
-        RequestError for a name that nothing has."""
-        request.content_id = ""
+        RequestError for a name that nothing has, or that stands for another adapter than the request was made for."""
+        expected, request.content_id = request.content_id, ""
         if not request.adapter:
             return True
+        name = shown(request.adapter)
         facts = self._facts.get(request.adapter)
+        if facts is None and request.adapter in self._lost:
+            raise RequestError(f"the adapter {name} is not loaded: {self._lost[request.adapter]}", param="model")
         if facts is None:
-            raise RequestError(f"no adapter is loaded under the name {shown(request.adapter)}", param="model")
+            raise RequestError(f"no adapter is loaded under the name {name}", param="model")
+        if expected not in ("", facts.content_id):
+            raise RequestError(f"another adapter has the name {name} since the request was made: send it again")
         request.content_id = facts.content_id
         if self._want(facts.content_id):
             return True
-        self._waiting[request.request_id] = request, facts.path, self._roots[request.adapter]
+        root, now_s = self._roots[request.adapter], self._clock.now_s()
+        self._waiting[request.request_id] = Waiting(request, facts.path, root, now_s)
         return False
 
     def ready(self, wait_s: float = 0.0) -> list[Ready]:
-        """Requests whose adapters are on the host by now, or cannot be read. wait_s: for one that is being read."""
+        """Requests whose adapters are on the host by now, or cannot be read, or come too late. wait_s: for one that is
+        being read."""
         if self._readings and wait_s:
             concurrent.futures.wait(self._readings.values(), wait_s, concurrent.futures.FIRST_COMPLETED)
-        errors = {}
+        errors, now_s = dict[str, QuireError | None](), self._clock.now_s()
         for content_id, reading in list(self._readings.items()):
             if reading.done():
                 del self._readings[content_id]
                 errors[content_id] = self._outcome(content_id, reading)
         found, has_room = list[Ready](), True
-        for request_id, (request, path, root) in list(self._waiting.items()):
-            error = errors.get(request.content_id)
-            if error is not None or self._want(request.content_id):
+        for request_id, one in list(self._waiting.items()):
+            content_id = one.request.content_id
+            error = errors.get(content_id) or (self._too_late(one) if one.is_late(now_s) else None)
+            if error is not None or self._want(content_id):
                 del self._waiting[request_id]
-                found.append((request, error))
-            elif request.content_id not in self._readings and has_room:
+                found.append((one.queued(now_s), error))
+            elif content_id not in self._readings and has_room:
                 has_room = self._make_room()
                 if has_room:
-                    self._readings[request.content_id] = self._read(path, root)
+                    self._readings[content_id] = self._read(one.path, one.root)
         return found
+
+    def _too_late(self, one: Waiting) -> RequestExpired:
+        limit_s, code = one.limit
+        return RequestExpired(
+            f"the adapter {shown(one.request.adapter)} did not come into the host's memory within {limit_s:g} s, which"
+            f" the server allows: it keeps {self._max_kept} (--max-cpu-loras): try again later",
+            code=code, param="model",
+        )  # fmt: skip
 
     def drop(self, request_id: str) -> None:
         """It waits no longer; nothing happens if it does not."""
@@ -179,7 +258,7 @@ class AdapterRegistry:
             for seq in seqs if seqs[0].request.adapter else ():
                 if seq.state is not SeqState.ENDED:
                     names[seq.state is SeqState.RUNNING][seq.request.adapter] = None
-        waiting = [request.adapter for request, *_ in self._waiting.values()]
+        waiting = [one.request.adapter for one in self._waiting.values()]
         stats.adapters, stats.running_adapters = self.facts, list(names[True])
         stats.waiting_adapters = list(dict.fromkeys([*names[False], *waiting]))
 
@@ -212,8 +291,8 @@ class AdapterRegistry:
 
     def _make_room(self) -> bool:
         """For one more on the host; False if open requests have all."""
-        while len(self._kept) + len(self._readings) >= self._max_kept:
-            used = {*self._in_use(), *(request.content_id for request, *_ in self._waiting.values())}
+        while len(self._kept) + len(self._readings) + self._coming.total() >= self._max_kept:
+            used = {*self._in_use(), *self._wanted()}
             oldest = next((content_id for content_id in self._kept if content_id not in used), None)
             if oldest is None:
                 return False
@@ -223,9 +302,13 @@ class AdapterRegistry:
     def _trim(self) -> None:
         """Let go of what no name stands for, and no open request has."""
         named = {facts.content_id for facts in self._facts.values()}
-        used = {*named, *self._in_use(), *(request.content_id for request, *_ in self._waiting.values())}
+        used = {*named, *self._in_use(), *self._wanted()}
         for content_id in [one for one in self._kept if one not in used]:
             self._drop(content_id)
+
+    def _wanted(self) -> Iterable[str]:
+        """Hashes of those that requests wait for."""
+        return (one.request.content_id for one in self._waiting.values())
 
     def _keep(self, content_id: str, weights: Any) -> None:
         assert self._reader is not None
@@ -246,9 +329,15 @@ class AdapterRegistry:
 
 
 def registry_of(
-    config: EngineConfig, reader: AdapterReader, scheduler: Scheduler, compiling: Callable[[], Iterable[Request]]
+    config: EngineConfig,
+    reader: AdapterReader,
+    scheduler: Scheduler,
+    compiling: Callable[[], Iterable[Request]],
+    *,
+    is_restart: bool = False,
 ) -> AdapterRegistry:
-    """With the adapters of --lora-modules. compiling: requests that wait for their grammars. Raises LoadError and
+    """With the adapters of --lora-modules. compiling: requests that wait for their grammars. is_restart: an engine
+    before this one had them; one that cannot be read again is refused by name. Else it raises LoadError or
     ConfigError."""
 
     def in_use() -> set[str]:
@@ -256,10 +345,18 @@ def registry_of(
         planned = (put.content_id for one in scheduler.in_flight for put in one.plan.adapters)
         return {*(request.content_id for request in (*live, *compiling())), *planned}
 
-    registry = AdapterRegistry(reader, config.max_cpu_loras or KEPT_FACTOR * config.max_loras, in_use)
+    registry = AdapterRegistry(reader, n_kept(config), in_use, scheduler.clock)
     for name, path in map(lora_module, config.lora_modules):
-        facts = registry.load(name, path)
-        logger.info("adapter %s: rank %d, from %s", name, facts.rank, path)
+        try:
+            facts = registry.load(name, path)
+        except (QuireError, OSError) as error:
+            if not is_restart:
+                raise
+            reason = failure_words(error)
+            logger.error("adapter %s is lost, requests that name it are refused: %s", name, reason)
+            registry.miss(name, f"it could not be read when the engine was started again ({reason}): load it again")
+        else:
+            logger.info("adapter %s: rank %d, from %s", name, facts.rank, path)
     return registry
 
 

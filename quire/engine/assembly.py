@@ -52,6 +52,7 @@ def assemble(
             n_pages=n_pages,
             page_size=page_tokens(config),
             kv=layout,
+            n_dp_ranks=config.data_parallel_size,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,

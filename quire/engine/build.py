@@ -22,7 +22,7 @@ from quire.config.context import deals_tokens, page_tokens, settled
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout, tokens_in_flight
-from quire.config.mesh import mesh_shape
+from quire.config.mesh import mesh_of
 from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
 from quire.config.stages import layer_range, stage_arch, stage_layout
@@ -48,7 +48,7 @@ from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
 from quire.engine.executors.ranks import RanksExecutor
 from quire.engine.expert_load import ExpertLoad
-from quire.engine.fit import FitCase, check_fit
+from quire.engine.fit import check_fit
 from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_matcher_processes
 from quire.engine.grammars.processes import GrammarProcesses
@@ -56,7 +56,7 @@ from quire.engine.grammars.wire import GrammarSettings
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.leader import LeadingWorker
 from quire.engine.sleep import SleepMode
-from quire.engine.workers import make_leader
+from quire.engine.workers import fit_case, make_leader
 from quire.kernels.invariance import RowsAlone
 from quire.planner.accelerators import accelerator_named, calibration_for, engine_calibration
 from quire.planner.cost import calibrated
@@ -69,17 +69,21 @@ SIMULATED = "h200"
 """The machine whose clock an engine without a model has."""
 
 
-def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[EngineCore, EngineReady]:
-    """Load everything. is_server: defaults for streams that people wait for, not for batches.
+def build_engine(
+    config: EngineConfig, *, is_server: bool = False, is_restart: bool = False, place: pathlib.Path | None = None
+) -> tuple[EngineCore, EngineReady]:
+    """Load everything. is_server: defaults for streams that people wait for, not for batches. is_restart: an engine
+    before this one has served with these options. place: for temporary files, if not the usual one.
 
     Raises ConfigError or LoadError saying what does not fit.
     """
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     arch = read_arch(folder, config.hf_overrides, logger)
     config = settled(config, arch)
-    shape = mesh_shape(config)
+    shape = mesh_of(config)
     if config.is_simulated and shape.n_ranks > 1:
-        name = "tensor_parallel_size" if shape.tensor > 1 else "pipeline_parallel_size"
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        name = next(one for one in sizes if getattr(config, one) > 1)
         raise ConfigError(
             f"{name} = {getattr(config, name)} and device = 'null', which has no model that could be divided: leave"
             f" --{name.replace('_', '-')} out, or add --device cpu or cuda",
@@ -90,25 +94,29 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     with contextlib.ExitStack() as undo:
         group = None
         if shape.n_ranks > 1:
-            group = RankGroup(config, shape, folder, is_server=is_server)
+            group = RankGroup(config, shape, folder, is_server=is_server, place=place)
             undo.callback(group.stop)
-        built = _build(config, folder, arch, group, is_server)
+        built = _build(config, folder, arch, group, undo, is_server=is_server, is_restart=is_restart)
         undo.pop_all()
     return built
 
 
 def _build(
-    config: EngineConfig, folder: pathlib.Path, arch: ModelArch, group: RankGroup | None, is_server: bool
+    config: EngineConfig,
+    folder: pathlib.Path,
+    arch: ModelArch,
+    group: RankGroup | None,
+    undo: contextlib.ExitStack,
+    *,
+    is_server: bool,
+    is_restart: bool,
 ) -> tuple[EngineCore, EngineReady]:
-    """group: the ranks beside this one, if there are any."""
+    """group: the ranks beside this one, if there are any. undo: gives back what is taken if this fails."""
     made = make_leader(config, folder, arch, group, is_server=is_server)
     worker, limits, draft, platform = made.worker, made.limits, made.draft, made.worker.platform
     captured = worker.captured
-    case = FitCase(
-        config, limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
-        rounds=platform.rounds, rounds_kv=platform.rounds_kv and not arch.keeps_lines,
-    )  # fmt: skip
-    check_fit(case)
+    undo.callback(worker.close)
+    check_fit(fit_case(config, made))
     facts, layout = worker.load(), layout_of(config, limits, worker.shared)
     n_snapshots = snapshots_within(config, limits, worker.arch, facts.room)
     stage = tightest(config, limits, _stage_pools(worker.shared, layout, facts), captured.graph_sizes)
@@ -123,9 +131,10 @@ def _build(
     vocab_limit = None if tokenizer is None else len(tokenizer)
     worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
     executor = _executor(worker)
-    all_bytes = sum(one.weights_bytes for one in facts.stages) * mesh_shape(config).tensor
+    all_bytes = sum(one.weights_bytes for one in facts.stages) * mesh_of(config).tp
     pace = pace_of(limits, arch, engine_calibration(platform.name, platform.device_name), all_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
+    n_masks *= config.data_parallel_size
     structured = _structured_output(config, tokenizer, folder, arch, n_masks, platform.device.pin)
     if is_server:
         structured.start()
@@ -137,7 +146,9 @@ def _build(
     )  # fmt: skip
     core.free_memory, core.ranks = worker.close, group
     if config.enable_lora:
-        core.adapters = registry_of(config, worker.adapters, core.scheduler, lambda: core.grammars.compiling)
+        core.adapters = registry_of(
+            config, worker.adapters, core.scheduler, lambda: core.grammars.compiling, is_restart=is_restart
+        )
     core.expert_load = ExpertLoad(worker.expert_loads) if worker.expert_loads() else None
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
@@ -164,7 +175,8 @@ def device_of(config: EngineConfig) -> str:
 def _executor(worker: Worker) -> Executor:
     """Steps of the worker in this process, and of the ranks that it leads."""
     own: Executor = LaunchExecutor(worker) if worker.platform.computes_alone else ThreadExecutor(worker, worker.prepare)
-    return RanksExecutor(own, worker.group) if isinstance(worker, LeadingWorker) else own
+    n_slots = 0 if worker.data is None else worker.data.n_slots
+    return RanksExecutor(own, worker.group, n_slots) if isinstance(worker, LeadingWorker) else own
 
 
 def _structured_output(
@@ -223,10 +235,10 @@ def _ready(
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
     return EngineReady(
         max_model_len=limits.max_model_len,
-        n_pages=n_pages,
+        n_pages=n_pages * config.data_parallel_size,
         page_size=page_tokens(config),
         logits_width=arch.vocab_size,
         device=device,
-        max_num_seqs=limits.max_num_seqs,
+        max_num_seqs=limits.max_num_seqs * config.data_parallel_size,
         model=ModelFacts(arch.family, arch.n_parameters, arch.hidden_size, weight_bytes, weights),
     )

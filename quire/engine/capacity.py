@@ -14,19 +14,18 @@ import msgspec
 from quire.config.arch import ModelArch
 from quire.config.context import page_tokens
 from quire.config.engine import EngineConfig
-from quire.config.kv import KVLayout, kv_layout, tokens_in_flight
-from quire.config.mesh import depth_of
+from quire.config.kv import KVLayout, tokens_in_flight
+from quire.config.mesh import depth_of, mesh_of
 from quire.config.resolve import EngineLimits
-from quire.config.stages import spread
+from quire.config.stages import layout_over
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
-from quire.planner.memory import MemoryEquation, Room
+from quire.planner.formats import kv_number_bytes
+from quire.planner.memory import MemoryEquation, Room, n_passing
 
 logger = logging.getLogger("quire.engine")
 
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
-INT8_SCALE_BYTES = 4
-"""Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.entry`)."""
 MIN_TOKENS = 2
 """Of the shortest prompt and the shortest answer together."""
 SNAPSHOT_SHARE = 0.1
@@ -56,7 +55,7 @@ def equation(
     graph_sizes: the decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not
     this engine's; draft_numbers: what a drafter keeps of a token, see `MemoryEquation`; n_snapshots: recurrent states
     kept; kv: None: `layout_of` arch."""
-    chunk = limits.max_num_batched_tokens
+    chunk, mesh = limits.max_num_batched_tokens, mesh_of(config)
     return MemoryEquation(
         arch=arch,
         page_size=page_tokens(config),
@@ -73,23 +72,26 @@ def equation(
         kv=layout_of(config, limits, arch) if kv is None else kv,
         in_flight=tokens_in_flight(depth_of(config), limits.max_drafts),
         prompt_in_flight=depth_of(config) * min(chunk, config.long_prefill_token_threshold or chunk),
+        exchanged_rows=mesh.dp * chunk if mesh.sends_rows else 0,
         others_bytes=others_bytes,
         max_sampled=limits.max_sampled,
         draft_numbers=draft_numbers,
         n_snapshots=n_snapshots,
+        n_passing=n_passing(config.pipeline_depth, config.pipeline_parallel_size),
+        adapters=limits.adapters,
     )
 
 
 def layout_of(config: EngineConfig, limits: EngineLimits, arch: ModelArch) -> KVLayout:
     """The groups of layers with page tables of their own, of a model that may be divided within its layers. limits: as
     they were asked for, before the pool was sized."""
-    layout = kv_layout(arch, limits.max_model_len, hybrid=not config.disable_hybrid_kv_cache_manager)
-    return layout if config.pipeline_parallel_size == 1 else spread(layout)
+    hybrid = not config.disable_hybrid_kv_cache_manager
+    return layout_over(arch, limits.max_model_len, config.pipeline_parallel_size, hybrid=hybrid)
 
 
 def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:
     """Bytes a number in the KV cache, scales counted in."""
-    return 1 + INT8_SCALE_BYTES / arch.head_dim if limits.kv_dtype == "int8" else ITEMSIZES[limits.kv_dtype]
+    return kv_number_bytes(limits.kv_dtype, arch.head_dim)
 
 
 def snapshots_within(config: EngineConfig, limits: EngineLimits, arch: ModelArch, room: Room) -> int:
@@ -236,7 +238,7 @@ def _budget(config: EngineConfig, terms: MemoryEquation, room: Room) -> int:
         prompt_pages = terms.prompt_pages(terms.max_model_len)  # sequences share the tokens of steps
         useful_bytes = (1 + (terms.max_num_seqs - 1) * sequence_pages + prompt_pages) * terms.page_bytes
         asked_bytes = (1 + prompt_pages) * terms.page_bytes if config.max_model_len else 0
-        free_bytes = min(room.free_bytes, room.address_bytes)
+        free_bytes = max(min(room.free_bytes, room.address_bytes) - terms.kept_adapters_bytes, 0)
         pool_bytes = max(int(free_bytes * MAIN_SHARE), min(asked_bytes, free_bytes))
         return terms.fixed_bytes + min(pool_bytes, useful_bytes)
     return int(room.total_bytes * config.gpu_memory_utilization)

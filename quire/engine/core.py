@@ -22,7 +22,7 @@ from quire.core.commands import Cancel, CancelSeq, Submit
 from quire.core.errors import EngineAsleep, EngineError, QuireError, RequestError, SleepFailed
 from quire.core.events import EngineStats, SeqDelta
 from quire.core.failure import Code, Failure
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import SpanDrafts, StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.engine.adapters import READ_WAIT_S, AdapterRegistry
@@ -173,7 +173,7 @@ class EngineCore:
             return None
         return Unmasked(plan, self.scheduler.in_flight[0].seqs, self._drafts_of(plan))
 
-    def _drafts_of(self, plan: StepPlan) -> list[list[int]]:
+    def _drafts_of(self, plan: StepPlan) -> list[SpanDrafts]:
         """Of each masked span of the newest plan; empty if none has any. The device knows them when it begins."""
         return self._wait(self.executor.drafts()) if plan.masks_drafts else []
 
@@ -325,8 +325,9 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True while a step is in flight, a request is unfinished or an end is not told yet."""
-        is_late = self.grammars.n_compiling or self.adapters.n_waiting
-        return bool(self._in_flight or self._owed or is_late or self.scheduler.has_work())
+        if self._in_flight or self._owed or self.scheduler.has_work():
+            return True
+        return bool(self.grammars.n_compiling or self.adapters.n_waiting)
 
     def stats(self, *, with_map: bool = True) -> EngineStats:
         """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""

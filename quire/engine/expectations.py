@@ -70,8 +70,6 @@ def _cost(frontend: Frontend, given: Calibration | None) -> CostModel:
         raise ConfigError(f"the device '{ready.device}' has no steps of its own")
     if config.speculative_config:
         raise ConfigError("the model of time knows no drafts")
-    if config.pipeline_parallel_size > 1:
-        raise ConfigError("the model of time knows no steps that stages compute beside each other")
     device = accelerator_seen(ready.device_name) if ready.device == "cuda" else None
     name = "this CPU" if ready.device == "cpu" else ready.device_name
     calibration = given or (calibration_of(device.name) if device else None)

@@ -66,8 +66,8 @@ class FitCase:
     """As in `MemoryEquation`."""
     rounds: bool = False
     """Whether weights can be rounded here, and products of them are fast."""
-    rounds_kv: bool = False
-    """Whether the cache can be."""
+    kv_rounded: str = ""
+    """The `kv_cache_dtype` to which the cache can be; empty: it cannot."""
 
     def change(self, **options: object) -> FitCase:
         """The same with other options."""
@@ -75,7 +75,7 @@ class FitCase:
         known = {name: value for name, value in options.items() if name in EngineLimits.__struct_fields__}
         if "kv_cache_dtype" in options:
             known["kv_dtype"] = options["kv_cache_dtype"]
-        elif "dtype" in options and self.limits.kv_dtype != "int8":
+        elif "dtype" in options and self.limits.kv_dtype == self.limits.dtype:
             known["kv_dtype"] = options["dtype"]
         limits = msgspec.structs.replace(self.limits, **known)
         sizes = tuple(size for size in self.graph_sizes if size <= limits.max_num_seqs)
@@ -93,10 +93,11 @@ class FitCase:
 
     @property
     def working_bytes(self) -> int:
-        """Activations, logits and tables of the largest step, what captured ones keep, and recurrent states."""
+        """Activations, adapters' too, logits and tables of the largest step, what captured ones keep, and recurrent
+        states."""
         terms = equation(self.config, self.limits, self.arch, 0, self.graph_sizes, self.mixed_rows)
         own_bytes = terms.workspace_bytes + terms.logits_bytes + terms.tables_bytes + terms.graphs_bytes
-        return own_bytes + terms.states_bytes
+        return own_bytes + terms.states_bytes + terms.adapters_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -210,7 +211,11 @@ def _smaller(case: FitCase) -> Iterator[FitCase]:
     if case.rounds:
         for name in ROUNDED:
             changed = case.change(quantization=name)
-            if changed.sizes.held_bytes < case.sizes.held_bytes:
+            try:
+                is_smaller = changed.sizes.held_bytes < case.sizes.held_bytes
+            except ConfigError:  # ranks cannot share it
+                continue
+            if is_smaller:
                 yield changed
 
 
@@ -223,8 +228,9 @@ def _that_fit(case: FitCase) -> Iterator[tuple[str, str]]:
             yield f"--quantization {name}", f"weights of {format_bytes(changed.sizes.held_bytes)}"
     if limits.dtype == "float32" and case.change(dtype="bfloat16").fits:
         yield "--dtype bfloat16", f"weights of {format_bytes(case.change(dtype='bfloat16').sizes.held_bytes)}"
-    if case.rounds_kv and limits.kv_dtype != "int8" and case.change(kv_cache_dtype="int8").fits:
-        yield "--kv-cache-dtype int8", ""
+    rounded = case.kv_rounded
+    if rounded not in ("", limits.kv_dtype) and case.change(kv_cache_dtype=rounded).fits:
+        yield f"--kv-cache-dtype {rounded}", ""
     yield from _smaller_pool(case)
     for n_seqs in FEWER:
         if n_seqs < limits.max_num_seqs and case.change(max_num_seqs=n_seqs).fits:

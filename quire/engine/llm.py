@@ -16,7 +16,7 @@ import msgspec
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
 from quire.config.keywords import EngineOptions
-from quire.config.mesh import mesh_shape
+from quire.config.mesh import mesh_of
 from quire.config.options import keyword_options, keyword_signature
 from quire.config.wording import in_python
 from quire.core.adapters import LoRARequest
@@ -28,7 +28,7 @@ from quire.core.prompts import Prompts, PromptType, TokensPrompt
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.beams import beam_output
 from quire.engine.frontend import text_folder
-from quire.engine.offline import Bar, as_list, refuse_unused
+from quire.engine.offline import Bar, as_list, check_adapters, refuse_unused
 from quire.engine.sleep import check_sleep, check_wake
 from quire.engine.step_record import StepRecord
 from quire.engine.vectors import VectorEngine
@@ -159,6 +159,7 @@ class LLM(VectorEngine):
             adapters = _one_each("lora_request", lora_request, len(items))
         else:
             adapters = [lora_request] * len(items)
+        check_adapters(adapters)
         opened = [
             self._prepare(item, one, priority=order, adapter=adapter)
             for item, one, order, adapter in zip(items, params, priorities, adapters, strict=True)
@@ -320,7 +321,7 @@ class LLM(VectorEngine):
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Its ranks."""
-        return mesh_shape(self.config).n_ranks
+        return mesh_of(self.config).n_ranks
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget the pages that no open request holds; True if none are left. Other arguments must be False."""

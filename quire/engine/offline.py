@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tqdm import tqdm
@@ -19,7 +19,7 @@ from quire.config.engine import EngineConfig
 from quire.core.adapters import LoRARequest
 from quire.core.beams import BeamTerms
 from quire.core.commands import Cancel, Submit
-from quire.core.errors import InvalidParameter, QueueFull
+from quire.core.errors import InvalidParameter, QueueFull, shown
 from quire.core.outputs import RequestOutput
 from quire.core.prompts import PromptType
 from quire.core.request import Pooling
@@ -79,24 +79,24 @@ class OfflineEngine:
             prompt, params, pooling=pooling, beams=beams, priority=priority, cache_salt=salt
         )
         if adapter is not None:
-            request.adapter = self._loaded(adapter)
+            request.adapter, request.content_id = self._loaded(adapter)
         if request.params.structured_outputs is not None:
             self.engine.grammars.check(request.params.structured_outputs)
         return OpenRequest(request, text, self._frontend.tokenizer, self._input_processor.clock)
 
-    def _loaded(self, wanted: LoRARequest) -> str:
-        """The name of an adapter, which is read if the engine has none under it. Raises RequestError, LoadError and
-        ConfigError."""
+    def _loaded(self, wanted: LoRARequest) -> tuple[str, str]:
+        """Name and hash of an adapter, which is read if the engine has none under it. Raises RequestError, LoadError
+        and ConfigError."""
         if not isinstance(wanted, LoRARequest):
             raise InvalidParameter("lora_request", wanted, "a LoRARequest, or None")
         adapters, name = self.engine.adapters, wanted.lora_name
         known = next((facts for facts in adapters.facts if facts.name == name), None)
         if wanted.lora_path and (known is None or known.path != wanted.lora_path or wanted.load_inplace):
-            adapters.load(name, wanted.lora_path, in_place=True)
+            known = adapters.load(name, wanted.lora_path, in_place=True)
         elif known is None:
             hint = "Give lora_path, the folder of the adapter." if self.config.enable_lora else "Set enable_lora=True."
             raise InvalidParameter("lora_request", name, "the name of an adapter that is loaded", hint)
-        return name
+        return name, known.content_id
 
     def _stream(self, one: OpenRequest) -> Iterator[RequestOutput]:
         buffer = PartBuffer()
@@ -186,6 +186,17 @@ class OfflineEngine:
         output = one.output(one.whole())
         assert output is not None
         return output
+
+
+def check_adapters(adapters: Iterable[LoRARequest | None]) -> None:
+    """InvalidParameter where one name stands for several folders in one call."""
+    paths: dict[str, str] = {}
+    for one in adapters:
+        if isinstance(one, LoRARequest) and one.lora_path:
+            path = paths.setdefault(one.lora_name, one.lora_path)
+            if path != one.lora_path:
+                limit = f"the same for all prompts that name the adapter {shown(one.lora_name)}, and {shown(path)} was"
+                raise InvalidParameter("lora_path", one.lora_path, limit, "Give each folder a name of its own.")
 
 
 def refuse_unused(**given: object) -> None:

@@ -278,10 +278,15 @@ def follow_parent(address: str, unread: bytes) -> None:
             data = os.read(0, 4096)
             if not data:
                 break
-        shutil.rmtree(pathlib.Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+        shutil.rmtree(folder_of(address), ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True, name="quire-parent-watch").start()
+
+
+def folder_of(address: str) -> pathlib.Path:
+    """Of the socket that is there."""
+    return pathlib.Path(address.removeprefix("ipc://")).parent
 
 
 def fetch(config: EngineConfig, status: StatusPipe) -> EngineConfig:
@@ -304,9 +309,10 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
     try:
         if build is None:  # torch is imported here and not above: nothing must take long before signals are dealt with
             logger.info("loading torch")
-            build = importlib.import_module("quire.engine.build").build_engine
+            build_engine = importlib.import_module("quire.engine.build").build_engine
+            build = functools.partial(build_engine, place=folder_of(start.address))  # which is removed with the socket
             logger.info("torch is loaded; loading %s", config.model or "the demo model")
-        core, ready = build(fetch(config, status), is_server=True)
+        core, ready = build(fetch(config, status), is_server=True, is_restart=bool(start.ends))
     except QuireError as error:
         status.say(EngineFailed(error.message))
         return 1

@@ -11,15 +11,16 @@ import dataclasses
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
-from quire.config.mesh import mesh_shape, placed
+from quire.config.mesh import Mesh, mesh_of, placed
 from quire.config.resolve import MIN_SHARED_TOKENS, NOT_ROUNDED, EngineLimits, resolve
 from quire.config.shares import share_arch
+from quire.config.stages import LayerRange, layer_range, stage_arch, stage_layout
 from quire.core.clock import VirtualClock
 from quire.core.errors import ConfigError
 from quire.core.plan import StepPlan
 from quire.core.units import format_bytes
 from quire.engine.assembly import assemble, pace_of
-from quire.engine.capacity import ITEMSIZES, layout_of, size_pool, snapshots_within
+from quire.engine.capacity import ITEMSIZES, StagePool, layout_of, size_pool, snapshots_within, tightest
 from quire.engine.core import EngineCore
 from quire.engine.executors.null_timed import TimedNullExecutor
 from quire.engine.grammars.manager import StructuredOutput
@@ -75,31 +76,36 @@ class SimulatedMachine:
                 " out, and see `quire plan --mesh sp=N` or `ring=N` for what such ranks would do",
                 param="prefill_context_parallel_size",
             )
-        n_ranks = mesh_shape(config).n_ranks
-        if n_ranks > 1 and device == "cpu":
+        mesh = mesh_of(config)
+        if mesh.n_ranks > 1 and device == "cpu":
+            name = "tensor_parallel_size" if mesh.tp > 1 else "pipeline_parallel_size"
             raise ConfigError(
-                f"tensor_parallel_size = {n_ranks} is not simulated on a CPU: leave it out, or choose a --gpu",
-                param="tensor_parallel_size",
+                f"{name} = {getattr(config, name)} is not simulated on a CPU: leave it out, or choose a --gpu",
+                param=name,
             )
-        if config.pipeline_parallel_size > 1:
+        if config.data_parallel_size > 1:
             raise ConfigError(
-                f"pipeline_parallel_size = {config.pipeline_parallel_size} is not simulated: leave it out, and see"
-                " `quire plan` for what stages would do",
-                param="pipeline_parallel_size",
+                f"data_parallel_size = {config.data_parallel_size} is not simulated: leave it out, and see `quire plan`"
+                " for what data-parallel ranks would do",
+                param="data_parallel_size",
             )
         limits = resolve(config, arch, device, is_server=is_server)
-        own = share_arch(placed(arch, config), 0, n_ranks)
+        own = share_arch(placed(arch, config), 0, mesh.tp)
         layout = layout_of(config, limits, own)
-        weights_bytes = _parameters(own, n_ranks) * ITEMSIZES[limits.dtype]
+        room, itemsize = Room(memory_bytes, memory_bytes, is_main=device == "cpu"), ITEMSIZES[limits.dtype]
+        ranges = [layer_range(own, stage, mesh.pp) for stage in range(mesh.pp)]
+        pools = [_pool(own, layout, layers, mesh, itemsize, room) for layers in ranges]
+        weights_bytes = max(pool.weights_bytes for pool in pools)
         if weights_bytes >= memory_bytes:
             raise ConfigError(
                 f"the weights take {format_bytes(weights_bytes)}, {hardware} has {format_bytes(memory_bytes)}: "
                 "choose a larger --gpu or a smaller model, or divide it over several GPUs with --tensor-parallel-size"
             )
-        room = Room(memory_bytes, memory_bytes - weights_bytes, is_main=device == "cpu")
-        n_snapshots = snapshots_within(config, limits, own, room)
+        stage = tightest(config, limits, pools, ())
+        n_snapshots = snapshots_within(config, limits, own, stage.room)
         n_pages, limits = size_pool(
-            config, limits, own, room, weights_bytes=weights_bytes, n_snapshots=n_snapshots
+            config, limits, stage.arch, stage.room, weights_bytes=stage.weights_bytes, n_snapshots=n_snapshots,
+            kv=stage.kv,
         )  # fmt: skip
         calibration = USUAL_CPU if device == "cpu" else calibration_for(accelerator_named(hardware))
         accelerator = host_accelerator(calibration) if device == "cpu" else accelerator_named(hardware)
@@ -114,7 +120,7 @@ class SimulatedMachine:
     def engine(self) -> SimulatedEngine:
         """A new one."""
         clock = VirtualClock()
-        executor = TimedNullExecutor(clock, self.step_s)
+        executor = TimedNullExecutor(clock, self.step_s, self.config.pipeline_parallel_size)
         limits, device = self.limits, self.device
         core = assemble(
             self.config, limits, self.layout, executor, clock, self.n_pages, StructuredOutput(None),
@@ -125,7 +131,11 @@ class SimulatedMachine:
         return SimulatedEngine(core, clock, executor)
 
 
-def _parameters(own: ModelArch, n_ranks: int) -> int:
-    """Of one rank, whose description has its part of the layers: vocabularies are divided too."""
-    n_tables = 1 if own.tie_embeddings else 2
-    return own.n_parameters - n_tables * own.vocab_size * own.hidden_size * (n_ranks - 1) // n_ranks
+def _pool(own: ModelArch, layout: KVLayout, layers: LayerRange, mesh: Mesh, itemsize: int, room: Room) -> StagePool:
+    """Of a rank of the stage that has these layers, of which `own` is a rank's part. room: before weights are there."""
+    arch, tied = stage_arch(own, layers), own.tie_embeddings
+    n_tables = layers.is_first or layers.is_last if tied else layers.is_first + layers.is_last
+    n_foreign = (1 if tied else 2) - n_tables / mesh.tp  # the description has whole vocabularies, at both ends
+    weights_bytes = round((arch.n_parameters - n_foreign * own.vocab_size * own.hidden_size) * itemsize)
+    room = dataclasses.replace(room, free_bytes=room.total_bytes - weights_bytes)
+    return StagePool(arch, stage_layout(layout, layers), weights_bytes, 0, room)

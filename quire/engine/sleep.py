@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, EngineError, InvalidParameter, QuireError, SleepFailed
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import SpanDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult
 from quire.engine.executors.executor import Executor
 
@@ -83,9 +83,9 @@ class AsleepExecutor:
         future.set_exception(EngineError(f"step {plan.step} came while the engine sleeps"))
         return future
 
-    def drafts(self) -> concurrent.futures.Future[list[list[int]]]:
+    def drafts(self) -> concurrent.futures.Future[list[SpanDrafts]]:
         """There are none."""
-        future: concurrent.futures.Future[list[list[int]]] = concurrent.futures.Future()
+        future: concurrent.futures.Future[list[SpanDrafts]] = concurrent.futures.Future()
         future.set_result([])
         return future
 

@@ -47,15 +47,15 @@ class StepRecord:
 
 def record_of(live: LiveSeqs, plan: StepPlan, result: StepResult, times: HostTimes) -> StepRecord:
     """Of a committed step."""
-    spans = plan.spans
-    if plan.n_tokens == len(spans):  # most steps
+    spans, n_spans = plan.spans, len(plan.spans)
+    if plan.n_tokens == n_spans:  # most steps
         n_decode = spans.wants.count(True)
     else:
         n_decode = sum([wants for length, wants in zip(spans.lengths, spans.wants, strict=True) if length == 1])
     return StepRecord(
         step=plan.step,
         time_s=times.committed_s,
-        n_spans=len(spans),
+        n_spans=n_spans,
         n_tokens=plan.n_tokens,
         n_prefill_tokens=plan.n_tokens - n_decode,
         n_running=len(live.running),

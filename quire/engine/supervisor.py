@@ -12,7 +12,6 @@ import asyncio
 import collections
 import logging
 import os
-import shutil
 import signal
 import time
 
@@ -56,7 +55,8 @@ class EngineSupervisor:
         """Raises ConfigError if there is no folder for the socket."""
         self._config = config
         self._command = command
-        self.folder = socket_folder()
+        self._folder = socket_folder()
+        self.folder = self._folder.path
         self.address = f"ipc://{self.folder / SOCKET}"
         self.failure: str | None = None
         """Why there is no engine and none will come; None while one lives or is being started."""
@@ -125,7 +125,7 @@ class EngineSupervisor:
                 await self._child.end()
         finally:
             self._close_recorder()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._folder.remove()
 
     async def _start(self) -> EngineReady:
         """Start a process and wait until it is loaded. Raises EngineError with its reason if it ends before."""

@@ -7,7 +7,6 @@ of JSON into a pipe.
 from __future__ import annotations
 
 import os
-import pathlib
 import tempfile
 from collections.abc import Callable
 
@@ -17,11 +16,14 @@ from quire.config.engine import EngineConfig
 from quire.core.commands import Command
 from quire.core.errors import ConfigError
 from quire.core.events import EngineEnd, Event, Status
+from quire.engine.owned_folders import OwnedFolder
 
 SHUTDOWN_LINE = b"shutdown\n"
 """On an engine's standard input: leave."""
 SOCKET = "engine"
 """Its name in the folder."""
+SOCKET_FOLDER = "quire-"
+"""What the folder's name begins with."""
 MAX_PATH_BYTES = 107
 """Of a Unix socket's path."""
 OTHER_PLACES = ("/tmp", "/dev/shm")
@@ -52,8 +54,8 @@ class ProcessStart(msgspec.Struct):
     """Of those before it, oldest first."""
 
 
-def socket_folder() -> pathlib.Path:
-    """A fresh folder with mode 0700 for the socket. ConfigError if there is no place for it."""
+def socket_folder() -> OwnedFolder:
+    """A fresh folder for the socket. ConfigError if there is no place for it."""
     found = []
     try:
         places = dict.fromkeys((tempfile.gettempdir(), *OTHER_PLACES))
@@ -62,12 +64,12 @@ def socket_folder() -> pathlib.Path:
         places = dict.fromkeys(OTHER_PLACES)
     for place in places:
         try:
-            folder = pathlib.Path(tempfile.mkdtemp(prefix="quire-", dir=place))
+            folder = OwnedFolder(SOCKET_FOLDER, place)
         except OSError as error:
             found.append(f"{place}: {error.strerror}")
             continue
-        if len(os.fsencode(folder / SOCKET)) <= MAX_PATH_BYTES:
+        if len(os.fsencode(folder.path / SOCKET)) <= MAX_PATH_BYTES:
             return folder
-        folder.rmdir()
+        folder.remove()
         found.append(f"{place}: the path of a socket in it is longer than the {MAX_PATH_BYTES} bytes allowed")
     raise ConfigError(f"there is no folder for the engine's socket ({'; '.join(found)}): set TMPDIR to another one")

@@ -7,6 +7,7 @@ Owns the order in which they are made, and what of the options is refused meanwh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import pathlib
 
@@ -14,19 +15,19 @@ import msgspec
 
 from quire.compute.dist.comm import MeetingComm
 from quire.compute.dist.context_groups import ContextGroups
-from quire.compute.dist.pipeline import Pipeline
+from quire.compute.dist.data_parallel import DataParallel
+from quire.compute.dist.pipeline import Connect, Pipeline
 from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.loaded import DraftSource
 from quire.compute.draft.small import DraftCheckpoint
 from quire.compute.draft.with_head import HeadCheckpoint
-from quire.compute.platform import platform_of
+from quire.compute.platform import Platform, platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Worker, not_deterministic
 from quire.config.arch import ModelArch
-from quire.config.context import n_dividing_heads
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
-from quire.config.mesh import mesh_shape, placed
+from quire.config.mesh import Mesh, depth_of, mesh_of, placed
 from quire.config.model import read_arch
 from quire.config.mtp import mtp_head
 from quire.config.resolve import EngineLimits, resolve
@@ -34,6 +35,7 @@ from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core import host
 from quire.core.errors import ConfigError
 from quire.engine.capacity import layout_of
+from quire.engine.fit import FitCase
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.leader import LeadingWorker
@@ -41,30 +43,47 @@ from quire.engine.ranks.leader import LeadingWorker
 logger = logging.getLogger("quire.engine")
 
 
+Groups = Pipeline | DataParallel | ContextGroups
+
+
 class Meeting:
     """All groups of one rank."""
 
-    def __init__(
-        self, comm: MeetingComm, pipeline: Pipeline | None, worker: Worker, groups: ContextGroups | None = None
-    ) -> None:
-        """comm: of all ranks; pipeline: None: there is one stage; worker: of this rank; groups: of shared tokens."""
-        self.comm, self.pipeline, self._worker, self._groups = comm, pipeline, worker, groups
+    def __init__(self, comm: MeetingComm, groups: Groups | None, worker: Worker) -> None:
+        """comm: of all ranks; groups: beside it, None: there are no others; worker: of this rank."""
+        self.comm, self.groups, self._worker = comm, groups, worker
 
     def join(self) -> None:
         """Returns when all ranks can speak to one another. RuntimeError if they are not there in time."""
-        self.comm.join()
-        for one in (self.pipeline, self._groups):
-            if one is not None:
-                one.join()
+        for one in self._met:
+            one.join()
+
+    def abort(self) -> None:
+        """Another rank is gone: end what waits for it, in whatever thread. What was to come of it is void."""
+        for one in self._met:
+            one.abort()
+
+    def close(self) -> None:
+        """Leave all groups, when the worker is closed: its captured steps hold calls of theirs. The other ranks do the
+        same, or it was aborted."""
+        for one in reversed(self._met):
+            one.close()
+
+    @property
+    def _met(self) -> list[MeetingComm | Groups]:
+        """In an order in which all ranks can meet."""
+        return [self.comm] if self.groups is None else [self.comm, self.groups]
 
     @property
     def n_calls(self) -> int:
-        """That this rank has begun within its stage: one that hangs is behind the others there. Where it is alone,
-        layers."""
-        if self._groups is not None:
-            return self._groups.n_calls
-        sharing = self.comm if self.pipeline is None else self.pipeline.sharing
-        return self._worker.n_begun if sharing is None else sharing.n_calls
+        """That this rank has begun within its stage, or to exchange rows: one that hangs is behind the others there.
+        Where it is alone, layers."""
+        groups = self.groups
+        if isinstance(groups, ContextGroups):
+            return groups.n_calls
+        if groups is None or (isinstance(groups, DataParallel) and groups.exchange is not None):
+            return self.comm.n_calls
+        return self._worker.n_begun if groups.sharing is None else groups.sharing.n_calls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,6 +97,16 @@ class Made:
     """With the other ranks; None: it is the only one."""
 
 
+def fit_case(config: EngineConfig, made: Made) -> FitCase:
+    """What is to fit a rank's device, by what it has free before anything is loaded."""
+    worker = made.worker
+    platform, captured = worker.platform, worker.captured
+    return FitCase(
+        config, made.limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
+        rounds=platform.rounds, kv_rounded="" if worker.arch.keeps_lines else platform.kv_rounded,
+    )  # fmt: skip
+
+
 def make_leader(
     config: EngineConfig, folder: pathlib.Path, arch: ModelArch, group: RankGroup | None, *, is_server: bool
 ) -> Made:
@@ -86,8 +115,12 @@ def make_leader(
         return make_worker(config, folder, arch, is_server=is_server)
     made = make_worker(config, folder, arch, is_server=is_server, meeting_point=group.meeting_point, kind=LeadingWorker)
     assert isinstance(made.worker, LeadingWorker) and made.meeting is not None
-    made.worker.group, made.worker.meet, group.calls = group, made.meeting.join, made.meeting
-    made.worker.done = group.done = DoneSteps(made.worker.platform.device.mark)
+    device = made.worker.platform.device
+    made.worker.group, made.worker.meeting = group, made.meeting
+    group.calls, group.abandon = made.meeting, made.meeting.abort
+    made.worker.done = group.done = DoneSteps(device.mark)
+    device.checks.append(group.check)
+    device.is_watched = True
     return made
 
 
@@ -103,11 +136,10 @@ def make_worker(
 ) -> Made:
     """rank: of those that meet at meeting_point, a file that is not there. Raises ConfigError or LoadError; takes no
     memory."""
-    shape, arch = mesh_shape(config), placed(arch, config)
-    n_ranks = shape.n_ranks
+    shape = mesh_of(config)
+    n_ranks, arch = shape.n_ranks, placed(arch, config, shape.dp_rank_of(rank))
     platform = platform_of(_with_threads(config, n_ranks), rank)
-    comm = None if n_ranks == 1 else platform.comm(rank, n_ranks, meeting_point)
-    pipeline = None if shape.pipeline == 1 else Pipeline(shape, rank, platform.group, meeting_point)
+    comm, pipeline = _groups(config, platform, rank, meeting_point)
     no_determinism = platform.no_determinism or not_deterministic(config)
     if config.deterministic and no_determinism:
         raise ConfigError(
@@ -115,6 +147,20 @@ def make_worker(
             param="deterministic",
         )
     limits = resolve(config, arch, platform.name, is_server=is_server)
+    if limits.kv_dtype == "fp8" and platform.kv_rounded != "fp8":
+        raise ConfigError(
+            f"kv_cache_dtype = {config.kv_cache_dtype!r} needs a GPU that converts to e4m3, of compute capability 8.9 "
+            f"or later, and this is a {platform.device_name}: leave --kv-cache-dtype out",
+            param="kv_cache_dtype",
+        )
+    data = None
+    if comm is not None and shape.dp > 1:
+        _check_exchange(shape, config, platform)
+        sizes = limits.max_num_seqs, limits.max_num_batched_tokens
+        data = DataParallel(shape, rank, *sizes, comm, _share(platform, shape, rank), meeting_point)
+    context = None
+    if comm is not None and shape.n_token_ranks > 1:
+        context = ContextGroups(comm, shape.sp, platform.group, meeting_point)
     speculative = read_speculative(config.speculative_config)
     if speculative is not None and arch.state_specs:
         raise ConfigError(
@@ -122,10 +168,10 @@ def make_worker(
             "leave --speculative-config out",
             param="speculative_config",
         )
-    if speculative is not None and shape.pipeline > 1:
+    if speculative is not None and shape.pp > 1:
         raise ConfigError(
             f"speculative_config: a stage of a pipeline would wait for the last one to know which drafts count, so"
-            f" pipeline_parallel_size = {shape.pipeline} takes none: leave --speculative-config out, or take"
+            f" pipeline_parallel_size = {shape.pp} takes none: leave --speculative-config out, or take"
             " --tensor-parallel-size",
             param="speculative_config",
         )
@@ -139,13 +185,43 @@ def make_worker(
         )
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
-    groups = None
-    if comm is not None and shape.context > 1:
-        groups = ContextGroups(comm, n_dividing_heads(config), platform.group, meeting_point)
     worker = kind(
-        config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline, groups=groups
-    )
-    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline, worker, groups))
+        config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline, data=data,
+        context=context,
+    )  # fmt: skip
+    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline or data or context, worker))
+
+
+def _check_exchange(shape: Mesh, config: EngineConfig, platform: Platform) -> None:
+    """ConfigError where rows would be exchanged within captured steps."""
+    if shape.sends_rows and platform.name == "cuda" and not config.enforce_eager:
+        raise ConfigError(
+            f"data_parallel_size = {shape.dp} and enable_expert_parallel: rows cannot be sent to experts of other"
+            " ranks within a captured step yet: add --enforce-eager, or leave --enable-expert-parallel out",
+            param="data_parallel_size",
+        )
+
+
+def _groups(
+    config: EngineConfig, platform: Platform, rank: int, meeting_point: str
+) -> tuple[MeetingComm | None, Pipeline | None]:
+    """Of all ranks, and of a stage; None where there is but one. Sums go through those that share layers."""
+    shape = mesh_of(config)
+    if shape.n_ranks == 1:
+        return None, None
+    platform.check_ranks(rank, shape.n_ranks)
+    if shape.n_ranks == shape.n_stage_ranks:
+        return platform.sharing(rank, shape.n_ranks, meeting_point), None
+    pipeline = None
+    if shape.pp > 1:
+        share = _share(platform, shape, rank)
+        pipeline = Pipeline(shape, rank, platform.group, share, meeting_point, depth_of(config))
+    return platform.group(rank, shape.n_ranks, meeting_point), pipeline
+
+
+def _share(platform: Platform, shape: Mesh, rank: int) -> Connect:
+    """How a rank meets those that share its layers."""
+    return functools.partial(platform.sharing, first=rank - shape.place_in_stage(rank))
 
 
 def _with_threads(config: EngineConfig, n_ranks: int) -> EngineConfig:

@@ -171,6 +171,9 @@ _SCANS = ("convolve", "scan_ssm", "scan_delta", "norm_gated")
 
 CATALOGUE: tuple[Implementation, ...] = (
     _hopper("attention", "run", place="hopper.launcher"),
+    Implementation(
+        "attention", "hopper-e4m3", ("run",), ("cuda",), f"{_HOPPER}, and Triton", hopper_obstacle, place="coded"
+    ),
     _triton("attention", "run", place="triton.launcher"),
     Implementation("attention", "hopper-latent", ("run",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper.latent"),
     Implementation("attention", "latent", ("run",), ("cuda",), _TRITON, triton_obstacle, place="triton.latent"),

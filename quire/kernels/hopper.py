@@ -25,8 +25,8 @@ def machine_obstacle() -> str | None:
 
 
 def converts_to_e4m3(device: torch.device) -> bool:
-    """Whether a GPU does, as Ada, Hopper and their successors."""
-    return torch.cuda.get_device_capability(device) >= LEAST_E4M3
+    """Whether it is a GPU that does, as Ada, Hopper and their successors."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_E4M3
 
 
 def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:

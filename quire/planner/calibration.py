@@ -38,6 +38,10 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     flops_share: tuple[Positive, ...] = (1.0,)
     """Of the device's products that calls with so many rows reach; one number: whatever the rows."""
 
+    row_number_s: NotNegative = 0.0
+    """Of products in 8 bits: of each number of a row, in and out, which is brought into 8 bits, or back by its scales,
+    in a pass beside the product."""
+
     def fixed(self, n_rows: float) -> float:
         """Seconds of one call."""
         return self._between(self.fixed_s, n_rows)
@@ -101,9 +105,9 @@ class Calibration(Ceilings, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of planning and launching a step, which is hidden behind the step before where that takes longer."""
     host_row_s: NotNegative = 0.0
     """The same, for each sequence."""
-    captured: int = 0
+    captured: Annotated[int, Meta(ge=0)] = 0
     """Rows of the largest decode step that is captured, to whose sizes steps are padded; 0: none is."""
-    small_rows: int = 16
+    small_rows: Annotated[int, Meta(ge=1)] = 16
     """Rows of a span up to which attention reads as in decoding."""
     all_reduce_s: NotNegative = 0.0
     """Latency of one collective."""
@@ -119,6 +123,11 @@ def load_calibration(path: pathlib.Path) -> Calibration:
         raise ConfigError(f"calibration {shown(str(path))} cannot be read: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"calibration {shown(str(path))}: {error}; `quire bench calibrate` writes one") from None
+    if "bfloat16" not in found.products or not found.flops_per_s:
+        raise ConfigError(
+            f"calibration {shown(str(path))}: products has no bfloat16, whose curve stands for types that were not"
+            " measured, or flops_per_s is empty; `quire bench calibrate` writes both"
+        )
     for name, curve in (*found.products.items(), ("experts", found.experts), ("attention", found.attention)):
         lengths = {len(curve.fixed_s), len(curve.flops_share)} - {1}
         if lengths - {len(curve.rows)} or list(curve.rows) != sorted(set(curve.rows)):

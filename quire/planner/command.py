@@ -11,10 +11,10 @@ from typing import Final
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import rounds_to
+from quire.config.mesh import Mesh
+from quire.config.resolve import KV_ROUNDED, rounds_to
 from quire.planner.accelerators import Accelerator
 from quire.planner.formats import Formats
-from quire.planner.mesh import Mesh
 
 FLOATING: Final = ("bfloat16", "float16", "float32")
 MOST_RANKS: Final = 64
@@ -27,14 +27,21 @@ def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch) -> str:
         return f"pp = {mesh.pp}: the engine has no stages of recurrent layers"
     if mesh.n_token_ranks > 1 and mesh.tp * mesh.pp * mesh.ep > 1:
         return f"{mesh.words}: ranks that divide tokens (sp, ring) do not divide layers or experts as well"
-    if mesh.ep not in (1, mesh.tp):
-        return f"ep = {mesh.ep}: the engine divides experts among the ranks of tp alone, which are {mesh.tp}"
+    if mesh.ep not in (1, mesh.tp) and not is_one_engine(mesh):
+        return f"ep = {mesh.ep}: the engine divides experts among the ranks of tp, which are {mesh.tp}, or of tp and dp"
     most = min(device.n_in_host, MOST_RANKS)
-    if mesh.tp * mesh.pp * mesh.n_token_ranks > most:
-        what = f"tp = {mesh.tp}" if mesh.pp == 1 else f"tp = {mesh.tp}, pp = {mesh.pp}"
-        what = what if mesh.n_token_ranks == 1 else mesh.words
+    n_data = mesh.dp if is_one_engine(mesh) else 1
+    if mesh.n_stage_ranks * mesh.pp * n_data > most:
+        degrees = {"tp": mesh.tp, "pp": mesh.pp, "dp": n_data, "sp": mesh.sp, "ring": mesh.ring}
+        what = ", ".join(f"{name} = {degree}" for name, degree in degrees.items() if degree > 1)
         return f"{what}: the ranks of an engine are in one host, at most {most}"
     return ""
+
+
+def is_one_engine(mesh: Mesh) -> bool:
+    """Whether what `dp` counts are data-parallel ranks of one engine, which divide the experts among them; else they
+    are engines of their own."""
+    return mesh.dp > 1 and mesh.pp == 1 and mesh.n_token_ranks == 1 and mesh.ep == mesh.tp * mesh.dp
 
 
 def format_refusal(formats: Formats, device: Accelerator) -> str:
@@ -44,16 +51,22 @@ def format_refusal(formats: Formats, device: Accelerator) -> str:
     weights = formats.weights
     kind = "cpu" if device.is_host else "cuda"
     if weights.is_rounded and not (rounds_to(weights.name, kind) and weights.name in choices("quantization")):
-        return f"weights in {weights.name} {_where(weights.name, 'quantization')}"
-    if formats.kv not in FLOATING and not (device.is_host and formats.kv in choices("kv_cache_dtype")):
-        return f"keys and values in {formats.kv} {_where(formats.kv, 'kv_cache_dtype')}"
+        return f"weights in {weights.name} {_where(weights.name)}"
+    if formats.kv not in FLOATING and kind not in KV_ROUNDED[formats.kv][1]:
+        return f"keys and values in {formats.kv} {_only(KV_ROUNDED[formats.kv][1][0])}"
+    if formats.kv == "fp8" and "fp8" not in device.flops_per_s:
+        return f"keys and values in fp8 need a GPU that converts to e4m3, as the {device.name.upper()} does not"
     return ""
 
 
-def _where(name: str, option: str) -> str:
-    if name not in choices(option):
+def _where(name: str) -> str:
+    if name not in choices("quantization"):
         return "are not among what the engine can compute with"
-    return "run on GPUs only" if option == "quantization" and rounds_to(name, "cuda") else "run on a CPU only"
+    return _only("cuda" if rounds_to(name, "cuda") else "cpu")
+
+
+def _only(kind: str) -> str:
+    return "run on GPUs only" if kind == "cuda" else "run on a CPU only"
 
 
 def serve_command(
@@ -73,7 +86,9 @@ def serve_command(
         words += ["--context-parallel-method", "ring" if mesh.ring > 1 else "ulysses"]
     if mesh.sp > 1 and mesh.ring > 1:
         words += ["--ulysses-degree", str(mesh.sp)]
-    if mesh.dp > 1:
+    if is_one_engine(mesh):
+        words += ["--data-parallel-size", str(mesh.dp)]
+    elif mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:
         words += ["--dtype", quantization]

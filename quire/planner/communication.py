@@ -12,8 +12,9 @@ import enum
 
 import msgspec
 
+from quire.config.mesh import Mesh
 from quire.planner.context import ring_queries_bytes, ulysses_bytes
-from quire.planner.mesh import Mesh
+from quire.planner.mesh import own_rows
 from quire.planner.parts import RankParts
 
 
@@ -63,7 +64,7 @@ def logits_transfers(parts: RankParts, mesh: Mesh, n_wants: int, itemsize: int) 
 
 def step_transfers(parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, itemsize: int) -> list[Transfer]:
     """Of one rank of each stage; n_rows: of the whole step, before rows are divided."""
-    found, n_all, n_rows = [], n_rows, mesh.own_rows(n_rows)
+    found, n_all, n_rows = [], n_rows, own_rows(mesh, n_rows)
     data = n_rows * parts.hidden_size * itemsize
     reduced = sum(one.n_times for one in parts.products if one.reduces and not (one.is_experts and mesh.sends_rows))
     if mesh.tp > 1:
@@ -96,7 +97,7 @@ def step_transfers(parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, it
 def context_transfers(parts: RankParts, mesh: Mesh, n_all: float, itemsize: int) -> list[Transfer]:
     """Of ranks that share the rows of a step; n_all: all of them. In a ring queries go round, or fewer bytes of keys,
     which depends on lengths."""
-    found, n_rows = [], mesh.own_rows(n_all)
+    found, n_rows = [], own_rows(mesh, n_all)
 
     def add(name: str, pattern: Pattern, n_ranks: int, n_times: int, n_bytes: float) -> None:
         """n_bytes: of all calls of a layer."""

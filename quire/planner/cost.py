@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, calibration_for
 from quire.planner.calibration import Calibration
 from quire.planner.formats import Formats
 from quire.planner.links import Links
-from quire.planner.mesh import Mesh
 from quire.planner.timing import StepTimer
 
 SharedPrefixes = Sequence[tuple[list[int], int]]
@@ -32,13 +32,18 @@ class CostModel:
 
     def step_s(self, spans: Spans, shared_prefixes: SharedPrefixes = ()) -> float:
         """Seconds of one step with these spans, what nothing hides included: of the device, or of the host beside it
-        where that takes longer."""
-        timer = self.timer
-        n_shared = 0
+        where that takes longer. Of a pipeline: in one of its stages, each of which computes another step meanwhile."""
+        timer, calibration, n_shared = self.timer, self.timer.calibration, 0
         if shared_prefixes:
             n_shared = sum(len(slots) * n_pages for slots, n_pages in shared_prefixes) * self.page_size
-        host_s = timer.calibration.host_s + len(spans) * timer.calibration.host_row_s
+        host_s = calibration.host_s + len(spans.slots) * calibration.host_row_s
         return max(host_s, timer.step_s(spans, n_shared, n_shared))
+
+    def round_s(self, spans: Spans, n_steps: float) -> float:
+        """Seconds until each of `n_steps` steps like this one is through, and its sequences can have their next one.
+        Of a pipeline: a step goes through all stages one after the other, so with fewer steps than stages these wait
+        (the bubble of Huang et al. 2019, "GPipe"); with more, steps wait for their turn."""
+        return self.step_s(spans) * max(n_steps, self.timer.mesh.pp)
 
     @property
     def first_token_s(self) -> float:
@@ -59,5 +64,5 @@ def calibrated(
     (`Calibration.source` says so), as assumed."""
     formats, mesh = formats or Formats(), mesh or Mesh()
     found = calibration or calibration_for(device)
-    links: Links | None = device.links if mesh.n_devices > mesh.dp or mesh.ep > 1 else None
+    links: Links | None = device.links if mesh.n_ranks > mesh.dp or mesh.ep > 1 else None
     return CostModel(timer=StepTimer(arch, found, formats, mesh, links), page_size=page_size)

@@ -6,15 +6,13 @@ Owns how options of an engine become those of the planner. Does not own the arit
 from __future__ import annotations
 
 from quire.config.arch import ModelArch
-from quire.config.context import n_dividing_heads, n_turns
 from quire.config.engine import EngineConfig
-from quire.config.mesh import mesh_shape
+from quire.config.mesh import mesh_of
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.planner.accelerators import Accelerator
 from quire.planner.calibration import Calibration
 from quire.planner.cost import CostModel, calibrated
 from quire.planner.formats import formats_named
-from quire.planner.mesh import Mesh
 
 
 def engine_cost(
@@ -22,11 +20,7 @@ def engine_cost(
 ) -> CostModel:
     """Of an engine with these limits, on as many devices as it asks for. ConfigError for a format without a name."""
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
-    shape = mesh_shape(config)
-    ep = shape.tensor if config.enable_expert_parallel else 1
-    sp, ring = n_dividing_heads(config), n_turns(config)
-    mesh = Mesh(tp=shape.tensor, pp=shape.pipeline, ep=ep, sp=sp, ring=ring)
     return calibrated(
         arch, device, formats=formats_named(weights, limits.kv_dtype, limits.dtype), calibration=calibration,
-        mesh=mesh, page_size=config.block_size,
+        mesh=mesh_of(config), page_size=config.block_size,
     )  # fmt: skip

@@ -4,6 +4,9 @@ Owns the sums, and what each part of them is for: the queue, the request alone, 
 step (`cost`) nor the memory of the steps (`control/history`).
 A group of steps is taken for equal ones: sequences of one length, and prompts of one length. Times are of commits, so
 that of a step that ran when the request came, half is counted.
+In a pipeline steps of other sequences lie between two tokens of one: a round, in which there may be fewer steps than
+stages. Then stages wait, and a round takes as long as one step takes through all of them. Of a queue, and of a prompt's
+chunks, steps follow each other without a wait.
 """
 
 from __future__ import annotations
@@ -49,9 +52,12 @@ def first_token(cost: CostModel, one: Explanation) -> Expected | None:
     if one.waits:
         queue_s -= _group_s(cost, one.waits[0]) / one.waits[0].n_steps / 2
     own = [chunk for chunk in one.chunks if chunk.time_s <= one.first_token_s]
-    alone_s = cost.first_token_s
-    alone_s += sum(cost.step_s(_spans([chunk.start], [chunk.length])) for chunk in own)
+    prompt = [_spans([chunk.start], [chunk.length]) for chunk in own]
+    alone_s = cost.first_token_s + sum(map(cost.step_s, prompt))
     steps_s = cost.first_token_s + sum(_group_s(cost, group) for group in one.steps[: one.n_first])
+    if prompt:  # the last chunk goes through all stages before there is a token
+        alone_s += cost.round_s(prompt[-1], 1) - cost.step_s(prompt[-1])
+        steps_s += cost.round_s(prompt[-1], 1) - cost.step_s(prompt[-1])
     return Expected(
         took_s=one.first_token_s, parts_s={QUEUE: queue_s, ALONE: alone_s, PROMPTS: max(0.0, steps_s - alone_s)}
     )
@@ -64,9 +70,11 @@ def later_token(cost: CostModel, one: Explanation) -> Expected | None:
         return None
     context, groups = round(one.prompt_len + n_tokens / 2), one.steps[one.n_first :]
     n_steps = sum(group.n_steps for group in groups)
-    alone_s = n_steps * cost.step_s(decode_spans(one.n, context))
-    decodes_s = sum(group.n_steps * cost.step_s(_decodes(group)) for group in groups)
-    all_s = sum(_group_s(cost, group) for group in groups)
+    n_beside = max(1.0, min(n_steps / n_tokens, cost.timer.mesh.pp))
+    n_rounds = n_steps / n_beside
+    alone_s = n_rounds * cost.round_s(decode_spans(one.n, context), 1)
+    decodes_s = sum(group.n_steps / n_beside * cost.round_s(_decodes(group), n_beside) for group in groups)
+    all_s = decodes_s + sum(_more_s(cost, group) for group in groups)
     parts_s = {ALONE: alone_s, SEQUENCES: max(0.0, decodes_s - alone_s), PROMPTS: max(0.0, all_s - decodes_s)}
     return Expected(
         took_s=(one.ended_s - one.first_token_s) / n_tokens,
@@ -76,9 +84,17 @@ def later_token(cost: CostModel, one: Explanation) -> Expected | None:
 
 
 def _group_s(cost: CostModel, group: StepGroup) -> float:
-    """Of all its steps."""
+    """Of all its steps, one behind the other."""
     plain_s = (group.n_steps - group.n_mixed) * cost.step_s(_decodes(group)) if group.n_mixed < group.n_steps else 0.0
     return plain_s + (group.n_mixed * cost.step_s(_mixed(group)) if group.n_mixed else 0.0)
+
+
+def _more_s(cost: CostModel, group: StepGroup) -> float:
+    """What prompts add to its steps. Behind the last step of a run all wait until it is through all stages."""
+    if not group.n_mixed:
+        return 0.0
+    n_steps = group.n_mixed + group.n_runs * (cost.timer.mesh.pp - 1)
+    return n_steps * (cost.step_s(_mixed(group)) - cost.step_s(_decodes(group)))
 
 
 def _decodes(group: StepGroup) -> Spans:

@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.calibration import Calibration, Curve
 from quire.planner.formats import Formats
-from quire.planner.mesh import Mesh
 from quire.planner.parts import RankParts, rank_parts
 from quire.planner.timing import StepTimer
 

@@ -58,6 +58,11 @@ INT8_SCALE_BYTES: Final = 4
 """Beside the keys, or values, of 8 bits of each token and head."""
 
 
+def kv_number_bytes(kv: str, head_dim: int) -> float:
+    """Bytes a number in a KV cache of this type, a key of `KV_ITEMSIZES`, scales counted in."""
+    return 1 + INT8_SCALE_BYTES / head_dim if kv == "int8" else KV_ITEMSIZES[kv]
+
+
 class Formats(msgspec.Struct, frozen=True, kw_only=True):
     """Of one engine."""
 
@@ -76,7 +81,7 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_itemsize(self, head_dim: int) -> float:
         """Bytes a number in the KV cache, scales counted in."""
-        return 1 + INT8_SCALE_BYTES / head_dim if self.kv == "int8" else KV_ITEMSIZES[self.kv]
+        return kv_number_bytes(self.kv, head_dim)
 
 
 def formats_named(weights: str, kv: str = "auto", dtype: str = "bfloat16") -> Formats:

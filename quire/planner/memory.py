@@ -1,6 +1,6 @@
 """The memory equation and its exact inverse: how much an engine takes, and how many KV pages fit into a budget.
 
-    total = others + weights + workspace + logits + tables + graphs + states + n_pages * page_bytes
+    total = others + weights + workspace + logits + tables + graphs + states + adapters + n_pages * page_bytes
 
 One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: what the weights
 take and what a device has (`Room`) is passed in.
@@ -14,8 +14,10 @@ import dataclasses
 
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
+from quire.config.resolve import AdapterLimits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
+from quire.planner.adapters import kept_bytes, row_bytes
 from quire.planner.context import most_rows
 
 INT32_BYTES = 4
@@ -25,6 +27,8 @@ LOGITS_COPIES = 2
 """Float32 arrays of [rows, vocab] alive at once in sampling: the logits, and what they were before penalties."""
 MERGE_COPIES = 3
 """Arrays like those of partial states, in float32, alive at once while these are merged."""
+EXCHANGE_COPIES = 4
+"""Of rows that ranks exchange: as they came, as experts take them, what these make of them, and as they go back."""
 LARGE_TILE_ROWS, SMALL_TILE_ROWS = 128, 16
 """Rows of attention's tiles, tokens x query heads of a KV head; more heads than these make small tiles of their own."""
 GRAPH_PARTS = 2 * 256
@@ -33,6 +37,11 @@ grid, at most as many as any GPU of today has multiprocessors."""
 GRAPH_OWN_BYTES = 6 << 20
 """A round estimate, not measured: what the driver takes, besides tensors, for the graphs of one decode size: its
 forward, its sampling and a mixed one."""
+
+
+def n_passing(depth: int, n_stages: int) -> int:
+    """`MemoryEquation.n_passing` of a stage between two others. depth: steps in flight, were there one stage."""
+    return 0 if n_stages == 1 else depth + n_stages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,12 +108,19 @@ class MemoryEquation:
     """The same of a prompt that is computed in whole steps: a chunk of each step in flight; less where pages lack."""
     n_snapshots: int = 0
     """Recurrent states that are kept beside those of the slots."""
+    n_passing: int = 0
+    """Steps of whose rows a stage of a pipeline has copies: on their way to the next one, or from the one before."""
+    exchanged_rows: int = 0
+    """Of all data-parallel ranks together, which a rank has at most at once where they send rows to one another's
+    experts; 0: they do not."""
     row_ranks: int = 1
     """Ranks among which the rows of long steps are divided."""
     page_ranks: int = 1
     """Ranks that hold the tokens of a page in turn, each as many."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
+    adapters: AdapterLimits | None = None
+    """Their places on the device count as weights."""
 
     @property
     def layout(self) -> KVLayout:
@@ -113,8 +129,21 @@ class MemoryEquation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Activations of the largest step."""
-        return most_rows(self.max_num_batched_tokens, self.row_ranks) * self._row_bytes + self._travel_bytes
+        """Activations of the largest step; of a stage the residual of as large steps that come or go; and rows on their
+        way to experts of other ranks, and back, or between ranks that share tokens."""
+        passing_bytes = self.n_passing * self.max_num_batched_tokens * self.stream_bytes
+        exchanged_bytes = self.exchanged_rows * EXCHANGE_COPIES * self.arch.hidden_size * self.itemsize
+        return self.activations_bytes + passing_bytes + exchanged_bytes + self._travel_bytes
+
+    @property
+    def stream_bytes(self) -> int:
+        """The residual of one token."""
+        return self.arch.hidden_size * (FLOAT32_BYTES if self.arch.float32_stream else self.itemsize)
+
+    @property
+    def activations_bytes(self) -> int:
+        """Of the largest step's rows that one rank has."""
+        return most_rows(self.max_num_batched_tokens, self.row_ranks) * self._row_bytes
 
     @property
     def _row_bytes(self) -> int:
@@ -122,8 +151,7 @@ class MemoryEquation:
         arch = self.arch
         kinds = dict.fromkeys(arch.layers)
         widest = max(max(one.mixer.n_row_numbers, one.ffn.n_row_numbers(arch.hidden_size)) for one in kinds)
-        stream_itemsize = FLOAT32_BYTES if arch.float32_stream else self.itemsize
-        return arch.hidden_size * (stream_itemsize + self.itemsize) + widest * self.itemsize
+        return self.stream_bytes + (arch.hidden_size + widest) * self.itemsize
 
     @property
     def _travel_bytes(self) -> int:
@@ -177,6 +205,21 @@ class MemoryEquation:
         return (self.max_num_seqs + 1 + self.n_snapshots) * self.state_bytes
 
     @property
+    def adapters_bytes(self) -> int:
+        """What the largest step has beside the workspace, all of its rows with adapters."""
+        if self.adapters is None:
+            return 0
+        rank, in_main = self.adapters.max_rank, self.adapters.in_main
+        return self.max_num_batched_tokens * row_bytes(self.arch, rank, self.itemsize, in_main=in_main)
+
+    @property
+    def kept_adapters_bytes(self) -> int:
+        """Of those that the host keeps, where its memory is the device's."""
+        if self.adapters is None or not self.adapters.in_main:
+            return 0
+        return self.adapters.n_kept * kept_bytes(self.arch, self.adapters.max_rank, self.itemsize)
+
+    @property
     def page_bytes(self) -> int:
         """K and V of this rank's part of a page in all of its lanes, and in a drafter's. Where no layer keeps keys,
         pages only say which tokens were seen: they count as the host's ids of these."""
@@ -213,7 +256,8 @@ class MemoryEquation:
     def fixed_bytes(self) -> int:
         """Everything but the pages."""
         own_bytes = self.weights_bytes + self.workspace_bytes + self.logits_bytes + self.tables_bytes
-        return self.others_bytes + own_bytes + self.graphs_bytes + self.states_bytes
+        adapters_bytes = self.adapters_bytes + self.kept_adapters_bytes
+        return self.others_bytes + own_bytes + self.graphs_bytes + self.states_bytes + adapters_bytes
 
     def total_bytes(self, n_pages: int) -> int:
         """The equation: bytes of an engine with `n_pages` pages, the dummy page included."""
@@ -248,6 +292,11 @@ class MemoryEquation:
                 if self.states_bytes
                 else []
             ),
+            *(
+                [("adapters", self.adapters_bytes + self.kept_adapters_bytes, self._fewer_adapters)]
+                if self.adapters is not None
+                else []
+            ),
             ("KV pages", self.min_pages * self.page_bytes, f"at least: {self.min_pages} of {pages}"),
         )
         lines = [f"memory: a budget of {_gib(budget_bytes)}, {verdict}"]
@@ -260,6 +309,12 @@ class MemoryEquation:
             lines.append(f"  and {more_pages} more, {more}, while its prompt is computed: with fewer, in smaller steps")
         lines.append("  or raise the budget: --gpu-memory-utilization, --kv-cache-memory-bytes")
         return "\n".join(lines)
+
+    @property
+    def _fewer_adapters(self) -> str:
+        assert self.adapters is not None
+        kept = f" or --max-cpu-loras {self.adapters.n_kept}" if self.adapters.in_main else ""
+        return f"lower --max-lora-rank {self.adapters.max_rank}{kept}"
 
 
 def _gib(n_bytes: float) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.calibration import Ceilings
 from quire.planner.communication import step_transfers
 from quire.planner.formats import Formats
-from quire.planner.mesh import Mesh
+from quire.planner.mesh import own_rows
 from quire.planner.parts import AttentionGroup, Product, rank_parts
 
 STATE_FLOPS = 6
@@ -105,7 +106,7 @@ def step_operators(
     mesh, formats = mesh or Mesh(), formats or Formats()
     parts = rank_parts(arch, mesh, formats)
     n_all, n_wants = sum(spans.lengths), sum(spans.wants)
-    n_rows = mesh.own_rows(n_all)
+    n_rows = own_rows(mesh, n_all)
     width = arch.hidden_size * formats.itemsize
     found = [
         Operator(name="embedding", kind=Kind.GATHER, n_times=1, row_bytes=2 * n_rows * width),

@@ -15,10 +15,11 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.layers import KVSpec, LayerSpec, MixerSpec
+from quire.config.mesh import Mesh
 from quire.config.parameters import Cut, LayerParameters, Matrix, layer_parameters
 from quire.config.parameters import shapes as parameter_shapes
 from quire.planner.formats import Formats
-from quire.planner.mesh import Mesh, n_experts_of, rank_layer
+from quire.planner.mesh import n_experts_of, rank_layer
 from quire.planner.shape import layer_kinds
 
 NAMES = {"qkv": "qkv", "out": "o", "up": "gate_up", "down": "down", "in": "in", "a": "latent a", "q": "q", "q_b": "q b",

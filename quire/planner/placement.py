@@ -14,32 +14,31 @@ import msgspec
 from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
 from quire.config.context import with_own_heads
-from quire.config.kv import kv_layout
+from quire.config.engine import EngineConfig
+from quire.config.kv import KVLayout, tokens_in_flight
+from quire.config.mesh import Mesh, steps_in_flight
+from quire.config.resolve import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS
 from quire.config.shares import share_arch
-from quire.config.stages import stage_layers
+from quire.config.stages import LayerRange, layout_over, stage_arch, stage_layers, stage_layout
 from quire.core.errors import ConfigError
 from quire.planner.captured import decode_sizes
 from quire.planner.formats import Formats
-from quire.planner.memory import MemoryEquation
-from quire.planner.mesh import Mesh
+from quire.planner.memory import MemoryEquation, n_passing
 from quire.planner.parts import kv_share, rank_parts
 
-UTILIZATION: Final = 0.9
-"""Of a device's memory: the engine's default."""
-DEVICE_SEQS, DEVICE_TOKENS, PAGE_SIZE = 1024, 8192, 16
-"""Of an engine on a GPU, as by default."""
-MOST_PAGES: Final = 1 << 40
-IN_FLIGHT: Final = 2
+DEFAULTS: Final = EngineConfig()
+"""Of an engine: what a plan says nothing of."""
+PAGE_SIZE: Final = DEFAULTS.block_size
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Of the engine, in its flags' words."""
 
-    max_num_seqs: int = DEVICE_SEQS
-    max_num_batched_tokens: int = DEVICE_TOKENS
+    max_num_seqs: int = DEFAULT_SEQS["cuda"]
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS["cuda"]
     max_model_len: int = 0
     """0: what the model states."""
-    gpu_memory_utilization: float = UTILIZATION
+    gpu_memory_utilization: float = DEFAULTS.gpu_memory_utilization
     captures: bool = True
     """Whether decode steps are captured."""
 
@@ -89,7 +88,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 def place(arch: ModelArch, memory_bytes: float, mesh: Mesh, formats: Formats, limits: Limits) -> Placement:
     """ConfigError where the mesh cannot divide the model, or its layers store different keys."""
-    found = [_placed(stage, memory_bytes, mesh, formats, limits) for stage in _stages(arch, mesh.pp)]
+    layout = layout_over(share_arch(arch, 0, mesh.tp), limits.max_model_len or arch.max_position, mesh.pp)
+    found = [_placed(stage, layout, memory_bytes, mesh, formats, limits) for stage in _stages(arch, mesh.pp)]
     return min(found, key=lambda one: (one.n_pages, -one.lacking_bytes))
 
 
@@ -97,7 +97,7 @@ class _Stage(msgspec.Struct, frozen=True):
     """Layers of a pipeline that one rank of `tp` has a part of; without pipeline, all."""
 
     arch: ModelArch
-    has_embedding: bool
+    layers: LayerRange
     has_head: bool
     """As a matrix of its own."""
 
@@ -105,26 +105,27 @@ class _Stage(msgspec.Struct, frozen=True):
 @functools.lru_cache(maxsize=256)
 def _stages(arch: ModelArch, n_stages: int) -> tuple[_Stage, ...]:
     """Those that differ."""
-    if n_stages == 1:
-        return (_Stage(arch, True, not arch.tie_embeddings),)
     ranges = stage_layers(arch.n_layers, n_stages)
     if not all(ranges):
         raise ConfigError(f"{n_stages} stages of {arch.n_layers} layers: take at most as many stages as layers")
     found: dict[object, _Stage] = {}
-    for stage, layers in enumerate(ranges):
-        own = arch.layers[layers.start : layers.stop]
-        is_first, is_last = stage == 0, stage == n_stages - 1
-        n_positions = arch.n_positions if is_first else 0
-        part = msgspec.structs.replace(arch, layers=own, n_positions=n_positions)
-        found.setdefault((own, is_first, is_last), _Stage(part, is_first, is_last))
+    for one in ranges:
+        layers = LayerRange(one.start, one.stop, arch.n_layers)
+        has_head = layers.is_last and not (layers.is_first and arch.tie_embeddings)
+        part = stage_arch(arch, layers)
+        found.setdefault((part.layers, layers.is_first, layers.is_last), _Stage(part, layers, has_head))
     return tuple(found.values())
 
 
-def _placed(stage: _Stage, memory_bytes: float, mesh: Mesh, formats: Formats, limits: Limits) -> Placement:
+def _placed(
+    stage: _Stage, layout: KVLayout, memory_bytes: float, mesh: Mesh, formats: Formats, limits: Limits
+) -> Placement:
+    """layout: of the whole model."""
     arch, own = stage.arch, share_arch(stage.arch, 0, mesh.tp)
     parts = rank_parts(arch, msgspec.structs.replace(mesh, pp=1), formats)
-    weights_bytes = parts.layers_bytes + (parts.embedding_bytes if stage.has_embedding else 0)
+    weights_bytes = parts.layers_bytes + (parts.embedding_bytes if stage.layers.is_first else 0)
     weights_bytes += parts.head.n_bytes if stage.has_head or (formats.weights.is_rounded and mesh.pp == 1) else 0
+    depth = steps_in_flight(DEFAULTS.pipeline_depth, mesh.pp)
     n_seqs = limits.max_num_seqs
     share = max((kv_share(kv, mesh.sp) for kv in own.kv_specs.values()), default=1.0)
     equation = MemoryEquation(
@@ -134,8 +135,9 @@ def _placed(stage: _Stage, memory_bytes: float, mesh: Mesh, formats: Formats, li
         max_model_len=limits.max_model_len or arch.max_position, weights_bytes=round(weights_bytes),
         itemsize=formats.itemsize, kv_itemsize=formats.kv_itemsize(arch.head_dim) * share,
         graph_sizes=tuple(decode_sizes(n_seqs)) if limits.captures and mesh.ring == 1 else (),
-        kv=kv_layout(own, limits.max_model_len or arch.max_position), in_flight=IN_FLIGHT,
-        prompt_in_flight=IN_FLIGHT * limits.max_num_batched_tokens,
+        kv=stage_layout(layout, stage.layers), in_flight=tokens_in_flight(depth),
+        prompt_in_flight=depth * limits.max_num_batched_tokens, n_passing=n_passing(DEFAULTS.pipeline_depth, mesh.pp),
+        exchanged_rows=mesh.ep // mesh.tp * limits.max_num_batched_tokens if mesh.sends_rows else 0,
     )  # fmt: skip
     budget = int(memory_bytes * limits.gpu_memory_utilization)
     lacking = equation.total_bytes(equation.min_pages) - budget

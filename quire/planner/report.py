@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.command import format_refusal, serve_command
 from quire.planner.communication import step_transfers
-from quire.planner.mesh import Mesh
 from quire.planner.operators import Kind, decode_spans, prefill_spans, step_operators, totals
 from quire.planner.parts import active_parameters, parameters_by_part, rank_parts
 from quire.planner.placement import Placement
@@ -70,7 +70,7 @@ def operator_rows(task: Task, mesh: Mesh, spans: Spans) -> list[dict[str, Any]]:
 
 def communication_rows(task: Task, mesh: Mesh, n_rows: float, n_wants: int) -> list[dict[str, Any]]:
     """What a step of so many rows sends, and for how long."""
-    links = task.device.links if mesh.n_devices > 1 else None
+    links = task.device.links if mesh.n_ranks > 1 else None
     timer = StepTimer(task.arch, task.calibration, task.formats, mesh, links)
     return [
         {"name": one.name, "pattern": one.pattern.value, "ranks": one.n_ranks, "times": one.n_times,
@@ -106,7 +106,7 @@ def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
         "tokens_per_s": speed, "requests_per_s": point.requests_per_s, "error": error,
     }  # fmt: skip
     if price and one.best:
-        dollars = dollars_per_million(price, one.mesh.n_devices, speed)
+        dollars = dollars_per_million(price, one.mesh.n_ranks, speed)
         found |= {"dollars_per_million": dollars if math.isfinite(dollars) else None}
     return found
 
@@ -115,7 +115,7 @@ def error_bar(timer: StepTimer) -> float:
     """Relative: the calibration's, and what is added for each thing that nobody measured there."""
     mesh, parts, calibration = timer.mesh, timer.parts, timer.calibration
     unmeasured = (
-        mesh.n_devices > mesh.dp, any(one.is_experts for one in parts.products), bool(parts.states),
+        mesh.n_ranks > mesh.dp, any(one.is_experts for one in parts.products), bool(parts.states),
         timer.formats.weights.products not in calibration.products,
     )  # fmt: skip
     return calibration.error + UNMEASURED * sum(unmeasured)
@@ -144,7 +144,7 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
     steps = {"decode": decode_spans(n_seqs, context), "prefill": prefill_spans(PROMPT)}
     facts["steps"] = {name: operator_rows(task, first.mesh, spans) for name, spans in steps.items()}
     facts["step_spans"] = {"decode": [n_seqs, context], "prefill": [1, PROMPT]}
-    if first.mesh.n_devices > 1:
+    if first.mesh.n_ranks > 1:
         facts["communication"] = communication_rows(task, first.mesh, n_seqs, n_seqs)
     facts["frontier"] = [
         {"concurrency": one.n_seqs, "tpot_ms": 1e3 * one.tpot_s, "ttft_ms": 1e3 * one.ttft_s,
@@ -153,7 +153,7 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
     ]  # fmt: skip
     least, other = (None, None) if point else least_devices(task)
     facts["least"], facts["least_other"] = (
-        None if mesh is None else {"mesh": mesh.words, "devices": mesh.n_devices} for mesh in (least, other)
+        None if mesh is None else {"mesh": mesh.words, "devices": mesh.n_ranks} for mesh in (least, other)
     )
     facts["cannot"] = first.refusal or format_refusal(task.formats, task.device)
     if first.nearest:
@@ -180,7 +180,7 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
         )
     if not task.device.runs:
         found.append(f"Quire has no kernels for the {name}: its figures say what the hardware would allow")
-    if first.mesh.n_devices > first.mesh.dp:
+    if first.mesh.n_ranks > first.mesh.dp:
         found.append(
             f"collectives: {first.mesh.words} is computed from the links' peaks ({task.device.links.share:.0%} of them"
             " assumed) and a latency for each; it was not measured"

@@ -11,12 +11,13 @@ import math
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
 from quire.planner.accelerators import Accelerator
 from quire.planner.calibration import Calibration
 from quire.planner.command import mesh_refusal
 from quire.planner.cost import calibrated
 from quire.planner.formats import Formats
-from quire.planner.mesh import Mesh, meshes, n_experts_of
+from quire.planner.mesh import division_refusal, meshes, n_experts_of
 from quire.planner.placement import Limits, Placement, place
 from quire.planner.serving import Point, best_point, frontier
 from quire.planner.workload import Objective, Workload
@@ -75,7 +76,7 @@ def candidates(task: Task, n_devices: int, mesh: Mesh | None = None) -> tuple[li
     has_experts = any(n_experts_of(spec) for spec in dict.fromkeys(task.arch.layers))
     found, refused = [], {}
     for one in [mesh] if mesh is not None else meshes(n_devices, experts=has_experts, sequences=False):
-        reason = one.refusal(task.arch)
+        reason = division_refusal(one, task.arch)
         if reason:
             refused[one.words] = reason
         else:
@@ -93,7 +94,7 @@ def _merit(one: Candidate) -> tuple[bool, bool, float, float, bool, float, int]:
         -one.excess,
         one.placement.fits,
         -float(one.placement.lacking_bytes),
-        -one.mesh.n_devices,
+        -one.mesh.n_ranks,
     )
 
 
@@ -103,10 +104,12 @@ def least_devices(task: Task) -> tuple[Mesh | None, Mesh | None]:
     other, n = None, 1
     while n <= MOST_DEVICES:
         for mesh in meshes(n, experts=False, sequences=False):
+            if mesh.dp > 1 or division_refusal(mesh, task.arch):
+                continue
             is_had = not mesh_refusal(mesh, task.device, task.arch)
-            if mesh.dp == 1 and (is_had or other is None) and not mesh.refusal(task.arch) and _holds(task, mesh):
+            if (is_had or other is None) and _holds(task, mesh):
                 if is_had:
-                    return mesh, other if other is None or other.n_devices < n else None
+                    return mesh, other if other is None or other.n_ranks < n else None
                 other = mesh
         if other is not None and n >= task.device.n_in_host:
             break

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
+from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.cost import CostModel
-from quire.planner.mesh import Mesh
 from quire.planner.placement import Placement
 from quire.planner.workload import Objective, Workload
 

@@ -177,9 +177,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     for row in (head, *rows):
         first, *rest = row
-        yield "  " + "  ".join(
-            [first.ljust(widths[0]), *(text.rjust(n) for text, n in zip(rest, widths[1:], strict=True))]
-        )
+        cells = [first.ljust(widths[0]), *(text.rjust(n) for text, n in zip(rest, widths[1:], strict=True))]
+        yield f"  {'  '.join(cells)}".rstrip()
 
 
 def _column(values: Sequence[float]) -> list[str]:

@@ -10,19 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.calibration import SHARPNESS, Calibration, Curve
 from quire.planner.captured import padded_rows
 from quire.planner.communication import Pattern, Transfer, logits_transfers, step_transfers
 from quire.planner.formats import Formats
 from quire.planner.links import Links
-from quire.planner.mesh import Mesh
-from quire.planner.operators import STATE_FLOPS, seen
+from quire.planner.mesh import own_rows
+from quire.planner.operators import STATE_FLOPS, Seen, seen
 from quire.planner.parts import AttentionGroup, Product, RankParts, rank_parts
 
 HALF_PAIR = 0.5
 """Of a layer's two products of experts, whose fixed cost is measured together."""
 ROW_KERNELS = "norms and rotation"
+Columns = tuple[Sequence[int], Sequence[int]]
+"""Starts and lengths of some spans."""
+NO_SPANS: Columns = ([], [])
 ROTATED_PARTS = 3
 """Reads and writes of rotation, in queries of a row."""
 
@@ -45,7 +49,9 @@ class StepTimer:
         self._rows_s: dict[int, float] = {}
         self._wants_s: dict[int, float] = {}
         self._spared_s: dict[tuple[int, int], float] = {}
+        self._by_counts_s: dict[tuple[int, int, bool], float] = {}
         self._bytes_per_s = calibration.read_bytes_per_s
+        self._reads = [(group, self._read_s(group), group.has_other_way) for group in self.parts.attentions]
 
     def step_s(self, spans: Spans, shared_tokens: int = 0, shared_pairs: int = 0) -> float:
         """Of the device, from the first kernel to the last.
@@ -53,22 +59,23 @@ class StepTimer:
         shared_tokens: keys that spans have together and are read once; shared_pairs: rows times keys of these.
         A pipeline's stages work on other steps meanwhile: the time of one of them, and what is sent between two.
         """
-        n_rows, n_wants = sum(spans.lengths), sum(spans.wants)
-        if n_rows == len(spans) and self.calibration.captured:
-            n_rows = n_wants = padded_rows(n_rows, self.calibration.captured)
-        total_s = (
-            self.rows_s(n_rows)
-            - self.spared_s(n_rows, n_wants)
-            + self.attention_s(spans, shared_tokens, shared_pairs)
-            + self._states_s(spans)
-        )
-        total_s += self.wants_s(n_wants)
+        n_rows = sum(spans.lengths)
+        counts = n_rows, spans.wants.count(True), n_rows == len(spans.slots)
+        total_s = self._by_counts_s.get(counts)
+        if total_s is None:
+            total_s = self._by_counts_s[counts] = self._counted_s(*counts)
+        if self._reads:
+            by_size = ((spans.starts, spans.lengths), NO_SPANS) if counts[2] else self._by_size(spans)
+            total_s += self._attention_s(*by_size, shared_tokens, shared_pairs)
+        if self.parts.states:
+            total_s += self._states_s(spans)
         return total_s / self.mesh.pp + self.calibration.step_s
 
-    def latency_s(self, spans: Spans) -> float:
-        """From begin to end of one step through all stages."""
-        device_s = self.step_s(spans) - self.calibration.step_s
-        return device_s * self.mesh.pp + self.calibration.step_s
+    def _counted_s(self, n_rows: int, n_wants: int, are_decodes: bool) -> float:
+        """What follows from the numbers of a step's rows and tokens alone."""
+        if are_decodes and self.calibration.captured:
+            n_rows = n_wants = padded_rows(n_rows, self.calibration.captured)
+        return self.rows_s(n_rows) - self.spared_s(n_rows, n_wants) + self.wants_s(n_wants)
 
     def parts_s(self, spans: Spans) -> dict[str, float]:
         """A step as a profile's breakdown has it: linear, attention, other kernels."""
@@ -91,7 +98,7 @@ class StepTimer:
 
     def row_parts_s(self, n_rows: int) -> list[tuple[str, float]]:
         """(operator, seconds) of what a step's number of rows decides, the head left out."""
-        own = max(1.0, self.mesh.own_rows(n_rows))
+        own = max(1.0, own_rows(self.mesh, n_rows))
         found = [(one.name, one.n_times * self.product_s(one, own)) for one in self.parts.products]
         found.append((ROW_KERNELS, self._row_kernels_s(own)))
         found += [
@@ -130,8 +137,8 @@ class StepTimer:
     def product_s(self, product: Product, n_rows: float) -> float:
         """One call; of experts, of all of a layer."""
         curve = self._curve(product)
-        row_numbers = (product.n_in + product.n_out) * product.products_of_row
-        memory_s = (product.read_bytes(n_rows) + row_numbers * n_rows * self.formats.itemsize) / (
+        row_numbers = (product.n_in + product.n_out) * product.products_of_row * n_rows
+        memory_s = (product.read_bytes(n_rows) + row_numbers * self.formats.itemsize) / (
             curve.bytes_share * self._bytes_per_s
         )
         rate = self.calibration.rate(product.products)
@@ -139,7 +146,7 @@ class StepTimer:
         n_flops = product.flops(curve.multiplied(n_all) / product.row_factor)
         arithmetic_s = n_flops / (curve.rate_share(n_all) * rate)
         fixed_s = curve.fixed(n_all) * (HALF_PAIR if product.is_experts else 1.0)
-        return fixed_s + _joined(memory_s, arithmetic_s)
+        return fixed_s + row_numbers * curve.row_number_s + _joined(memory_s, arithmetic_s)
 
     def _curve(self, product: Product) -> Curve:
         if product.is_experts:
@@ -148,22 +155,33 @@ class StepTimer:
 
     def attention_s(self, spans: Spans, shared_tokens: int = 0, shared_pairs: int = 0) -> float:
         """Of all layers."""
-        if not self.parts.attentions:
-            return 0.0
-        small, large = self._by_size(spans)
-        total_s = 0.0
-        for group in self.parts.attentions:
-            hides = not group.window
-            one_s = self._reads_s(group, small, shared_tokens if hides else 0)
-            one_s += self._prompts_s(group, large, shared_pairs if hides else 0)
+        return self._attention_s(*self._by_size(spans), shared_tokens, shared_pairs)
+
+    def _attention_s(self, small: Columns, large: Columns, shared_tokens: int, shared_pairs: int) -> float:
+        """The same of short spans and long ones."""
+        total_s, fixed_s = 0.0, self.calibration.attention.fixed_s[0]
+        for group, read_s, has_other_way in self._reads:
+            n_hidden, n_pairs = (0, 0) if group.window else (shared_tokens, shared_pairs)
+            one_s = 0.0
+            if small[0]:
+                found = seen(*small, group.window)
+                memory_s = (found.n_read - n_hidden) * read_s
+                one_s = fixed_s + (self._lines_s(group, small, found, memory_s) if has_other_way else memory_s)
+            if large[0] or n_pairs:
+                one_s += self._prompts_s(group, large, n_pairs)
             total_s += group.n_times * one_s
         return total_s
 
-    def _by_size(self, spans: Spans) -> tuple[tuple[Sequence[int], Sequence[int]], tuple[list[int], list[int]]]:
-        """(starts, lengths) of short spans, and of long ones."""
+    def _read_s(self, group: AttentionGroup) -> float:
+        """Of the keys and values of one token in one layer."""
+        n_bytes = group.token_numbers * self.formats.kv_itemsize(group.head_dim)
+        return n_bytes / (self.calibration.attention.bytes_share * self._bytes_per_s)
+
+    def _by_size(self, spans: Spans) -> tuple[Columns, Columns]:
+        """Of short spans, and of long ones."""
         limit = self.calibration.small_rows
         if max(spans.lengths, default=0) <= limit:
-            return (spans.starts, spans.lengths), ([], [])
+            return (spans.starts, spans.lengths), NO_SPANS
         starts, lengths = spans.starts, spans.lengths
         long = [i for i, length in enumerate(lengths) if length > limit]
         large = [starts[i] for i in long], [lengths[i] for i in long]
@@ -173,21 +191,12 @@ class StepTimer:
         short = [i for i, length in enumerate(lengths) if length <= limit]
         return ([starts[i] for i in short], [lengths[i] for i in short]), large
 
-    def _reads_s(self, group: AttentionGroup, spans: tuple[Sequence[int], Sequence[int]], shared_tokens: int) -> float:
-        if not spans[0]:
-            return 0.0
-        curve = self.calibration.attention
-        found = seen(*spans, group.window)
-        n_bytes = (found.n_read - shared_tokens) * group.token_numbers * self.formats.kv_itemsize(group.head_dim)
-        memory_s = n_bytes / (curve.bytes_share * self._bytes_per_s)
-        if group.has_other_way:  # all heads read one line a token: arithmetic may bind
-            rate = curve.flops_share[0] * self.calibration.rate("bfloat16")
-            return curve.fixed_s[0] + _joined(memory_s, group.flops(*spans, found.n_pairs) / rate)
-        return curve.fixed_s[0] + memory_s
+    def _lines_s(self, group: AttentionGroup, spans: Columns, found: Seen, memory_s: float) -> float:
+        """Where all heads read one line a token, arithmetic may bind."""
+        rate = self.calibration.attention.flops_share[0] * self.calibration.rate("bfloat16")
+        return _joined(memory_s, group.flops(*spans, found.n_pairs) / rate)
 
-    def _prompts_s(self, group: AttentionGroup, spans: tuple[list[int], list[int]], shared_pairs: int) -> float:
-        if not spans[0] and not shared_pairs:
-            return 0.0
+    def _prompts_s(self, group: AttentionGroup, spans: Columns, shared_pairs: int) -> float:
         curve = self.calibration.attention
         n_flops = group.flops(*spans, seen(*spans, group.window).n_pairs) + group.pair_flops * shared_pairs
         rate = curve.rate_share(max(spans[1], default=1)) * self.calibration.rate("bfloat16")
@@ -221,7 +230,7 @@ class StepTimer:
 
     def _span(self, transfer: Transfer) -> int:
         """Devices between two neighbours of a transfer: those of inner kinds of parallelism lie together."""
-        return self.mesh.n_attention if transfer.pattern is Pattern.SEND else 1
+        return self.mesh.n_stage_ranks if transfer.pattern is Pattern.SEND else 1
 
 
 def _joined(memory_s: float, arithmetic_s: float) -> float:

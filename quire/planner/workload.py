@@ -78,7 +78,7 @@ def _lengths(path: pathlib.Path) -> tuple[tuple[int, int], ...]:
         found = json.loads(path.read_bytes())
         lists = found["input"], found["output"]
         lengths = tuple(zip(*lists, strict=True))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{path}: not a JSON file with lists 'input' and 'output' of one length") from None
     for i, pair in enumerate(lengths):
         if any(not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_TOKENS for n in pair):

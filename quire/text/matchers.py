@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from quire.core.failure import Code, Failure
+from quire.core.plan import SpanDrafts
 from quire.text.leading import Leading
 from quire.text.matcher import Matcher
 
@@ -33,6 +34,7 @@ SPARE_S: Final = 0.25
 """What all masks of a request may take on top of that, or the masks of many steps together."""
 TIMED_TURNS: Final = 64
 """Turns in which masks are made one by one, each charged with its time, once masks made together took too long."""
+NO_DRAFTS: Final = SpanDrafts()
 PARAM: Final = "structured_outputs"
 TOO_SLOW: Final = Failure(Code.GRAMMAR_TOO_SLOW, "the masks of this grammar take too long: simplify it", PARAM)
 
@@ -87,7 +89,7 @@ class _Line:
     handle: int
     live: _Live
     n_drafts: int = 0
-    """It is behind so many drafts, of which nobody knows whether they count."""
+    """It is behind so many drafts, one after the other, of which nobody knows whether they count."""
 
     @property
     def is_ahead(self) -> bool:
@@ -107,8 +109,8 @@ class Matchers:
         self._marks = marks
         self._watch = watch
         self._live: dict[int, _Live] = {}
-        self._last: dict[int, _Line] = {}
-        """The last mask of each sequence that was made in the newest turn."""
+        self._deepest: dict[int, _Line] = {}
+        """The mask of each sequence in the newest turn that is behind the most drafts, the first of several."""
         self._n_timed = 0
         """Turns that are still to be timed mask by mask."""
         self._excess_s = 0.0
@@ -152,7 +154,7 @@ class Matchers:
         self,
         rows: Sequence[int],
         bits: np.ndarray,
-        drafts: Sequence[Sequence[int]] = (),
+        drafts: Sequence[SpanDrafts] = (),
         *,
         lines: Sequence[int] = (),
         unfollowed: Sequence[int] = (),
@@ -162,12 +164,12 @@ class Matchers:
         that is not known. Returns the ends of those that failed.
 
         drafts: for each row tokens that may follow; each has a line of its own behind the row's: what may come next if
-        the tokens up to it do. Nothing may where no token counts, as behind a draft that the grammar excludes.
+        it and those that it follows do. Nothing may where no token counts, as behind a draft that the grammar excludes.
         lines: where in `bits` the line of each row is; without it, one row's lines are behind the other's.
         unfollowed: handles along whose drafts nothing is to be done.
         bits: int32 [lines, words], contiguous.
         """
-        found = self._lines(rows, drafts or [()] * len(rows), bits, lines, unfollowed)
+        found = self._lines(rows, drafts or [NO_DRAFTS] * len(rows), bits, lines, unfollowed)
         if one_by_one or self._n_timed or len(found) < FEW:
             self._n_timed = max(0, self._n_timed - 1)
             self._fill_each(found, bits)
@@ -176,15 +178,19 @@ class Matchers:
         for line in found:
             if line.live.leading is not None:
                 line.live.leading.narrow(bits[line.at])
-        self._last = {line.handle: line for line in found}
+        self._deepest = {}
+        for line in found:
+            if line.n_drafts > self._deepest.setdefault(line.handle, line).n_drafts:
+                self._deepest[line.handle] = line
         return self._failed(found, bits)
 
     def foretell(self, rows: Sequence[int], bits: np.ndarray, most: int) -> list[Foretold]:
-        """What must come, at most so many tokens for each row's handle. Matchers are asked where one word of the mask
-        that was filled last, `bits`, allows anything: elsewhere more than one token may come."""
+        """What must come, at most so many tokens for each row's handle, behind most drafts that `fill` has followed.
+        Matchers are asked where one word of the mask there, in `bits`, allows anything: elsewhere more than one token
+        may come."""
         found = [Foretold() for _ in rows]
         for at, handle in enumerate(rows):
-            line = self._last.get(handle)
+            line = self._deepest.get(handle)
             if line is None or line.live.leading is not None or np.count_nonzero(bits[line.at]) != 1:
                 continue
             self._marks[0] = MANY - handle
@@ -195,38 +201,42 @@ class Matchers:
     def _lines(
         self,
         rows: Sequence[int],
-        drafts: Sequence[Sequence[int]],
+        drafts: Sequence[SpanDrafts],
         bits: np.ndarray,
         starts: Sequence[int],
         unfollowed: Sequence[int],
     ) -> list[_Line]:
         """Those that matchers write; the others are written here."""
         lines = list[_Line]()
-        starts = starts or [0, *itertools.accumulate(1 + len(tokens) for tokens in drafts)][:-1]
-        for handle, tokens, at in zip(rows, drafts, starts, strict=True):
-            end, live = at + 1 + len(tokens), self._live.get(handle)
+        starts = starts or [0, *itertools.accumulate(1 + len(one) for one in drafts)][:-1]
+        for handle, guesses, at in zip(rows, drafts, starts, strict=True):
+            end, live = at + 1 + len(guesses), self._live.get(handle)
             if live is None:
                 bits[at:end] = -1
                 continue
             lines.append(_Line(at, handle, live))
-            if tokens:
+            if guesses:
                 bits[at + 1 : end] = 0
                 # without time for masks behind drafts there are none
                 if handle not in unfollowed and live.budget.ahead_s >= 0:
-                    lines += self._ahead(lines[-1], tokens)
+                    lines += self._ahead(lines[-1], guesses)
         return lines
 
-    def _ahead(self, first: _Line, tokens: Sequence[int]) -> list[_Line]:
-        """Behind each draft, up to the first that cannot be chosen, or with which the sequence needs no mask more."""
-        lines, live = list[_Line](), first.live
+    def _ahead(self, first: _Line, drafts: SpanDrafts) -> list[_Line]:
+        """Behind each draft, along each branch up to the first that cannot be chosen, or with which the sequence needs
+        no mask more: nothing is done for those below."""
+        lines = {-1: first}
         self._marks[0] = MANY - first.handle
         self._watch(False)
-        for n, token in enumerate(tokens, 1):
-            live = live.copy()
-            if _moved(first.handle, live, [token]) is not None:
-                break
-            lines.append(_Line(first.at + n, first.handle, live, n))
-        return lines
+        for place, token in enumerate(drafts.tokens):
+            above = lines.get(drafts.above(place))
+            if above is None:
+                continue
+            live = above.live.copy()
+            if _moved(first.handle, live, [token]) is None:
+                lines[place] = _Line(first.at + 1 + place, first.handle, live, above.n_drafts + 1)
+        del lines[-1]
+        return list(lines.values())
 
     def _fill_each(self, lines: list[_Line], bits: np.ndarray) -> None:
         for line in lines:

@@ -62,6 +62,7 @@ def test_ranks_say_what_one_says(name: str, n_ranks: int, method: str, n_pages: 
 @pytest.mark.parametrize("name, options, message", [
     ("qwen3", {"tensor_parallel_size": 2}, "and tensor_parallel_size = 2: ranks that divide tokens have all weights"),
     ("qwen3", {"pipeline_parallel_size": 2}, "and pipeline_parallel_size = 2: ranks that divide tokens"),
+    ("qwen3", {"data_parallel_size": 2}, "and data_parallel_size = 2: ranks that divide tokens"),
     ("qwen3", {"device": "null"}, "and device = 'null', which has no model"),
     ("qwen3", {"deterministic": True}, "deterministic = True cannot be promised: whether the tokens"),
     ("qwen3", {"enable_lora": True}, "enable_lora works with one rank"),

@@ -4,7 +4,9 @@ masks. Processes beside this one, which is rank 0."""
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
+import signal
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from rank_cases import FAMILIES, NGRAM, SIZE, answers, checkpoint
 
 from quire import LLM
 from quire.control.draft_policy import DraftPolicy
+from quire.core.errors import EngineError
 from quire.planner.drafts import DraftCosts
 
 FREE = DraftCosts((1, 2), (1.0, 1.0), guess_s=0.0)
@@ -59,5 +62,43 @@ def test_experts_may_be_divided_among_ranks(
     try:
         assert answers(llm) == answers_of(model)
         assert llm.expert_loads(), "the router of each rank knows all experts"
+    finally:
+        llm.shutdown()
+
+
+def assert_counted(llm: LLM) -> None:
+    """Figures of experts are of the rows of all ranks, each counted once."""
+    while llm.engine.has_work():  # a step that was begun before the last sequence ended
+        llm.engine.step()
+    loads = llm.expert_loads()
+    assert not loads or sum(loads[0]) == 3 * llm.stats().computed_tokens
+
+
+@pytest.mark.parametrize("name, options", [
+    ("qwen3", {"enable_sleep_mode": True}),
+    ("qwen3_next", {"enable_expert_parallel": True, "enable_sleep_mode": True}),
+    ("deepseek_v2", {"enable_expert_parallel": True, "tensor_parallel_size": 2}),
+])  # fmt: skip
+def test_data_parallel_ranks_say_what_one_says(name: str, options: dict[str, Any], folder: pathlib.Path) -> None:
+    model = checkpoint(name, folder / name)
+    llm = LLM(model, **SIZE, data_parallel_size=2, **options)
+    live = llm.engine.scheduler.live
+    entered = set[int]()
+    real = live.admit
+    live.admit = lambda seq, *rest: (entered.add(seq.dp_rank), real(seq, *rest))[1]  # type: ignore[method-assign,assignment]
+    try:
+        assert answers(llm) == answers_of(model)
+        stats = llm.stats()
+        assert entered == {0, 1} and stats.preemptions > 0 and stats.prefix_hits > 0
+        assert_counted(llm)
+        if "enable_sleep_mode" in options:
+            llm.sleep(2)
+            llm.wake_up()
+            assert answers(llm) == answers_of(model)
+            assert_counted(llm)
+        pid = llm.engine.ranks.pids[-1]
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match=rf"rank \d \(process {pid}\) ended with SIGKILL"):
+            llm.generate(["one", "two", "six"], use_tqdm=False)
     finally:
         llm.shutdown()

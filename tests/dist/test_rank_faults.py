@@ -20,7 +20,7 @@ from rank_cases import NGRAM, SIZE, answers, checkpoint
 from quire import LLM, SamplingParams
 from quire.compute.worker import Worker
 from quire.config.engine import EngineConfig
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.core.errors import ConfigError, EngineError
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
@@ -60,6 +60,11 @@ def is_gone(pid: int) -> bool:
     ({"tensor_parallel_size": 0}, "tensor_parallel_size = 0 is not allowed: it must be an integer between 1 and 64"),
     ({"tensor_parallel_size": 2, "deterministic": True}, "deterministic = True cannot be promised: the order in which"),
     ({"tensor_parallel_size": 2, "device": "null"}, "device = 'null', which has no model that could be divided"),
+    ({"data_parallel_size": 2, "device": "null"}, "data_parallel_size = 2 and device = 'null'"),
+    ({"data_parallel_size": 2, "pipeline_parallel_size": 2}, "data-parallel ranks have no stages yet: leave one"),
+    ({"data_parallel_size": 2, "speculative_config": NGRAM}, "data-parallel ranks do not draft yet: leave"),
+    ({"data_parallel_size": 2, "enable_lora": True}, "leave .* and data_parallel_size out, or serve merged weights"),
+    ({"data_parallel_size": 2, "enable_expert_parallel": True}, "qwen3 has no experts: leave enable_expert_parallel=True out"),
 ])  # fmt: skip
 def test_what_ranks_cannot_do(
     model: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +135,7 @@ def started(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> group.Rank
     """Two ranks, of which one is deaf."""
     monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF))
     monkeypatch.setattr(group, "LEAVE_S", 0.3)
-    ranks = group.RankGroup(EngineConfig(), MeshShape(2), folder)
+    ranks = group.RankGroup(EngineConfig(), Mesh(tp=2), folder)
     ranks.start()
     return ranks
 
@@ -215,6 +220,6 @@ def test_masks_for_lost_ranks_free_rank_0_and_its_step_says_why(
 
 def test_what_fails_while_ranks_are_ended_has_a_reason(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "REASON_S", 0.0)
-    ranks = group.RankGroup(EngineConfig(), MeshShape(2), tmp_path)
+    ranks = group.RankGroup(EngineConfig(), Mesh(tp=2), tmp_path)
     ranks.stop()
     assert ranks.cause(ValueError("late")).message == "rank 0 failed (ValueError: late)"

@@ -24,7 +24,7 @@ def leaks(core: EngineCore, ended: Mapping[str, int], n_generated: int) -> list[
         f"{len(live.requests)} requests": live.requests,
         f"{len(live.running)} running, {len(live.waiting)} waiting": len(live.running) + len(live.waiting),
         f"{stats.steps_in_flight} steps in flight": stats.steps_in_flight,
-        "slots": sorted(live.free_slots) != list(range(core.scheduler.config.max_num_seqs)),
+        "slots": sorted(live.free_slots[0]) != list(range(core.scheduler.config.max_num_seqs)),
         f"locks {[node.lock for node in nodes]}": any(node.lock for node in nodes),
         f"pages {set(owned) ^ set(cached)} have an owner outside the tree or none in it": owned != cached,
         "pages with several owners": any(cache.pool.refs[page] != 1 for page in cached),

@@ -32,7 +32,7 @@ class Poison:
         """Pages that no sequence and no cache owns, page 0, and the rows of free slots."""
         live = self._core.scheduler.live
         refs = live.cache.pool.refs
-        self._apply([page for page, count in enumerate(refs) if not count], list(live.free_slots))
+        self._apply([page for page, count in enumerate(refs) if not count], list(live.free_slots[0]))
 
     def write(self, page: int, value: float) -> None:
         """Overwrite one page, owned or not: for tests of the judge."""

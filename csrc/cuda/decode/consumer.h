@@ -1,5 +1,6 @@
 // The consumer warps: S^T = K Q^T and O^T += V^T P^T, each warp under its own running maximum.
 #pragma once
+#include "decode/codes.h"
 #include "decode/results.h"
 
 namespace quire {
@@ -9,7 +10,7 @@ struct Consumer {
     int lane, key_at, row_at;                // first key in a stage, first packed row of this warp
     uint32_t k_from[KEY_TILES], v_from[KEY_TILES], chunk_bytes;  // of this lane's matrix rows in a stage
     uint32_t q[DIM_TILES][ROW_TILES][2];     // Q^T
-    float o[DIM_TILES][ROW_TILES][4];        // O^T: dimension lane / 4 (+ 8), row 2 (lane % 4) (+ 1)
+    float o[DIM_TILES][ROW_TILES][4];        // O^T: dimension as `dim_of`, row 2 (lane % 4) (+ 1)
     float top[ROW_TILES][2], sum[ROW_TILES][2];  // maximum (base 2); this lane's share of the sum of weights
     int tokens[ROW_TILES][2], heads[ROW_TILES][2];  // of a line, of a group
     Row rows[ROW_TILES][2];
@@ -36,7 +37,7 @@ struct Consumer {
                                              const BoxShape& shape, const QuireAttnArgs& args);
     template <int TILES>
     __device__ __forceinline__ void raise_tops(const float (&s)[KEY_TILES][TILES][4]);
-    __device__ __forceinline__ void share_round(float* sums, float2* states, int round) const;
+    __device__ __forceinline__ void share_round(float* sums, float2* states, int round, float v_scale) const;
 };
 
 __device__ __forceinline__ void Consumer::place(const BoxShape& shape, int group) {
@@ -53,10 +54,14 @@ __device__ __forceinline__ void Consumer::place(const BoxShape& shape, int group
     const bool packed = MAY_PACK && shape.packed;
     chunk_bytes = packed ? 128 : shape.rows * 128;
     const auto row_offset = [&](int key) {
-        return packed ? key * DIM * 2 : key / shape.rows * (CHUNKS * chunk_bytes) + key % shape.rows * 128;
+        return packed ? key * DIM * NUMBER_BYTES : key / shape.rows * (CHUNKS * chunk_bytes) + key % shape.rows * 128;
     };
     for (int i = 0; i < KEY_TILES; ++i) {
         k_from[i] = row_offset(key_at + i * 16 + lane % 16) + lane / 16 * 16;
+        if (CODED) {
+            v_from[i] = k_from[i] + HALF_BYTES;
+            continue;
+        }
         v_from[i] = row_offset(key_at + i * 16 + lane % 8 + lane / 16 * 8) + lane / 8 % 2 * 16 + HALF_BYTES;
         if (!MAY_PACK) k_from[i] ^= lane % 8 * 16, v_from[i] ^= lane % 8 * 16;
     }
@@ -66,7 +71,7 @@ __device__ __forceinline__ void Consumer::place(const BoxShape& shape, int group
 __device__ __forceinline__ uint32_t Consumer::cell(uint32_t from, int d) const {
     const uint32_t chunk = from + d / 4 * chunk_bytes;
     if (!MAY_PACK) return chunk ^ (d % 4 * 32);  // `from` holds the swizzle already: a key lies on one row
-    const uint32_t plain = chunk + d % 4 * 32;
+    const uint32_t plain = CODED ? from + d * 16 : chunk + d % 4 * 32;
     return plain ^ (plain / 8 & 0x70);
 }
 
@@ -76,7 +81,12 @@ __device__ __forceinline__ void Consumer::start_line(const QuireTile& tile, uint
     const uint32_t from = queries + (row_at + lane % 8) * Q_ROW_BYTES + lane / 8 * 16;
     for (int r = 0; r < ROW_TILES; ++r) {
         if (r >= n_tiles) continue;
-        for (int d = 0; d < DIM_TILES; d += 2) {
+        for (int d = 0; CODED && d < DIM_TILES; ++d) {
+            const uint32_t row = queries + (row_at + r * 8 + lane / 4) * Q_ROW_BYTES;
+            const uint2 found = load_8_bytes(row + d * 32 + lane % 4 * 8);
+            q[d][r][0] = halves_of_elements(found.x), q[d][r][1] = halves_of_elements(found.y);
+        }
+        for (int d = 0; !CODED && d < DIM_TILES; d += 2) {
             uint32_t found[4];
             load_matrices(found, from + r * 8 * Q_ROW_BYTES + d * 32);
             for (int i = 0; i < 4; ++i) q[d + i / 2][r][i % 2] = found[i];
@@ -161,10 +171,12 @@ __device__ __forceinline__ void Consumer::block_of(const Line& line, int start, 
     float s[KEY_TILES][TILES][4] = {};
     for (int i = 0; i < KEY_TILES; ++i) {
         float odd[TILES][4] = {};  // two chains of sums are shorter than one
-        for (int d = 0; d < DIM_TILES; ++d) {
-            uint32_t k[4];
-            load_matrices(k, cell(stage + k_from[i], d));
-            for (int r = 0; r < TILES; ++r) multiply_add(d % 2 ? odd[r] : s[i][r], k, q[d][r][0], q[d][r][1]);
+        for (int first = 0; first < DIM_TILES; first += TILES_READ) {
+            Fragment k[TILES_READ];
+            load_keys(k, cell(stage + k_from[i], first));
+            for (int d = first; d < first + TILES_READ; ++d)
+                for (int r = 0; r < TILES; ++r)
+                    multiply_add_fragment(d % 2 ? odd[r] : s[i][r], k[d - first], q[d][r][0], q[d][r][1]);
         }
         for (int r = 0; r < TILES; ++r)
             for (int e = 0; e < 4; ++e) s[i][r][e] += odd[r][e];
@@ -205,7 +217,7 @@ __device__ __forceinline__ void Consumer::block_of(const Line& line, int start, 
                 for (int e = 0; e < 4; ++e) x[e] = exp2_fast(x[e] - top[r][e % 2]);
                 sum[r][0] += x[0] + x[2], sum[r][1] += x[1] + x[3];
             }
-            for (int h = 0; h < 2; ++h) p[r][h] = transpose_matrix(pack(x[h * 2], x[h * 2 + 1]));
+            for (int h = 0; h < 2; ++h) p[r][h] = transpose_matrix(pack_weights(x[h * 2], x[h * 2 + 1]));
         }
         uint32_t kept[2];  // of values of keys that the line does not hold nothing is kept: they may be NaN
         if (EDGE) {
@@ -214,18 +226,21 @@ __device__ __forceinline__ void Consumer::block_of(const Line& line, int start, 
                 kept[h] = (line.holds(key) ? 0x0000ffffu : 0u) | (line.holds(key + 1) ? 0xffff0000u : 0u);
             }
         }
-        for (int d = 0; d < DIM_TILES; ++d) {
-            uint32_t v[4];
-            load_matrices_transposed(v, cell(stage + v_from[i], d));
-            if (EDGE)
-                for (int e = 0; e < 4; ++e) v[e] &= kept[e / 2];
-            for (int r = 0; r < TILES; ++r) multiply_add(o[d][r], v, p[r][0], p[r][1]);
+        for (int first = 0; first < DIM_TILES; first += TILES_READ) {
+            Fragment v[TILES_READ];
+            load_values(v, cell(stage + v_from[i], first));
+            for (int d = first; d < first + TILES_READ; ++d) {
+                if (EDGE)
+                    for (int e = 0; e < 4; ++e) v[d - first][e] &= kept[e / 2];
+                for (int r = 0; r < TILES; ++r) multiply_add_fragment(o[d][r], v[d - first], p[r][0], p[r][1]);
+            }
         }
     }
 }
 
 // One round of the warp's results, as one of the KEY_WARPS that have results of these rows; its sums are whole already.
-__device__ __forceinline__ void Consumer::share_round(float* sums, float2* states, int round) const {
+__device__ __forceinline__ void Consumer::share_round(float* sums, float2* states, int round,
+                                                      float v_scale) const {
     const int key_warp = threadIdx.x / 32 / ROW_WARPS;
     float* to = sums + key_warp * ROWS * SUM_STRIDE;
     for (int r = 0; r < ROW_TILES; ++r) {
@@ -237,7 +252,8 @@ __device__ __forceinline__ void Consumer::share_round(float* sums, float2* state
         for (int i = 0; i < DIM_TILES / ROUNDS; ++i) {
             for (int e = 0; e < 4; ++e) {
                 const int row = row_at + r * 8 + lane % 4 * 2 + e % 2;
-                to[row * SUM_STRIDE + i * 16 + e / 2 * 8 + lane / 4] = o[round * (DIM_TILES / ROUNDS) + i][r][e];
+                const float sum_of_e = o[round * (DIM_TILES / ROUNDS) + i][r][e];
+                to[row * SUM_STRIDE + i * 16 + dim_of(lane, e)] = CODED ? sum_of_e * v_scale : sum_of_e;
             }
         }
     }
@@ -268,7 +284,7 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, const Shared&
             float* sums = shared.sums + result.at * SUMS;
             float2* states = shared.states + result.at * STATES;
             if (!finish || round < RESULTS) barrier_wait(shared.read + result.at * 8, result.parity ^ 1);
-            warp.share_round(sums, states, round);
+            warp.share_round(sums, states, round, args.v_scale);
             if (finish) {
                 named_sync(1, WARPS * 32);
                 write_round<WARPS * 32>(threadIdx.x, sums, states, line.tile, round, group, args);

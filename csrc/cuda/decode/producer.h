@@ -19,6 +19,8 @@ __device__ __forceinline__ Box find_box(const Line& line, int key, const QuireAt
 
 __device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t to, uint32_t barrier, const Box& box,
                                          int kv_head, const BoxShape& shape) {
+    if (CODED)
+        return load_box(to, &map, barrier, L2_EVICT_FIRST, 0, box.row * DIM / 128, kv_head, box.page);
     if (MAY_PACK && shape.packed)
         return load_box(to, &map, barrier, L2_EVICT_FIRST, 0, 0, box.row / 2, kv_head, box.page);
     for (int column = 0; column < (DIM % 64 ? CHUNKS : 1); ++column) {

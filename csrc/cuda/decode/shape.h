@@ -9,13 +9,20 @@ enum Layout { PAGED = 0, RAGGED = 1, SPARSE = 2 };
 
 constexpr Layout LAYOUT = static_cast<Layout>(QUIRE_LAYOUT);
 constexpr int DIM = QUIRE_HEAD_DIM, ROWS = QUIRE_ROWS;
-// Hooks on every logit take longer than the copies: more warps share them, and a longer stage.
+#ifndef QUIRE_CODED
+#define QUIRE_CODED 0
+#endif
+constexpr bool CODED = QUIRE_CODED;  // pages hold e4m3, a byte a number, and tokens of a page are contiguous
+static_assert(!CODED || LAYOUT != RAGGED, "codes lie in pages");
+// Hooks on every logit take longer than the copies: more warps share them, and a longer stage. Of codes a stage of as
+// many bytes has twice the keys and twice the work, where registers suffice for it.
+constexpr bool TWICE = CODED && ROWS <= 16;
 constexpr bool HOOKED = (Variant::has_logits || Variant::has_mask) && ROWS <= 16 && DIM <= 128;
 #ifndef QUIRE_KEYS
-#define QUIRE_KEYS (HOOKED ? 128 : DIM > 192 && ROWS > 8 ? 32 : 64)
+#define QUIRE_KEYS (HOOKED ? 128 : (DIM > 192 && ROWS > 8 ? 32 : 64) * (TWICE ? 2 : 1))
 #endif
 #ifndef QUIRE_WARPS
-#define QUIRE_WARPS (HOOKED || ROWS > 16 ? 8 : 4)
+#define QUIRE_WARPS (HOOKED || (TWICE && (DIM != 192 || ROWS == 8)) || ROWS > 16 ? 8 : 4)
 #endif
 #ifndef QUIRE_WARP_ROWS
 #define QUIRE_WARP_ROWS (ROWS < 16 || DIM > 192 || (DIM > 128 && ROWS > 16) ? 8 : 16)
@@ -34,13 +41,15 @@ constexpr int ROW_TILES = WARP_ROWS / 8;
 constexpr int DIM_TILES = DIM / 16;
 // In shared memory a key is chunks of 64 elements, 128 bytes, and the chunks of a box lie one after the other. Heads of
 // 96 would waste half of their second chunk and much bandwidth: where the tokens of a page are contiguous they are
-// copied as they are, two tokens in three chunks (`packed`).
+// copied as they are, two tokens in three chunks (`packed`). So are codes of any dimension: rows of 128 bytes, one after
+// the other.
 constexpr int CHUNKS = (DIM + 63) / 64;
-constexpr bool MAY_PACK = DIM == 96 && LAYOUT != RAGGED;
+constexpr bool MAY_PACK = CODED || (DIM == 96 && LAYOUT != RAGGED);
+constexpr int NUMBER_BYTES = CODED ? 1 : 2;
 static_assert(ROW_WARPS * WARP_ROWS == ROWS && KEY_WARPS * ROW_WARPS == WARPS, "warps do not cover the rows");
 static_assert(KEY_TILES * KEY_WARPS * 16 == KEYS && DIM % 32 == 0, "warps do not cover the keys");
 
-constexpr int HALF_BYTES = KEYS * CHUNKS * 128;   // keys, or values, of a stage
+constexpr int HALF_BYTES = CODED ? KEYS * DIM : KEYS * CHUNKS * 128;  // keys, or values, of a stage
 constexpr int STAGE_BYTES = 2 * HALF_BYTES;
 constexpr int MAX_BOXES = KEYS / 8;               // copies of a half
 constexpr int QUERIES = ROWS <= 16 ? 2 : 1;       // q of lines in flight
@@ -78,7 +87,7 @@ constexpr float SLACK = 8.f;         // the maximum moves when a score passes it
 struct BoxShape {  // of one copy: keys of a page, or of the ragged rows
     int rows;  // a power of two
     bool packed;
-    __device__ __forceinline__ int bytes() const { return rows * (MAY_PACK && packed ? DIM * 2 : CHUNKS * 128); }
+    __device__ __forceinline__ int bytes() const { return rows * (MAY_PACK && packed ? DIM * NUMBER_BYTES : CHUNKS * 128); }
 };
 
 struct Shared {

@@ -1,34 +1,41 @@
 // One block of moe_few.cu: sizes, what its shared memory holds, and the tiles of pairs that all blocks find the same.
 #pragma once
-#include "gemm.h"
+#include "moe/codes.h"
 
 struct QuireMoeFewArgs {  // _FewArgs in quire/kernels/moe/hopper.py
     const void* x;
     const void* up;
     const void* down;
+    const void* up_scales;  // QUIRE_CODES: see CodedMatrices in quire/kernels/moe/coded.py
+    const void* down_scales;
+    const void* up_bias;    // [n_experts, 2 inner]; null: 0
+    const void* down_bias;  // [n_experts, hidden]; null: 0
     const int32_t* expert_ids;  // of the pairs; others than 0 .. n_experts are left out
     const float* weights;       // of the pairs; QUIRE_LONE only
     const void* residual;       // QUIRE_LONE: added to the sum; null: 0
     void* h;                    // [n_pairs, inner]
     void* y;                    // [n_pairs, hidden]; QUIRE_LONE: [hidden]
     int64_t x_row;              // elements
+    float slope, offset, limit;  // h = (u + offset) g sigmoid(slope g); limit > 0: g, u are cut to it before
     int32_t n_pairs, n_chosen, n_experts, hidden, inner, n_stages, n_blocks;
 };
 
 namespace quire {
 
+constexpr int WIDTH = QUIRE_CODES >= 3 ? 256 : QUIRE_CODES ? 128 : 64;  // columns of w in 128 bytes
 constexpr int TOKENS = QUIRE_TOKENS, EIGHTS = TOKENS / 8;
 constexpr int WARPS = 8, WORKERS = WARPS * 32, THREADS = WORKERS + 32, SORTERS = THREADS / 32;
 
 template <bool FIRST> struct Kind {  // of the two products
     static constexpr bool IS_UP = FIRST, IN_PARTS = QUIRE_LONE && !IS_UP;  // parts: the experts that are summed
-    static constexpr int CHUNKS = IS_UP ? QUIRE_UP_CHUNKS : QUIRE_DOWN_CHUNKS;  // in a stage
+    static constexpr int CHUNKS = IS_UP ? QUIRE_UP_CHUNKS : QUIRE_DOWN_CHUNKS;  // of 128 bytes, in a stage
     static constexpr int BLOCKS = IS_UP || QUIRE_LONE ? 1 : 2;                  // of 16 rows of w in an item
     static constexpr int CHUNK_BYTES = BLOCKS * 16 * 128, BYTES = CHUNKS * CHUNK_BYTES;
     static constexpr int STEPS = CHUNKS * 4 / WARPS;  // of 16 columns, of a warp in a stage
     static constexpr int OUT_ROWS = IS_UP ? 8 : BLOCKS * 16;
     static constexpr int QUADS = BLOCKS * EIGHTS;     // sums of a thread come in fours
-    static_assert(CHUNKS * 4 % WARPS == 0);
+    static constexpr int COLUMNS = CHUNKS * WIDTH;    // of a stage
+    static_assert(QUIRE_CODES ? COLUMNS == WARPS * 64 : CHUNKS * 4 % WARPS == 0);
 };
 using Up = Kind<true>;
 using Down = Kind<false>;
@@ -83,7 +90,7 @@ struct FewLists {
 
     template <class K> __device__ int columns() const { return K::IS_UP ? a.hidden : a.inner; }
     template <class K> __device__ int rows() const { return K::IS_UP ? a.inner : a.hidden; }
-    template <class K> __device__ int n_units() const { return (columns<K>() / CHUNK + K::CHUNKS - 1) / K::CHUNKS; }
+    template <class K> __device__ int n_units() const { return (columns<K>() + K::COLUMNS - 1) / K::COLUMNS; }
     template <class K> __device__ int n_row_tiles() const { return rows<K>() / K::OUT_ROWS; }
     template <class K> __device__ int first_item(int block) const {
         return int(int64_t(K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>() * block / a.n_blocks);

@@ -67,6 +67,17 @@ inline cudaError_t map_shared(const void* handle, void** base) {
     cudaGetLastError();
     return error;
 }
+// Whatever else runs on the device: in a stream of its own, by a copy, for which no multiprocessor has to be free.
+inline cudaError_t write_word(uint32_t* word, uint32_t value) {
+    cudaStream_t stream;
+    cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess) {
+        error = cudaMemcpyAsync(word, &value, sizeof(value), cudaMemcpyHostToDevice, stream);
+        cudaStreamDestroy(stream);  // ends with the copy
+    }
+    cudaGetLastError();
+    return error;
+}
 inline void leave_mapped(void* base) {
     cudaIpcCloseMemHandle(base);
     cudaGetLastError();

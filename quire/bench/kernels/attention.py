@@ -61,7 +61,7 @@ def cases(op_name: str, setting: Setting) -> Iterator[Case]:
             baseline=entry.baseline,
             quick=entry.quick,
             prepare=functools.partial(_prepare, entry, setting),
-            prepare_key=(entry.variant, entry.batch.heads, entry.batch.page_size, entry.batch.ragged),
+            prepare_key=(entry.variant, dataclasses.replace(entry.batch, spans=(), n_shared=0)),
         )
     yield Case(op_name, f"plan {PLAN_SPANS} mixed sequences", None, functools.partial(_planners, setting), quick=True)
 
@@ -74,6 +74,19 @@ def cuda_cases() -> list[AttentionCase]:
         for b in (1, 16, 64, 256)
         for k in (1, 4, 16)
     ]
+    found += [
+        AttentionCase(
+            f"decode {b} x 4k e4m3",
+            Batch(((4096, 1),) * b, coded=True),
+            baseline=f"decode {b} x 4k",
+            quick=b == 64,
+            peers=False,
+        )
+        for b in (1, 16, 64, 256)
+    ]
+    found.append(
+        AttentionCase("prefill 4k e4m3", Batch(((4096, 4096),), coded=True), baseline="prefill 4k", peers=False)
+    )
     found += [
         AttentionCase(f"prefill {k}k{' ragged' * ragged}", _prefill(1024 * k, ragged), quick=k == 4 and not ragged)
         for ragged in (False, True)
@@ -170,14 +183,14 @@ def _contenders(entry: AttentionCase, setting: Setting) -> Iterable[Contender]:
 
 def _calls(name: str, inputs: Inputs, variant: Variant) -> Sequence[Call]:
     plan, q = inputs.plan(variant), inputs.q
-    module, out = able(name, plan, variant, q.dtype), torch.empty_like(q)
+    module, out = able(name, plan, variant, q.dtype, inputs.pools[0][0].dtype), torch.empty_like(q)
     return [functools.partial(module.run, q, k, v, plan, variant, out, None) for k, v in inputs.pools]
 
 
-def able(name: str, plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> ModuleType:
+def able(name: str, plan: AttnPlan, variant: Variant, dtype: torch.dtype, kv_dtype: torch.dtype) -> ModuleType:
     """The implementation. Raises NotRun when it does not take these inputs, RuntimeError when it should but cannot."""
     entry = catalog.entry("attention", name)
-    arguments = (plan, variant, dtype, dtype)
+    arguments = (plan, variant, dtype, kv_dtype)
     reason = entry.obstacle(dtype, *arguments)
     if reason is not None:
         # The machine suits it, or it would not be among the implementations: what is left is a build that failed.

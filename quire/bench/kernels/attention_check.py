@@ -28,6 +28,9 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
     listed = [(name, name, mixed) for name in NAMED]
     listed.append(("causal ragged", "causal", Batch(SPANS, heads=heads, ragged=True)))
     listed.append(("causal shared", "causal", Batch(((300, 1), (277, 1), (257, 1)), heads=heads, n_shared=256)))
+    if setting.device.type == "cuda":
+        coded = Batch(SPANS, heads=heads, coded=True)
+        listed += [(f"{name} e4m3", name, coded) for name in ("causal", "window", "sinks", "mask")]
     for implementation in catalog.runnable("attention", setting.device.type):
         if implementation.name != "reference":
             for what, variant, batch in listed:
@@ -41,8 +44,8 @@ def _error(setting: Setting, implementation: str, variant_name: str, batch: Batc
     inputs = Inputs(batch, setting, n_copies=1, poison=True)
     variant = example(variant_name, batch, setting.device)
     plan = inputs.plan(variant)
-    module = able(implementation, plan, variant, setting.dtype)
     (k, v), q = inputs.pools[0], inputs.q
+    module = able(implementation, plan, variant, setting.dtype, k.dtype)
     out, expected = torch.empty_like(q), torch.empty(q.shape, dtype=torch.float64, device=q.device)
     module.run(q, k, v, plan, variant, out, None)
     reference.run(q.double(), k.double(), v.double(), plan, variant, expected, None)

@@ -16,11 +16,14 @@ from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.timing import Call
 from quire.config.experts import Gating, RoutingSpec
-from quire.kernels import catalog, qgemm
-from quire.kernels.moe import SWIGLU, PackedExperts, reference
+from quire.kernels import catalog, nibbles, qgemm
+from quire.kernels.moe import SWIGLU, CodedMatrices, Codes, PackedExperts, reference
+from quire.kernels.w8a8 import BLOCK
 
 CHOICES = 256
 """Tokens of the cases of the choice."""
+CODES = {"mxfp4": 4.25, "int4 g128": 4.125, "fp8 blocks": 8.0}
+"""How matrices are kept on a GPU → bits a weight."""
 PACKED = "int4"
 """How matrices are packed for the CPU."""
 
@@ -69,6 +72,11 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
             make = functools.partial(_products, shape, SWIGLU, n, setting)
             contenders = functools.partial(_contenders, "experts", make, w_bytes, setting)
             yield Case(op, f"{name}, {n} rows", work, contenders, in_flops=n > 1000, quick=f"{name}, {n} rows" in QUICK)
+            for form, n_bits in CODES.items() if setting.device.type == "cuda" else ():
+                coded = functools.partial(_in_codes, form, make)
+                contenders = functools.partial(_contenders, "experts", coded, w_bytes, setting)
+                moved = Work(w_bytes * n_bits / 8 / setting.element_bytes + x_bytes, x_bytes, work.flops)
+                yield Case(op, f"{name} {form}, {n} rows", moved, contenders, in_flops=n > 1000)
             if setting.device.type == "cpu":
                 pack = functools.partial(_contenders, "packed_experts", functools.partial(_packed, make), 0.0, setting)
                 n_bytes = w_bytes / setting.element_bytes * qgemm.SCHEMES[PACKED].bytes_per_weight
@@ -81,8 +89,10 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
     for name, (shape, gating, n) in SMALL.items():
         for implementation in catalog.runnable(op, setting.device.type):
             if implementation.name != "reference" and "experts" in implementation.functions:
-                error = functools.partial(_error, shape, gating, n, setting, implementation)
-                yield Check(op, name, implementation.name, error, reference.TOLERANCE[setting.dtype])
+                for form in ("", *CODES):
+                    error = functools.partial(_error, shape, gating, n, setting, implementation, form)
+                    case = f"{name} {form}".rstrip()
+                    yield Check(op, case, implementation.name, error, reference.TOLERANCE[setting.dtype])
             elif implementation.name != "reference" and gating == SWIGLU:
                 error = functools.partial(_packed_error, shape, n, setting, implementation)
                 yield Check(op, f"{name} {PACKED}", implementation.name, error, reference.TOLERANCE[setting.dtype])
@@ -101,6 +111,27 @@ def _products(shape: Shape, gating: Gating, n: int, setting: Setting) -> Argumen
     down = setting.randn(shape.n_experts, shape.hidden, shape.inner).mul_(shape.inner**-0.5)
     expert_ids = taken.view(n, shape.n_chosen).to(setting.device)
     return setting.randn(n, shape.hidden), expert_ids, weights, up, down, gating
+
+
+def _in_codes(form: str, make: Callable[[], Arguments]) -> Arguments:
+    """The same with random codes for the matrices."""
+    x, expert_ids, weights, up, down, gating = make()
+    return x, expert_ids, weights, *(_coded(form, one) for one in (up, down)), gating
+
+
+def _coded(form: str, like: torch.Tensor) -> CodedMatrices:
+    """For activations of its dtype, of about the size of its numbers."""
+    (n_experts, n, k), device, size = like.shape, like.device, like.shape[2] ** -0.5
+    if form == "fp8 blocks":
+        codes = torch.randint(-100, 101, (n_experts, n, k), device=device, dtype=torch.int8).half()
+        scales = torch.full((n_experts, -(-n // BLOCK), -(-k // BLOCK)), size / 60, device=device)
+        return CodedMatrices(Codes.BYTES, k, codes.to(torch.float8_e4m3fn), scales, BLOCK)
+    words = torch.randint(-(1 << 31), 1 << 31, (n_experts, n, nibbles.n_words(k)), device=device, dtype=torch.int32)
+    if form == "mxfp4":
+        exponents = torch.full((n_experts, n, -(-k // 32)), 122, device=device, dtype=torch.uint8)
+        return CodedMatrices(Codes.FP4, k, words, exponents, 32)
+    scales = torch.full((n_experts, n, -(-k // BLOCK)), size / 5, device=device, dtype=like.dtype)
+    return CodedMatrices(Codes.INT4, k, words, scales, BLOCK)
 
 
 def _packed(make: Callable[[], Arguments]) -> Arguments:
@@ -137,12 +168,16 @@ def _function(implementation: catalog.Implementation, function: str, arguments: 
     return run
 
 
-def _error(shape: Shape, gating: Gating, n: int, setting: Setting, implementation: catalog.Implementation) -> float:
+def _error(
+    shape: Shape, gating: Gating, n: int, setting: Setting, implementation: catalog.Implementation, form: str
+) -> float:
     """Largest |got - reference| / (1 + |reference|)."""
-    arguments = _products(shape, gating, n, setting)
+    make = functools.partial(_products, shape, gating, n, setting)
+    arguments = _in_codes(form, make) if form else make()
     arguments[1][0, 0] = -1
-    x, expert_ids, weights, up, down, _ = arguments
-    expected = reference.experts(x.double(), expert_ids, weights, up.double(), down.double(), gating)
+    x, expert_ids, weights, *stacks, _ = arguments
+    up, down = (torch.stack([one[expert].double() for expert in range(shape.n_experts)]) for one in stacks)
+    expected = reference.experts(x.double(), expert_ids, weights, up, down, gating)
     got = _function(implementation, "experts", arguments)(*arguments).double()
     return float(((got - expected).abs() / (1 + expected.abs())).max())
 

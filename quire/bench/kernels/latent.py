@@ -106,7 +106,7 @@ def _contenders(batch: Batch, setting: Setting) -> Iterable[Contender]:
 
 def _calls(name: str, inputs: _Inputs) -> Sequence[Call]:
     """Raises NotRun, as most implementations take keys and values of heads."""
-    module, q, plan = able(name, inputs.plan, VARIANT, inputs.q.dtype), inputs.q, inputs.plan
+    module, q, plan = able(name, inputs.plan, VARIANT, inputs.q.dtype, inputs.q.dtype), inputs.q, inputs.plan
     out = q.new_empty(*q.shape[:2], plan.heads.out_dim)
     views = [(pool, pool[..., : plan.heads.out_dim]) for pool in inputs.pools]
     return [functools.partial(module.run, q, k, v, plan, VARIANT, out, None) for k, v in views]
@@ -128,7 +128,8 @@ def _dense(batch: Batch, setting: Setting) -> Sequence[Call]:
 def _error(name: str, batch: Batch, setting: Setting) -> float:
     """Largest difference from the reference in float64."""
     inputs = _inputs(batch, setting, n_copies=1)
-    module, k, rank = able(name, inputs.plan, VARIANT, inputs.q.dtype), inputs.pools[0], inputs.plan.heads.out_dim
+    module = able(name, inputs.plan, VARIANT, inputs.q.dtype, inputs.q.dtype)
+    k, rank = inputs.pools[0], inputs.plan.heads.out_dim
     got, expected = (
         torch.empty(*inputs.q.shape[:2], rank, dtype=dtype, device=k.device) for dtype in (k.dtype, torch.float64)
     )

@@ -17,8 +17,10 @@ from quire.bench.kernels.limits import Work
 from quire.kernels.attention import op
 from quire.kernels.attention.schedule.plan import AttnPlan, Heads, SharedPrefix
 from quire.kernels.attention.variant import Variant
+from quire.kernels.kvstore import entry
 
 LLAMA = Heads(32, 8, 128)
+E4M3_NAN = 0x7F
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Batch:
     """The plan is told of the shared keys, so that they can be read once."""
     ragged: bool = False
     """Keys in rows behind each other, not in pages."""
+    coded: bool = False
+    """Keys and values in e4m3."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -75,7 +79,7 @@ class Batch:
                 n_keys += kv_len - self.n_shared
             n_pairs += int(seen.sum())
         rows_bytes = self.n_rows * n_q_heads * head_dim * element_bytes
-        read_bytes = 2 * n_keys * n_kv_heads * head_dim * element_bytes + rows_bytes
+        read_bytes = 2 * n_keys * n_kv_heads * head_dim * (1 if self.coded else element_bytes) + rows_bytes
         return Work(read_bytes, rows_bytes, 4.0 * n_pairs * n_q_heads * head_dim)
 
     def page_table(self) -> tuple[np.ndarray, int]:
@@ -116,9 +120,10 @@ class Inputs:
         shape: tuple[int, ...] = (n_pages, heads.n_kv_heads, batch.page_size, heads.head_dim)
         if batch.ragged:
             shape = (int(batch.kv_lens.sum()), heads.n_kv_heads, heads.head_dim)
-        pool_bytes = 2.0 * np.prod(shape) * setting.element_bytes
+        pool_bytes = 2.0 * np.prod(shape) * (1 if batch.coded else setting.element_bytes)
         n_copies = n_copies or setting.timer.n_copies(pool_bytes)
-        self.pools = [(setting.randn(*shape), setting.randn(*shape)) for _ in range(n_copies)]
+        dtype = entry.E4M3 if batch.coded else setting.dtype
+        self.pools = [(setting.randn(*shape).to(dtype), setting.randn(*shape).to(dtype)) for _ in range(n_copies)]
         if poison and not batch.ragged:
             self._poison()
 
@@ -127,13 +132,13 @@ class Inputs:
         return self.batch.plan(self.table, variant)
 
     def _poison(self) -> None:
-        size = self.batch.page_size
+        size, nothing = self.batch.page_size, E4M3_NAN if self.batch.coded else float("nan")
         for k, v in self.pools:
-            for x in (k, v):
-                x[0] = float("nan")
+            for x in map(entry.movable, (k, v)):
+                x[0] = nothing
                 for row, kv_len in zip(self.table, self.batch.kv_lens.tolist(), strict=True):
                     if kv_len % size:
-                        x[row[kv_len // size], :, kv_len % size :] = float("nan")
+                        x[row[kv_len // size], :, kv_len % size :] = nothing
 
     @functools.cached_property
     def dense(self) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -15,12 +15,13 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from quire.bench.numerics.attention import PAGE, NotTaken, Path, Sample
+from quire.bench.numerics.attention import LOW_KEYS, PAGE, NotTaken, Path, Sample, type_word
 from quire.bench.numerics.deviation import BASELINE, DTYPES, OURS, ROUNDED, Row, deviation
 from quire.config.arch import ModelArch
 from quire.kernels import attention
 from quire.kernels.attention import reference
 from quire.kernels.attention.variant import Variant
+from quire.kernels.hopper import converts_to_e4m3
 from quire.kernels.kvstore import entry
 from quire.kernels.qkv import rotate_and_store
 
@@ -191,9 +192,11 @@ def rows(
             yield row(name, kind, "whole", n, Pages(arch, dtype, n, device), model, n)
             if rounding == "none" and n > CHUNK:
                 yield row(name, OURS, f"{CHUNK} tokens", n, Pages(arch, dtype, n, device), model, CHUNK)
-            if rounding == "none" and device.type == "cpu":
-                pages = Pages(arch, dtype, n, device, kv_dtype=torch.int8)
-                yield row(f"{name}, int8 keys", ROUNDED, "whole", n, pages, model, n)
+            for low in LOW_KEYS[device.type] if rounding == "none" else ():
+                if low == entry.E4M3 and not converts_to_e4m3(device):
+                    continue
+                pages = Pages(arch, dtype, n, device, kv_dtype=low)
+                yield row(f"{name}, {type_word(low)} keys", ROUNDED, "whole", n, pages, model, n)
 
 
 def _in_type(path: Path, dtype: torch.dtype, device: torch.device) -> Attend:

@@ -67,11 +67,7 @@ class Policy:
     @property
     def next_s(self) -> float:
         """When the next step begins."""
-        return self.now_s
-
-    def has_work(self) -> bool:
-        """Whether anything is unfinished."""
-        return bool(self.queue or self.running)
+        return self.now_s if self.queue or self.running else math.inf
 
     def close(self) -> None:
         """No request comes any more."""
@@ -84,7 +80,7 @@ class Policy:
         elif len(self.queue) >= self.machine.config.max_num_waiting:
             outcome.refusal = Code.OVERLOADED.value
         else:
-            if not self.has_work():
+            if not (self.queue or self.running):
                 self.now_s = max(self.now_s, request.arrival_s)
             self.queue.append(Job(outcome))
 
@@ -141,7 +137,7 @@ class StaticBatching(Policy):
     @property
     def next_s(self) -> float:
         """When the running batch goes on, or the next one leaves."""
-        return self.now_s if self.running else max(self.now_s, self._leave_s())
+        return self.now_s if self.running else max(self.now_s, self._leave_s())  # inf where nobody waits
 
     def _leave_s(self) -> float:
         """When the next batch is ready to leave."""

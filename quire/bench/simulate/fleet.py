@@ -54,8 +54,7 @@ class Fleet:
 
     def _plan(self, index: int) -> None:
         """Enter the next step of a replica, if that is not known."""
-        replica = self._replicas[index]
-        due_s = replica.next_s if replica.has_work() else math.inf
+        due_s = self._replicas[index].next_s
         if due_s != self._due[index]:
             self._due[index] = due_s
             heapq.heappush(self._steps, (due_s, index))
@@ -71,7 +70,7 @@ class Fleet:
             replica = replicas[index]
             for outcome in replica.step():
                 heapq.heappush(news, (replica.now_s, outcome.number, outcome.is_done or bool(outcome.refusal)))
-            due[index] = due_s = replica.next_s if replica.has_work() else math.inf
+            due[index] = due_s = replica.next_s
             if due_s < math.inf:
                 heapq.heapreplace(steps, (due_s, index))
             else:

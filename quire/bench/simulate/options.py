@@ -11,7 +11,7 @@ from quire.bench.datasets import read_lengths, uniform_lengths
 from quire.bench.options import DatasetOptions
 from quire.bench.simulate import requests as made
 from quire.bench.simulate.requests import SimRequest
-from quire.bench.simulate.trace import read_trace
+from quire.bench.simulate.trace import LONGEST_S, read_trace
 from quire.core.errors import ConfigError
 from quire.core.units import parse_bytes
 from quire.planner.accelerators import accelerator_named
@@ -93,12 +93,19 @@ class SimulateOptions(DatasetOptions, kw_only=True):
         return made.of_lengths(lengths, self.prefix_len or 256, self.num_prefixes), []
 
     def timed(self, requests: list[SimRequest], rate: float | None, seed: int) -> list[SimRequest]:
-        """The requests at one of the rates; None: as they are."""
+        """The requests at one of the rates; None: as they are. ConfigError for a rate at which they never end."""
         if rate is None:
             return requests
         if not math.isinf(made.rate_of(requests)):
-            return made.stretched(requests, rate)
-        return made.at_rate(requests, rate, self.burstiness, seed)
+            timed = made.stretched(requests, rate)
+        else:
+            timed = made.at_rate(requests, rate, self.burstiness, seed)
+        if timed and not timed[-1].arrival_s < LONGEST_S:
+            raise ConfigError(
+                f"--request-rate {rate:g}: the last of {len(timed):,} requests would come after"
+                f" {timed[-1].arrival_s:.3g} s, more than a year: raise it"
+            )
+        return timed
 
 
 def is_known_at_once(requests: list[SimRequest], rates: list[float]) -> bool:

@@ -6,6 +6,7 @@ real loop. Does not own decisions, which are the engine's, nor the clock's pace 
 
 from __future__ import annotations
 
+import math
 from typing import Final, Protocol
 
 from quire.bench.simulate.record import Outcome, StepLog
@@ -37,7 +38,6 @@ class Replica(Protocol):
         """When it makes its next step; inf: not before something comes."""
         ...
 
-    def has_work(self) -> bool: ...
     def close(self) -> None:
         """No request comes any more."""
         ...
@@ -72,15 +72,12 @@ class EngineReplica:
 
     @property
     def next_s(self) -> float:
-        """At once."""
-        return self.now_s
+        """At once, where there is a step to make."""
+        engine = self.engine
+        return engine.clock.now_s() if engine.core.has_work() else math.inf
 
     def close(self) -> None:
         """It waits for nobody anyway."""
-
-    def has_work(self) -> bool:
-        """Whether there is a step to make."""
-        return self.engine.core.has_work()
 
     def submit(self, outcome: Outcome, request: SimRequest, prompt: list[int]) -> None:
         """Queue it, or note why the engine refuses it."""
@@ -108,7 +105,7 @@ class EngineReplica:
         deltas = self.engine.core.step()
         if not deltas:
             return []
-        now_s, fresh = self.now_s, self._fresh
+        now_s, fresh = self.engine.clock.now_s(), self._fresh
         n_before = len(fresh)
         told = [
             self._tell(delta, now_s)

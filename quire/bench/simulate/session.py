@@ -113,6 +113,12 @@ def _attained(variant: Variant, requests: list[SimRequest], rate: float, slo: Sl
 def baselines(variant: Variant) -> list[Variant]:
     """Those of the past, oldest first, then the engine without its prefix tree and with it."""
     options, machine = variant.options, variant.machine
+    n_stages = machine.config.pipeline_parallel_size
+    if n_stages > 1:
+        raise ConfigError(
+            f"--baselines have no stages, and --pipeline-parallel-size is {n_stages}: leave one of them out",
+            param="pipeline_parallel_size",
+        )
     size, delay_s = options.baseline_batch, 1e-3 * options.baseline_delay_ms
     sizes = [size // 4, size // 2, size]
 

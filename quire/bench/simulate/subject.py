@@ -14,7 +14,7 @@ from quire.bench.shape import FOLDER, PREFIX
 from quire.bench.simulate.options import SimulateOptions
 from quire.bench.simulate.requests import SimRequest, rate_of
 from quire.bench.simulate.session import Variant
-from quire.config.mesh import mesh_shape
+from quire.config.mesh import mesh_of
 from quire.core.counts import format_count
 from quire.core.units import format_bytes
 from quire.planner.accelerators import USUAL_CPU, accelerator_named
@@ -28,10 +28,11 @@ Facts = dict[str, Any]
 def subject(variant: Variant, requests: Sequence[SimRequest]) -> Facts:
     """Of one variant, as plain values."""
     options, machine = variant.options, variant.machine
+    mesh = mesh_of(machine.config)
     return {
         "model": _model_name(machine.config.model), "n_parameters": machine.arch.n_parameters,
         "dtype": machine.limits.dtype, **_device(variant), "memory_bytes": options.memory_bytes,
-        "n_ranks": mesh_shape(machine.config).n_ranks, "workload": _workload(options), "n_requests": len(requests),
+        "n_ranks": mesh.n_ranks, "n_stages": mesh.pp, "workload": _workload(options), "n_requests": len(requests),
         "arrivals": _arrivals(options, requests), "replicas": options.replicas, "router": options.router,
     }  # fmt: skip
 
@@ -51,7 +52,10 @@ def lines(variants: Sequence[Variant], requests: Sequence[SimRequest]) -> Iterat
 
 def _rows(facts: Facts) -> dict[str, str]:
     error = "how far they are off is not known" if facts["error"] is None else f"times ± {100 * facts['error']:.0f} %"
-    ranks = f"{facts['n_ranks']} GPUs share each layer" if facts["n_ranks"] > 1 else "one device"
+    n_sharing, n_stages = facts["n_ranks"] // facts["n_stages"], facts["n_stages"]
+    ranks = f"{n_sharing} GPUs share each layer" if n_sharing > 1 else "one device"
+    if n_stages > 1:
+        ranks = f"{n_stages} stages of layers" + (f", {ranks}" if n_sharing > 1 else "")
     router = f", chosen by {facts['router']}" if facts["replicas"] > 1 else ""
     return {
         "model": f"{facts['model']}, {format_count(facts['n_parameters'])} parameters in {facts['dtype']}",

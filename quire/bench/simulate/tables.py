@@ -36,14 +36,15 @@ def side_by_side(columns: Mapping[str, Figures]) -> Iterator[str]:
     """A figure a line, a variant a column; behind each but the first, its change in percent."""
     first, *others = columns
     widths = {name: max(12, len(name)) for name in columns}
-    yield f"{'':<24}{first:>{widths[first]}}" + "".join(f"  {name:>{widths[name]}}        " for name in others)
+    head = f"{'':<24}{first:>{widths[first]}}" + "".join(f"  {name:>{widths[name]}}        " for name in others)
+    yield head.rstrip()
     for name, value in columns[first].items():
         line = f"{name:<24}{shown(value):>{widths[first]}}"
         for other in others:
             line += (
                 f"  {shown(columns[other].get(name)):>{widths[other]}} {_change(value, columns[other].get(name)):>7}"
             )
-        yield line
+        yield line.rstrip()
 
 
 def curve(points: Sequence[Point]) -> Iterator[str]:

@@ -195,12 +195,14 @@ def _rows(reader: _Reader, content: bytes) -> Iterator[Mapping[str, Any]]:
             if line.strip():
                 try:
                     row = msgspec.json.decode(line)
-                except msgspec.DecodeError as error:
+                except (msgspec.DecodeError, RecursionError) as error:
                     raise reader.refuse(f"not JSON: {error}") from None
                 if not isinstance(row, dict):
                     raise reader.refuse("not an object")
                 yield row
         return
+    if content.lstrip()[:1] == b"[":
+        raise ConfigError(f"trace {shown(reader.path)} is a JSON list: write each request as an object on its own line")
     try:
         rows = csv.DictReader(content.decode("utf-8-sig").splitlines(), skipinitialspace=True)
     except UnicodeDecodeError:
@@ -213,8 +215,17 @@ def _rows(reader: _Reader, content: bytes) -> Iterator[Mapping[str, Any]]:
         raise ConfigError(
             f"trace {shown(reader.path)}: the header lacks {', '.join(lacking)}; it has {shown(', '.join(heads))}"
         )
-    for row in rows:
+    for row in _lines(reader, rows):
         reader.line = rows.line_num
         if None in row or None in row.values():
             raise reader.refuse("it has not as many values as the first line has names")
         yield row
+
+
+def _lines(reader: _Reader, rows: csv.DictReader[str]) -> Iterator[dict[str, Any]]:
+    """With an error that names the line."""
+    try:
+        yield from rows
+    except csv.Error as error:
+        reader.line = rows.line_num
+        raise reader.refuse(f"not CSV: {error}") from None

@@ -20,8 +20,10 @@ import torch
 
 from quire.compute.weights.header import Entry, read_header
 from quire.compute.weights.names import Names, Rows, rearrange
-from quire.config.adapter import CONFIG, AdapterConfig, read_adapter_config
+from quire.config.adapter import CONFIG, MAX_CONFIG_BYTES, AdapterConfig, parse_adapter_config
+from quire.config.arch import ModelArch
 from quire.config.families import Order
+from quire.config.parameters import HEAD, shapes
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.files import read_regular
 
@@ -32,7 +34,7 @@ WEIGHTS: Final = "adapter_model.safetensors"
 MAX_HEADER_BYTES: Final = 64 << 20
 DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 LISTED: Final = 5
-_NAME: Final = re.compile(
+TENSOR_NAME: Final = re.compile(
     r"^(?:base_model\.model\.)?(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight)?$"
 )
 
@@ -102,12 +104,13 @@ def read_adapter(path: str, root: str, model: Decoder, max_rank: int) -> Adapter
     for file in files:
         if file.exists() and root and not file.resolve().is_relative_to(pathlib.Path(root).resolve()):
             raise ConfigError(f"{file} is a link that leads out of the folder of --lora-root", param="lora_path")
-    config, targets = read_adapter_config(folder, max_rank), targets_of(model)
+    text = read_file(files[0], MAX_CONFIG_BYTES)
+    config, targets = parse_adapter_config(text, files[0], max_rank), targets_of(model)
     content = _content(folder, files[1], targets, max_rank)
     entries = read_header(io.BytesIO(content), len(content), str(files[1]))
     places = _places(entries, config, targets, Names(model.arch, in_gguf=False), str(files[1]))
     pairs = _pairs(content, places, config, str(files[1]))
-    digest = hashlib.blake2b(read_regular(files[0], len(content) + (4 << 20)), digest_size=16)
+    digest = hashlib.blake2b(text, digest_size=16)  # the very bytes that were read above
     digest.update(content)
     return Adapter(pairs, digest.hexdigest(), max(len(pair.a) for pair in pairs.values()))
 
@@ -119,6 +122,11 @@ def _content(folder: pathlib.Path, file: pathlib.Path, targets: Mapping[str, Tar
     )
     if not file.exists() and (folder / "adapter_model.bin").exists():
         raise LoadError(f"{folder} has pickled weights only, which can run code: save it with safe_serialization=True")
+    return read_file(file, most)
+
+
+def read_file(file: pathlib.Path, most: int) -> bytes:
+    """Of a regular file of at most so many bytes. Raises LoadError."""
     try:
         return read_regular(file, most)
     except OSError as error:
@@ -141,7 +149,7 @@ def _places(
     """Raises LoadError for names, shapes and types that do not fit."""
     found: dict[str, _Place] = {}
     for entry in entries:
-        match = _NAME.match(entry.name)
+        match = TENSOR_NAME.match(entry.name)
         if match is None:
             raise LoadError(f"{where}: tensor {shown(entry.name)} is none of a LoRA adapter (lora_A, lora_B)")
         module, kind = match.groups()
@@ -151,7 +159,7 @@ def _places(
             parameter, rows = names.parameter(f"{module}.weight")
             target = targets.get(parameter.removesuffix(".weight"))
             if target is None:
-                raise LoadError(f"{where}: {shown(entry.name)}: {_no_target(parameter.removesuffix('.weight'))}")
+                raise LoadError(f"{where}: {shown(entry.name)}: {_no_target(parameter, names.arch)}")
             if not config.is_target(module):
                 raise LoadError(f"{where}: {shown(entry.name)} is none of target_modules in {CONFIG}")
             found[module] = _Place(module, target, rows)
@@ -168,11 +176,14 @@ def _places(
     return list(found.values())
 
 
-def _no_target(name: str) -> str:
-    if name.startswith("lm_head") or "embed" in name:
+def _no_target(parameter: str, arch: ModelArch) -> str:
+    """Why nothing can be added to it."""
+    if parameter.startswith(HEAD) or "embed" in parameter:
         return "adapters of the embedding and the head are not applied"
-    if ".experts." in name:
+    if ".experts." in parameter:
         return "adapters of experts are not applied"
+    if any(name == parameter for name, _ in shapes(arch)):
+        return "adapters of this matrix are not applied: routers, and what makes keys and values of latent attention"
     return "the model has no such linear layer"
 
 
@@ -193,7 +204,7 @@ def _check_shapes(place: _Place, config: AdapterConfig, where: str) -> None:
 def _pairs(content: bytes, places: list[_Place], config: AdapterConfig, where: str) -> dict[str, Pair]:
     found: dict[str, Pair] = {}
     for place in places:
-        a, b = (_tensor(content, place.entries[kind], where) for kind in "AB")
+        a, b = (finite_tensor(content, place.entries[kind], where) for kind in "AB")
         b = b * config.scale_of(place.module)
         if place.rows.order is not Order.TRANSPOSED:  # PEFT has B the right way round, whatever it is added to
             rearrange(b, place.rows)
@@ -206,8 +217,8 @@ def _pairs(content: bytes, places: list[_Place], config: AdapterConfig, where: s
     return found
 
 
-def _tensor(content: bytes, entry: Entry, where: str) -> torch.Tensor:
-    """float32, its own memory. LoadError unless it is finite."""
+def finite_tensor(content: bytes, entry: Entry, where: str) -> torch.Tensor:
+    """Of a file that was read, one of DTYPES; float32, its own memory. LoadError unless it is finite."""
     raw = torch.frombuffer(bytearray(content[entry.start : entry.start + entry.n_bytes]), dtype=DTYPES[entry.dtype])
     numbers = raw.to(torch.float32).view(entry.shape)
     if not math.isfinite(float(numbers.abs().max())):

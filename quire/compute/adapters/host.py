@@ -6,6 +6,8 @@ adapter is where (`control/adapters`). Invariant: without --enable-lora nothing 
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from quire.compute.adapters.bank import Kept, adapters_on, device_bytes
@@ -14,8 +16,13 @@ from quire.compute.device.device import Device
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
+from quire.config.resolve import n_kept
 from quire.core.errors import ConfigError, EngineError, LoadError, shown
+from quire.core.host import free_bytes
 from quire.core.plan import AdapterPut
+from quire.core.units import format_bytes
+
+logger = logging.getLogger("quire.engine")
 
 
 class HostAdapters:
@@ -42,6 +49,13 @@ class HostAdapters:
             return 0
         linears = list(model.adaptable())
         self._model = model
+        one_bytes, free = device_bytes(self._device, linears, 1, config.max_lora_rank, dtype), free_bytes()
+        if n_kept(config) * one_bytes > free > 0:
+            logger.warning(
+                "the host keeps up to %d adapters of %s each, more than the %s that are free: lower --max-cpu-loras or"
+                " --max-lora-rank, or some of them will not be loaded",
+                n_kept(config), format_bytes(one_bytes), format_bytes(free),
+            )  # fmt: skip
         model.adapters = adapters_on(self._device, linears, config.max_loras, config.max_lora_rank, dtype)
         return model.adapters.n_bytes
 

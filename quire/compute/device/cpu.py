@@ -31,6 +31,9 @@ class CpuDevice:
     is_host = True
 
     def __init__(self, n_threads: int = 0) -> None:
+        self.checks: list[Callable[[], None]] = []
+        """Nobody calls them while a step runs: a call that waits for another rank raises once that is gone."""
+        self.is_watched = False
         if n_threads:
             torch.set_num_threads(n_threads)
 

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import logging
 import math
+import time
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -22,17 +23,30 @@ logger = logging.getLogger("quire.engine")
 
 class _Arriving:
     def __init__(
-        self, tensors: list[torch.Tensor], event: torch.cuda.Event, checks: Sequence[Callable[[], None]]
+        self,
+        tensors: list[torch.Tensor],
+        event: torch.cuda.Event,
+        checks: Sequence[Callable[[], None]],
+        *,
+        is_watched: bool = False,
     ) -> None:
         self._tensors = tensors
         self._event = event
         self._checks = checks
+        self._is_watched = is_watched
 
     def wait(self) -> list[torch.Tensor]:
+        """The interpreter is free meanwhile, but where checks have to be asked."""
+        while self._is_watched and not self._event.query():  # type: ignore[no-untyped-call]
+            self._check()
+            time.sleep(0)  # other threads may have the interpreter
         self._event.synchronize()
+        self._check()
+        return self._tensors
+
+    def _check(self) -> None:
         for check in self._checks:
             check()
-        return self._tensors
 
 
 N_HOST_SIDES = 4
@@ -121,7 +135,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self.checks: list[Callable[[], None]] = []
-        """Raise where what was computed is void; called before the host sees it."""
+        self.is_watched = False
         self._pinned: list[np.ndarray] = []
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
@@ -175,7 +189,7 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return _Arriving(targets, event, self.checks)
+        return _Arriving(targets, event, self.checks, is_watched=self.is_watched)
 
     def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
         """Replays of what `launches` queues, on fixed addresses. It runs once before, so that kernels are compiled."""

@@ -26,6 +26,10 @@ class Device(Protocol):
     torch_device: torch.device
     is_host: bool
     """Its tensors lie in the host's memory: what numpy writes to them is there."""
+    checks: list[Callable[[], None]]
+    """Raise where what was computed is void, or will not come; called before the host sees it."""
+    is_watched: bool
+    """Somebody beside learns when what is queued will never come, and a check says so: also to be called in waits."""
 
     def total_bytes(self) -> int:
         """Size of its memory."""

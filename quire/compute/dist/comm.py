@@ -43,7 +43,7 @@ class Comm(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the group. Nothing may be asked afterwards."""
+        """Leave the group, as all do, when no captured step holds its calls. Nothing may be asked afterwards."""
         ...
 
 
@@ -65,11 +65,6 @@ class MeetingComm(Comm, Protocol):
         """Returns when all are there. RuntimeError if they are not in time."""
         ...
 
-    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """x [size, ...], contiguous, of which row i is for rank i → the same shape: row i is what rank i had for this
-        one."""
-        ...
-
     def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
         """Begin to send x to one rank, and to take into `found` what another one sends to this one meanwhile; both
         contiguous. Every rank calls it, so that each is sent to once."""
@@ -81,6 +76,23 @@ class MeetingComm(Comm, Protocol):
 
     def receive(self, x: torch.Tensor, source: int) -> Sent:
         """Begin to take what another rank sends into x, contiguous, of the same shape and dtype."""
+        ...
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """x, contiguous, [size, *shape] of each rank → [*shape], the sum over ranks of what each has for this one."""
+        ...
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """Rows of x, contiguous, so many to each rank in their order → so many from each, in the order of ranks."""
+        ...
+
+    def all_within(self, limit_s: float) -> bool:
+        """Whether every rank asks this too, in so much time. If not, nothing may be asked afterwards."""
+        ...
+
+    def abort(self) -> None:
+        """Another rank is gone: end what waits for it, in whatever thread. What was to come of it is void, and nothing
+        may be asked afterwards but `close`, which then waits for nobody."""
         ...
 
 

@@ -21,6 +21,8 @@ class ContextGroups:
         self.everyone = everyone
         self.heads, self.turns = (everyone if degree > 1 else None), (everyone if n_turns > 1 else None)
         """None: the rank is alone in that."""
+        self.sharing: MeetingComm | None = None
+        """See `Pipeline`: each rank has whole layers."""
         self._own: list[MeetingComm] = []
         if degree > 1 and n_turns > 1:
             self.heads = connect(place, degree, f"{meeting_point}-heads-{turn}")
@@ -36,3 +38,13 @@ class ContextGroups:
         """Returns when all are there; `everyone` is."""
         for one in self._own:
             one.join()
+
+    def abort(self) -> None:
+        """See `MeetingComm`; not of `everyone`, which whoever made it ends."""
+        for one in self._own:
+            one.abort()
+
+    def close(self) -> None:
+        """Leave the groups beside `everyone`."""
+        for one in reversed(self._own):
+            one.close()

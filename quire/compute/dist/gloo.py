@@ -76,11 +76,20 @@ class GlooComm:
         self._group.allgather([list(found.unbind(0))], [x]).wait()
         return found
 
-    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """See `MeetingComm`; sums are in float32, in the order of ranks."""
+        n_rows = [x[0].numel()] * self.size
+        found = self.all_to_all(x.flatten(), n_rows, n_rows).view_as(x)
+        total = found[0].float()
+        for term in found[1:]:
+            total += term
+        return total.to(x.dtype)
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
         """See `MeetingComm`. x: on the CPU."""
         self.n_calls += 1
-        found = torch.empty_like(x)
-        self._group.alltoall_base(found, x, [], [], _DISTRIBUTED.AllToAllOptions()).wait()
+        found = x.new_empty(sum(received), *x.shape[1:])
+        self._group.alltoall_base(found, x, received, sent, _DISTRIBUTED.AllToAllOptions()).wait()
         return found
 
     def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
@@ -97,6 +106,17 @@ class GlooComm:
         """See `MeetingComm`."""
         found: Sent = self._group.recv([x], source, 0)
         return found
+
+    def all_within(self, limit_s: float) -> bool:
+        """See `MeetingComm`."""
+        try:
+            self._group.allreduce([torch.zeros(1)]).wait(datetime.timedelta(seconds=limit_s))
+        except RuntimeError:
+            return False
+        return True
+
+    def abort(self) -> None:
+        """Sockets end with the process of the other rank, and with them all waiting."""
 
     def close(self) -> None:
         """See `Comm`."""

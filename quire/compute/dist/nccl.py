@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import time
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,8 @@ from quire.compute.dist.comm import Reduction, Sent
 from quire.core import env
 
 TIMEOUT_S: Final = 600.0
+LOOK_S: Final = 0.001
+"""Between two looks at whether all have come."""
 NO_MULTICAST: Final = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -35,7 +38,7 @@ class NcclComm:
     ) -> None:
         """meeting_point: path of a file that is not there, and that all ranks can write. device: this rank's GPU."""
         self.rank, self.size, self.n_calls = rank, size, 0
-        self._meeting_point, self._device = meeting_point, device
+        self._meeting_point, self._device, self._is_void = meeting_point, device, False
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._operations = {
             Reduction.SUM: _DISTRIBUTED.ReduceOp.SUM,
@@ -73,11 +76,18 @@ class NcclComm:
         self._group._allgather_base(found, x).wait()
         return found
 
-    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
         """See `MeetingComm`. x: on the GPU."""
         self.n_calls += 1
-        found = torch.empty_like(x)
-        self._group.alltoall_base(found, x, [], [], _DISTRIBUTED.AllToAllOptions()).wait()
+        found = torch.empty_like(x[0])
+        self._group._reduce_scatter_base(found, x, _DISTRIBUTED.ReduceScatterOptions()).wait()
+        return found
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """See `MeetingComm`. x: on the GPU."""
+        self.n_calls += 1
+        found = x.new_empty(sum(received), *x.shape[1:])
+        self._group.alltoall_base(found, x, received, sent, _DISTRIBUTED.AllToAllOptions()).wait()
         return found
 
     def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
@@ -99,6 +109,26 @@ class NcclComm:
         found: Sent = self._group.recv([x], source, 0)
         return found
 
+    def all_within(self, limit_s: float) -> bool:
+        """See `MeetingComm`. NCCL's own wait would have the host sleep until `timeout_s`."""
+        end_s = time.monotonic() + limit_s
+        work = self._group.allreduce([torch.zeros(1, device=self._device)])
+        while not work.is_completed():
+            if time.monotonic() > end_s:
+                self.abort()
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+    def abort(self) -> None:
+        """See `MeetingComm`. A kernel that waits for the other rank ends."""
+        self._is_void = True
+        group = self.__dict__.get("_group")
+        if group is not None:
+            group.abort()
+
     def close(self) -> None:
         """See `Comm`. Captured graphs that hold its calls must be gone: NCCL waits for them."""
-        self.__dict__.pop("_group", None)
+        group = self.__dict__.pop("_group", None)
+        if group is not None and not self._is_void:
+            group.shutdown()

@@ -26,6 +26,8 @@ ONE_SHOT_BYTES: Final = 3 << 20
 """Divided by the number of other ranks: longest sum that goes in one hop, which sends 2 (n - 1) times its bytes, two hops
 2 (n - 1) / n times. On two H100s one hop takes 15.7 us of 2 MiB and two 22.6, and of 4 MiB they are equal. More ranks were
 not measured."""
+LEAVE_S: Final = 2.0
+"""At the end all ranks let go of one another's memory within so much time; who does not is going to be killed."""
 TWO_SHOTS_BYTES: Final = 8 << 20
 """Longest sum that does not go through NCCL, which is as fast from there on."""
 
@@ -39,10 +41,12 @@ class PeerComm:
         device: torch.device,
         one_shot_bytes: int | None = None,
         two_shots_bytes: int = TWO_SHOTS_BYTES,
+        first: int = 0,
     ) -> None:
-        """device: this rank's GPU. The longest sums of either kind; None: see `ONE_SHOT_BYTES`."""
+        """device: this rank's GPU. The longest sums of either kind; None: see `ONE_SHOT_BYTES`. first: what its rank 0 is
+        called, where these are some of more ranks."""
         self.rank, self.size, self.n_calls = nccl.rank, nccl.size, 0
-        self._nccl, self._device = nccl, device
+        self._nccl, self._device, self._first, self._is_void = nccl, device, first, False
         self._memory: PeerMemory | None = None
         self._one_shot_bytes = ONE_SHOT_BYTES // max(1, self.size - 1) if one_shot_bytes is None else one_shot_bytes
         self._two_shots_bytes = two_shots_bytes
@@ -87,7 +91,9 @@ class PeerComm:
     def _all_have(self, reason: str | None) -> bool:
         """Whether no rank has a reason against it. All ranks ask together."""
         if reason:
-            logger.warning("rank %d: all sums over GPUs go through NCCL, short ones more slowly: %s", self.rank, reason)
+            logger.warning(
+                "rank %d: all sums over GPUs go through NCCL, short ones more slowly: %s", self._first + self.rank, reason
+            )
         return bool(self._nccl.all_reduce(torch.tensor([not reason], dtype=torch.int32), Reduction.MIN).item())
 
     def _way(self, x: torch.Tensor, residual: torch.Tensor | None = None, norm: Norm | None = None) -> bool | None:
@@ -125,10 +131,15 @@ class PeerComm:
         self.n_calls += 1
         return self._nccl.all_gather(x)
 
-    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """See `MeetingComm`."""
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """See `MeetingComm`; through NCCL."""
         self.n_calls += 1
-        return self._nccl.all_to_all(x)
+        return self._nccl.reduce_scatter(x)
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """See `MeetingComm`; through NCCL."""
+        self.n_calls += 1
+        return self._nccl.all_to_all(x, sent, received)
 
     def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
         """See `MeetingComm`."""
@@ -148,13 +159,28 @@ class PeerComm:
         lost = None if self._memory is None else self._memory.lost
         if lost is not None:
             raise EngineError(
-                f"rank {self.rank} has waited in vain for rank {lost[0]} in sum {lost[1]} over GPUs: that rank hangs or"
-                " is gone (its log says more); the engine has to be started again"
+                f"rank {self._first + self.rank} has waited in vain for rank {self._first + lost[0]} in sum {lost[1]} over"
+                " GPUs: that rank hangs or is gone (its log says more); the engine has to be started again"
             )
 
+    def all_within(self, limit_s: float) -> bool:
+        """See `MeetingComm`."""
+        return self._nccl.all_within(limit_s)
+
+    def abort(self) -> None:
+        """See `MeetingComm`."""
+        self._is_void = True
+        memory = self._memory
+        if memory is not None:
+            memory.give_up()
+        self._nccl.abort()
+
     def close(self) -> None:
-        """See `Comm`."""
+        """See `Comm`. No rank's memory is given back while another one has it mapped."""
         memory, self._memory = self._memory, None
         if memory is not None:
+            memory.unmap()
+            if not self._is_void:
+                self._nccl.all_within(LEAVE_S)
             memory.close()
         self._nccl.close()

@@ -3,7 +3,8 @@
 Owns the groups of a rank beside that of all ranks, and what is on its way. Does not own what is sent when
 (`runner/stages`), nor how groups speak (`gloo`, `nccl`).
 Invariants: each link has two ranks, the same place in two stages, and one direction, so that no message waits for one
-of the other direction; what is sent is a copy, so nobody who sends waits for who receives, until `MOST_SENT` are sent.
+of the other direction; what is sent is a copy, so nobody who sends waits for who receives; of more steps than may be in
+flight none is kept.
 """
 
 from __future__ import annotations
@@ -15,21 +16,20 @@ from typing import Final
 import torch
 
 from quire.compute.dist.comm import MeetingComm, Sent
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 
-MOST_SENT: Final = 16
-"""Messages of a link that may be on their way: more than steps are in flight."""
 _SENDER, _RECEIVER = range(2)
 
 Connect = Callable[[int, int, str], MeetingComm]
-"""(rank, size, meeting point) → a rank of a group, see `Platform.group`."""
+"""(rank, size, meeting point) → a rank of a group, see `Platform`."""
 
 
 class Link:
     """One end of a way from one rank to another."""
 
-    def __init__(self, connect: Connect, end: int, meeting_point: str) -> None:
-        self._comm = connect(end, 2, meeting_point)
+    def __init__(self, connect: Connect, end: int, meeting_point: str, most_sent: int) -> None:
+        """most_sent: messages that are kept until they are taken for received, each of one step."""
+        self._comm, self._most_sent = connect(end, 2, meeting_point), most_sent
         self._sent: collections.deque[tuple[Sent, torch.Tensor]] = collections.deque()
 
     def join(self) -> None:
@@ -37,15 +37,19 @@ class Link:
         self._comm.join()
 
     def send(self, x: torch.Tensor) -> None:
-        """A copy of it; returns at once."""
+        """A copy of it; returns at once where the step of `most_sent` before has its result."""
+        while len(self._sent) >= self._most_sent:
+            self._sent.popleft()[0].wait()
         copy = x.clone()
         self._sent.append((self._comm.send(copy, _RECEIVER), copy))
-        while len(self._sent) > MOST_SENT:
-            self._sent.popleft()[0].wait()
 
     def receive(self, x: torch.Tensor) -> Sent:
         """Begin to take the next message into x."""
         return self._comm.receive(x, _SENDER)
+
+    def abort(self) -> None:
+        """See `MeetingComm`."""
+        self._comm.abort()
 
     def close(self) -> None:
         """Leave."""
@@ -56,20 +60,23 @@ class Link:
 class Pipeline:
     """Of one rank."""
 
-    def __init__(self, shape: MeshShape, rank: int, connect: Connect, meeting_point: str) -> None:
-        """meeting_point: path of a file that is not there, as those that begin like it are not."""
-        self.stage, self.n_stages = shape.stage_of(rank), shape.pipeline
+    def __init__(
+        self, shape: Mesh, rank: int, connect: Connect, share: Connect, meeting_point: str, most_sent: int
+    ) -> None:
+        """connect: to another stage; share: with those of this rank's. meeting_point: path of a file that is not there,
+        as those that begin like it are not. most_sent: steps in flight, at most."""
+        self.stage, self.n_stages = shape.stage_of(rank), shape.pp
         place = shape.place_in_stage(rank)
         self._met: list[MeetingComm | Link] = []
         """In an order in which all ranks can meet."""
         self.sharing: MeetingComm | None = None
         """With the ranks that share its layers; None: there are none."""
-        if shape.tensor > 1:
-            self.sharing = connect(place, shape.tensor, f"{meeting_point}-stage-{self.stage}")
+        if shape.tp > 1:
+            self.sharing = share(place, shape.tp, f"{meeting_point}-stage-{self.stage}")
             self._met.append(self.sharing)
 
         def link(source: int, end: int) -> Link:
-            made = Link(connect, end, f"{meeting_point}-from-{source}-{place}")
+            made = Link(connect, end, f"{meeting_point}-from-{source}-{place}", most_sent)
             self._met.append(made)
             return made
 
@@ -87,6 +94,11 @@ class Pipeline:
         """Returns when all are there."""
         for one in self._met:
             one.join()
+
+    def abort(self) -> None:
+        """See `MeetingComm`."""
+        for one in self._met:
+            one.abort()
 
     def close(self) -> None:
         """Leave every group."""

@@ -100,10 +100,10 @@ class SmallModel:
     def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> ModelDrafter:
         """See `LoadedDraft`: pages of the same type."""
         device, arch = self._platform.device, self.model.arch
-        if arch.keeps_lines and not pool.k.dtype.is_floating_point:
+        if arch.keeps_lines and pool.k.dtype.itemsize == 1:
             raise ConfigError(
-                "kv_cache_dtype = 'int8' rounds keys and values of heads, and the draft model keeps one line a token "
-                "for all heads: leave --kv-cache-dtype out, or give another draft model",
+                f"kv_cache_dtype = {limits.kv_dtype!r} rounds keys and values of heads, and the draft model keeps one "
+                "line a token for all heads: leave --kv-cache-dtype out, or give another draft model",
                 param="kv_cache_dtype",
             )
         own = KVPool(arch, pool.k.shape[1], tables.page_size, pool.k.dtype, device)

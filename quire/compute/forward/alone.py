@@ -22,6 +22,8 @@ def obstacle(model: Decoder, pool: KVPool) -> str:
     found = machine_obstacle()
     if found:
         return found
+    if pool.k.dtype != model.dtype:
+        return f"keys and values are {pool.k.dtype}: prompts are not read by the kernel whose sums are fixed"
     for kernel in model.kernels():
         found = static_obstacle(ProductShape(1, kernel.n, kernel.k, silu=kernel.silu_mul), model.dtype)
         if found:

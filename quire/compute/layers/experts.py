@@ -1,9 +1,9 @@
 """A mixture of experts as the feed-forward of a layer: router, experts, and what every token goes through beside them.
 
 Owns the parameters and the data flow. Does not own the choice and the products of experts (`kernels/moe`).
-Invariant: where matrices are floating as they are, those of all experts lie in one tensor, expert after expert, and one
-call multiplies by them; where a scheme lays each out by itself, so does one call if they are alike and packed for the
-CPU kernels; else experts take turns, each with all of its tokens.
+Invariant: where matrices of all experts lie in one tensor (`expert_banks`), one call multiplies by them; where a scheme
+lays each out by itself, so does one call if they are alike and packed for the CPU kernels; else experts take turns,
+each with all of its tokens.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from typing import Final
 
 import torch
 
+from quire.compute.dist.exchange import Exchange
+from quire.compute.layers.expert_banks import Bank, bank_of
 from quire.compute.layers.fused_rows import LayerRows
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.residual import ResidualSum
 from quire.compute.schemes.choice import Schemes
 from quire.compute.schemes.packed import PackedProduct
-from quire.compute.schemes.plain import Plain
 from quire.config.experts import ExpertsSpec, RoutingSpec, Scores
-from quire.config.parameters import FfnParameters, Kept, Matrix
+from quire.config.parameters import FfnParameters, Kept
 from quire.kernels import gemm, moe
 from quire.kernels.fused_step import FusedStep
-from quire.kernels.gemm import Norm as NormPair
 from quire.kernels.qgemm.cpu import ADD, SILU_MUL, WIDEN
 
+_CHOSEN_TYPES: Final = (torch.int32, torch.float32)
 LANES: Final = 16
 """Numbers that a CPU computes at once at most."""
 
@@ -54,13 +55,17 @@ class Experts:
         self.router = router
         self.shared_up, self.shared_down, self.shared_gate = map(linear, ("shared_up", "shared_down", "shared_gate"))
         self.up, self.down = (
-            _bank(make, [matrices[f"{place}.{expert}"] for expert in spec.held], schemes) for place in ("up", "down")
+            bank_of(make, [matrices[f"{place}.{expert}"] for expert in spec.held], schemes) for place in ("up", "down")
         )
         correction = parameters.tensors.get("correction")
         self.correction = None if correction is None else Table(make, correction)
-        self.load = torch.zeros(spec.n_experts, dtype=torch.int64, device=make(1).device)
+        like = make(0)
+        self.dtype = like.dtype
+        self.load = torch.zeros(spec.n_experts, dtype=torch.int64, device=like.device)
         """Tokens that chose each expert, rows that fill a captured step up among them."""
         self.sum = ResidualSum(post_norm, scale)
+        self.exchange: Exchange | None = None
+        """Where rows go to experts of ranks that have other rows; to be set before there is a step."""
         self.packed: moe.PackedExperts | None = None
         self.is_wide = self.router.matrix.kept is Kept.FLOAT32
         self.no_determinism = _no_determinism(spec)
@@ -72,35 +77,57 @@ class Experts:
 
     def add(self, taken: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """See `Ffn`."""
+        if self.exchange is not None:
+            y = self._exchanged(self.exchange, taken)
+            return self.sum.add(taken, y if self.shared_up is None else self._add_shared(taken, y), x)
         if self.sum.adds:
             return self._run(taken, x)
         return self.sum.add(taken, self._run(taken, None), x)
 
     def _run(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """What experts make of the normed x, added to the residual, which is returned, if there is one."""
-        expert_ids, weights = self.choose(x)
-        if isinstance(self.up, Stack) and isinstance(self.down, Stack):
-            y = moe.experts(
-                x, expert_ids, weights, self.up.weight, self.down.weight, gating=self.spec.gating,
+        y = self._products(x, *self.choose(x), residual)
+        return y if self.shared_up is None else self._add_shared(x, y)
+
+    def _exchanged(self, exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
+        """What the experts of all ranks make of the rows of this one."""
+        return exchange.run(x, *self._routed(x), self.spec.n_held, self._products)
+
+    def join(self, x: torch.Tensor) -> None:
+        """Of a step in which this rank has no rows, x [0, hidden]: compute those of others."""
+        n_chosen = self.spec.routing.n_chosen
+        expert_ids, weights = (torch.empty(0, n_chosen, dtype=dtype, device=x.device) for dtype in _CHOSEN_TYPES)
+        if self.exchange is not None:
+            self.exchange.run(x, expert_ids, weights, self.spec.n_held, self._products)
+
+    def _products(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The sums over the experts of each row that are held, added to the residual if there is one."""
+        if (up := self.up.matrices) is not None and (down := self.down.matrices) is not None:
+            return moe.experts(
+                x, expert_ids, weights, up, down, gating=self.spec.gating,
                 up_bias=self.up.bias, down_bias=self.down.bias, residual=residual,
             )  # fmt: skip
-        elif (matrices := self._all_packed()) is not None:
-            y = moe.packed_experts(x, expert_ids, weights, matrices, residual=residual)
-        else:
-            y = self._in_turn(x, expert_ids, weights, residual)
-        return y if self.shared_up is None else self._add_shared(x, y)
+        if (matrices := self._all_packed()) is not None:
+            return moe.packed_experts(x, expert_ids, weights, matrices, residual=residual)
+        return self._in_turn(x, expert_ids, weights, residual)
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [n, hidden] → (its experts [n, k] int32, as numbers among those held, -1: not held; their weights [n, k]
         float32)."""
+        expert_ids, weights = self._routed(x)
+        return self._held(expert_ids) if self.spec.n_held else expert_ids, weights
+
+    def _routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, with numbers among all experts."""
         if self.is_wide:
             logits = self.router(x.float())
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
         correction = None if self.correction is None else self.correction.values
-        expert_ids, weights = moe.route(logits, self.spec.routing, correction, self.load)
-        return self._held(expert_ids) if self.spec.n_held else expert_ids, weights
+        return moe.route(logits, self.spec.routing, correction, self.load)
 
     def _held(self, expert_ids: torch.Tensor) -> torch.Tensor:
         """Numbers among the experts of this rank; -1 of those that others have."""
@@ -136,7 +163,7 @@ class Experts:
 
     def _all_packed(self) -> moe.PackedExperts | None:
         """All experts for the CPU kernels, where they are packed alike and gated by SwiGLU."""
-        if isinstance(self.up, Stack):
+        if self.up.matrices is not None:
             return None
         first = self.up.linears[0].product
         if self.spec.gating != moe.SWIGLU or not isinstance(first, PackedProduct):
@@ -205,18 +232,19 @@ class Experts:
 
     def build(self, max_rows: int) -> None:
         """See `Ffn`: the products once for each of `moe.build_rows`, of rows of zeros."""
-        if not isinstance(self.up, Stack) or not isinstance(self.down, Stack) or self.up.weight.device.type != "cuda":
+        up, down = self.up.matrices, self.down.matrices
+        if up is None or down is None or up.device.type != "cuda":
             return
-        spec, weight, n_chosen = self.spec, self.up.weight, self.spec.routing.n_chosen
+        spec, n_chosen = self.spec, self.spec.routing.n_chosen
         evenly = RoutingSpec(n_chosen=n_chosen, scores=Scores.EVEN)
         for n_rows in moe.build_rows(spec.n_experts, n_chosen, max_rows):
-            logits = torch.zeros(n_rows, spec.n_experts, device=weight.device)
-            x = weight.new_zeros(n_rows, weight.shape[2])
+            logits = torch.zeros(n_rows, spec.n_experts, device=up.device)
+            x = torch.zeros(n_rows, up.shape[2], dtype=self.dtype, device=up.device)
             expert_ids, factors = moe.route(logits, evenly)
             expert_ids = self._held(expert_ids) if spec.n_held else expert_ids
             moe.experts(
-                x, expert_ids, factors, weight, self.down.weight, gating=spec.gating, up_bias=self.up.bias,
-                down_bias=self.down.bias, residual=torch.zeros_like(x),
+                x, expert_ids, factors, up, down, gating=spec.gating, up_bias=self.up.bias, down_bias=self.down.bias,
+                residual=torch.zeros_like(x),
             )  # fmt: skip
 
 
@@ -232,84 +260,6 @@ def _packed(up: Bank, down: Bank) -> moe.PackedExperts | None:
         [linear.bias for linear in bank.linears if linear.bias is not None] or None for bank in (up, down)
     )
     return moe.PackedExperts(both[0], both[1], up_biases, down_biases)
-
-
-class Bank:
-    """A matrix of each expert, each laid out by itself."""
-
-    def __init__(self, linears: list[Linear]) -> None:
-        self.linears = linears
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Beside those of the matrices."""
-        return iter(())
-
-
-class Stack(Bank):
-    """A matrix of each expert, all in one tensor [E, n_out, n_in], and their biases [E, n_out]."""
-
-    def __init__(self, make: Make, matrices: list[Matrix], scheme: Plain) -> None:
-        one = matrices[0]
-        self.weight = make(len(matrices), one.n_out, one.n_in)
-        self.bias = make(len(matrices), one.n_out) if one.bias else None
-        stacks = {2: self.weight, 1: self.bias}
-
-        def slice_of(expert: int) -> Make:
-            def view(*shape: int) -> torch.Tensor:
-                stack = stacks[len(shape)]
-                assert stack is not None
-                return stack[expert]
-
-            return view
-
-        super().__init__([Slice(slice_of(expert), matrix, scheme) for expert, matrix in enumerate(matrices)])
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """See `Bank`."""
-        yield self.weight
-        if self.bias is not None:
-            yield self.bias
-
-
-class Slice(Linear):
-    """An expert's matrix in a stack: views to be filled, which are let go then."""
-
-    def finish(self) -> None:
-        """See `Linear`; nothing is made of it."""
-        self.weight = self.bias = None
-        self.product = InStack()
-
-    @property
-    def n_bytes(self) -> int:
-        """See `Linear`."""
-        matrix, itemsize = self.matrix, self.scheme.stored(1, 1)[0].dtype.itemsize
-        return self.scheme.n_bytes(matrix.n_out, matrix.n_in) + matrix.bias * matrix.n_out * itemsize
-
-
-class InStack:
-    """The product with an expert's matrix: only all of them are multiplied by at once, see `moe.experts`."""
-
-    tensors: dict[str, torch.Tensor] = {}
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        *,
-        norm: NormPair | None = None,
-        residual: torch.Tensor | None = None,
-        silu_mul: bool = False,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Not to be called."""
-        raise TypeError("an expert of a stack is not multiplied by alone")
-
-
-def _bank(make: Make, matrices: list[Matrix], schemes: Schemes) -> Bank:
-    scheme = schemes.of(matrices[0])
-    if type(scheme) is Plain:
-        return Stack(make, matrices, scheme)
-    return Bank([Linear(make, matrix, schemes.of(matrix)) for matrix in matrices])
 
 
 def _no_determinism(spec: ExpertsSpec) -> str:

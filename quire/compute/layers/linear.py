@@ -38,13 +38,16 @@ class Linear:
         """The floating matrix, until it is finished."""
         self.product: Product
         if isinstance(scheme, FilledScheme):
-            self.product = scheme.begin(matrix.n_out, matrix.n_in, make(0).device)
+            self.product = self._begun(scheme, make(0).device)
         else:
             self.weight = self._made(make, matrix.n_out, matrix.n_in) if tied is None else tied
             self.product = PlainProduct(self.weight)
         self.run: Product = self.product
         """What a call goes through: the product, or what adapters have put around it."""
         self.bias = self._made(make, matrix.n_out) if matrix.bias else None
+
+    def _begun(self, scheme: FilledScheme, device: torch.device) -> Product:
+        return scheme.begin(self.matrix.n_out, self.matrix.n_in, device)
 
     def _made(self, make: Make, *shape: int) -> torch.Tensor:
         return make(*shape).float() if self.matrix.kept is Kept.FLOAT32 else make(*shape)

@@ -28,6 +28,7 @@ from quire.compute.models.rank_parts import RankParts
 from quire.compute.schemes.choice import Schemes, schemes_on
 from quire.compute.schemes.plain import PlainProduct
 from quire.config.arch import ModelArch
+from quire.config.mesh import undivided
 from quire.config.parameters import POSITIONS, final_norm
 from quire.config.rope import Rope
 from quire.config.shares import Region
@@ -336,8 +337,10 @@ def decoder_on(
 ) -> Decoder:
     """A decoder whose parameters are allocated on `device` ('meta': nowhere) and not filled.
 
-    schemes: of its matrices; None: those of the device for `dtype`, without rounding. comm, layers: as `Decoder`.
+    schemes: of its matrices; None: those of the device for `dtype`, without rounding. comm, layers: as `Decoder`, but
+    without a comm it has all experts, whoever is to have them.
     """
+    arch = undivided(arch) if comm is None else arch
 
     def make(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -42,19 +42,18 @@ class RankParts:
         self.head = self._cut(whole, schemes.of(whole).cut(whole, rank, n_ranks))
 
     def _layer(self, whole: LayerParameters) -> LayerParameters:
+        held = {
+            place: matrix for place, matrix in whole.ffn.matrices.items() if is_held(matrix, self._rank, self._n_ranks)
+        }
         if self._n_ranks == 1:
-            return whole
+            return msgspec.structs.replace(whole, ffn=msgspec.structs.replace(whole.ffn, matrices=held))
         mixer = msgspec.structs.replace(
             whole.mixer,
             matrices={place: self._matrix(matrix) for place, matrix in whole.mixer.matrices.items()},
             norms={place: self._norm(table) for place, table in whole.mixer.norms.items()},
             tensors={place: self._tensor(table) for place, table in whole.mixer.tensors.items()},
         )
-        ffn = {
-            place: self._matrix(matrix)
-            for place, matrix in whole.ffn.matrices.items()
-            if is_held(matrix, self._rank, self._n_ranks)
-        }
+        ffn = {place: self._matrix(matrix) for place, matrix in held.items()}
         return msgspec.structs.replace(whole, mixer=mixer, ffn=msgspec.structs.replace(whole.ffn, matrices=ffn))
 
     def _matrix(self, whole: Matrix) -> Matrix:

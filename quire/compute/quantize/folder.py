@@ -6,20 +6,23 @@ Invariant: whatever ends the work before, nothing is left; after a kill a hidden
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from quire.compute.weights.checkpoint import INDEX
 from quire.compute.weights.hub import WANTED
 from quire.core.errors import ConfigError, shown
+from quire.core.units import format_bytes
 
 BESIDE: Final = tuple(name for name in WANTED if name != "*.safetensors")
 CONFIG: Final = "config.json"
@@ -41,7 +44,8 @@ def check_target(target: pathlib.Path) -> None:
 class Folder:
     """A context: left by an error or Ctrl-C, there is no folder."""
 
-    def __init__(self, target: pathlib.Path, n_shards: int) -> None:
+    def __init__(self, target: pathlib.Path, n_shards: int, n_bytes: int = 0) -> None:
+        """n_bytes: of all tensors; ConfigError where there is no room for them."""
         check_target(target)
         self._target = target.absolute()
         self._partial = self._target.with_name(f".{target.name}.partial-{os.getpid()}")
@@ -49,6 +53,7 @@ class Folder:
         self._homes: dict[str, str] = {}
         self._n_bytes = 0
         self._n_written = 0
+        self._check_room(self._target, n_bytes)
 
     def __enter__(self) -> Folder:
         self._partial.mkdir()
@@ -63,21 +68,44 @@ class Folder:
         """Write the next shard."""
         self._n_written += 1
         name = f"model-{self._n_written:05}-of-{self._n_shards:05}.safetensors"
-        save_file({key: one.contiguous() for key, one in tensors.items()}, self._partial / name, {"format": "pt"})
+        n_bytes = sum(one.nbytes for one in tensors.values())
+        with self._writing(self._target / name, n_bytes):
+            save_file({key: one.contiguous() for key, one in tensors.items()}, self._partial / name, {"format": "pt"})
         self._homes |= dict.fromkeys(tensors, name)
-        self._n_bytes += sum(one.nbytes for one in tensors.values())
+        self._n_bytes += n_bytes
 
     def finish(self, source: pathlib.Path, quantization: Mapping[str, Any] | None) -> int:
         """Write all else and give the folder its name; returns bytes of tensors. source: of config.json and what stands
         beside it. quantization: what config.json says of it; None: nothing."""
         index = {"metadata": {"total_size": self._n_bytes}, "weight_map": self._homes}
-        (self._partial / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
-        for pattern in BESIDE:
-            for path in source.glob(pattern):
-                if path.is_file() and path.name not in (CONFIG, INDEX):
-                    shutil.copyfile(path, self._partial / path.name)
         config = json.loads((source / CONFIG).read_text())
         config |= {} if quantization is None else {"quantization_config": quantization}
-        (self._partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        os.rename(self._partial, self._target)  # in the place of an empty folder too
+        beside = [path for pattern in BESIDE for path in source.glob(pattern) if path.is_file()]
+        with self._writing(self._target / CONFIG, sum(path.stat().st_size for path in beside)):
+            (self._partial / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
+            for path in beside:
+                if path.name not in (CONFIG, INDEX):
+                    shutil.copyfile(path, self._partial / path.name)
+            (self._partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+            os.rename(self._partial, self._target)  # in the place of an empty folder too
         return self._n_bytes
+
+    @contextlib.contextmanager
+    def _writing(self, path: pathlib.Path, n_bytes: int) -> Iterator[None]:
+        """ConfigError where a file, and what stands beside it, cannot be written. path: as it will be called."""
+        self._check_room(path, n_bytes)
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise self._failure(path, n_bytes, getattr(error, "strerror", None) or str(error)) from None
+
+    def _check_room(self, path: pathlib.Path, n_bytes: int) -> None:
+        if shutil.disk_usage(self._target.parent).free < n_bytes:
+            raise self._failure(path, n_bytes, "the disk is full")
+
+    def _failure(self, path: pathlib.Path, n_bytes: int, reason: str) -> ConfigError:
+        free = shutil.disk_usage(self._target.parent).free
+        return ConfigError(
+            f"{path} cannot be written: it takes {format_bytes(n_bytes)}, and {format_bytes(free)} are free in"
+            f" {self._target.parent} ({reason}). Nothing is left of it: make room, or take an OUTDIR on another disk"
+        )

@@ -99,8 +99,10 @@ class Session:
         self._calibrating, self._exact = (self._embedded(ids) for ids in (streams.calibration, streams.held_out))
         self._rounded = self._exact
         self._contexts: dict[LayerSpec, Alone] = {}
-        scale_dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(source.arch.dtype, torch.float32)
-        self._grid = Grid(recipe.form, scale_dtype)
+        floats = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+        self.scale_dtype = floats.get(source.arch.dtype, torch.float32)
+        """That scales are stored in."""
+        self._grid = Grid(recipe.form, self.scale_dtype)
 
     def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(ids.shape[1], device=ids.device)

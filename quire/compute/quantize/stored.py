@@ -19,6 +19,7 @@ from quire.compute.quantize.watched import matrix_of
 from quire.compute.weights.found import Copy
 from quire.compute.weights.names import Rows, rearrange
 from quire.compute.weights.pieces import TORCH_DTYPES
+from quire.config.quantize import Format
 
 
 def packed(codes: torch.Tensor) -> torch.Tensor:
@@ -67,6 +68,22 @@ def layer_tensors(
             stored = in_file_order(changed - offsets.get(stem, 0.0), copy.rows).to("cpu", stored.dtype)
         found[copy.entry.name] = stored
     return found
+
+
+def n_bytes_of(source: Source, form: Format, scale_itemsize: int) -> int:
+    """Of all tensors that a checkpoint becomes in a format."""
+    own = (matrix for matrix in source.quantised(form.group) if not form.is_sparse)
+    rounded = {f"{name}.weight" for matrix in own for name in (*dict(matrix.parts), matrix.whole)}
+    total = 0
+    for _, copy in source.tensors():
+        if copy.target not in rounded:
+            total += copy.entry.n_bytes
+            continue
+        n, k = copy.entry.shape
+        words = -(-k // 8) * 4 if form.n_bits == 4 else k
+        shape = 2 * torch.int64.itemsize if form.n_bits == 4 else 0
+        total += n * words + n * (k // form.group if form.group else 1) * scale_itemsize + shape
+    return total
 
 
 def _matrix(made: Rounded | Pruned, rows: slice, copy: Copy) -> dict[str, torch.Tensor]:

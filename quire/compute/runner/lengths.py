@@ -27,7 +27,7 @@ from quire.compute.runner.step import Guesses
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.trees import Walk, walk
 from quire.compute.sample.sampler import Sampled
-from quire.core.plan import SlotOpen, Spans, StepPlan
+from quire.core.plan import SlotOpen, SpanDrafts, Spans, StepPlan
 
 NO_DRAFT = -1
 
@@ -128,12 +128,11 @@ class SlotLengths:
         slots, n_drafts = spans.slots, spans.n_drafts
         starts = [self._lengths.get(slot, latest) for slot, latest in zip(slots, spans.starts, strict=True)]
         brancher = self._brancher if may_branch else None
-        chains = {*plan.masked, *(i for i, _, _ in plan.foretold)}
         contexts = {}
         for i in (i for i, n in enumerate(n_drafts) if n):
-            may = brancher is not None and i not in chains and brancher.may_branch(slots[i])
+            may = brancher is not None and brancher.may_branch(slots[i])
             contexts[i] = DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n_drafts[i], may)
-        if self._queuing is not None and contexts and not chains:
+        if self._queuing is not None and contexts and not plan.masked and not plan.foretold:
             queued = self._queuing.queue(list(contexts.values()))
             if queued is not None:
                 return self._queued(plan, starts, queued)
@@ -219,12 +218,15 @@ class SlotLengths:
         )
         return self._newest
 
-    def drafts_of(self, settled: Settled) -> list[list[int]]:
+    def drafts_of(self, settled: Settled) -> list[SpanDrafts]:
         """Of each masked span."""
-        spans = settled.plan.spans
+        spans, trees = settled.plan.spans, settled.trees
         n_rows = [1 + n if wants else 0 for n, wants in zip(spans.n_drafts, spans.wants, strict=True)]
         first = [0, *itertools.accumulate(n_rows)]
-        return [settled.drafts[first[i] : first[i + 1] - 1] for i in settled.plan.masked]
+        return [
+            SpanDrafts(settled.drafts[first[i] : first[i + 1] - 1], trees[i].parents if i in trees else [])
+            for i in settled.plan.masked
+        ]
 
     def queue_keep(self, settled: Settled, sampled: Sampled) -> None:
         """Have the device find what counts of a step whose guesses it has, from its choice."""

@@ -42,8 +42,8 @@ class Across(Protocol):
 
 
 class KVPool:
-    """`k` and `v`: [n_lanes, n_pages, n_kv_heads, page_size, entry] of the model's dtype, or of int8, where an entry
-    has its scale (`kernels.kvstore.entry`). Page 0 takes padding."""
+    """`k` and `v`: [n_lanes, n_pages, n_kv_heads, page_size, entry] of the model's dtype, of e4m3, where a layer has
+    scales, or of int8, where an entry has its own (`kernels.kvstore.entry`). Page 0 takes padding."""
 
     def __init__(
         self,
@@ -62,6 +62,8 @@ class KVPool:
         self.k = device.zeros(shape, dtype)
         self.v = self.k[..., : spec.value_in_key] if spec.value_in_key else device.zeros(shape, dtype)
         self._stored = (self.k,) if spec.value_in_key else (self.k, self.v)
+        self.scales: dict[int, entry.Scales] = {}
+        """Of layers whose keys and values are e4m3 under other scales than 1; to be set before there is a forward."""
         self.features: Features | None = None
         """What a drafting head reads; to be set before there is a forward strategy."""
         self.states: StatePool | None = None
@@ -110,7 +112,7 @@ class KVPool:
         offset; all are read before one is written."""
         size = self.k.shape[3]
         for of_group, to in zip(sources, targets, strict=True):
-            for pages in self._stored:
+            for pages in map(entry.movable, self._stored):
                 pages[:, to // size, :, to % size] = pages[:, of_group // size, :, of_group % size]
         if self.features is not None:
             self.features.move(sources[0], targets[0])
@@ -143,7 +145,8 @@ class PagedContext:
         """See `Context`."""
         cache_locs = self.cache_locs[self.pool.group_of[layer]]
         return rotate_and_store(
-            qkv, q_norm, k_norm, eps, positions, cos_sin, *self.pool.pages_of[layer], cache_locs
+            qkv, q_norm, k_norm, eps, positions, cos_sin, *self.pool.pages_of[layer], cache_locs,
+            self.pool.scales.get(layer, entry.UNIT),
         )  # fmt: skip
 
     def store_lines(
@@ -169,7 +172,8 @@ class PagedContext:
 
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
         """See `Context`."""
-        return attention.run(q, *self.pool.pages_of[layer], self.plans[self.pool.group_of[layer]], variant)
+        plan, scales = self.plans[self.pool.group_of[layer]], self.pool.scales.get(layer, entry.UNIT)
+        return attention.run(q, *self.pool.pages_of[layer], plan, variant, scales=scales)
 
     def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
         """See `Context`."""

@@ -18,6 +18,7 @@ from quire.compute.runner.ring import Ring, RingPlan, Sharing
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.merge import merge
 from quire.kernels.attention.variant import Variant
+from quire.kernels.kvstore import entry
 from quire.kernels.state import StateSpans
 
 State = tuple[torch.Tensor, torch.Tensor]
@@ -117,14 +118,16 @@ class RingContext:
         assert sharing.pages is not None
         pool, rank, n, comm = self.inner.pool, self.ring.rank, self.ring.n_ranks, self.ring.comm
         (k, v), pages, size = pool.pages_of[layer], sharing.pages[pool.group_of[layer]], pool.value_dim
-        held, states = [k[pages]] if size else [k[pages], v[pages]], dict[int, State]()
+        stored = [k] if size else [k, v]
+        held, states = [entry.movable(one)[pages] for one in stored], dict[int, State]()
         for hop in range(n):
             later, turns = list[torch.Tensor](), list[Sent]()
             if hop < n - 1:
                 later = [torch.empty_like(one) for one in held]
                 pairs = zip(held, later, strict=True)
                 turns = [comm.exchange(one, (rank + 1) % n, found, (rank - 1) % n) for one, found in pairs]
-            owner, now = (rank - hop) % n, (held[0], held[0][..., :size] if size else held[1])
+            owner, (keys, *values) = (rank - hop) % n, [one.view(k.dtype) for one in held]
+            now = keys, (values[0] if values else keys[..., :size])
             states[owner] = self._state(layer, q, now, sharing.plans[owner], variant)
             for turn in turns:
                 turn.wait()
@@ -141,6 +144,7 @@ class RingContext:
     ) -> State:
         """Of all rows of q; those that see nothing, and padding, have a sum of weights of 0."""
         pool = self.inner.pool
+        scales = pool.scales.get(layer, entry.UNIT)
         lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float32, device=q.device)
         out = q.new_zeros(*q.shape[:2], pool.value_dim or q.shape[2])
         for one in plans:
@@ -148,7 +152,7 @@ class RingContext:
                 continue
             rows, plan = one.rows, one.of_group[pool.group_of[layer]]
             own = self.ring.within(layer, variant, one.window)
-            attention.run(q[rows], *pages, plan, own, out=out[rows], lse=lse[rows])
+            attention.run(q[rows], *pages, plan, own, out=out[rows], lse=lse[rows], scales=scales)
             if one.blind is not None:
                 lse[rows][one.blind] = float("-inf")
         return out, lse

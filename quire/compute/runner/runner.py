@@ -162,6 +162,8 @@ class Runner:
         self._alone, self._put = alone, put
         self.pool, self.tables, self.tail = pool, tables, tail
         self._forwards, self._ahead, self._lengths, self._follower = forwards, ahead, lengths, follower
+        self.warm_slots = [0]
+        """Of plans: those that mean the first slot here, or on ranks that compute other parts of plans."""
         self._unkept: list[LaunchedStep] = []
         """Steps of which lengths may not know."""
 
@@ -270,9 +272,11 @@ class Runner:
         penalised = msgspec.structs.replace(truncated, presence_penalty=0.1, logprobs=1)
         group = self.pool.group
         lengths = sorted({1, min(max(1, small_rows_of(group) // group), n_tokens), n_tokens})
+        slots = self.warm_slots
         for n, params in [*((n, plain) for n in lengths), (1, truncated), (1, penalised)]:
-            spans = Spans([0], [0], [n], [0], [True])
-            self.launch(StepPlan(0, spans, n, opened=[SlotOpen(0, [0] * n, n, params)])).result()
+            spans = Spans(slots, [0] * len(slots), [n] * len(slots), [0] * len(slots), [True] * len(slots))
+            opened = [SlotOpen(slot, [0] * n, n, params) for slot in slots]
+            self.launch(StepPlan(0, spans, n * len(slots), opened=opened)).result()
             self.close(0, 0)
 
     def replace_drafter(self, drafter: Drafter, chance: float) -> None:

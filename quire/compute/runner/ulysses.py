@@ -27,6 +27,8 @@ class Ulysses:
 
     def __init__(self, model: Decoder, comm: MeetingComm) -> None:
         self.comm, self.rank, self.n_ranks = comm, comm.rank, comm.size
+        self.one_each = [1] * comm.size
+        """Parts that go to each rank, and come from each."""
         specs = [layer.spec.mixer for layer in model.layers]
         self.own = [own_heads(spec, self.rank, self.n_ranks) for spec in specs]
         """Of each layer."""
@@ -93,7 +95,8 @@ class UlyssesContext:
         if self.positions is None:
             rows = own.own_part(layer, qkv)
         else:
-            rows = own.comm.all_to_all(own.parts(layer, qkv)).flatten(0, 1)[: len(self.positions)]
+            parts = own.comm.all_to_all(own.parts(layer, qkv), own.one_each, own.one_each)
+            rows = parts.flatten(0, 1)[: len(self.positions)]
             positions = self.positions
         return self.inner.store(layer, rows, q_norm, k_norm, eps, positions, cos_sin)
 
@@ -107,7 +110,7 @@ class UlyssesContext:
         else:
             m = -(-n // own.n_ranks)
             rows = y if m * own.n_ranks == n else torch.cat((y, y.new_zeros(m * own.n_ranks - n, n_heads, d)))
-            found = own.comm.all_to_all(rows.view(own.n_ranks, m, n_heads, d))
+            found = own.comm.all_to_all(rows.view(own.n_ranks, m, n_heads, d), own.one_each, own.one_each)
         return found.transpose(0, 1).reshape(found.shape[1], own.n_ranks * n_heads, d)
 
     def store_lines(

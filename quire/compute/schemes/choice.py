@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from quire.compute.schemes.coded import Source
-from quire.compute.schemes.holding import can_be_held, holding
+from quire.compute.schemes.holding import holding
 from quire.compute.schemes.packed import HELD, Blocks, Packed, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
 from quire.compute.schemes.scheme import MatrixScheme
@@ -46,14 +46,9 @@ class Schemes:
     exact: Mapping[Kept, MatrixScheme] = dataclasses.field(default_factory=dict)
     """Of matrices that are not kept by scheme."""
 
-    device: torch.device = CPU
-
     def of(self, matrix: Matrix) -> Scheme:
         """Of one matrix."""
-        kept = matrix.kept
-        if kept is Kept.BY_SCHEME and self.exact and not can_be_held(matrix, self.device):
-            kept = Kept.FLOATING
-        return self.own.get(matrix.name) or self.exact.get(kept, self.default)
+        return self.own.get(matrix.name) or self.exact.get(matrix.kept, self.default)
 
 
 def floating(device: torch.device, dtype: torch.dtype) -> MatrixScheme:
@@ -71,7 +66,7 @@ def schemes_on(
 ) -> Schemes:
     """For a model of `dtype`. default: None: nothing is rounded."""
     exact = {Kept.FLOATING: floating(device, dtype), Kept.FLOAT32: floating(device, torch.float32)}
-    return Schemes(exact[Kept.FLOATING] if default is None else default, own or {}, exact, device)
+    return Schemes(exact[Kept.FLOATING] if default is None else default, own or {}, exact)
 
 
 def choose(

@@ -6,6 +6,7 @@ Owns the choice for a device. Does not own what a scheme can hold (its siblings)
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -36,7 +37,7 @@ def holding(
         names = [f"{matrix.whole}.weight"]
         if names[0] not in sources:
             names = [f"{name}.weight" for name, _ in matrix.parts]
-        if not can_be_held(matrix, device) or any(name not in sources for name in names):
+        if matrix.kept is not Kept.BY_SCHEME or any(name not in sources for name in names):
             continue
         own = [sources[name] for name in names]
         schemes = (holder(matrix, own, device, dtype) for holder in HOLDERS.get(device.type, ()))
@@ -44,13 +45,23 @@ def holding(
         scheme = next(allowed, None)
         if scheme is not None:
             found[matrix.name] = scheme
-    return found
+    return _in_banks(found, arch) if device.type == "cuda" else found
 
 
-def can_be_held(matrix: Matrix, device: torch.device) -> bool:
-    """Whether it may be anything but floating on a device. On a GPU one launch multiplies by all experts, which are
-    floating for it."""
-    return matrix.kept is Kept.BY_SCHEME and not (matrix.of_expert and device.type == "cuda")
+def _in_banks(found: dict[str, FilledScheme], arch: ModelArch) -> dict[str, FilledScheme]:
+    """Without those of experts that are not alike: on a GPU one launch multiplies by all of a layer."""
+    banks: dict[str, list[str]] = collections.defaultdict(list)
+    for matrix in matrices(arch):
+        if matrix.bank:
+            banks[matrix.bank].append(matrix.name)
+    left = dict(found)
+    for names in banks.values():
+        schemes = {found.get(name) for name in names}
+        scheme = schemes.pop()
+        if schemes or scheme is None or not scheme.makes_banks:
+            for name in names:
+                left.pop(name, None)
+    return left
 
 
 def on_cpu(matrix: Matrix, sources: Sequence[Source], device: torch.device, dtype: torch.dtype) -> FilledScheme | None:

@@ -16,7 +16,7 @@ from quire.compute.schemes.scheme import FilledScheme, Product, Stored
 from quire.config.codings import Layout
 from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
-from quire.kernels import mxfp4, nibbles
+from quire.kernels import moe, mxfp4, nibbles
 from quire.kernels.mxfp4 import weight as packing
 
 
@@ -35,15 +35,25 @@ class Mxfp4(FilledScheme):
         """Between blocks."""
         return share(matrix, rank, n_ranks, column_step=packing.BLOCK)
 
-    def begin(self, n: int, k: int, device: torch.device) -> Launched:
+    def product(self, tensors: dict[str, torch.Tensor], k: int) -> Launched:
         """See `FilledScheme`."""
-        found = {one.name: torch.zeros(one.shape, dtype=one.dtype, device=device) for one in self.stored(n, k)}
-        weight = packing.Fp4Weight(k, found["codes"], found["exponents"])
+        weight = packing.Fp4Weight(k, tensors["codes"], tensors["exponents"])
 
         def run(x: torch.Tensor, bias: torch.Tensor | None, **around: object) -> torch.Tensor:
             return mxfp4.linear(x, weight, bias, **around)  # type: ignore[arg-type]
 
-        return Launched(found, run)
+        return Launched(tensors, run)
+
+    makes_banks = True
+
+    def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """See `WeightScheme`; scales of a row lie side by side."""
+        found = super().bank_tensors(n_experts, n, k, device)
+        return {**found, "exponents": found["exponents"].mT.contiguous().mT}
+
+    def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
+        """See `WeightScheme`."""
+        return moe.CodedMatrices(moe.Codes.FP4, k, tensors["codes"], tensors["exponents"].mT, packing.BLOCK)
 
     def put(self, product: Product, first_row: int, coded: Coded) -> None:
         """See `FilledScheme`."""

@@ -17,6 +17,7 @@ from quire.compute.schemes.coded import Coded
 from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
 from quire.kernels.gemm import Norm
+from quire.kernels.moe import CodedMatrices
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,6 +32,10 @@ class Stored:
     def n_bytes(self) -> int:
         """Memory that it takes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def zeros(self, device: torch.device, *of: int) -> torch.Tensor:
+        """It, or `of` many of it in one tensor."""
+        return torch.zeros(*of, *self.shape, dtype=self.dtype, device=device)
 
 
 class Product(Protocol):
@@ -78,6 +83,19 @@ class WeightScheme(Protocol):
         """Memory of a finished matrix [n, k]."""
         return sum(tensor.n_bytes for tensor in self.stored(n, k))
 
+    @property
+    def makes_banks(self) -> bool:
+        """Whether one call can multiply by matrices of many experts, each of `stored` in one tensor: see `bank`."""
+        return False
+
+    def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """Name in `stored` → that of all experts, with them in front, of zeros."""
+        return {one.name: one.zeros(device, n_experts) for one in self.stored(n, k)}
+
+    def bank(self, tensors: dict[str, torch.Tensor], k: int) -> CodedMatrices:
+        """A matrix [n, k] of each expert, of what `bank_tensors` gave."""
+        raise TypeError(f"{self.name} has a call for each matrix")
+
 
 class MatrixScheme(WeightScheme, Protocol):
     """A scheme that makes what it stores of a floating matrix, when that is complete."""
@@ -92,6 +110,10 @@ class FilledScheme(WeightScheme):
 
     def begin(self, n: int, k: int, device: torch.device) -> Product:
         """A product [n, k] on a device, to be filled."""
+        return self.product({one.name: one.zeros(device) for one in self.stored(n, k)}, k)
+
+    def product(self, tensors: dict[str, torch.Tensor], k: int) -> Product:
+        """The product [n, k] of the tensors of `stored`, by their names, which may be filled later."""
         raise NotImplementedError
 
     def put(self, product: Product, first_row: int, coded: Coded) -> None:

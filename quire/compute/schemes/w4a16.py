@@ -19,7 +19,7 @@ from quire.config.codings import Layout
 from quire.config.parameters import Cut, Matrix
 from quire.config.shares import Share, share
 from quire.core.errors import ConfigError
-from quire.kernels import nibbles, w4a16
+from quire.kernels import moe, nibbles, w4a16
 from quire.kernels.w4a16 import weight as packing
 
 LAYOUTS: Final = (Layout.PACKED, Layout.GPTQ, Layout.AWQ)
@@ -53,17 +53,36 @@ class Int4(FilledScheme):
             )
         return share(matrix, rank, n_ranks, column_step=self.group or 1)
 
-    def begin(self, n: int, k: int, device: torch.device) -> Launched:
+    def begin(self, n: int, k: int, device: torch.device) -> Product:
         """See `FilledScheme`. An order that is not filled yet is negative."""
-        found = {one.name: torch.zeros(one.shape, dtype=one.dtype, device=device) for one in self.stored(n, k)}
-        weight = packing.Int4Weight(k, self.group or k, found["codes"], found["scales"], self.zeros, found.get("order"))
-        if weight.order is not None:
-            weight.order.fill_(-1)
+        begun = super().begin(n, k, device)
+        if self.order:
+            begun.tensors["order"].fill_(-1)
+        return begun
+
+    def product(self, tensors: dict[str, torch.Tensor], k: int) -> Launched:
+        """See `FilledScheme`."""
+        codes, scales = tensors["codes"], tensors["scales"]
+        weight = packing.Int4Weight(k, self.group or k, codes, scales, self.zeros, tensors.get("order"))
 
         def run(x: torch.Tensor, bias: torch.Tensor | None, **around: object) -> torch.Tensor:
             return w4a16.linear(x, weight, bias, **around)  # type: ignore[arg-type]
 
-        return Launched(found, run)
+        return Launched(tensors, run)
+
+    @property
+    def makes_banks(self) -> bool:
+        """See `WeightScheme`: what experts are multiplied by is in one order."""
+        return not self.order
+
+    def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """See `WeightScheme`; scales of a row lie side by side."""
+        found = super().bank_tensors(n_experts, n, k, device)
+        return {**found, "scales": found["scales"].mT.contiguous().mT}
+
+    def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
+        """See `WeightScheme`."""
+        return moe.CodedMatrices(moe.Codes.INT4, k, tensors["codes"], tensors["scales"].mT, self.group, self.zeros)
 
     def put(self, product: Product, first_row: int, coded: Coded) -> None:
         """See `FilledScheme`."""

@@ -19,7 +19,7 @@ from quire.config.codings import Layout
 from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
 from quire.core.errors import ConfigError, LoadError
-from quire.kernels import w8a8
+from quire.kernels import moe, w8a8
 from quire.kernels.hopper import converts_to_e4m3
 from quire.kernels.w8a8 import BLOCK
 
@@ -61,10 +61,16 @@ class EightBits(FilledScheme):
             )
         return mine
 
-    def begin(self, n: int, k: int, device: torch.device) -> Launched:
+    def product(self, tensors: dict[str, torch.Tensor], k: int) -> Launched:
         """See `FilledScheme`."""
-        found = {one.name: torch.zeros(one.shape, dtype=one.dtype, device=device) for one in self.stored(n, k)}
-        return product(found)
+        return product(tensors)
+
+    makes_banks = True
+
+    def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
+        """See `WeightScheme`; what is multiplied by them is not rounded."""
+        group = BLOCK if self.blocks else 0
+        return moe.CodedMatrices(moe.Codes.BYTES, k, tensors["weight"], tensors["scale"], group)
 
     def put(self, product: Product, first_row: int, coded: Coded) -> None:
         """See `FilledScheme`. Of several scales of what is multiplied the largest holds."""
@@ -92,6 +98,12 @@ class RoundedFp8(MatrixScheme):
     def stored(self, n: int, k: int) -> tuple[Stored, ...]:
         """See `WeightScheme`."""
         return EightBits(E4M3).stored(n, k)
+
+    makes_banks = True
+
+    def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
+        """See `WeightScheme`."""
+        return EightBits(E4M3).bank(tensors, k)
 
     def finish(self, weight: torch.Tensor) -> Product:
         """See `MatrixScheme`."""

@@ -22,6 +22,7 @@ from quire.compute.schemes.coded import PIECE_VALUES, Coded, Source
 from quire.compute.schemes.scheme import FilledScheme, Product
 from quire.compute.weights.checkpoint import Shard, open_shard, read_into
 from quire.compute.weights.codings import READERS
+from quire.compute.weights.codings.scaled import INPUTS
 from quire.compute.weights.header import Entry
 from quire.compute.weights.names import Names, Rows, rearrange
 from quire.compute.weights.pieces import TORCH_DTYPES
@@ -37,7 +38,7 @@ DTYPES: Final = TORCH_DTYPES | {
 }  # fmt: skip
 WEIGHT: Final = "weight"
 BESIDE: Final = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_scale")
-"""Ends of tensors that quantised caches or outputs would need: caches are of the type of the activations, or int8."""
+"""Ends of tensors that are no weights: scales of quantised caches (`kv_scales` reads them) or outputs."""
 
 Part = tuple[int, Entry]
 """(number of the shard, tensor)."""
@@ -95,14 +96,14 @@ class Filling:
 
 def gather(
     shards: Sequence[Shard], names: Names, arch: ModelArch, places: Mapping[str, torch.Tensor]
-) -> tuple[list[CodedTensor], list[list[Entry]]]:
-    """(coded matrices in the order of the files, the other tensors of each shard).
+) -> tuple[list[CodedTensor], list[list[Entry]], list[list[Entry]]]:
+    """(coded matrices in the order of the files, the other tensors of each shard, those of them that must be zero).
 
     places: name → parameter of the whole model. Raises LoadError where tensors do not make a matrix of the model.
     """
     codings = arch.codings
     if codings is None:
-        return [], [list(shard.entries) for shard in shards]
+        return [], [list(shard.entries) for shard in shards], []
     kinds = _suffixes(codings)
     found: dict[str, dict[str, Part]] = collections.defaultdict(dict)
     others: list[list[Entry]] = []
@@ -115,11 +116,14 @@ def gather(
             elif not entry.name.endswith(BESIDE):
                 rest.append(entry)
         others.append(rest)
-    in_gptq = any(rule.coding.layout is Layout.GPTQ for rule in codings.rules)
-    if in_gptq:  # old writers add a bias of zeros to each
-        others = [[entry for entry in rest if not _is_added_bias(entry, found, names, places)] for rest in others]
+    added: list[list[Entry]] = [[] for _ in others]
+    if any(rule.coding.layout is Layout.GPTQ for rule in codings.rules):  # old writers add a bias of zeros to each
+        added = [[entry for entry in rest if _is_added_bias(entry, found, names, places)] for rest in others]
+        names_of = {entry.name for entries in added for entry in entries}
+        others = [[entry for entry in rest if entry.name not in names_of] for rest in others]
     coded = [one for name, parts in found.items() for one in _tensors(name, parts, codings, names, places)]
-    return sorted(coded, key=lambda one: min((number, entry.start) for number, entry in one.parts.values())), others
+    coded.sort(key=lambda one: min((number, entry.start) for number, entry in one.parts.values()))
+    return coded, others, added
 
 
 def _suffixes(codings: Codings) -> list[tuple[str, str]]:
@@ -250,14 +254,25 @@ def read(one: CodedTensor, shards: Sequence[Shard], region: Region | None) -> Co
     return coded.part(rows, columns)
 
 
-def put(coded: Coded, filling: Filling, name: str) -> None:
+def put(coded: Coded, filling: Filling, one: CodedTensor) -> None:
     """Fill a matrix's rows with codes as they are. Raises LoadError."""
     if not bool(coded.scales.float().isfinite().all()):
-        raise LoadError(f"{shown(name)} has NaN or infinite scales")
+        raise LoadError(f"{shown(one.name)} has NaN or infinite scales")
     try:
         filling.scheme.put(filling.product, filling.first_row, coded)
     except ValueError as error:
-        raise LoadError(f"{shown(name)}: {error}; --quantization none decodes it instead") from None
+        raise LoadError(f"{shown(one.name)}: {error}; --quantization none decodes it instead") from None
+    if one.coding.static_inputs and coded.input_scale is not None:
+        _check_input_scale(float(coded.input_scale), one)
+
+
+def _check_input_scale(scale: float, one: CodedTensor) -> None:
+    if not 0 < scale < math.inf:
+        tensor = next(entry.name for kind, (_, entry) in one.parts.items() if kind in INPUTS)
+        raise LoadError(
+            f"tensor {tensor} is {scale:g}: what its matrix multiplies is rounded with it, so it must be a finite"
+            " number above 0; --quantization none does not use it"
+        )
 
 
 def words(found: Sequence[CodedTensor], fillings: Mapping[str, Filling], dtype: torch.dtype) -> str:

@@ -31,6 +31,8 @@ class Found(msgspec.Struct, frozen=True):
     """Of each shard."""
     coded: list[CodedTensor]
     in_gguf: bool
+    zeros: list[list[Entry]] = []
+    """Tensors of each shard that are read only to see that they are zero: the model has none of their names."""
 
     @property
     def gguf_entries(self) -> dict[str, Entry] | None:
@@ -46,4 +48,5 @@ class Found(msgspec.Struct, frozen=True):
     def n_bytes(self) -> int:
         """To read."""
         plain = sum(copy.entry.n_bytes for shard_copies in self.copies for copy in shard_copies)
-        return plain + sum(one.n_bytes for one in self.coded)
+        zeros = sum(entry.n_bytes for entries in self.zeros for entry in entries)
+        return plain + zeros + sum(one.n_bytes for one in self.coded)

@@ -208,7 +208,7 @@ def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> Found:
     names, wholes = Names(model.arch, in_gguf), model.wholes()
     wanted = dict(model.weights())
     places = wanted | {name: whole for name, (whole, _) in wholes.items()}
-    coded_tensors, others = coded.gather(shards, names, model.arch, places)
+    coded_tensors, others, zeros = coded.gather(shards, names, model.arch, places)
     copies = [list(_copies(entries, places, names, model.arch)) for entries in others]
     targets = {copy.target for shard_copies in copies for copy in shard_copies if not copy.compare}
     targets |= {one.target for one in coded_tensors}
@@ -222,7 +222,7 @@ def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> Found:
             raise LoadError(
                 f"tensor {copy.entry.name} has dtype {copy.entry.dtype}; usable are {', '.join(TORCH_DTYPES)}"
             )
-    return Found(shards, copies, coded_tensors, in_gguf)
+    return Found(shards, copies, coded_tensors, in_gguf, zeros)
 
 
 def _copies(entries: Iterable[Entry], places: dict[str, torch.Tensor], names: Names, arch: ModelArch) -> Iterator[Copy]:
@@ -272,6 +272,8 @@ def _stream(found: Found, targets: Targets, check_finite: bool, progress: bool |
         advance: Callable[[int], object] = bar.update
         if bar.disable:
             advance = stack.enter_context(ticking("loading weights", total, format_bytes)).advance
+        for shard, entries in zip(found.shards, found.zeros, strict=False):
+            _check_zeros(shard, entries, buffer, advance)
         for compare in (False, True):
             for shard, shard_copies in zip(found.shards, found.copies, strict=True):
                 chosen = [copy for copy in shard_copies if copy.compare == compare]
@@ -282,6 +284,17 @@ def _stream(found: Found, targets: Targets, check_finite: bool, progress: bool |
                 advance(one.n_bytes)
 
 
+def _check_zeros(shard: Shard, entries: list[Entry], buffer: torch.Tensor, advance: Callable[[int], object]) -> None:
+    with open_shard(shard) as descriptor:
+        for entry in entries:
+            if any(bool(piece.any()) for _, piece in pieces(descriptor, entry, buffer, shard.path, None)):
+                raise LoadError(
+                    f"tensor {entry.name} in {shard.path} is not zero, and the model has no bias there: writers of GPTQ"
+                    " add biases of zeros, but what this one adds would be left out"
+                )
+            advance(entry.n_bytes)
+
+
 def _read_coded(one: CodedTensor, shards: list[Shard], targets: Targets, check_finite: bool) -> None:
     """One coded matrix, into what holds it or decoded; nothing of another rank's."""
     filling, target = targets.fillings.get(one.target), targets.tensors.get(one.target)
@@ -289,7 +302,7 @@ def _read_coded(one: CodedTensor, shards: list[Shard], targets: Targets, check_f
         return
     matrix = coded.read(one, shards, targets.regions.get(one.target))
     if filling is not None:
-        coded.put(matrix, filling, one.name)
+        coded.put(matrix, filling, one)
     elif target is not None:
         matrix.decode(target)
         if check_finite and not _is_finite(target):

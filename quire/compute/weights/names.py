@@ -53,7 +53,7 @@ class Names:
 
     def __init__(self, arch: ModelArch, in_gguf: bool) -> None:
         family = family_named(arch.family)
-        self._arch = arch
+        self.arch: Final = arch
         self._table = {} if in_gguf else family.names
         self._stacks = {} if in_gguf else {**STACKS, **family.stacks}
         self._computed = frozenset((*COMPUTED, *family.computed))
@@ -94,9 +94,9 @@ class Names:
         another tensor."""
         template, number = _template(name)
         stored = self._stacks.get(template)
-        if stored is None or number is None or number >= self._arch.n_layers:
+        if stored is None or number is None or number >= self.arch.n_layers:
             return None
-        ffn = self._arch.layers[number].ffn
+        ffn = self.arch.layers[number].ffn
         n_experts = ffn.n_experts if isinstance(ffn, ExpertsSpec) else 0
         names = [LAYER.format(number) + stored.name.format(expert) for expert in range(n_experts)]
         return names, Rows(stored.order, n_interleaved=int(stored.alternates))
@@ -107,9 +107,9 @@ class Names:
 
     def _rows(self, target: str, order: Order) -> Rows:
         inside = _MIXER.match(target)
-        if inside is None or int(inside[1]) >= self._arch.n_layers:
+        if inside is None or int(inside[1]) >= self.arch.n_layers:
             return Rows(order)
-        mixer = self._arch.layers[int(inside[1])].mixer
+        mixer = self.arch.layers[int(inside[1])].mixer
         if mixer.rope is not None and (mixer.rope.interleaved or self._in_halves):
             rotated = mixer.rotated(inside[2])
             if rotated is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from quire.config.codings import awq, bitsandbytes, compressed, fp8, gptq, mxfp4
+from quire.config.codings import awq, bitsandbytes, compressed, fp8, gptq, modelopt, mxfp4
 from quire.config.codings.coding import INSTEAD, Coding, Codings, Layout
 from quire.config.fields import Fields
 from quire.core.errors import ConfigError, shown
@@ -14,10 +14,11 @@ METHODS: Final[Mapping[str, Callable[[Fields], Codings]]] = {
     "gptq": gptq.read,
     "awq": awq.read,
     "fp8": fp8.read,
-    "modelopt": fp8.read_modelopt,
+    "modelopt": modelopt.read,
     "compressed-tensors": compressed.read,
     "mxfp4": mxfp4.read,
     "bitsandbytes": bitsandbytes.read,
+    "modelopt_fp4": modelopt.read,
 }
 """quant_method → what reads the rest."""
 

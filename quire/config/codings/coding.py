@@ -7,16 +7,21 @@ file that makes (`compute/weights/codings`), nor what matrices are kept as (`com
 from __future__ import annotations
 
 import enum
-import re
+import functools
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
 from quire.config.fields import Fields
+from quire.config.pattern import Pattern
 from quire.core.errors import ConfigError, shown
 
 MAX_GROUP: Final = 1 << 17
+PATTERN: Final = "re:"
+"""In front of a target that is a regular expression."""
+MAX_PATTERNS: Final = 256
+"""In one checkpoint."""
 INSTEAD: Final = (
     "Take a checkpoint of one of these methods, or the bfloat16 checkpoint that it was made from (on a CPU,"
     " --quantization int8 or int4 rounds that while loading)"
@@ -34,6 +39,7 @@ class Layout(enum.Enum):
     SCALED = "scaled"
     """Integers or floats of 8 bits, a byte each, and scales."""
     MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
     NF4 = "nf4"
 
 
@@ -62,7 +68,7 @@ class Coding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """For people."""
-        kind = {Layout.MXFP4: "MXFP4", Layout.NF4: "NF4"}.get(self.layout)
+        kind = {Layout.MXFP4: "MXFP4", Layout.NVFP4: "NVFP4", Layout.NF4: "NF4"}.get(self.layout)
         kind = kind or (f"FP{self.bits}" if self.is_float else f"int{self.bits}")
         if self.block_rows:
             return f"{kind} in blocks of {self.block_rows} x {self.group}"
@@ -76,7 +82,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     coding: Coding
     targets: tuple[str, ...] = ()
-    """Names of modules, their ends, classes of them, or regular expressions behind 're:'; empty: all."""
+    """Names of modules, their ends, classes of them, or patterns behind 're:'; empty: all."""
 
     def holds(self, name: str) -> bool:
         """Of the module of this name in the checkpoint."""
@@ -98,12 +104,20 @@ class Codings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """For people."""
+        if not self.rules:
+            return f"{self.method}, no matrix"
         return f"{self.method}, {' or '.join(dict.fromkeys(rule.coding.words for rule in self.rules))}"
 
 
+@functools.lru_cache(MAX_PATTERNS)
+def pattern_of(target: str) -> Pattern:
+    """Of a target behind 're:'. Raises PatternError."""
+    return Pattern(target.removeprefix(PATTERN))
+
+
 def _matches(target: str, name: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), name) is not None
+    if target.startswith(PATTERN):
+        return pattern_of(target).matches(name)
     return target in ("Linear", name) or name.endswith(f".{target}")
 
 

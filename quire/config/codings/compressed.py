@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 import msgspec
 
-from quire.config.codings.coding import Coding, Codings, Layout, Rule, group_of, one_of, unsupported
+from quire.config.codings import nvfp4
+from quire.config.codings.coding import (
+    MAX_PATTERNS,
+    PATTERN,
+    Coding,
+    Codings,
+    Layout,
+    Rule,
+    group_of,
+    one_of,
+    pattern_of,
+    unsupported,
+)
 from quire.config.codings.fp8 import e4m3, is_block
 from quire.config.fields import Fields
-from quire.core.errors import ConfigError
+from quire.config.pattern import PatternError
+from quire.core.errors import ConfigError, shown
 
 PACKED: Final = "pack-quantized"
-FORMATS: Final = (PACKED, "int-quantized", "float-quantized", "naive-quantized")
+NVFP4: Final = "nvfp4-pack-quantized"
+FORMATS: Final = (PACKED, "int-quantized", "float-quantized", "naive-quantized", NVFP4)
 MIXED: Final = "mixed-precision"
 MAX_GROUPS: Final = 256
 MAX_TARGETS: Final = 65536
@@ -28,9 +41,17 @@ def read(fields: Fields) -> Codings:
     if fields.values.get("transform_config"):
         raise unsupported(fields, "transform_config", "a checkpoint without transforms")
     groups = fields.nested("config_groups")
-    if not 0 < len(groups.values) <= MAX_GROUPS:
+    least = 0 if fields.values.get("kv_cache_scheme") else 1  # scales of a cache beside weights as they were
+    if not least <= len(groups.values) <= MAX_GROUPS:
         raise fields.error("config_groups", f"an object of 1 to {MAX_GROUPS} groups")
     rules = tuple(_rule(groups.nested(name), str(form)) for name in groups.values)
+    n_patterns = sum(target.startswith(PATTERN) for rule in rules for target in rule.targets)
+    if n_patterns > MAX_PATTERNS:
+        raise ConfigError(
+            f"{groups.where}: {n_patterns:,} targets are regular expressions behind {PATTERN}, at most {MAX_PATTERNS}"
+            " are read: write the names out",
+            param="quantization_config",
+        )
     # As in the library, what names a module goes before what names its class.
     return Codings(method="compressed-tensors", rules=tuple(sorted(rules, key=lambda rule: "Linear" in rule.targets)))
 
@@ -39,9 +60,7 @@ def _rule(group: Fields, form: str) -> Rule:
     targets = group.values.get("targets")
     if not isinstance(targets, list) or len(targets) > MAX_TARGETS or not all(isinstance(one, str) for one in targets):
         raise group.error("targets", "a list of names")
-    for target in targets:
-        if target.startswith("re:") and not _compiles(target.removeprefix("re:")):
-            raise group.error("targets", "names, or regular expressions behind re:")
+    _check_patterns(group, [one for one in targets if one.startswith(PATTERN)])
     if group.values.get("output_activations"):
         raise unsupported(group, "output_activations", "null")
     if "format" in group:
@@ -51,15 +70,20 @@ def _rule(group: Fields, form: str) -> Rule:
     return Rule(_coding(group.nested("weights"), group.nested("input_activations"), form), tuple(targets))
 
 
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError):
-        return False
-    return True
+def _check_patterns(group: Fields, patterns: list[str]) -> None:
+    for one in patterns:
+        try:
+            pattern_of(one)
+        except PatternError as error:
+            raise ConfigError(
+                f"{group.where}: targets has {shown(one)}: {error}: write it in another way, or the names out",
+                param="quantization_config",
+            ) from None
 
 
 def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:
+    if form == NVFP4:
+        return _nvfp4(weights, inputs)
     is_float = one_of(weights, "type", ("int", "float"), "int") == "float"
     bits = one_of(weights, "num_bits", (8,) if is_float or form != PACKED else (4, 8))
     assert isinstance(bits, int)
@@ -80,6 +104,17 @@ def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:
         )  # fmt: skip
     rounds_inputs = bool(inputs.values) and coding.layout is Layout.SCALED
     return msgspec.structs.replace(coding, rounds_inputs=rounds_inputs, static_inputs=static and rounds_inputs)
+
+
+def _nvfp4(weights: Fields, inputs: Fields) -> Coding:
+    one_of(weights, "type", ("float",))
+    one_of(weights, "num_bits", (4,))
+    one_of(weights, "strategy", ("tensor_group", "group"), "tensor_group")
+    one_of(weights, "group_size", (nvfp4.GROUP,))
+    one_of(weights, "symmetric", (True,), True)
+    if inputs.values:
+        one_of(inputs, "num_bits", (4, 8))
+    return nvfp4.CODING
 
 
 def _block(weights: Fields) -> list[int]:

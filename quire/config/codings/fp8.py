@@ -1,4 +1,4 @@
-"""FP8: e4m3 with a scale for a tensor, an output or a block, as DeepSeek and transformers write it, and ModelOpt."""
+"""FP8: e4m3 with a scale for a tensor, an output or a block, as DeepSeek and transformers write it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ def read(fields: Fields) -> Codings:
     if block is not None and not is_block(block):
         raise fields.error("weight_block_size", "two numbers of outputs and inputs, or null")
     return Codings(method="FP8", rules=(Rule(e4m3(block, static=inputs == "static")),))
-
-
-def read_modelopt(fields: Fields) -> Codings:
-    """Of NVIDIA's ModelOpt: one scale a tensor. Raises ConfigError."""
-    inner = fields.nested("quantization") if "quantization" in fields else fields
-    one_of(inner, "quant_algo", ("FP8",))
-    return Codings(method="ModelOpt", rules=(Rule(e4m3(None, static=True)),))
 
 
 def is_block(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from quire.core.errors import DeviceOutOfMemory, EngineError
 from quire.core.events import EndKind
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import SpanDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult
 
 
@@ -23,7 +23,7 @@ class Executor(Protocol):
         """Start a step and return at once. A step that fails as a whole carries its exception in the future."""
         ...
 
-    def drafts(self) -> Future[list[list[int]]]:
+    def drafts(self) -> Future[list[SpanDrafts]]:
         """Of each masked span of the newest plan, which `masks_drafts`. Empty if the step has failed before."""
         ...
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.core.errors import EngineError
-from quire.core.plan import OnDrafts, StepMasks, StepPlan
+from quire.core.plan import OnDrafts, SpanDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult
 
-Drafts = concurrent.futures.Future[list[list[int]]]
+Drafts = concurrent.futures.Future[list[SpanDrafts]]
 
 
 class Result(Protocol):

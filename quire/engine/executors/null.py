@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from quire.core.clock import VirtualClock
 from quire.core.failure import Code
 from quire.core.logprobs import PackedLogprobs
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import SpanDrafts, StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings
 from quire.engine.executors.digests import (
@@ -80,12 +80,13 @@ class NullExecutor(NullPages):
             self._finish(plan, future, None)
         return future
 
-    def drafts(self) -> Future[list[list[int]]]:
+    def drafts(self) -> Future[list[SpanDrafts]]:
         """Known at once."""
-        future: Future[list[list[int]]] = Future()
+        future: Future[list[SpanDrafts]] = Future()
         plan = None if self._unmasked is None else self._unmasked[0]
         require(plan is not None and plan.masks_drafts, "drafts are asked for, and no step waits for their masks")
-        future.set_result([] if plan is None else [self._drafts.get(span, []) for span in plan.masked])
+        spans = [] if plan is None else plan.masked
+        future.set_result([SpanDrafts(self._drafts.get(span, [])) for span in spans])
         return future
 
     def mask(self, masks: StepMasks) -> None:

@@ -2,7 +2,8 @@
 
 Unlike `null.py` it computes nothing and checks nothing; its steps take the time of the cost model on a device that runs
 them one after the other, while the host goes on: a result is there when the virtual clock has come to the step's end,
-and waiting for it moves the clock there. Owns that clockwork only. Drafts, masks, logprobs and vectors are not its.
+and waiting for it moves the clock there. Of a pipeline a step goes through all stages, each of which has it as long;
+it begins when the tokens before it are chosen. Owns that clockwork only: no drafts, masks, logprobs and vectors.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 from quire.core.clock import VirtualClock
 from quire.core.errors import EngineError
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import SpanDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult, StepTimings
 
 TOKEN: Final = 0
@@ -39,14 +40,16 @@ class TimedFuture(Future[StepResult]):
 
 
 class TimedNullExecutor:
-    """An Executor without a model. step_s: seconds that a device needs for a plan."""
+    """An Executor without a model. step_s: seconds that a device, or each stage of a pipeline, needs for a plan."""
 
-    def __init__(self, clock: VirtualClock, step_s: Callable[[StepPlan], float]) -> None:
+    def __init__(self, clock: VirtualClock, step_s: Callable[[StepPlan], float], n_stages: int = 1) -> None:
         self._clock, self._step_s = clock, step_s
-        self._free_s = clock.now_s()
-        """When the device has done all that was submitted."""
+        self._free_s = [clock.now_s()] * n_stages
+        """When each stage has done all that was submitted."""
+        self._tokens_s: dict[int, float] = {}
+        """Slot → when its newest token is chosen, without which the first of several stages cannot go on with it."""
         self.busy_s = 0.0
-        """Seconds of all steps together."""
+        """Seconds of all steps together, in one stage."""
 
     def prepare(self, _: StepPlan) -> None:
         """Nothing takes the host time here."""
@@ -54,12 +57,26 @@ class TimedNullExecutor:
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         """Put a step behind those that were submitted before."""
         seconds, n = self._step_s(plan), plan.spans.wants.count(True)
-        self._free_s = max(self._free_s, self._clock.now_s()) + seconds
+        end_s = self._clock.now_s()
+        if len(self._free_s) > 1:
+            end_s = max(end_s, self._tokens_back_s(plan))
+        for stage, free_s in enumerate(self._free_s):
+            self._free_s[stage] = end_s = max(end_s, free_s) + seconds
+        if len(self._free_s) > 1:
+            spans = plan.spans
+            self._tokens_s.update((slot, end_s) for slot, wants in zip(spans.slots, spans.wants, strict=True) if wants)
         self.busy_s += seconds
         result = StepResult(plan.step, [TOKEN] * n, [1] * n, timings=StepTimings(0.0, seconds))
-        return TimedFuture(result, self._free_s, self._clock)
+        return TimedFuture(result, end_s, self._clock)
 
-    def drafts(self) -> Future[list[list[int]]]:
+    def _tokens_back_s(self, plan: StepPlan) -> float:
+        """When the last stage has chosen all tokens that a step begins with."""
+        known = self._tokens_s
+        for opened in plan.opened:
+            known.pop(opened.slot, None)
+        return max((known[slot] for slot in plan.spans.slots if slot in known), default=0.0)
+
+    def drafts(self) -> Future[list[SpanDrafts]]:
         """Nobody drafts here."""
         raise EngineError("a simulated step was asked for its drafts")
 

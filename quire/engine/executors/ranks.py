@@ -1,9 +1,9 @@
 """Runs each plan on all ranks: the others get it through shared memory, the result is rank 0's, or of a pipeline the
-last stage's.
+last stage's, or of data-parallel ranks that of each of them, joined.
 
-Owns that all ranks get the same plans and masks, in the same order. Does not own the ranks (`engine/ranks`) nor how
-rank 0 computes (`inline.py`). Invariant: a step that fails on rank 0 is the end of all: others wait for it in the
-middle of theirs.
+Owns that all ranks get the same plans and masks, in the same order, and whose results count. Does not own the ranks
+(`engine/ranks`) nor how rank 0 computes (`inline.py`). Invariant: a step that fails on rank 0 is the end of all: others
+wait for it in the middle of theirs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 
 from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan_parts import joined
 from quire.core.result import StepResult
 from quire.engine.executors.executor import Executor, RanksLost
 from quire.engine.executors.inline import Drafts
@@ -21,21 +22,29 @@ from quire.engine.ranks.group import RankGroup
 class RanksFuture(concurrent.futures.Future[StepResult]):
     """A step of rank 0, whose failure has a reason that may be another rank's."""
 
-    def __init__(self, number: int, step: concurrent.futures.Future[StepResult], group: RankGroup) -> None:
-        """number: of the step."""
+    def __init__(
+        self, plan: StepPlan, step: concurrent.futures.Future[StepResult], group: RankGroup, n_slots: int
+    ) -> None:
+        """n_slots: as in `RanksExecutor`."""
         super().__init__()
-        self._number, self._step, self._group = number, step, group
+        self._plan, self._step, self._group, self._n_slots = plan, step, group, n_slots
+        self._own: StepResult | None = None
 
     def done(self) -> bool:
-        results = self._group.results
-        return self._step.done() and (results is None or results.has(self._number))
+        return self._step.done() and all(one.has(self._plan.step) for one in self._group.results)
 
     def result(self, timeout: float | None = None) -> StepResult:
-        """Raises RanksLost, or TimeoutError."""
+        """Raises RanksLost, or TimeoutError: it may be asked again then."""
         self._group.check()
         try:
-            own, results = self._step.result(timeout), self._group.results
-            return own if results is None else results.get(self._number, timeout)
+            own, others = self._own or self._step.result(timeout), self._group.results
+            self._own = own
+            for one in others:
+                one.wait(self._plan.step, timeout)
+            results = [one.take(self._plan.step) for one in others]
+            if self._n_slots:
+                return joined(self._plan, [own, *results], self._n_slots)
+            return results[-1] if results else own
         except RanksLost:
             raise
         except TimeoutError:
@@ -47,9 +56,9 @@ class RanksFuture(concurrent.futures.Future[StepResult]):
 class RanksExecutor:
     """`Executor` of a rank 0 that has others beside it."""
 
-    def __init__(self, own: Executor, group: RankGroup) -> None:
-        """own: of rank 0."""
-        self._own, self._group = own, group
+    def __init__(self, own: Executor, group: RankGroup, n_slots: int = 0) -> None:
+        """own: of rank 0. n_slots: of each data-parallel rank; 0: there is one."""
+        self._own, self._group, self._n_slots = own, group, n_slots
 
     def prepare(self, plan: StepPlan) -> None:
         """For rank 0 alone: the others begin earlier, without work of control."""
@@ -62,7 +71,7 @@ class RanksExecutor:
             future: concurrent.futures.Future[StepResult] = concurrent.futures.Future()
             future.set_exception(loss)
             return future
-        return RanksFuture(plan.step, self._own.submit(plan), self._group)
+        return RanksFuture(plan, self._own.submit(plan), self._group, self._n_slots)
 
     def drafts(self) -> Drafts:
         return self._own.drafts()

@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from quire.core.plan import SpanDrafts
 from quire.engine.grammars.link import MatcherLink
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import Begun, Turn
@@ -103,7 +104,7 @@ class MatcherLinks:
         self,
         moves: list[tuple[int, list[int]]],
         rows: list[int],
-        drafts: Sequence[list[int]] = (),
+        drafts: Sequence[SpanDrafts] = (),
         most_foretold: int = 0,
     ) -> None:
         """Have sequences moved by tokens, then masks made; `answer` waits for it. rows: a handle for each mask; drafts:

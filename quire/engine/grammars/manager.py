@@ -19,7 +19,7 @@ from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq
 from quire.core.errors import QuireError, RequestError, error_of
 from quire.core.events import FinishReason, SeqDelta
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import SpanDrafts, StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.grammars.links import MatcherLinks
@@ -53,7 +53,7 @@ class Unmasked:
     plan: StepPlan
     seqs: Sequence[Seq]
     """Of its spans."""
-    drafts: list[list[int]]
+    drafts: list[SpanDrafts]
     """Of each masked span; empty: none has any."""
 
 
@@ -104,7 +104,7 @@ class StructuredOutput:
     @property
     def n_live(self) -> int:
         """Sequences that have a matcher."""
-        return sum(map(len, self._live.values()))
+        return sum(map(len, self._live.values())) if self._live else 0
 
     def start(self) -> None:
         """Have the first process ready before the first request."""
@@ -276,7 +276,7 @@ class StructuredOutput:
 
     def _ask(self, moves: list[tuple[int, list[int]]], unmasked: Unmasked | None) -> None:
         self._take()
-        rows, drafts, owners = list[int](), list[list[int]](), list[Seq]()
+        rows, drafts, owners = list[int](), list[SpanDrafts](), list[Seq]()
         if unmasked is not None:
             owners, drafts = [unmasked.seqs[span] for span in unmasked.plan.masked], unmasked.drafts
             rows = [self._live.get(one.request.request_id, {}).get(one.index, 0) for one in owners]

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from quire.core.plan import SpanDrafts
 from quire.core.structured import StructuredOutputsParams
 from quire.text.grammar_trial import Verdict
 from quire.text.leading import LeadBound
@@ -89,7 +90,7 @@ class Turn(msgspec.Struct, tag=True):
     """A handle for each mask; one that is not known may go on with anything."""
     lines: list[int] = []
     """Where each of these masks is to be."""
-    drafts: list[list[int]] = []
+    drafts: list[SpanDrafts] = []
     """Tokens that may follow each of these; a mask for each, behind that of its handle. Empty: there are none."""
     dropped: list[int] = []
     unfollowed: list[int] = []

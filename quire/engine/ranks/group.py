@@ -8,34 +8,33 @@ process. A rank that somebody has stopped is lost as one that hangs: the others 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import math
 import os
 import pathlib
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from quire.config.engine import EngineConfig
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.core.events import EndKind
 from quire.core.plan import StepPlan
 from quire.core.shortage import shortage
 from quire.engine.child import DUMP_S, KILLED_S, status_text
 from quire.engine.executors.executor import RanksLost
+from quire.engine.owned_folders import OwnedFolder
 from quire.engine.ranks.done import DoneSteps
-from quire.engine.ranks.judge import LATE_S, LOST_S, STUCK_S, Judge
+from quire.engine.ranks.judge import LATE_S, LOST_S, Judge
 from quire.engine.ranks.process import Calls
 from quire.engine.ranks.results import N_ENDS, ResultReader
 from quire.engine.ranks.ring import IDLE, READY, RankMemory, RingWriter, Standing, make_memory
@@ -118,28 +117,30 @@ class RankGroup:
     def __init__(
         self,
         config: EngineConfig,
-        shape: MeshShape,
+        shape: Mesh,
         folder: pathlib.Path,
         *,
         is_server: bool = False,
+        place: pathlib.Path | None = None,
     ) -> None:
-        """folder: the checkpoint. Starts nothing."""
+        """folder: the checkpoint. place: for the folder in which all meet, None: the usual one. Starts nothing."""
         self._config, self._shape, self._folder, self._is_server = config, shape, folder, is_server
-        place = tempfile.mkdtemp(prefix="quire-ranks-")
-        self._remove_place = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
-        self.meeting_point = os.path.join(place, "meet")
+        self._place = OwnedFolder("quire-ranks-", place)
+        self.meeting_point = str(self._place.path / "meet")
         """For the `Comm` of every rank."""
         self.calls: Calls | None = None
         self.done: DoneSteps | None = None
         """Of rank 0."""
-        self._judge, self._n_said = Judge(shape), 0
+        self._judge, self._n_said = Judge(shape, config.engine_stall_timeout), 0
         """Steps that the others were told of."""
-        self.results: ResultReader | None = None
-        """Of the steps of rank 0, once it is started; None: it has them itself."""
+        self.results: list[ResultReader] = []
+        """Once it is started: what the other telling ranks say of steps, in their order."""
         self.loss: RanksLost | None = None
         """Why there are no ranks any more."""
         self.on_loss: Callable[[RanksLost], None] | None = None
         """Told of it by the thread that watches, once all ranks are ended."""
+        self.abandon: Callable[[], None] = lambda: None
+        """Ends what rank 0 has begun with the others, and waits for; called once all ranks are ended."""
         self.is_late = False
         """See `judge.LATE_S`."""
         self._ranks: list[_Rank] = []
@@ -148,8 +149,8 @@ class RankGroup:
         self._fds: list[int] = []
         self._lock, self._loss_lock = threading.Lock(), threading.Lock()
         """Of the writer and what it needs, held while the ring is full; of `loss`, which ends that."""
-        self._end_s = math.inf
-        """When a stop no longer waits for room in the ring."""
+        self._end_s, self._is_dismissed = math.inf, False
+        """When an end no longer waits for room in the ring, or for those that were told to leave."""
         self._started, self._lost, self._stopping = threading.Event(), threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -194,6 +195,25 @@ class RankGroup:
         if time.monotonic() > self._end_s:
             raise RanksLost("the ranks are ended, and do not read what they are told", EndKind.STALL)
 
+    def beside(self, work: Callable[[], None]) -> None:
+        """Do it in a thread, which is left behind as soon as a rank is lost: nobody can end a wait for one that has not
+        come yet. Raises RanksLost, and what it raises."""
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        threading.Thread(target=run, daemon=True, name="quire-meeting").start()
+        while not future.done():
+            concurrent.futures.wait((future,), WATCH_S)
+            self.check()
+        future.result()
+
     def cause(self, error: Exception) -> RanksLost:
         """Rank 0 has failed at something that all ranks do: what to raise, which is a lost rank if that is the reason.
         In any case no rank can go on."""
@@ -202,16 +222,26 @@ class RankGroup:
             self._lose(own, [])
         return self.loss or own
 
-    def stop(self) -> None:
-        """Ask the processes to leave, then make them (idempotent)."""
-        if not self._stopping.is_set() and self._writer is not None and self.loss is None:
-            with contextlib.suppress(RanksLost):
-                self._stopping.set()
-                self._end_s = time.monotonic() + LEAVE_S
-                self.say(Stop())
-                for rank in self._ranks:
-                    rank.wait(max(0.0, self._end_s - time.monotonic()))
+    def dismiss(self) -> bool:
+        """Tell the processes to leave, and wait for nothing; False if they do not hear it."""
+        if self._stopping.is_set() or self._writer is None or self.loss is not None:
+            return False
         self._stopping.set()
+        self._end_s = time.monotonic() + LEAVE_S
+        try:
+            self.say(Stop())
+        except RanksLost:
+            return False
+        self._is_dismissed = True
+        return True
+
+    def stop(self) -> None:
+        """End the processes: those that were told to leave have time for it (idempotent)."""
+        if self._is_dismissed:
+            for rank in self._ranks:
+                rank.wait(max(0.0, self._end_s - time.monotonic()))
+        self._stopping.set()
+        self._end_s = 0.0
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._free()
@@ -225,7 +255,7 @@ class RankGroup:
             for fd in fds:
                 os.close(fd)
             self._writer = None
-        self._remove_place()
+        self._place.remove()
 
     def _live(self) -> None:
         """The thread."""
@@ -249,20 +279,24 @@ class RankGroup:
         self._fds += bells
         self._memory = RankMemory(fd, n_ranks)
         self._writer = RingWriter(self._memory, bells, self._check_ring)
-        results = (-1, -1) if self._shape.pipeline == 1 else (make_memory(N_ENDS), os.eventfd(0))
-        if self._shape.pipeline > 1:
-            self._fds.append(results[0])
-            self.results = ResultReader(*results, self.check)
         for number, bell in enumerate(bells, 1):
             reading, writing = os.pipe()
+            results = self._open_results() if number in self._shape.telling_ranks else (-1, -1)
             start = RankStart(
                 number, self._shape, self._config, str(self._folder), self.meeting_point, fd, bell, writing,
-                self._is_server, *(results if number == self._shape.telling_rank else (-1, -1)),
+                self._is_server, *results,
             )  # fmt: skip
             try:
                 self._ranks.append(_Rank(start, reading))
             finally:
                 os.close(writing)
+
+    def _open_results(self) -> tuple[int, int]:
+        """Memory and bell for what a rank says of steps."""
+        results = make_memory(N_ENDS), os.eventfd(0)
+        self._fds.append(results[0])
+        self.results.append(ResultReader(*results, self.check))
+        return results
 
     def _watch(self) -> None:
         poll = select.poll()
@@ -288,16 +322,18 @@ class RankGroup:
         standings, now_s = self._standings(), time.monotonic()
         late_s = self._judge.late_s(standings, now_s)
         self.is_late = any(seconds > LATE_S for seconds in late_s.values())
-        lost = [rank for rank in self._ranks if late_s[rank.number] > LOST_S]
+        limit_s = min(LOST_S, self._config.engine_stall_timeout or LOST_S)
+        lost = [rank for rank in self._ranks if late_s[rank.number] > limit_s]
         if lost:
             names = ", ".join(f"rank {rank.number} (process {rank.process.pid})" for rank in lost)
-            loss = RanksLost(f"{names} made no progress for {LOST_S:g} s and was ended", EndKind.STALL)
+            loss = RanksLost(f"{names} made no progress for {limit_s:g} s and was ended", EndKind.STALL)
             self._lose(loss, lost)
             return
         stuck = self._judge.stuck(standings, self._n_said, now_s)
         if stuck:
             names = ", ".join(map(str, stuck))
-            message = f"a step that was launched for {STUCK_S:g} s has not ended on the devices of ranks {names}"
+            limit_s = self._judge.stuck_s
+            message = f"a step that was launched for {limit_s:g} s has not ended on the devices of ranks {names}"
             self._lose(RanksLost(message, EndKind.STALL), [rank for rank in self._ranks if rank.number in stuck])
 
     def _standings(self) -> list[Standing]:
@@ -320,3 +356,4 @@ class RankGroup:
         self._lost.set()
         if self.on_loss is not None:
             self.on_loss(loss)
+        self.abandon()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.engine.ranks.ring import IDLE, STEPPING, Standing
 
 LATE_S: Final = 2.0
@@ -24,9 +24,10 @@ who wait for one another."""
 class Judge:
     """Sees where all ranks are, time and again."""
 
-    def __init__(self, shape: MeshShape) -> None:
-        self._shape = shape
-        self._moved: dict[int, tuple[tuple[int, int], float]] = {}
+    def __init__(self, shape: Mesh, stuck_s: float = 0.0) -> None:
+        """stuck_s: 0: `STUCK_S`."""
+        self._shape, self.stuck_s = shape, stuck_s or STUCK_S
+        self._moved: dict[int, tuple[tuple[int, ...], float]] = {}
         """Of each rank its progress when it was last seen to move, or to have no reason to, and when that was."""
         self._ended: tuple[int, float] = 0, 0.0
         """Steps that some rank has done, and when that last changed."""
@@ -50,10 +51,10 @@ class Judge:
         if n_done != most or n_done >= n_said or any(rank.state != IDLE for rank in ranks[1:]) or not since_s:
             self._ended = n_done, now_s
             return []
+        if now_s - since_s <= self.stuck_s:
+            return []
         least = min(rank.n_done for rank in ranks)
-        return (
-            [number for number, rank in enumerate(ranks) if rank.n_done == least] if now_s - since_s > STUCK_S else []
-        )
+        return [number for number, rank in enumerate(ranks) if rank.n_done == least]
 
     def _late_s(self, number: int, ranks: Sequence[Standing], now_s: float) -> float:
         rank = ranks[number]
@@ -66,15 +67,20 @@ class Judge:
         return max(rank.silent_s, now_s - since_s)
 
     def _is_behind(self, number: int, ranks: Sequence[Standing]) -> bool:
-        """Whether others wait for it: those that share its layers, or the stages after it, while it has what it needs
-        of the stage before and of its fellows."""
+        """Whether others wait for it: those that share its layers, or experts, or the step; or the stages after it,
+        while it has what it needs of the stage before and of its fellows; or it has nothing to do, and does not take
+        what rank 0 says."""
         shape, rank = self._shape, ranks[number]
-        stage = shape.stage_of(number)
-        beside = ranks[stage * shape.n_in_stage : (stage + 1) * shape.n_in_stage]
-        before = ranks[(stage - 1) * shape.n_in_stage : stage * shape.n_in_stage] if stage else ()
+        if rank.state == IDLE and rank.n_unread:
+            return True
+        first = number - shape.place_in_stage(number)
+        beside = ranks if shape.sends_rows else ranks[first : first + shape.n_stage_ranks]
+        before = ranks[first - shape.n_stage_ranks : first] if shape.stage_of(number) else ()
         if rank.state == STEPPING and rank.n_calls < max(one.n_calls for one in beside):
             return True
         if rank.n_done < max(one.n_done for one in beside):
             return True
+        if shape.dp > 1 and rank.state == IDLE and rank.n_done < max(one.n_done for one in ranks):
+            return True  # its device; while the host is at a step of its own rows nobody knows how long that takes
         has_rows = bool(before) and rank.n_done < min(one.n_done for one in before)
         return has_rows and rank.n_calls == min(one.n_calls for one in beside)

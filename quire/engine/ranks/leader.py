@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from quire.compute.facts import WorkerFacts
 from quire.compute.runner.runner import Launched
@@ -16,8 +17,16 @@ from quire.core.plan import OnDrafts, StepPlan
 from quire.engine.executors.executor import is_out_of_memory
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
-from quire.engine.ranks.wire import Allocate, Measure, SleepRanks, WakeRanks
+from quire.engine.ranks.wire import Allocate, Measure, SleepRanks, TellLoads, WakeRanks
 from quire.planner.drafts import DraftCosts
+
+
+class Meeting(Protocol):
+    """All groups of rank 0, see `workers.Meeting`."""
+
+    def join(self) -> None: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class LeadingWorker(Worker):
@@ -25,10 +34,10 @@ class LeadingWorker(Worker):
 
     group: RankGroup
     """The others, not started before `load`."""
-    meet: Callable[[], None]
-    """Returns when all ranks that are started can speak to one another."""
-
+    meeting: Meeting
     done: DoneSteps
+    is_apart = False
+    """It does, or failed at, something that all ranks do: they wait where rank 0 cannot follow."""
 
     def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> Launched:
         """See `Worker`; it is counted."""
@@ -50,7 +59,7 @@ class LeadingWorker(Worker):
         """Start the other ranks, and load with them."""
         with self._together():
             if self.group.start():
-                self.meet()
+                self.group.beside(self.meeting.join)
             return super().load()
 
     def allocate(self, allocation: Allocation) -> None:
@@ -73,16 +82,35 @@ class LeadingWorker(Worker):
             self.group.say(WakeRanks())
             super().wake()
 
+    def expert_loads(self) -> list[list[int]]:
+        """See `Worker`; of all data-parallel ranks together."""
+        found = super().expert_loads()
+        if not found or self.data is None:
+            return found
+        self.group.say(TellLoads())
+        for one in self.group.results:
+            found = [list(map(int.__add__, *layers)) for layers in zip(found, one.loads(), strict=True)]
+        return found
+
     def close(self) -> None:
-        self.group.stop()
+        """Captured steps first, on all ranks, then the memory that they share, then the groups. Ranks that cannot come
+        along are ended before."""
+        if self.is_apart or not self.group.dismiss():
+            self.group.stop()
+            self.meeting.abort()
         super().close()
+        self.meeting.close()
+        self.group.stop()
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
         """What all ranks do: rank 0 sees only that it speaks to nobody when another one is gone, which has a reason."""
+        was_apart, self.is_apart = self.is_apart, True
         try:
             yield
+            self.group.check()  # where that ended by an abort, there is no other sign of it
         except RuntimeError as error:
             if is_out_of_memory(error):  # its own memory
                 raise
             raise self.group.cause(error) from error
+        self.is_apart = was_apart

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from quire.core.errors import DeviceOutOfMemory, QuireError
+from quire.core.errors import ConfigError, DeviceOutOfMemory, QuireError
 from quire.core.events import EndKind
 from quire.engine import logs
 from quire.engine.child import read_start
@@ -77,6 +77,8 @@ def be_killed_with_parent() -> None:
 
 def failure(start: RankStart, error: Exception) -> RankFailed:
     """What to say of an error that ends the rank."""
+    if isinstance(error, ConfigError):
+        return RankFailed(f"rank {start.rank}: {error.message}", EndKind.FAILED)
     reason = error.message if isinstance(error, QuireError) else f"{type(error).__name__}: {error}".partition("\n")[0]
     if isinstance(error, DeviceOutOfMemory) or is_out_of_memory(error):
         return RankFailed(f"rank {start.rank} ran out of memory ({reason}); its stack is in the log", EndKind.KILLED)

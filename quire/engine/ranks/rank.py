@@ -14,13 +14,14 @@ from quire.compute.worker import Worker
 from quire.config.model import read_arch
 from quire.core.errors import EngineError
 from quire.core.plan import StepMasks, StepPlan
+from quire.engine.fit import check_fit
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.process import Pulse, tell_failure
 from quire.engine.ranks.results import ResultWriter
 from quire.engine.ranks.ring import IDLE, ORDERED, READY, STEPPING, RankMemory, RingReader
 from quire.engine.ranks.start import RankStart
-from quire.engine.ranks.wire import Allocate, Measure, Order, SleepRanks, Stop, WakeRanks, decode
-from quire.engine.workers import make_worker
+from quire.engine.ranks.wire import Allocate, Measure, Order, SleepRanks, Stop, TellLoads, WakeRanks, decode
+from quire.engine.workers import fit_case, make_worker
 
 logger = logging.getLogger("quire.engine")
 
@@ -34,10 +35,11 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
     made = make_worker(
         start.config, folder, arch, is_server=start.is_server, rank=start.rank, meeting_point=start.meeting_point
     )
-    worker, pulse.calls = made.worker, made.meeting
+    worker, meeting, pulse.calls = made.worker, made.meeting, made.meeting
+    assert meeting is not None
     memory.set_state(start.rank, READY)
-    if made.meeting is not None:
-        made.meeting.join()
+    meeting.join()
+    check_fit(fit_case(start.config, made))
     worker.load()
     results = None
     if start.results_fd >= 0:
@@ -54,8 +56,12 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
         said = decode(reader.get())
         memory.set_state(start.rank, STEPPING if isinstance(said, (StepPlan, StepMasks)) else ORDERED)
         if isinstance(said, Stop):
-            return
+            break
+        for check in worker.platform.device.checks:
+            check()
         rank.do(said)
+    worker.close()
+    meeting.close()
 
 
 class Rank:
@@ -91,3 +97,6 @@ class Rank:
                 self._worker.sleep(level)
             case WakeRanks():
                 self._worker.wake()
+            case TellLoads():
+                if self._results is not None:
+                    self._results.put_loads(self._worker.expert_loads())

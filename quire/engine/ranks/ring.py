@@ -61,11 +61,15 @@ class Standing(NamedTuple):
     """Of the group that shares its layers, that it has begun; of a rank without fellows, layers."""
     n_done: int
     """Steps that its device has done."""
+    n_read: int = 0
+    """Bytes of what rank 0 has said."""
+    n_unread: int = 0
+    """That wait for it."""
 
     @property
-    def progress(self) -> tuple[int, int]:
+    def progress(self) -> tuple[int, int, int]:
         """What changes while it computes."""
-        return self.n_calls, self.n_done
+        return self.n_calls, self.n_done, self.n_read
 
 
 class RankMemory:
@@ -110,7 +114,10 @@ class RankMemory:
     def standing(self, rank: int) -> Standing:
         """As it said last; the clock is one for all processes."""
         silent_s = (time.monotonic_ns() - self._word(rank, _BEAT)) / 1e9
-        return Standing(self.state(rank), silent_s, self._word(rank, _CALLS), self._word(rank, _DONE))
+        n_read = self.read(rank)
+        return Standing(
+            self.state(rank), silent_s, self._word(rank, _CALLS), self._word(rank, _DONE), n_read, self.written - n_read
+        )
 
     def _word(self, rank: int, word: int) -> int:
         return self._words[_FIRST_RANK + _RANK_WORDS * rank + word]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.config.engine import EngineConfig
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.core.events import EndKind
 
 
@@ -16,7 +16,7 @@ class RankStart(msgspec.Struct):
     """First line on a rank's standard input, as JSON."""
 
     rank: int
-    shape: MeshShape
+    shape: Mesh
     config: EngineConfig
     folder: str
     """The checkpoint, whatever `config.model` calls it."""

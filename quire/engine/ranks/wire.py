@@ -37,11 +37,15 @@ class WakeRanks(msgspec.Struct, tag="wake"):
     """Take it again."""
 
 
+class TellLoads(msgspec.Struct, tag="tell_loads"):
+    """Who says results says how many tokens chose each expert, see `Worker.expert_loads`."""
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """Leave."""
 
 
-Order = Allocate | Measure | SleepRanks | WakeRanks | Stop
+Order = Allocate | Measure | SleepRanks | WakeRanks | TellLoads | Stop
 Said = StepPlan | StepMasks | Order
 
 

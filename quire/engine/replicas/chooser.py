@@ -93,7 +93,8 @@ class Chooser:
 
     def expect(self, wire_id: str, request: Request) -> None:
         """A request is to be placed."""
-        salt = request.cache_salt + (f"\1{request.adapter}" if request.adapter else "")
+        adapter = request.content_id or request.adapter  # as engines tell pages apart: a name may be given anew
+        salt = request.cache_salt + (f"\1{adapter}" if adapter else "")
         marks = page_marks(request.prompt_token_ids, self._page_size, salt) if self._page_size else []
         session = (request.terms.tenant, request.terms.user) if request.terms.user else None
         with self._lock:

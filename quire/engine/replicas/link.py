@@ -31,7 +31,7 @@ from quire.core.commands import (
     UnloadAdapter,
     WakeUp,
 )
-from quire.core.errors import EngineDead, EngineLost
+from quire.core.errors import EngineDead, EngineLost, shown
 from quire.core.events import Done, EngineReady, Event, Explained, RequestsLost, SeqDelta, StepOutputs
 from quire.engine.replicas.channel import Inbox
 from quire.engine.replicas.chooser import Chooser
@@ -49,6 +49,10 @@ ARRIVAL_S: Final = 10.0
 SILENT_S: Final = 10.0
 """A replica reports twice a second; one that does not for so long counts as none for /health."""
 LOOK_S: Final = 0.5
+UNLIKE = (
+    "the replicas have different adapters under the name {}, and requests that name it are refused: give all of them"
+    " the same files, and load it again with load_inplace"
+)
 HOLE = "a message of the replica that ran this request was lost on the way: send the request again"
 
 
@@ -72,6 +76,8 @@ class _Question:
     left: set[str]
     """Replicas that have not answered."""
     answer: Explained | Done
+    adapter: str = ""
+    """The name that was to be given to one."""
 
 
 class ReplicaLink:
@@ -166,6 +172,8 @@ class ReplicaLink:
         request_id = submit.request.request_id
         self._n_attempts += 1
         wire_id = f"{request_id}.{self._n_attempts}"
+        if submit.request.adapter and not submit.request.content_id:  # wherever it runs again, it is the same one
+            submit.request.content_id = self._figures.content_of(submit.request.adapter)
         request = msgspec.structs.replace(submit.request, request_id=wire_id)
         attempt = _Attempt(request_id, wire_id, request.params.n, time.monotonic())
         self._attempts[request_id] = self._wires[wire_id] = attempt
@@ -237,7 +245,8 @@ class ReplicaLink:
         if not names:
             raise EngineLost("no replica is there: try again later")
         empty = Explained(command.ticket) if isinstance(command, Explain) else Done(command.ticket)
-        self._questions[command.ticket] = _Question(set(names), empty)
+        adapter = command.name if isinstance(command, LoadAdapter) else ""
+        self._questions[command.ticket] = _Question(set(names), empty, adapter)
         for name in names:
             await self._inbox.send(name, command)
 
@@ -328,7 +337,14 @@ class ReplicaLink:
             question.answer.error = question.answer.error or answer.error
         if not question.left and self._other is not None:
             del self._questions[answer.ticket]
-            self._other(question.answer)
+            self._other(self._checked(question))
+
+    def _checked(self, question: _Question) -> Explained | Done:
+        """All have answered, after they said what adapters they have."""
+        answer, name = question.answer, question.adapter
+        if name and isinstance(answer, Done) and answer.error is None and not self._figures.content_of(name):
+            answer.value, answer.error = False, UNLIKE.format(shown(name))
+        return answer
 
     def _count_end(self, attempt: _Attempt) -> None:
         attempt.n_open -= 1

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from quire.core.adapters import AdapterFacts
 from quire.core.events import EngineReady, EngineStats
 
 GAUGES: Final = (
@@ -63,14 +64,15 @@ class ReplicaFigures:
             self._gone = _counted(self._gone, old.before, old.stats)
 
     def stats(self) -> EngineStats:
-        """The figures of all. The live view's tree has a root for each root of each; its map shows one after the
-        other, the first `MAX_MAP_BYTES`."""
+        """The figures of all, without those of data-parallel ranks. The live view's tree has a root for each root of
+        each; its map shows one after the other, the first `MAX_MAP_BYTES`."""
         every = [each.stats for each in self._replicas.values()]
         whole = _counted(self._gone, *(each.before for each in self._replicas.values()), *every)
         for name in GAUGES:
             setattr(whole, name, sum(getattr(one, name) for one in every))
         whole.expert_imbalance = max((one.expert_imbalance for one in every), default=0.0)
-        whole.adapters = [facts for facts in every[0].adapters if _all_have(facts.name, every)] if every else []
+        shared = set.intersection(*map(_adapters_of, every)) if every else set()
+        whole.adapters = [facts for facts in every[0].adapters if _identity(facts) in shared] if every else []
         whole.running_adapters, whole.waiting_adapters = (
             list(dict.fromkeys(name for one in every for name in getattr(one, field)))
             for field in ("running_adapters", "waiting_adapters")
@@ -85,6 +87,12 @@ class ReplicaFigures:
             ]
         whole.page_map = b"".join(one.page_map for one in every)[:MAX_MAP_BYTES]
         return whole
+
+    def content_of(self, adapter: str) -> str:
+        """Hash of what a name stands for, the same at all replicas; empty: at one it is another, or there is none."""
+        every = (each.stats.adapters for each in self._replicas.values())
+        found = {next((facts.content_id for facts in one if facts.name == adapter), "") for one in every}
+        return found.pop() if len(found) == 1 else ""
 
     def ready(self, n_lost: int) -> EngineReady:
         """The facts of all as those of one engine, whose number is `n_lost`: slots and pages are summed, limits are
@@ -103,9 +111,13 @@ class ReplicaFigures:
         )
 
 
-def _all_have(adapter: str, every: list[EngineStats]) -> bool:
-    """Whether requests may name it wherever they are placed."""
-    return all(any(facts.name == adapter for facts in one.adapters) for one in every)
+def _identity(facts: AdapterFacts) -> tuple[str, str]:
+    """Requests may name an adapter wherever they are placed if all have this of it: one name may stand for others."""
+    return facts.name, facts.content_id
+
+
+def _adapters_of(one: EngineStats) -> set[tuple[str, str]]:
+    return set(map(_identity, one.adapters))
 
 
 def _counted(*every: EngineStats) -> EngineStats:

@@ -168,13 +168,14 @@ def run(
     variant: Variant,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    scales: entry.Scales = entry.UNIT,
 ) -> torch.Tensor:
     """Attention of each row of q to the keys of its own sequence that the variant shows to it.
 
     q: [n, n_q_heads, head_dim], n >= q_indptr[-1], last dimension contiguous; rows beyond q_indptr[-1] are padding.
     k, v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows [n_keys, n_kv_heads, head_dim], any strides
-    with a contiguous last dimension, q's dtype or float8_e4m3fn, this step's keys and values already stored. On CPU
-    also int8 entries, then with a last dimension of head_dim + 4 (kernels.kvstore.entry).
+    with a contiguous last dimension, q's dtype or float8_e4m3fn, this step's keys and values already stored; scales: of
+    the latter, number = code * scale. Also int8 entries, with a last dimension of head_dim + 4 (kvstore.entry).
     v may be a view of k's memory, with value_dim numbers. out: like q with value_dim numbers, contiguous, or None to
     allocate. lse: float32 [n, n_q_heads], contiguous, receives the natural logarithm of each row's sum of weights (-inf
     where nothing is seen), or None.
@@ -200,7 +201,8 @@ def run(
         )
     if lse is not None:
         _check_lse(lse, q, variant)
-    selection.choose(plan, variant, q.device, q.dtype, k.dtype)(q, k, v, plan, variant, out, lse)
+    more = (scales,) if k.dtype == entry.E4M3 and q.dtype != k.dtype else ()
+    selection.choose(plan, variant, q.device, q.dtype, k.dtype)(q, k, v, plan, variant, out, lse, *more)
     return out
 
 

@@ -28,6 +28,7 @@ def run(
     variant: Variant,
     out: torch.Tensor,
     lse: torch.Tensor | None,
+    scales: entry.Scales = entry.UNIT,
 ) -> None:
     """One span after another, in blocks of rows. Shapes: see `op.run`; keys and values of 8 bits are converted.
 
@@ -39,10 +40,10 @@ def run(
         if start == stop:
             continue
         if plan.spans.trees is not None and plan.spans.trees.firsts[span] < kv_len:
-            _run_tree(q, k, v, plan, variant, span, out, lse)
+            _run_tree(q, k, v, plan, variant, span, out, lse, scales)
             continue
         k_pos = torch.from_numpy(_positions(plan, span)).to(q.device)
-        block = _Block(plan, variant, *_gather(k, v, plan, span, k_pos), k_pos, q)
+        block = _Block(plan, variant, *_gather(k, v, plan, span, k_pos), k_pos, q, scales)
         n_rows = max(1, min(MAX_BLOCK_ROWS, MAX_LOGITS // max(1, q.shape[1] * len(k_pos))))
         for first in range(start, stop, n_rows):
             rows = torch.arange(first, min(first + n_rows, stop), device=q.device)
@@ -58,6 +59,7 @@ def _run_tree(
     span: int,
     out: torch.Tensor,
     lse: torch.Tensor | None,
+    scales: entry.Scales,
 ) -> None:
     """Row after row, each over the keys of its path in their order."""
     assert plan.spans.trees is not None
@@ -67,7 +69,7 @@ def _run_tree(
         nodes = [first + i for i in range(path.bit_length()) if path >> i & 1]
         places = torch.tensor([*range(first), *nodes], device=q.device)
         k_pos = torch.arange(len(places), device=q.device)
-        block = _Block(plan, variant, *_gather(k, v, plan, span, places), k_pos, q)
+        block = _Block(plan, variant, *_gather(k, v, plan, span, places), k_pos, q, scales)
         block.put(q, torch.tensor([row], device=q.device), k_pos[-1:], out, lse)
 
 
@@ -106,6 +108,7 @@ class _Block:
         values: torch.Tensor,
         k_pos: torch.Tensor,
         q: torch.Tensor,
+        scales: entry.Scales,
     ) -> None:
         self.variant, self.k_pos = variant, k_pos
         self.wide = torch.promote_types(q.dtype, torch.float32)
@@ -121,8 +124,8 @@ class _Block:
             "kv_head": torch.arange(plan.heads.n_kv_heads, device=q.device)[:, None],
             "dim": self.dim,
         }
-        self.keys = self._hook("key_transform", entry.decode(keys, self.wide), site)
-        self.values = self._hook("value_transform", entry.decode(values, self.wide), site)
+        self.keys = self._hook("key_transform", entry.decode(keys, self.wide, scales.k), site)
+        self.values = self._hook("value_transform", entry.decode(values, self.wide, scales.v), site)
 
     def put(
         self, q: torch.Tensor, rows: torch.Tensor, q_pos: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.kernels.kvstore import entry
 from quire.kernels.selector import select
 
 
@@ -26,6 +27,7 @@ def copy_pages(
     if not len(sources) == len(targets) == len(n_tokens):
         raise ValueError(f"{len(sources)} sources, {len(targets)} targets and {len(n_tokens)} counts must match")
     if len(sources):
+        k_pages, v_pages = entry.movable(k_pages), entry.movable(v_pages)
         select("kvstore", "copy_pages", k_pages)(k_pages, v_pages, sources, targets, n_tokens)
 
 

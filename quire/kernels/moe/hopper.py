@@ -20,12 +20,15 @@ from quire.kernels import jit
 from quire.kernels.catalog import Slower
 from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone
+from quire.kernels.moe.coded import Codes, Matrices
 from quire.kernels.moe.plan import (
     CHUNK,
+    FLOATING,
     MAX_CHOSEN,
     MAX_EXPERTS,
     MAX_FEW_PAIRS,
     WIDE_TOKENS,
+    CodesShape,
     ExpertsShape,
     FewPlan,
     WidePlan,
@@ -38,20 +41,24 @@ ALIGNMENT_BYTES = 16
 ROW_STEP = 8
 """As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
 MAX_PAIRS = 1 << 24
-SWIGLU = Gating()
 
 
-def _structure(pointers: str, strides: str, counts: str) -> type[ctypes.Structure]:
-    """Arguments of a kernel: pointers, then strides in elements, then counts."""
-    kinds = ((pointers, ctypes.c_void_p), (strides, ctypes.c_int64), (counts, ctypes.c_int32))
+def _structure(pointers: str, strides: str, counts: str, floats: str = "") -> type[ctypes.Structure]:
+    """Arguments of a kernel: pointers, then strides in elements, then floating numbers, then counts."""
+    kinds = (
+        (pointers, ctypes.c_void_p), (strides, ctypes.c_int64), (floats, ctypes.c_float), (counts, ctypes.c_int32),
+    )  # fmt: skip
     fields = [(name, kind) for names, kind in kinds for name in names.split()]
     return type("Args", (ctypes.Structure,), {"_fields_": fields})
 
 
 _FewArgs = _structure(
-    "x up down expert_ids weights residual h y", "x_row", "n_pairs n_chosen n_experts hidden inner n_stages n_blocks"
-)
-_WideArgs = _structure("x w tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks")
+    "x up down up_scales down_scales up_bias down_bias expert_ids weights residual h y", "x_row",
+    "n_pairs n_chosen n_experts hidden inner n_stages n_blocks", "slope offset limit",
+)  # fmt: skip
+_WideArgs = _structure(
+    "x w scales bias tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks", "slope offset limit"
+)  # fmt: skip
 _SortArgs = _structure("expert_ids ranks starts tiles n_tiles", "", "n_pairs n_experts tile_slots")
 _SpreadArgs = _structure("x expert_ids starts slots sorted", "x_row", "n_tokens n_chosen n_experts h")
 _SumArgs = _structure("x expert_ids weights slots residual y", "residual_row y_row", "n_tokens n_chosen n_experts h")
@@ -74,8 +81,8 @@ class Launch:
         x: torch.Tensor,
         expert_ids: torch.Tensor,
         weights: torch.Tensor,
-        up: torch.Tensor,
-        down: torch.Tensor,
+        up: Matrices,
+        down: Matrices,
         gating: Gating,
         up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
@@ -86,7 +93,7 @@ class Launch:
         y = out if residual is None else residual
         if y is None:
             y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        call = _Call(self, x, expert_ids, weights, up, down, residual, y)
+        call = _Call(self, x, expert_ids, weights, up, down, gating, (up_bias, down_bias), residual, y)
         if isinstance(self.plan, FewPlan):
             call.run_few(self.plan)
         else:
@@ -102,23 +109,27 @@ class _Call:
     x: torch.Tensor
     expert_ids: torch.Tensor
     weights: torch.Tensor
-    up: torch.Tensor
-    down: torch.Tensor
+    up: Matrices
+    down: Matrices
+    gating: Gating
+    biases: tuple[torch.Tensor | None, torch.Tensor | None]
     residual: torch.Tensor | None
     y: torch.Tensor
 
     @property
     def shape(self) -> ExpertsShape:
-        return _shape(self.x, self.expert_ids, self.down)
+        return _shape(self.expert_ids, self.down)
 
     def run_few(self, cut: FewPlan) -> None:
-        shape, residual = self.shape, self.residual
+        shape, residual, gating = self.shape, self.residual, self.gating
         inner = self._scratch(shape.n_pairs, shape.inner)
         each = self.y if cut.lone else self._scratch(shape.n_pairs, shape.hidden)
-        added = residual.data_ptr() if cut.lone and residual is not None else None
+        added = residual if cut.lone else None
+        (up, up_scales), (down, down_scales) = (_parts(one) for one in (self.up, self.down))
+        pointers = (self.x, up, down, up_scales, down_scales, *self.biases, self.expert_ids, self.weights, added)
         self._start(self.launch.products[0], _FewArgs(
-            self.x.data_ptr(), self.up.data_ptr(), self.down.data_ptr(), self.expert_ids.data_ptr(),
-            self.weights.data_ptr(), added, inner.data_ptr(), each.data_ptr(), self.x.stride(0),
+            *(None if one is None else one.data_ptr() for one in pointers), inner.data_ptr(), each.data_ptr(),
+            self.x.stride(0), gating.slope, gating.offset, gating.limit,
             shape.n_pairs, shape.n_chosen, shape.n_experts, shape.hidden, shape.inner, cut.n_stages,
             self.launch.n_blocks,
         ))  # fmt: skip
@@ -140,10 +151,12 @@ class _Call:
             self.x.data_ptr(), ids, starts, slots, ordered.data_ptr(), self.x.stride(0),
             shape.n, shape.n_chosen, n_experts, hidden,
         ))  # fmt: skip
-        products = ((ordered, self.up, inner), (inner, self.down, ordered))
-        for kernel, (x, w, y) in zip(self.launch.products, products, strict=True):
+        gating, products = self.gating, ((ordered, self.up, inner), (inner, self.down, ordered))
+        for kernel, bias, (x, w, y) in zip(self.launch.products, self.biases, products, strict=True):
+            pointers = (x, *_parts(w), bias)
             self._start(kernel, _WideArgs(
-                x.data_ptr(), w.data_ptr(), tiles, n_tiles, y.data_ptr(),
+                *(None if one is None else one.data_ptr() for one in pointers), tiles, n_tiles, y.data_ptr(),
+                gating.slope, gating.offset, gating.limit,
                 pairs, n_experts, y.shape[1], x.shape[1], self.launch.n_blocks,
             ))  # fmt: skip
         self._sum(ordered, slots)
@@ -170,8 +183,8 @@ def prepare(
     x: torch.Tensor,
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
     gating: Gating,
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
@@ -179,17 +192,31 @@ def prepare(
     out: torch.Tensor | None = None,
 ) -> Launch | str:
     """`experts` ready for these arguments, or why it is not for these kernels. Compiles what is new (seconds)."""
-    if gating != SWIGLU or up_bias is not None or down_bias is not None:
-        return Slower("these kernels have SwiGLU without biases")
     if are_rows_alone():
         return Slower("these kernels sum in an order that depends on the number of rows")
     target = out if residual is None else residual
-    for name, tensor in (("x", x), ("up", up), ("down", down), ("the result", target)):
+    for name, tensor in (("x", x), ("up", _parts(up)[0]), ("down", _parts(down)[0]), ("the result", target)):
         if tensor is not None and tensor.data_ptr() % ALIGNMENT_BYTES:
             return f"the address of {name} is not a multiple of {ALIGNMENT_BYTES} bytes"
-        if tensor is not None and tensor.stride(0) % ROW_STEP:
-            return f"rows of {name} are {tensor.stride(0)} elements apart, not a multiple of {ALIGNMENT_BYTES} bytes"
-    return _prepared(_shape(x, expert_ids, down), x.dtype, x.device)
+    for name, rows in (("x", x), ("the result", target)):
+        if rows is not None and rows.stride(0) % ROW_STEP:
+            return f"rows of {name} are {rows.stride(0)} elements apart, not a multiple of {ALIGNMENT_BYTES} bytes"
+    if _codes(up) != _codes(down):
+        return f"matrices of experts are kept in two ways: {_codes(up)}, {_codes(down)}"
+    return _prepared(_shape(expert_ids, down), x.dtype, x.device)
+
+
+def _parts(matrices: Matrices) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(numbers or codes, scales)."""
+    return (matrices, None) if isinstance(matrices, torch.Tensor) else (matrices.codes, matrices.scales)
+
+
+def _codes(matrices: Matrices) -> CodesShape:
+    if isinstance(matrices, torch.Tensor):
+        return FLOATING
+    kinds = {torch.float8_e4m3fn: 1, torch.int8: 2}
+    kind = {Codes.INT4: 3, Codes.FP4: 4}.get(matrices.kind) or kinds[matrices.codes.dtype]
+    return CodesShape(kind, matrices.group, matrices.has_zeros)
 
 
 def static_obstacle(shape: ExpertsShape, dtype: torch.dtype) -> str | None:
@@ -205,8 +232,10 @@ def static_obstacle(shape: ExpertsShape, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _shape(x: torch.Tensor, expert_ids: torch.Tensor, down: torch.Tensor) -> ExpertsShape:
-    return ExpertsShape(*expert_ids.shape, *down.shape)
+def _shape(expert_ids: torch.Tensor, down: Matrices) -> ExpertsShape:
+    n, n_chosen = expert_ids.shape
+    n_experts, hidden, inner = down.shape
+    return ExpertsShape(n, n_chosen, n_experts, hidden, inner, _codes(down))
 
 
 @functools.cache
@@ -215,27 +244,27 @@ def _prepared(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> 
     if found:
         return found
     try:
-        _build(shape.n_chosen, shape.n_experts, shape.hidden, shape.inner, dtype)
-        return load(plan(shape), dtype, device)
+        _build(dataclasses.replace(shape, n=1), dtype)
+        return load(plan(shape), dtype, device, shape.codes)
     except jit.BuildError as error:
         return str(error)
 
 
 @functools.cache
-def _build(n_chosen: int, n_experts: int, hidden: int, inner: int, dtype: torch.dtype) -> None:
+def _build(shape: ExpertsShape, dtype: torch.dtype) -> None:
     """Compile what any number of tokens will want, in parallel, so that later numbers need not wait."""
-    shapes = [ExpertsShape(n, n_chosen, n_experts, hidden, inner) for n in range(1, MAX_FEW_PAIRS // n_chosen + 2)]
+    shapes = [dataclasses.replace(shape, n=n) for n in range(1, MAX_FEW_PAIRS // shape.n_chosen + 2)]
     cuts: set[FewPlan | WidePlan] = {WidePlan(tokens) for tokens in WIDE_TOKENS}
     cuts |= {dataclasses.replace(cut, n_stages=0) for cut in map(few_plan, shapes) if cut is not None}
-    wanted = {("moe_rows.cu", _definitions(dtype)), *(one for cut in cuts for one in variants(cut, dtype))}
+    wanted = {("moe_rows.cu", _definitions(dtype)), *(one for cut in cuts for one in variants(cut, dtype, shape.codes))}
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(lambda one: compile_variant(*one), sorted(wanted)))
 
 
 @functools.cache
-def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device) -> Launch:
+def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device, codes: CodesShape = FLOATING) -> Launch:
     """The kernels of a plan, compiled if they are new. Raises BuildError."""
-    products = tuple(_function(*one) for one in variants(cut, dtype))
+    products = tuple(_function(*one) for one in variants(cut, dtype, codes))
     rows = ctypes.CDLL(str(compile_variant("moe_rows.cu", _definitions(dtype))))
     for name in ("quire_moe_sort", "quire_moe_spread", "quire_moe_sum"):
         getattr(rows, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
@@ -243,12 +272,15 @@ def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device) -> L
     return Launch(products, rows, cut, n_blocks)
 
 
-def variants(cut: FewPlan | WidePlan, dtype: torch.dtype) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def variants(
+    cut: FewPlan | WidePlan, dtype: torch.dtype, codes: CodesShape = FLOATING
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(source in csrc/cuda, definitions) of both products in one, or of the first and the second."""
+    kept = {"CODES": codes.kind, "GROUP": codes.group, "POINTS": int(codes.points)} if codes.kind else {}
     if isinstance(cut, WidePlan):
-        return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu)) for silu in (1, 0))
+        return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu, **kept)) for silu in (1, 0))
     macros = {"UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}
-    return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros)),)
+    return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros, **kept)),)
 
 
 def _definitions(dtype: torch.dtype, **macros: int) -> tuple[str, ...]:
@@ -267,8 +299,8 @@ def experts(
     x: torch.Tensor,
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
     gating: Gating,
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,

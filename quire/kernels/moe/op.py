@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.config.experts import Gating, RoutingSpec
+from quire.kernels.moe.coded import CodedMatrices, Codes, Matrices
 from quire.kernels.selector import select
 
 SWIGLU = Gating()
@@ -44,8 +45,8 @@ def experts(
     x: torch.Tensor,
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
     *,
     gating: Gating = SWIGLU,
     up_bias: torch.Tensor | None = None,
@@ -59,7 +60,8 @@ def experts(
     x: [n, hidden], last dimension contiguous, n >= 1. expert_ids: [n, k] int32, contiguous, each from -1 to E - 1,
     those of a row distinct; -1 adds nothing, and its weight is not read. weights: [n, k] float32, contiguous.
     up: [E, 2 * inner, hidden], contiguous, x's dtype; of each expert the rows of the gate above those of up.
-    down: [E, hidden, inner], likewise. gating: what makes [inner] of these [2 * inner], see `Gating`.
+    down: [E, hidden, inner], likewise. Either may be in codes, see `CodedMatrices`; x is multiplied as it is then, too.
+    gating: what makes [inner] of these [2 * inner], see `Gating`.
     up_bias: [E, 2 * inner], down_bias: [E, hidden], contiguous, x's dtype.
     residual: [n, hidden], x's dtype, contiguous rows; it takes the sum and is returned. out: the same, where to write;
     not with residual. x must not overlap either. Returns [n, hidden] of x's dtype, residual or out if given.
@@ -94,12 +96,12 @@ def experts(
 
 def _check_weights(
     x: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
     up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
 ) -> None:
-    if x.dim() != 2 or x.stride(1) != 1 or up.dim() != 3 or down.dim() != 3:
+    if x.dim() != 2 or x.stride(1) != 1 or len(up.shape) != 3 or len(down.shape) != 3:
         raise ValueError(
             f"x {tuple(x.shape)} must be [n, hidden] with contiguous rows, up {tuple(up.shape)} and down"
             f" {tuple(down.shape)} three-dimensional"
@@ -107,8 +109,12 @@ def _check_weights(
     n_experts, hidden_size, inner = down.shape
     if up.shape != (n_experts, 2 * inner, hidden_size) or x.shape[1] != hidden_size:
         raise ValueError(f"x {tuple(x.shape)}, up {tuple(up.shape)} and down {tuple(down.shape)} do not fit")
-    if not (up.is_contiguous() and down.is_contiguous()) or up.dtype != x.dtype or down.dtype != x.dtype:
-        raise ValueError(f"up {up.dtype} and down {down.dtype} must be contiguous and of x's dtype {x.dtype}")
+    for name, matrices in (("up", up), ("down", down)):
+        if isinstance(matrices, CodedMatrices):
+            if matrices.kind is Codes.INT4 and matrices.scales.dtype != x.dtype:
+                raise ValueError(f"scales of {name} {matrices.scales.dtype} must be of x's dtype {x.dtype}")
+        elif not matrices.is_contiguous() or matrices.dtype != x.dtype:
+            raise ValueError(f"{name} {matrices.dtype} must be contiguous and of x's dtype {x.dtype}")
     for name, bias, width in (("up_bias", up_bias, 2 * inner), ("down_bias", down_bias, hidden_size)):
         if bias is not None and (bias.shape != (n_experts, width) or bias.dtype != x.dtype or not bias.is_contiguous()):
             raise ValueError(

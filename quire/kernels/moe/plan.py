@@ -10,7 +10,9 @@ import functools
 import math
 
 CHUNK = 64
-"""Columns of w that one 128-byte row of shared memory holds."""
+"""Columns of floating w that one 128-byte row of shared memory holds."""
+STAGE_COLUMNS = 512
+"""Of w in codes, in a stage: 64 for each warp."""
 FEW_TOKENS = (8, 16)
 FEW_SPREAD = 2.0
 """Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
@@ -30,6 +32,26 @@ WIDE_TOKENS, WIDE_MEAN = (64, 128), 40
 MAX_EXPERTS, MAX_CHOSEN = 1024, 32
 
 
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class CodesShape:
+    """How both matrices of an expert are kept."""
+
+    kind: int = 0
+    """QUIRE_CODES of csrc/cuda/moe/few_codes.h; 0: floating."""
+    group: int = 0
+    """Inputs that share a scale; 0: all."""
+    points: bool = False
+    """There are zero points."""
+
+    @property
+    def width(self) -> int:
+        """Columns in 128 bytes of a row."""
+        return 256 if self.kind >= 3 else 128 if self.kind else CHUNK
+
+
+FLOATING = CodesShape()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExpertsShape:
     """The shape of one call of `experts`."""
@@ -40,6 +62,7 @@ class ExpertsShape:
     n_experts: int
     hidden: int
     inner: int
+    codes: CodesShape = FLOATING
 
     @property
     def n_pairs(self) -> int:
@@ -56,7 +79,7 @@ class FewPlan:
     lone: bool
     """There is one token, and the sum over its experts is part of the second product."""
     up_chunks: int
-    """Of 64 columns, in a stage; here and for the second product."""
+    """Of 128 bytes of a row, in a stage; here and for the second product."""
     down_chunks: int
     n_stages: int
 
@@ -91,7 +114,10 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
     if tokens is None or shape.n_pairs > MAX_FEW_PAIRS:
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
-    up, down = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
+    if shape.codes.kind:
+        up = down = STAGE_COLUMNS // shape.codes.width
+    else:
+        up, down = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
     made = FewPlan(tokens, lone, up, down, 0)
     rest = MAX_BYTES - shared_bytes(shape, made)
     if rest < MIN_RING_BYTES:

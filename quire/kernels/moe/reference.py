@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from quire.config.experts import Gating, RoutingSpec, Scores
+from quire.kernels.moe.coded import Matrices
 from quire.kernels.moe.packed import PackedExperts
 from quire.kernels.qgemm.reference import linear
 
@@ -81,8 +82,8 @@ def experts(
     x: torch.Tensor,
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
     gating: Gating,
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,

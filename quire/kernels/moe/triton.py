@@ -1,4 +1,4 @@
-"""Mixtures of experts on CUDA: the choice, and the launches of the products, in `triton_kernels`.
+"""Mixtures of experts on CUDA: the choice, in `triton_kernels`, and the launches of the products, in `triton_products`.
 
 Tokens are sorted by expert on the device: counted, then placed one behind another without padding; blocks of at most
 `BM` of them, each of one expert, are multiplied by it. Grids are as large as any choice could need, and programs
@@ -13,9 +13,13 @@ import torch
 import triton
 
 from quire.config.experts import Gating, RoutingSpec, Scores
+from quire.kernels import nibbles
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.moe import triton_kernels as kernels
+from quire.kernels.moe import triton_products as products
+from quire.kernels.moe.coded import CodedMatrices, Codes, Matrices
 
+KEPT = {Codes.BYTES: products.BYTES, Codes.INT4: products.INT4, Codes.FP4: products.FP4}
 PLACED = 1 << 15
 """Comparisons of assignments with experts that one program makes."""
 
@@ -48,8 +52,8 @@ def experts(
     x: torch.Tensor,
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
     gating: Gating,
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
@@ -61,18 +65,19 @@ def experts(
     n_experts, _, inner_size = down.shape
     k = expert_ids.shape[1]
     blocks = _sorted(expert_ids, n_experts, _block_rows(n * k, n_experts))
-    tile = _tile(blocks.n_rows, x.dtype)
     inner = torch.empty(n * k, inner_size, dtype=x.dtype, device=x.device)
-    kernels.up[(blocks.number * triton.cdiv(inner_size, tile.bn),)](
-        x, x.stride(0), blocks.table, blocks.number, blocks.order, up, up_bias, inner,
+    kept, tile = _Kept.of(up), _tile(blocks.n_rows, x.dtype, up)
+    products.up[(blocks.number * triton.cdiv(inner_size, tile.bn),)](
+        x, x.stride(0), blocks.table, blocks.number, blocks.order, kept.numbers, kept.scales, up_bias, inner,
         gating.slope, gating.offset, gating.limit,
-        HIDDEN=hidden_size, INNER=inner_size, K=k, LIMITED=gating.limit > 0,
+        HIDDEN=hidden_size, INNER=inner_size, K=k, LIMITED=gating.limit > 0, **kept.constants,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
     )  # fmt: skip
     each = torch.empty(n * k, hidden_size, dtype=x.dtype, device=x.device)
-    kernels.down[(blocks.number * triton.cdiv(hidden_size, tile.bn),)](
-        inner, blocks.table, blocks.number, blocks.order, down, down_bias, weights, each,
-        HIDDEN=hidden_size, INNER=inner_size,
+    kept, tile = _Kept.of(down), _tile(blocks.n_rows, x.dtype, down)
+    products.down[(blocks.number * triton.cdiv(hidden_size, tile.bn),)](
+        inner, blocks.table, blocks.number, blocks.order, kept.numbers, kept.scales, down_bias, weights, each,
+        HIDDEN=hidden_size, INNER=inner_size, **kept.constants,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
     )  # fmt: skip
     y = torch.empty_like(x) if out is None and residual is None else residual if out is None else out
@@ -108,6 +113,28 @@ class Tile:
     n_stages: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kept:
+    """A matrix of each expert as the kernels are given it."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor | None
+    constants: dict[str, int]
+
+    @classmethod
+    def of(cls, matrices: Matrices) -> _Kept:
+        if isinstance(matrices, torch.Tensor):
+            constants = {"KEPT": 0, "GROUP": 0, "ZEROS": False, "MATRIX": matrices[0].numel(), "SCALES": 0}
+            return cls(matrices, None, constants)
+        kept = KEPT[matrices.kind].value
+        group = matrices.group if matrices.kind is Codes.BYTES else matrices.group or matrices.k
+        constants = {
+            "KEPT": kept, "GROUP": group, "ZEROS": matrices.has_zeros,
+            "MATRIX": matrices.codes[0].numel(), "SCALES": matrices.scales[0].numel(),
+        }  # fmt: skip
+        return cls(matrices.codes, matrices.scales, constants)
+
+
 def _block_rows(n_assigned: int, n_experts: int) -> int:
     """Of one number for all batches, where rows must not depend on them."""
     if are_rows_alone():
@@ -116,8 +143,9 @@ def _block_rows(n_assigned: int, n_experts: int) -> int:
     return min(128, max(16, even))
 
 
-def _tile(n_rows: int, dtype: torch.dtype) -> Tile:
-    bk = 128 // dtype.itemsize
+def _tile(n_rows: int, dtype: torch.dtype, matrices: Matrices | None = None) -> Tile:
+    in_words = isinstance(matrices, CodedMatrices) and matrices.kind is not Codes.BYTES
+    bk = nibbles.BLOCK if in_words else 128 // dtype.itemsize
     return Tile(n_rows, 64, bk, 8 if n_rows > 64 else 4, 4 if n_rows < 128 else 3)
 
 

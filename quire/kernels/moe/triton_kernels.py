@@ -1,4 +1,4 @@
-"""The kernels of `triton`. Sums are in float32; a program of a product has one block of assignments of one expert."""
+"""The kernels of `triton` around the products: the choice of experts, places of assignments, the sum of outputs."""
 
 from __future__ import annotations
 
@@ -121,83 +121,6 @@ def place(  # type: ignore[no-untyped-def]
     tl.store(table + n_blocks + at, rows_past + first, mask=at < n_blocks)
     rows = tl.where(is_used, tl.minimum(rows_own - first, BM), 0)
     tl.store(table + 2 * n_blocks + at, rows, mask=at < n_blocks)
-
-
-@triton.jit(do_not_specialize=["n_blocks"])  # type: ignore[untyped-decorator]
-def up(  # type: ignore[no-untyped-def]
-    x, x_stride, table, n_blocks, order, matrices, biases, inner, slope, offset, limit,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, LIMITED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Gate and up of a block's rows for BN columns, and what is made of them, at the place of the assignment."""
-    N_TILES: tl.constexpr = (INNER + BN - 1) // BN
-    block, tile = tl.program_id(0) // N_TILES, tl.program_id(0) % N_TILES
-    n_rows = tl.load(table + 2 * n_blocks + block)
-    if n_rows == 0:
-        return
-    expert = tl.load(table + block).to(tl.int64)
-    m = tl.arange(0, BM)
-    places = tl.load(table + n_blocks + block) + m
-    token = tl.load(order + places, mask=m < n_rows, other=0) // K
-    column = tile * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    rows = x + token.to(tl.int64)[:, None] * x_stride + k[None, :]
-    matrix = matrices + expert * (2 * INNER * HIDDEN)
-    gate_at = matrix + column[None, :].to(tl.int64) * HIDDEN + k[:, None]
-    is_row, is_column = m[:, None] < n_rows, column[None, :] < INNER
-    gates, ups = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
-    for start in range(0, HIDDEN, BK):
-        inside = k < HIDDEN - start
-        a = tl.load(rows + start, mask=is_row & inside[None, :], other=0.0)
-        g = tl.load(gate_at + start, mask=is_column & inside[:, None], other=0.0)
-        u = tl.load(gate_at + INNER * HIDDEN + start, mask=is_column & inside[:, None], other=0.0)
-        gates = tl.dot(a, g, gates, input_precision="ieee")
-        ups = tl.dot(a, u, ups, input_precision="ieee")
-    if biases is not None:
-        bias = biases + expert * (2 * INNER) + column
-        gates += tl.load(bias, mask=column < INNER, other=0.0).to(tl.float32)[None, :]
-        ups += tl.load(bias + INNER, mask=column < INNER, other=0.0).to(tl.float32)[None, :]
-    if LIMITED:
-        gates = tl.minimum(gates, limit)
-        ups = tl.minimum(tl.maximum(ups, -limit), limit)
-    made = (ups + offset) * gates / (1.0 + tl.exp(-slope * gates))
-    at = inner + places.to(tl.int64)[:, None] * INNER + column[None, :]
-    tl.store(at, made.to(inner.dtype.element_ty), mask=is_row & is_column)
-
-
-@triton.jit(do_not_specialize=["n_blocks"])  # type: ignore[untyped-decorator]
-def down(  # type: ignore[no-untyped-def]
-    inner, table, n_blocks, order, matrices, biases, weights, each,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Outputs of a block's rows for BN columns, times their weights, each as the row of its assignment."""
-    N_TILES: tl.constexpr = (HIDDEN + BN - 1) // BN
-    block, tile = tl.program_id(0) // N_TILES, tl.program_id(0) % N_TILES
-    n_rows = tl.load(table + 2 * n_blocks + block)
-    if n_rows == 0:
-        return
-    expert = tl.load(table + block).to(tl.int64)
-    m = tl.arange(0, BM)
-    places = tl.load(table + n_blocks + block) + m
-    column = tile * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    rows = inner + places.to(tl.int64)[:, None] * INNER + k[None, :]
-    down_at = matrices + expert * (HIDDEN * INNER) + column[None, :].to(tl.int64) * INNER + k[:, None]
-    is_row, is_column = m[:, None] < n_rows, column[None, :] < HIDDEN
-    sums = tl.zeros([BM, BN], tl.float32)
-    for start in range(0, INNER, BK):
-        inside = k < INNER - start
-        a = tl.load(rows + start, mask=is_row & inside[None, :], other=0.0)
-        d = tl.load(down_at + start, mask=is_column & inside[:, None], other=0.0)
-        sums = tl.dot(a, d, sums, input_precision="ieee")
-    if biases is not None:
-        bias = tl.load(biases + expert * HIDDEN + column, mask=column < HIDDEN, other=0.0)
-        sums += bias.to(tl.float32)[None, :]
-    assigned = tl.load(order + places, mask=m < n_rows, other=0)
-    weight = tl.load(weights + assigned, mask=m < n_rows, other=0.0)
-    at = each + assigned.to(tl.int64)[:, None] * HIDDEN + column[None, :]
-    tl.store(at, (sums * weight[:, None]).to(each.dtype.element_ty), mask=is_row & is_column)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

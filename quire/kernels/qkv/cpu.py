@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from quire.kernels import native
+from quire.kernels.kvstore import entry
 from quire.kernels.norm import cpu as norm
 from quire.kernels.qkv import reference
 
@@ -21,8 +22,11 @@ def obstacle(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     cache_locs: torch.Tensor,
+    scales: entry.Scales = entry.UNIT,
 ) -> str | None:
     """Why the library cannot run these arguments, or None."""
+    if k_pages.dtype == entry.E4M3:
+        return f"pages are {k_pages.dtype}: it stores qkv's type or int8"
     return None if cos_sin.dtype is torch.float32 else f"cos_sin is {cos_sin.dtype}: it must be float32"
 
 
@@ -36,8 +40,9 @@ def rotate_and_store(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     cache_locs: torch.Tensor,
+    scales: entry.Scales = entry.UNIT,
 ) -> torch.Tensor:
-    """See op.py. Heads without a norm are rotated in place."""
+    """See op.py; `scales` are of pages that it does not take. Heads without a norm are rotated in place."""
     library = native.required()
     q, k, v = reference.split(qkv, k_pages)
     q = q if q_norm is None else norm.rms_norm(q, q_norm, eps)

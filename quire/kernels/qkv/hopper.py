@@ -9,11 +9,13 @@ import torch
 from quire.kernels import hopper_rows
 from quire.kernels.catalog import Slower
 from quire.kernels.invariance import are_rows_alone
+from quire.kernels.kvstore import entry
 
 MAX_ROWS = 512
 MANY_ROWS = Slower(f"more than {MAX_ROWS} rows: Triton's kernel is as fast, or up to a quarter faster")
 """Measured on an H200 (lab notes 13)."""
 
+INTEGERS = Slower("pages of int8: Triton's kernel is the only one")
 MAX_LANES = 32
 """Threads of a head, each with two times `hopper_rows.WIDTH` dimensions."""
 
@@ -28,8 +30,9 @@ class _Args(ctypes.Structure):
         ("qkv_row", ctypes.c_int64),
         *[(name, ctypes.c_int32) for name in (
             "n_rows", "n_q_heads", "n_kv_heads", "d", "half", "page_size", "n_positions", "wide_positions",
+            "coded",
         )],
-        ("eps", ctypes.c_float),
+        *[(name, ctypes.c_float) for name in ("eps", "k_inverse", "v_inverse")],
     ]  # fmt: skip
 
 
@@ -43,8 +46,11 @@ def obstacle(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     cache_locs: torch.Tensor,
+    scales: entry.Scales = entry.UNIT,
 ) -> str | None:
     """Why this kernel does not run on these arguments, or None. May compile it (seconds)."""
+    if k_pages.dtype == torch.int8:
+        return INTEGERS
     if len(qkv) > MAX_ROWS and not are_rows_alone():
         return MANY_ROWS
     n_pages, _, page_size, d = k_pages.shape
@@ -70,6 +76,7 @@ def rotate_and_store(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     cache_locs: torch.Tensor,
+    scales: entry.Scales = entry.UNIT,
 ) -> torch.Tensor:
     """See op.py. qkv stays as it is, q is contiguous."""
     _, n_kv_heads, page_size, d = k_pages.shape
@@ -80,7 +87,8 @@ def rotate_and_store(
         args = _Args(
             qkv.data_ptr(), *norms, positions.data_ptr(), cos_sin.data_ptr(), cache_locs.data_ptr(), q.data_ptr(),
             k_pages.data_ptr(), v_pages.data_ptr(), qkv.stride(0), n, n_q_heads, n_kv_heads, d,
-            cos_sin.shape[1] // 2, page_size, cos_sin.shape[0], positions.dtype is torch.int64, eps,
+            cos_sin.shape[1] // 2, page_size, cos_sin.shape[0], positions.dtype is torch.int64,
+            k_pages.dtype == entry.E4M3, eps, 1 / scales.k, 1 / scales.v,
         )  # fmt: skip
         hopper_rows.launch("quire_rotate_and_store", qkv, args)
     return q

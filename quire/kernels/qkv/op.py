@@ -18,6 +18,7 @@ def rotate_and_store(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     cache_locs: torch.Tensor,
+    scales: entry.Scales = entry.UNIT,
 ) -> torch.Tensor:
     """Norm and rotate queries and keys, write keys and values into their entries, return the queries.
 
@@ -26,9 +27,9 @@ def rotate_and_store(
     that comes first, as in Qwen3, or None for no norm. positions: [n], int64 or int32, each < max_pos.
     cos_sin: [max_pos, rotary_dim] float32, cat(cos, sin) with rotary_dim / 2 columns each: rotary embedding (Su et al.
     2021, eq. 34) with the halves of a head as pairs, as in HF Llama; dimensions beyond rotary_dim pass unrotated.
-    k_pages, v_pages: [n_pages, n_kv_heads, page_size, d] of qkv's dtype or, on CPU, int8 entries [.., d + 4] with a
-    scale each (kernels.kvstore.entry). cache_locs: [n] int64, where each row's token lies: page * page_size + offset,
-    distinct except in the dummy page 0; cache_locs and positions are not range-checked.
+    k_pages, v_pages: [n_pages, n_kv_heads, page_size, d] of qkv's dtype, or of float8_e4m3fn with `scales`, or int8
+    entries [.., d + 4] with a scale each (kernels.kvstore.entry). cache_locs: [n] int64, where each row's token
+    lies: page * page_size + offset, distinct except in the dummy page 0; it and positions are not range-checked.
     Norm, its weight and the rotation each round to the dtype, with arithmetic in float32 between. q_norm, k_norm and
     cos_sin may be read before the kernel launched just before has ended: synchronize once after writing them.
     Returns q: [n, n_q_heads, d], last dimension contiguous. Raises ValueError on a mismatch.
@@ -43,7 +44,7 @@ def rotate_and_store(
         raise ValueError(f"cos_sin {_shape(cos_sin)} does not fit heads of {d}")
     if not (positions.is_contiguous() and cache_locs.is_contiguous() and cos_sin.is_contiguous()):
         raise ValueError("positions, cache_locs and cos_sin must be contiguous")
-    arguments = (qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cache_locs)
+    arguments = (qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cache_locs, scales)
     q: torch.Tensor = select("qkv", "rotate_and_store", *arguments)(*arguments)
     return q
 
@@ -54,11 +55,9 @@ def _check_pages(qkv: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor
     if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
         raise ValueError("k_pages and v_pages must be contiguous")
     n_kv_heads, d = k_pages.shape[1], entry.head_dim_of(k_pages)
-    if k_pages.dtype == torch.int8 and k_pages.device.type != "cpu":
-        raise ValueError(f"pages of int8 work on the CPU only, not on {k_pages.device}: use qkv's {qkv.dtype}")
     if qkv.dim() != 2 or d < 1 or qkv.shape[1] % d or qkv.shape[1] // d <= 2 * n_kv_heads:
         raise ValueError(f"qkv {_shape(qkv)} does not fit pages {_shape(k_pages)}")
-    if k_pages.dtype not in (qkv.dtype, torch.int8):
+    if k_pages.dtype not in (qkv.dtype, torch.int8, entry.E4M3):
         raise ValueError(f"qkv {_shape(qkv)} does not fit pages {_shape(k_pages)}")
     if qkv.stride(1) != 1:
         raise ValueError("the last dimension of qkv must be contiguous")

@@ -21,12 +21,13 @@ def rotate_and_store(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     cache_locs: torch.Tensor,
+    scales: entry.Scales = entry.UNIT,
 ) -> torch.Tensor:
     """See op.py; leaves qkv as it was."""
     q, k, v = split(qkv, k_pages)
     q = q if q_norm is None else norm.rms_norm(q, q_norm, eps)
     k = k if k_norm is None else norm.rms_norm(k, k_norm, eps)
-    store(rotate(k, positions, cos_sin), v, k_pages, v_pages, cache_locs)
+    store(rotate(k, positions, cos_sin), v, k_pages, v_pages, cache_locs, scales)
     return rotate(q, positions, cos_sin)
 
 
@@ -48,9 +49,10 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> t
 
 
 def store(
-    k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, cache_locs: torch.Tensor
-) -> None:
+    k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, cache_locs: torch.Tensor,
+    scales: entry.Scales = entry.UNIT,
+) -> None:  # fmt: skip
     """Indexed assignment; of equal ones an unspecified one wins (only the dummy page has such)."""
-    pages, offsets = cache_locs // k_pages.shape[2], cache_locs % k_pages.shape[2]
-    k_pages[pages, :, offsets] = entry.encode(k) if k_pages.dtype == torch.int8 else k
-    v_pages[pages, :, offsets] = entry.encode(v) if v_pages.dtype == torch.int8 else v
+    places, offsets = cache_locs // k_pages.shape[2], cache_locs % k_pages.shape[2]
+    for x, pages, scale in ((k, k_pages, scales.k), (v, v_pages, scales.v)):
+        entry.movable(pages)[places, :, offsets] = entry.movable(entry.encode(x, pages.dtype, scale))

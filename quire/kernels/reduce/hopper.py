@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import Final
@@ -18,6 +19,8 @@ import torch
 
 from quire.kernels import jit
 from quire.kernels.hopper import compile_variant, machine_obstacle
+
+logger = logging.getLogger("quire.engine")
 
 MAX_RANKS: Final = 8
 MAX_BLOCKS: Final = 128
@@ -86,7 +89,9 @@ def _library(n_ranks: int) -> ctypes.CDLL:
     library = ctypes.CDLL(str(compile_variant("reduce.cu", (f"-DQUIRE_RANKS={n_ranks}",))))
     library.quire_peers_take.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
     library.quire_peers_map.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
-    library.quire_peers_leave.argtypes, library.quire_peers_leave.restype = [ctypes.c_void_p], None
+    library.quire_peers_give_up.argtypes = [ctypes.c_void_p]
+    for leave in (library.quire_peers_unmap, library.quire_peers_leave):
+        leave.argtypes, leave.restype = [ctypes.c_void_p], None
     library.quire_reduce.argtypes = [ctypes.c_void_p] * 3
     return library
 
@@ -97,6 +102,7 @@ class PeerMemory:
     def __init__(self, rank: int, size: int, one_shot_bytes: int, two_shots_bytes: int) -> None:
         """The longest messages of either kind. Raises RuntimeError if it cannot be had."""
         self._library, self._peers = _library(size), _Peers(rank=rank, size=size)
+        self._device = torch.cuda.current_device()
         peers, words, whole = self._peers, one_shot_bytes // CELL_BYTES, two_shots_bytes // CELL_BYTES
         peers.words_cells = _rounded_up(words + MAX_ROW_CELLS, 32)
         peers.whole_cells, peers.part_cells = whole, whole // size + MAX_ROW_CELLS
@@ -175,6 +181,19 @@ class PeerMemory:
         """(rank, call) that this rank has waited for in vain: its results since then are void. Never waits itself."""
         fault = self._peers.fault
         return (fault[0] - 1, fault[1]) if fault and fault[0] else None
+
+    def give_up(self) -> None:
+        """Wait for no other rank any more, in sums that run and in those to come, which are void. In any thread, beside
+        one that waits for the device."""
+        with torch.cuda.device(self._device):
+            code = self._library.quire_peers_give_up(ctypes.byref(self._peers))
+        if code:
+            logger.warning("sums over GPUs that wait for a lost rank end by their own time-out: CUDA error %d", code)
+
+    def unmap(self) -> None:
+        """Let go of the others' memory, when all sums have ended. Only `close` may follow."""
+        torch.cuda.synchronize()
+        self._library.quire_peers_unmap(ctypes.byref(self._peers))
 
     def close(self) -> None:
         """No rank may sum afterwards. A second call does nothing."""

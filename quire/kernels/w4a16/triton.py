@@ -48,11 +48,11 @@ def product(
     m, k, n = *x.shape, len(codes)
     y = torch.empty(m, n, dtype=x.dtype, device=x.device)
     bm = 64 if are_rows_alone() else min(64, max(16, triton.next_power_of_2(m)))
-    bn, bk = 64, 64 if x.element_size() == 2 else 32
+    bn = 64
     if m:
         kernels.product[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
             x, x.stride(0), codes, scales, bias, y, m, n,
-            K=k, WORDS=codes.shape[1], GROUP=group, ZEROS=has_zeros, FP4=fp4, BM=bm, BN=bn, BK=bk,
+            K=k, GROUP=group, ZEROS=has_zeros, FP4=fp4, BM=bm, BN=bn,
             num_warps=4, num_stages=3,
         )  # fmt: skip
     return y

@@ -20,8 +20,8 @@ from quire.config.feed_forward import FeedForwardSpec
 from quire.config.latent import LatentAttentionSpec
 from quire.config.layers import LayerSpec, Placement
 from quire.config.parameters import layer_parameters
+from quire.config.stages import stage_layers
 from quire.planner.training.setup import Checkpointing, TrainingSetup
-from quire.planner.training.states import stage_layers
 
 ACTIVATION_BYTES: Final = 2
 MASK_BYTES: Final = 1

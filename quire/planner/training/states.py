@@ -8,7 +8,6 @@ device has under tensor and pipeline parallelism.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from typing import Final
 
@@ -17,6 +16,7 @@ import msgspec
 from quire.config.arch import ModelArch
 from quire.config.layers import LayerSpec
 from quire.config.parameters import layer_parameters
+from quire.config.stages import stage_layers
 from quire.planner.training.setup import OPTIMIZERS, TrainingSetup
 
 WEIGHT_BYTES: Final = 2
@@ -46,13 +46,6 @@ def states(n_parameters: float, setup: TrainingSetup) -> States:
         master=n_parameters * setup.master_bytes / of_state,
         optimizer=n_parameters * OPTIMIZERS[setup.optimizer].state_bytes / of_state,
     )
-
-
-def stage_layers(n_layers: int, n_stages: int) -> list[range]:
-    """Layers of each pipeline stage, as even as they go; the first ones have more."""
-    few, more = divmod(n_layers, n_stages)
-    borders = [stage * few + min(stage, more) for stage in range(n_stages + 1)]
-    return [range(first, last) for first, last in itertools.pairwise(borders)]
 
 
 def stage_parameters(arch: ModelArch, tensor_parallel: int, n_stages: int) -> list[float]:

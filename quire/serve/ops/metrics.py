@@ -10,7 +10,7 @@ import asyncio
 import bisect
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -249,6 +249,7 @@ class Metrics:
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions)
         yield from self._drafts(stats)
+        yield from self._data_parallel(stats)
         if stats.expert_imbalance:
             yield self._gauge(
                 "expert_imbalance", "Tokens of a layer's busiest expert over those of its mean one.",
@@ -298,6 +299,22 @@ class Metrics:
         for place, count in enumerate(stats.accepted_at):
             family.add_metric([self.model_name, str(place)], count)
         yield family
+
+    def _data_parallel(self, stats: EngineStats) -> Iterator[Metric]:
+        """Empty where there is one data-parallel rank."""
+        if not stats.dp_running:
+            return
+        n_pages = stats.n_pages / len(stats.dp_running)
+        used = [1.0 - n_free / n_pages for n_free in stats.dp_pages_free]
+        figures: dict[str, tuple[str, Sequence[float]]] = {
+            "dp_num_requests_running": ("Sequences that run on a data-parallel rank.", stats.dp_running),
+            "dp_kv_cache_usage_perc": ("Share of its KV pages that sequences hold, 0 to 1.", used),
+        }
+        for name, (meaning, values) in figures.items():
+            family = GaugeMetricFamily(f"quire:{name}", meaning, labels=["model_name", "dp_rank"])
+            for dp_rank, value in enumerate(values):
+                family.add_metric([self.model_name, str(dp_rank)], value)
+            yield family
 
     def _adapters(self, stats: EngineStats) -> Metric:
         """As vLLM has it: the value is the time, what is said stands in the labels."""

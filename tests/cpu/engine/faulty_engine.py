@@ -70,7 +70,7 @@ class Faulty:
         return self._inner.submit(plan)
 
 
-def build(config: EngineConfig, *, is_server: bool) -> tuple[EngineCore, EngineReady]:
+def build(config: EngineConfig, *, is_server: bool, is_restart: bool) -> tuple[EngineCore, EngineReady]:
     """As `build_engine` for the null device, but torch is not imported: the process is there in half a second."""
     assert config.device == "null" and is_server
     width, max_len, n_pages = read_arch(find_checkpoint(config.model)).vocab_size, 2048, 1 << 14

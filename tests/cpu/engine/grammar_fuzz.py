@@ -24,6 +24,7 @@ from schema_cases import CASES
 
 from quire.core.errors import InvalidParameter, RequestError
 from quire.core.failure import Code
+from quire.core.plan import SpanDrafts
 from quire.core.sampling import SamplingParams
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.grammars.links import Masks, MatcherLinks
@@ -232,15 +233,17 @@ class Fuzz:
                 if masks.ends or not tokens:
                     break
                 move = [(handle, [self.chance.choice(tokens)])]
-                masks = self._turn(move, [1, handle], [[], self._drafts()], 3)
+                masks = self._turn(move, [1, handle], [SpanDrafts(), self._drafts()], 3)
         self.links.drop([handle])
 
     def _turn(self, *asked: Any) -> Masks:
         self.links.ask(*asked)
         return self.links.answer()
 
-    def _drafts(self) -> list[int]:
-        return [self.chance.choice([2, 12, 14, 72, self.chance.randrange(3, 4096)]) for _ in range(4)]
+    def _drafts(self) -> SpanDrafts:
+        """A chain, or a tree."""
+        tokens = [self.chance.choice([2, 12, 14, 72, self.chance.randrange(3, 4096)]) for _ in range(4)]
+        return SpanDrafts(tokens, self.chance.choice([[], [-1, 0, 0, -1]]))
 
     def _await_begun(self) -> bool:
         """True if the newest sequence has ended already."""

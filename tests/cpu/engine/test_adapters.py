@@ -19,7 +19,10 @@ from family_cases import IDS, checkpoint_of, random_checkpoint
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError
+from quire.config.model import read_arch
+from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError, RequestError
+from quire.core.files import read_regular
+from quire.planner.adapters import kept_bytes
 
 N_NEW = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_NEW, logprobs=0, prompt_logprobs=0, detokenize=False)
@@ -134,6 +137,22 @@ def test_pages_of_another_content_under_the_same_name_are_not_found(
     assert output.num_cached_tokens > 0
 
 
+def test_one_name_is_one_folder_in_a_call(llm: LLM, folder: pathlib.Path) -> None:
+    both = [LoRARequest("one", 1, str(folder / name)) for name in "ab"]
+    with pytest.raises(InvalidParameter, match=r"lora_path .* the same for all prompts that name the adapter 'one'"):
+        tokens(llm, [*both])
+    with pytest.raises(InvalidParameter, match="the name of an adapter that is loaded"):
+        tokens(llm, [LoRARequest("one")])
+    assert [*tokens(llm, both[:1]), *tokens(llm, both[1:])] == tokens(llm, named(folder, "a", "b"))
+
+
+def test_a_stream_has_the_adapter_that_it_began_with(llm: LLM, folder: pathlib.Path) -> None:
+    request = llm._prepare(PROMPT, GREEDY, adapter=LoRARequest("late", 1, str(folder / "a")))
+    tokens(llm, [LoRARequest("late", 1, str(folder / "b"))])
+    with pytest.raises(RequestError, match="another adapter has the name 'late'"):
+        llm._finished([request], use_tqdm=False)
+
+
 def test_what_the_host_does_not_keep_is_read_again(llm: LLM, folder: pathlib.Path) -> None:
     expected = {name: tokens(llm, named(folder, name)) for name in "abc"}  # more than max_cpu_loras
     for name in "cabbca":
@@ -224,6 +243,30 @@ def test_bad_adapters_are_refused_by_name(
         tokens(llm, [LoRARequest("bad")])
 
 
+OTHERS = {
+    "model.layers.1.mlp.gate": "adapters of this matrix are not applied: routers",
+    "model.layers.0.self_attn.kv_b_proj": "adapters of this matrix are not applied: routers, and what makes keys and",
+    "model.layers.1.mlp.experts.0.up_proj": "adapters of experts",
+    "model.embed_tokens": "embedding and the head",
+    "lm_head": "embedding and the head",
+    "model.layers.1.mlp.nothing": "no such linear layer",
+}
+
+
+def test_matrices_that_are_not_adapted_are_refused_with_the_reason(tmp_path: pathlib.Path) -> None:
+    """Of a model with latent attention and experts."""
+    oracle = checkpoint_of("deepseek_v3", tmp_path / "model")
+    llm = LLM(str(tmp_path / "model"), **OPTIONS)
+    for module, said in OTHERS.items():
+        write_adapter(tmp_path / "a", oracle, ("q_a_proj",))
+        path = tmp_path / "a" / "adapter_model.safetensors"
+        tensors = {f"base_model.model.{module}.lora_{kind}.weight": torch.ones(4, 4) for kind in "AB"}
+        save_file(load_file(path) | tensors, path)
+        with pytest.raises(LoadError, match=rf"{module}\.lora_[AB]\.weight': .*{said}"):
+            llm.engine.adapters.load("x", str(tmp_path / "a"))
+    llm.shutdown()
+
+
 def test_paths_stay_inside_the_root(llm: LLM, oracle: transformers.PreTrainedModel, folder: pathlib.Path) -> None:
     adapters, root = llm.engine.adapters, folder / "root"
     write_adapter(root / "good", oracle)
@@ -241,6 +284,26 @@ def test_paths_stay_inside_the_root(llm: LLM, oracle: transformers.PreTrainedMod
     adapters.unload("x")
 
 
+def test_the_configuration_is_read_once(
+    llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that is written meanwhile scales by what its hash does not know of."""
+    write_adapter(tmp_path, oracle)
+    read: list[str] = []
+
+    def reading(path: pathlib.Path, most: int) -> bytes:
+        read.append(path.name)
+        return read_regular(path, most)
+
+    monkeypatch.setattr("quire.compute.adapters.files.read_regular", reading)
+    monkeypatch.setattr("quire.config.fields.read_regular", reading)
+    facts = llm.engine.adapters.load("once", str(tmp_path))
+    assert sorted(read) == ["adapter_config.json", "adapter_model.safetensors"]
+    (tmp_path / "adapter_config.json").write_text((tmp_path / "adapter_config.json").read_text() + " ")
+    assert llm.engine.adapters.load("once", str(tmp_path), in_place=True).content_id != facts.content_id
+    llm.engine.adapters.unload("once")
+
+
 def test_truncated_and_missing_files(llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path) -> None:
     write_adapter(tmp_path, oracle)
     weights = tmp_path / "adapter_model.safetensors"
@@ -252,6 +315,22 @@ def test_truncated_and_missing_files(llm: LLM, oracle: transformers.PreTrainedMo
     weights.unlink()
     with pytest.raises(LoadError, match="cannot read"):
         llm.engine.adapters.load("x", str(tmp_path))
+
+
+def test_the_memory_equation_has_what_the_host_keeps(
+    llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path
+) -> None:
+    """To the byte, for one of the largest rank in every matrix."""
+    rank = llm.engine.executor.worker.adapters._config.max_lora_rank
+    write_adapter(tmp_path, oracle, rank=rank)
+    _, found, kept = llm.engine.executor.worker.adapters.read_adapter(str(tmp_path), "")
+    packed = [weight for one in kept.packed for weight in (one.a, *(part[-1] for part in one.parts))]
+    n_bytes = sum(one.data.nbytes + one.scales.nbytes for one in packed)
+    assert found == rank and n_bytes == kept_bytes(read_arch(folder_of(llm)), rank, 4)
+
+
+def folder_of(llm: LLM) -> pathlib.Path:
+    return pathlib.Path(llm.config.model)
 
 
 def test_without_adapters_they_are_refused(folder: pathlib.Path, oracle: transformers.PreTrainedModel) -> None:

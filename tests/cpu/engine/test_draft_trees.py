@@ -12,6 +12,7 @@ import pytest
 import torch
 import worker_rank
 from calling_device import LivePlans
+from hidden_tree import hidden_tree
 from test_drafts import N_REQUESTS, VOCAB, DeviceApart, requests, run
 
 from quire.compute import platform
@@ -54,23 +55,8 @@ class HidingDrafter:
         if not context.may_branch:
             self.n_chains += 1
             return whole[len(known) : len(known) + context.most]
-        tokens, parents, depths, is_true = list[int](), list[int](), list[int](), list[bool]()
-        while len(tokens) < context.most:
-            parent = rng.choice([-1, *range(len(tokens))]) if tokens else -1
-            at = len(known) + (depths[parent] if parent >= 0 else 0)
-            goes_on = (parent < 0 or is_true[parent]) and at < len(whole)
-            taken = {tokens[node] for node, above in enumerate(parents) if above == parent}
-            if goes_on and whole[at] not in taken and rng.random() < self._chance:
-                token = whole[at]
-            else:
-                truth = {whole[at]} if at < len(whole) else set()
-                token = rng.choice(sorted(set(range(VOCAB)) - taken - (truth if goes_on else set())))
-            tokens.append(token)
-            parents.append(parent)
-            depths.append(at + 1 - len(known))
-            is_true.append(goes_on and token == whole[at])
         self.n_trees += 1
-        return DraftTree(tokens, parents)
+        return hidden_tree(whole, len(known), context.most, self._chance, rng, VOCAB)
 
 
 @pytest.fixture(autouse=True)

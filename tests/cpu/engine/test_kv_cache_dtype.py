@@ -6,6 +6,7 @@ from __future__ import annotations
 import pathlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,9 +94,9 @@ def test_a_page_takes_half_the_memory(shape: str) -> None:
     """The memory equation says what the pool really takes."""
     arch = read_arch(pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes" / shape)
     found = {}
-    for kv_dtype in ("bf16", "int8"):
+    for kv_dtype, device in (("bf16", "cpu"), ("int8", "cpu"), ("int8", "cuda")):
         config = EngineConfig(kv_cache_dtype=kv_dtype)  # type: ignore[arg-type]
-        limits = resolve(config, arch, "cpu")
+        limits = resolve(config, arch, device)
         terms = equation(config, limits, arch)
         pool = KVPool(arch, 3, config.block_size, KV_DTYPES[limits.kv_dtype], CpuDevice())
         assert pool.k.nbytes + pool.v.nbytes == 3 * terms.page_bytes
@@ -104,12 +105,35 @@ def test_a_page_takes_half_the_memory(shape: str) -> None:
     assert found["int8"] / found["bf16"] == 0.5 + 2 / arch.head_dim
 
 
-@pytest.mark.parametrize("device", ["cuda", "null"])
-def test_other_devices_refuse(device: str) -> None:
-    config = EngineConfig(model=str(DEMO), kv_cache_dtype="int8")
-    with pytest.raises(ConfigError, match=f"'int8' .* {device}, .* 'auto' .bfloat16.: add --device cpu") as one:
+@pytest.mark.parametrize(
+    ("asked", "device", "words"),
+    [
+        ("int8", "null", "cpu and cuda only and the device is null, which takes auto .bfloat16.: .* add --device cpu"),
+        ("fp8", "cpu", "cuda only and the device is cpu, which takes --kv-cache-dtype int8 or auto .bfloat16."),
+        ("fp8_e4m3", "null", "'fp8_e4m3' works on cuda only .* add --device cuda"),
+    ],
+)
+def test_other_devices_refuse(asked: Any, device: str, words: str) -> None:
+    config = EngineConfig(model=str(DEMO), kv_cache_dtype=asked)
+    with pytest.raises(ConfigError, match=words) as one:
         resolve(config, read_arch(DEMO), device)
     assert one.value.param == "kv_cache_dtype"
+
+
+def test_a_page_of_e4m3_is_half_a_page(shape: str = "qwen3-0.6b") -> None:
+    """So the pool holds twice the tokens; both spellings mean it."""
+    arch = read_arch(pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes" / shape)
+    found = []
+    for kv_dtype in ("bf16", "fp8", "fp8_e4m3"):
+        config = EngineConfig(kv_cache_dtype=kv_dtype)  # type: ignore[arg-type]
+        limits = resolve(config, arch, "cuda")
+        terms = equation(config, limits, arch)
+        pool = KVPool(arch, 3, config.block_size, KV_DTYPES[limits.kv_dtype], CpuDevice())
+        assert pool.k.nbytes + pool.v.nbytes == 3 * terms.page_bytes
+        found.append((limits.kv_dtype, terms))
+    budget_bytes = found[0][1].total_bytes(1000)
+    pages = [(kv_dtype, terms.pages_within(budget_bytes)) for kv_dtype, terms in found]
+    assert pages == [("bfloat16", 1000), ("fp8", 2000), ("fp8", 2000)]
 
 
 def test_bf16_is_for_activations_of_bf16() -> None:

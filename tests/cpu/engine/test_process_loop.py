@@ -13,11 +13,13 @@ import pytest
 import zmq
 from test_faults import FakeLauncher, engine, request, run
 
+from quire.config.engine import EngineConfig
 from quire.core.commands import Hello, Shutdown, Submit
-from quire.core.errors import EngineError
-from quire.core.events import EngineReady, EngineStats, FinishReason, SeqDelta, StepOutputs
+from quire.core.errors import ConfigError, EngineError
+from quire.core.events import EndKind, EngineEnd, EngineReady, EngineStats, FinishReason, SeqDelta, StepOutputs
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult
+from quire.engine import process
 from quire.engine.command_reader import read_commands
 from quire.engine.core import MAX_FAILED_STEPS, EngineCore
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
@@ -25,7 +27,7 @@ from quire.engine.process import EngineLoop, StatusPipe
 from quire.engine.progress import SILENCE_LIMIT_S, STALL_LIMIT_S, STEP_LIMIT_S, makes_progress
 from quire.engine.router import ClientRouter
 from quire.engine.throughput import LOG_PERIOD_S, ThroughputLog
-from quire.engine.wire import decode_event, encode
+from quire.engine.wire import ProcessStart, decode_event, encode
 
 READY = EngineReady(128, n_pages=65, page_size=4, logits_width=50, device="null")
 
@@ -235,3 +237,17 @@ def test_gauges_of_a_thousand_sequences_take_less_than_a_millisecond() -> None:
         assert scheduler.stats(with_map=False).n_running == 1000
         times.append(time.perf_counter() - start_s)
     assert min(times) < 1e-3
+
+
+@pytest.mark.parametrize("ends", [[], [EngineEnd(0, EndKind.CRASH)]], ids=["first", "again"])
+def test_an_engine_is_built_as_the_first_or_again(ends: list[EngineEnd]) -> None:
+    """What an engine before it could read may be gone: it is started nevertheless."""
+    seen = []
+
+    def build(config: EngineConfig, **how: bool) -> tuple[EngineCore, EngineReady]:
+        seen.append(how)
+        raise ConfigError("enough")
+
+    start = ProcessStart("", -1, EngineConfig(device="null"), ends=ends)
+    assert process.serve(start, None, StatusPipe(-1), build) == 1  # type: ignore[arg-type]
+    assert seen == [{"is_server": True, "is_restart": bool(ends)}]

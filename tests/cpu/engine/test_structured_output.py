@@ -23,6 +23,7 @@ from quire.core.commands import Cancel, Submit
 from quire.core.errors import GrammarsBusy, RequestError
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code
+from quire.core.plan import SpanDrafts
 from quire.core.request import Request, Terms
 from quire.core.sampling import SamplingParams
 from quire.core.structured import StructuredOutputsParams
@@ -104,7 +105,7 @@ def follow(
 
 
 def newest(engine: Scheduler, *drafts: list[int]) -> Unmasked:
-    return Unmasked(engine.in_flight[-1].plan, engine.in_flight[-1].seqs, list(drafts))
+    return Unmasked(engine.in_flight[-1].plan, engine.in_flight[-1].seqs, [SpanDrafts(one) for one in drafts])
 
 
 def allowed(mask: bytes) -> set[int]:

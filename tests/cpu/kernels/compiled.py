@@ -13,6 +13,7 @@ from quire.kernels.act import triton as act
 from quire.kernels.kvstore import triton as kvstore
 from quire.kernels.moe import triton as moe
 from quire.kernels.moe import triton_kernels as moe_kernels
+from quire.kernels.moe import triton_products as moe_products
 from quire.kernels.norm import triton as norm
 from quire.kernels.qkv import triton as qkv
 
@@ -34,25 +35,39 @@ def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constan
     assert built.metadata.shared <= SHARED_BYTES, (kernel, constants, built.metadata.shared)
 
 
-def build_qkv(d: int, rotary: int, warps: int, **no_norms: None) -> None:
+def build_qkv(d: int, rotary: int, warps: int, pages: str = "*bf16", **no_norms: None) -> None:
     """32 query heads and 8 KV heads."""
     pointers = [name for name in ("q_norm", "k_norm") if name not in no_norms]
+    kind = {"*bf16": qkv.PLAIN, "*fp8e4nv": qkv.E4M3, "*i8": qkv.INT8}[pages].value
+    scales = "*fp32" if kind == qkv.INT8.value else "fp32"
+    types = f"*bf16 i32 *bf16 {'*bf16 ' * len(pointers)} fp32 *i64 *fp32 {pages} {pages} *i64 {scales} {scales}"
     build(
-        qkv._rotate_and_store, f"*bf16 i32 *bf16 {'*bf16 ' * len(pointers)} fp32 *i64 *fp32 *bf16 *bf16 *i64",
-        warps=warps, **no_norms, N_Q=32, N_KV=8, D=d, HALF=rotary // 2, PAGE=16, HEADS=8, Q_GROUPS=4, KV_GROUPS=1,
+        qkv._rotate_and_store, types, warps=warps, **no_norms, KIND=kind,
+        N_Q=32, N_KV=8, D=d, HALF=rotary // 2, PAGE=16, HEADS=8, Q_GROUPS=4, KV_GROUPS=1,
         BLOCK_D=triton.next_power_of_2(d), BLOCK_HALF=triton.next_power_of_2(rotary // 2),
         BLOCK_REST=triton.next_power_of_2(max(1, d - rotary)),
     )  # fmt: skip
 
 
-def build_moe(n_rows: int) -> None:
-    """Products of 128 experts of 768 in a block of n_rows."""
+def build_moe(n_rows: int, codes: str = "", scales: str = "") -> None:
+    """Products of 128 experts of 768 in a block of n_rows. codes, scales: pointers, of matrices in MXFP4 or in blocks
+    of e4m3."""
+    in_words = codes == "*i32"
     tile = moe._tile(n_rows, torch.bfloat16)
-    sizes = {"HIDDEN": 2048, "INNER": 768, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk}
-    launch = {"warps": tile.n_warps, "stages": tile.n_stages, "biases": None}
-    pointers = "*bf16 i32 *i32 i32 *i32 *bf16 *bf16 fp32 fp32 fp32"
-    build(moe_kernels.up, pointers, **launch, K=8, LIMITED=False, **sizes)
-    build(moe_kernels.down, "*bf16 *i32 i32 *i32 *bf16 *fp32 *bf16", **launch, **sizes)
+    sizes = {"HIDDEN": 2048, "INNER": 768, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "ZEROS": False}
+    sizes |= {"MATRIX": 2 * 768 * 2048 // (8 if in_words else 1), "SCALES": 96 * 1024 if in_words else 192}
+    sizes |= {"KEPT": 3 if in_words else 1 if codes else 0, "GROUP": 32 if in_words else 128 if codes else 0}
+    launch = {"warps": tile.n_warps, "stages": tile.n_stages, "biases": None} | ({} if codes else {"scales": None})
+    matrices = f"{codes or '*bf16'} {scales}"
+    build(
+        moe_products.up,
+        f"*bf16 i32 *i32 i32 *i32 {matrices} *bf16 fp32 fp32 fp32",
+        **launch,
+        K=8,
+        LIMITED=False,
+        **sizes,
+    )
+    build(moe_products.down, f"*bf16 *i32 i32 *i32 {matrices} *fp32 *bf16", **launch, **sizes)
 
 
 def build_choice() -> None:
@@ -69,10 +84,14 @@ def build_choice() -> None:
 CASES = {
     "moe": lambda: build_moe(16),
     "moe many": lambda: build_moe(128),
+    "moe words": lambda: build_moe(128, "*i32", "*u8"),
+    "moe bytes": lambda: build_moe(16, "*fp8e4nv", "*fp32"),
     "moe choice": build_choice,
     "norm": lambda: build(norm._norm, "*bf16 i32 i32 i32 *bf16 i32 *bf16 *bf16 i32 fp32", ADD=True, BLOCK=4096),
     "act": lambda: build(act._silu_mul, "*bf16 i32 *bf16 i32", BLOCK=1024),
     "qkv": lambda: build_qkv(128, 128, warps=2),
+    "qkv codes": lambda: build_qkv(128, 128, warps=2, pages="*fp8e4nv"),
+    "qkv integers": lambda: build_qkv(128, 128, warps=2, pages="*i8"),
     "qkv partial": lambda: build_qkv(80, 20, warps=2, q_norm=None, k_norm=None),
     "qkv large": lambda: build_qkv(256, 256, warps=4, k_norm=None),
     "copy": lambda: build(kvstore._copy, "*bf16 *bf16 *i32", HEADS=8, PAGE=16, D=128, BLOCK_P=16, BLOCK_D=128),

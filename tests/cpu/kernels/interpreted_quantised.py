@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import interpreted_codes  # noqa: F401
 import numpy as np
 import quantised_case as case
 import quick_interpreter  # noqa: F401
 import torch
-from triton.runtime import interpreter
 
 from quire.kernels.mxfp4 import reference as fp4_reference
 from quire.kernels.mxfp4 import triton as fp4
@@ -16,19 +16,6 @@ from quire.kernels.w8a8 import reference, triton
 
 SIZES = ((1, 70, 200), (17, 34, 136), (5, 140, 320))
 """Rows of x, of the matrix, columns."""
-
-
-_convert = interpreter._convert_float
-
-
-def convert(data: np.ndarray, of: object, to: object, rounding_mode: object) -> np.ndarray:
-    """To e4m3 by torch: the interpreter forgets what it carries from the last digit into the exponent."""
-    if str(to) == "fp8e4nv" and str(of) == "fp32":
-        return torch.from_numpy(np.ascontiguousarray(data)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-    return _convert(data, of, to, rounding_mode)
-
-
-interpreter._convert_float = convert
 
 
 def check(dtype: torch.dtype, m: int, n: int, k: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "qkv"))
-from qkv_case import Shape, arguments, check, copied
+from qkv_case import Shape, arguments, check, check_codes, copied
 
 from quire.kernels import hopper_rows, jit
 from quire.kernels.act import hopper as act
@@ -109,6 +109,7 @@ def test_activation(dtype: torch.dtype, n: int, f: int) -> None:
 def test_rotate_and_store(dtype: torch.dtype, shape: Shape) -> None:
     assert qkv.obstacle(*arguments(shape, dtype)) is None
     check(qkv.rotate_and_store, shape, dtype)
+    check_codes(qkv.rotate_and_store, shape, dtype)
 
 
 @pytest.mark.parametrize("n", [2, 513])

@@ -85,6 +85,13 @@ def test_what_it_should_have_taken_on_a_device_that_was_measured() -> None:
     assert "prompts of others" in found["words"][1] and "± 5 %" in found["words"][1]
 
 
+def test_stages_are_in_what_it_should_have_taken() -> None:
+    """Two of them compute a prompt no sooner, where it is one chunk; nobody has measured that, so the bar is wider."""
+    alone, staged = (expectations("cuda", "NVIDIA H200", pipeline_parallel_size=n).of(ONE) for n in (1, 2))
+    assert staged["unknown"] is None and math.isclose(staged["error"], alone["error"] + 0.1)
+    assert math.isclose(staged["first_token"]["alone_s"], alone["first_token"]["alone_s"], rel_tol=0.02)
+
+
 @pytest.mark.parametrize(
     ("device", "name", "options", "why"),
     [

@@ -8,7 +8,7 @@ from typing import Any
 
 import byte_model
 import pytest
-from grammar_draft_cases import answers, check, compared, drafting, engine
+from grammar_draft_cases import answers, check, compared, drafting, engine, hide
 
 from quire.compute.runner.runner import Runner
 from quire.core.plan import StepPlan
@@ -30,6 +30,20 @@ def test_the_answers_are_those_without_drafts(tmp_path: pathlib.Path, eager: boo
     expected = answers(llm)
     llm.shutdown()
     check(drafting(folder, **options), expected, (0.0, 0.6, 1.0))
+
+
+@pytest.mark.parametrize("n_pages", [200, 40])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_trees_under_a_grammar(tmp_path: pathlib.Path, depth: int, n_pages: int) -> None:
+    """The truth is hidden in random branches; each node has the mask of its own path."""
+    folder = byte_model.make(tmp_path)
+    options: dict[str, Any] = {
+        "device": "cuda", "dtype": "float32", "pipeline_depth": depth, "num_gpu_blocks_override": n_pages,
+    }  # fmt: skip
+    llm = engine(folder, **options)
+    expected = answers(llm)
+    llm.shutdown()
+    check(drafting(folder, **options), expected, (0.6, 1.0), hide)
 
 
 @pytest.mark.parametrize("depth", [2, 3])

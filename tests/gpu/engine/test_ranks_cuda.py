@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 from rank_cases import FAMILIES, NGRAM, SIZE, answers, checkpoint
 
 from quire import LLM, SamplingParams
+from quire.core.errors import EngineError
 
 pytestmark = pytest.mark.gpu
 GPU: dict[str, Any] = {**SIZE, "device": "cuda"}
@@ -50,12 +54,12 @@ LINKED = """
 import sys, torch
 from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.pipeline import Pipeline
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 rank, size = int(sys.argv[1]), int(sys.argv[2])
 device = torch.device("cuda", rank)
 torch.cuda.set_device(device)
 connect = lambda place, n, at: NcclComm(place, n, at, device, timeout_s=120)
-pipeline = Pipeline(MeshShape(pipeline=size), rank, connect, sys.argv[3])
+pipeline = Pipeline(Mesh(pp=size), rank, connect, connect, sys.argv[3], size + 1)
 pipeline.join()
 rows, asked = torch.empty(700, 512, device=device, dtype=torch.bfloat16), []
 for turn in range(60):
@@ -81,6 +85,31 @@ pipeline.close()
 """
 
 
+EXCHANGED = """
+import sys, torch
+from quire.compute.dist.exchange import Exchange
+from quire.compute.dist.nccl import NcclComm
+rank, size = int(sys.argv[1]), int(sys.argv[2])
+device = torch.device("cuda", rank)
+torch.cuda.set_device(device)
+comm = NcclComm(rank, size, sys.argv[3], device, timeout_s=120)
+comm.join()
+torch.manual_seed(5)
+counts = [7 * one for one in range(size)]  # the first has none
+given = [(torch.randn(n, 64), torch.randint(2 * size, (n, 1)).int(), torch.rand(n, 1)) for n in counts]
+x, expert_ids, weights = (one.to(device) for one in given[rank])
+factors = torch.arange(2 * rank, 2 * rank + 2, device=device).float()
+def compute(rows, own, weights):
+    return rows * torch.where(own < 0, 0.0, weights * factors[own.clamp(min=0).long()])
+for counts_bytes in (1 << 40, 0):
+    one = Exchange(comm, 0, 1, 16, counts_bytes)
+    one.begin(counts)
+    y = one.run(x, expert_ids, weights, 2, compute)
+    torch.testing.assert_close(y, x * weights * expert_ids)
+comm.close()
+"""
+
+
 def needs(n_gpus: int) -> None:
     if torch.cuda.device_count() < n_gpus:
         pytest.skip(f"needs {n_gpus} GPUs")
@@ -101,6 +130,33 @@ def test_links_between_stages(n_ranks: int, tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-c", LINKED]
     ranks = [subprocess.Popen([*command, str(rank), str(n_ranks), str(tmp_path / "meet")]) for rank in range(n_ranks)]
     assert [rank.wait(180) for rank in ranks] == [0] * n_ranks
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_rows_are_exchanged(n_ranks: int, tmp_path: pathlib.Path) -> None:
+    needs(n_ranks)
+    command = [sys.executable, "-c", EXCHANGED]
+    ranks = [subprocess.Popen([*command, str(rank), str(n_ranks), str(tmp_path / "meet")]) for rank in range(n_ranks)]
+    assert [rank.wait(180) for rank in ranks] == [0] * n_ranks
+
+
+@pytest.mark.parametrize("n_ranks, n_beside", [(2, 1), (2, 2)])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "deepseek_v2"])
+def test_data_parallel_ranks_say_what_one_says(name: str, n_ranks: int, n_beside: int, tmp_path: pathlib.Path) -> None:
+    """Eager and captured, and with experts divided among all."""
+    needs(n_ranks * n_beside)
+    model, found = checkpoint(name, tmp_path / name), []
+    mesh = {"data_parallel_size": n_ranks, "tensor_parallel_size": n_beside}
+    cases: list[dict[str, Any]] = [{}, {**mesh, "enforce_eager": True}, mesh]
+    if name == "deepseek_v2":
+        cases += [{**mesh, "enable_expert_parallel": True, "enforce_eager": True}]
+    for options in cases:
+        llm = LLM(model, **GPU, **options)
+        try:
+            found.append(answers(llm))
+        finally:
+            llm.shutdown()
+    assert all(one == found[0] for one in found)
 
 
 @pytest.mark.parametrize("n_stages, n_beside", [(2, 1), (3, 1), (2, 2)])
@@ -136,6 +192,33 @@ def test_steps_are_counted_though_they_are_replayed(options: dict[str, int], tmp
         assert len({one.n_done for one in ranks._standings()}) == 1 and ranks._standings()[0].n_done > 20
     finally:
         llm.shutdown()
+
+
+@pytest.mark.parametrize("number, message", [
+    (signal.SIGKILL, r"rank 1 \(process \d+\) ended with SIGKILL"),
+    (signal.SIGSTOP, r"rank 1 \(process \d+\) made no progress"),
+])  # fmt: skip
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_a_lost_rank_ends_what_rank_0_waits_for(
+    number: signal.Signals, message: str, options: dict[str, int], tmp_path: pathlib.Path
+) -> None:
+    """Also the memory of its GPU is there again afterwards."""
+    needs(2)
+    model, params = checkpoint("qwen3", tmp_path / "qwen3"), SamplingParams(max_tokens=80, ignore_eos=True)
+    llm = LLM(model, **GPU, **options)
+    assert llm.engine.ranks is not None
+    (pid,) = llm.engine.ranks.pids
+    threading.Timer(0.2, os.kill, (pid, number)).start()
+    start_s = time.monotonic()
+    with pytest.raises(EngineError, match=message):
+        while True:
+            llm.generate(["one"] * 4, params, use_tqdm=False)
+    assert time.monotonic() - start_s < 12
+    llm.shutdown()
+    assert time.monotonic() - start_s < 20
+    again = LLM(model, **GPU, **options)
+    assert answers(again)
+    again.shutdown()
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4])

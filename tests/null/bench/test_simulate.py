@@ -205,6 +205,28 @@ def test_ranks_share_weights_and_pages_and_wait_for_one_another() -> None:
         SimulatedMachine.of(EngineConfig(tensor_parallel_size=2), ARCH, "cpu", 141 * GIB, is_server=False)
 
 
+def test_stages_share_weights_and_pages_and_pass_steps_on() -> None:
+    """A request alone gains nothing, nor do decodes, each step of which reads all weights; prompts fill both stages."""
+
+    def stages(pp: int, tp: int = 1) -> SimulatedMachine:
+        config = EngineConfig(max_num_seqs=64, pipeline_parallel_size=pp, tensor_parallel_size=tp)
+        return SimulatedMachine.of(config, read_arch(FOLDER / "llama-3.1-8b"), "h200", 141 * GIB, is_server=False)
+
+    one, two, four = stages(1), stages(2), stages(2, 2)
+    assert 2 * one.n_pages < two.n_pages < 2.3 * one.n_pages and four.n_pages > 4 * one.n_pages
+    seconds = {
+        n: [one_run(EngineReplica(made), of_lengths(lengths)).outcomes[-1].end_s for made in (one, two)]
+        for n, lengths in (("alone", [(64, 200)]), ("many", [(64, 200)] * 64), ("prompts", [(2048, 1)] * 32))
+    }  # fmt: skip
+    assert seconds["alone"][1] == pytest.approx(seconds["alone"][0], rel=0.05)
+    assert seconds["many"][1] == pytest.approx(seconds["many"][0], rel=0.05)
+    assert 1.7 < seconds["prompts"][0] / seconds["prompts"][1] < 2
+    with pytest.raises(ConfigError, match="pipeline_parallel_size = 2 is not simulated on a CPU"):
+        SimulatedMachine.of(EngineConfig(pipeline_parallel_size=2), ARCH, "cpu", 141 * GIB, is_server=False)
+    with pytest.raises(ConfigError, match="has 28 layers, and each stage needs one"):
+        machine(pipeline_parallel_size=29)
+
+
 # ---- requests ---------------------------------------------------------------------------------------------------
 
 

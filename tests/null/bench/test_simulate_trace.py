@@ -123,6 +123,12 @@ def test_bad_files_are_named(tmp_path: pathlib.Path) -> None:
         (written(tmp_path, "TIMESTAMP,GeneratedTokens\nx,2\n", "azure"), "the header lacks ContextTokens; it has"),
         (written(tmp_path, "arrival_s,input_len,output_len\n1,2\n", "short"), "line 2: it has not as many values"),
         (written(tmp_path, "arrival_s,input_len,output_len\n1,2,3\n-1,2,3\n"), "line 3: arrival_s is -1"),
+        (written(tmp_path, json.dumps([GOOD]), "list"), "is a JSON list: write each request as an object"),
+        (written(tmp_path, '{"a":' * 100_000, "deep"), "line 1: not JSON"),
+        (
+            written(tmp_path, f'arrival_s,input_len,output_len\n"{"1" * 200_000}",2,3\n', "wide"),
+            "not CSV: field larger",
+        ),
         (str(tmp_path / "none"), "cannot be read: No such file"),
         (str(tmp_path), "cannot be read"),
     ):

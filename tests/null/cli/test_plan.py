@@ -62,6 +62,7 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
         ["--mesh", f"sp={n}"],
         ["--mesh", f"ring={n}"],
         ["--mesh", f"sp=2,ring={n // 2}"] if n > 2 else [],
+        ["--mesh", f"dp={n},ep={n}"] if "32b" not in model else [],
     ]
     for words in meshes:
         found = json.loads(
@@ -70,8 +71,11 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
         config = made_config(found["command"])
         degrees = dict(re.fullmatch(r"([a-z]+)(\d+)", word).groups() for word in found["meshes"][0]["mesh"].split()
                        if word[-1].isdecimal())  # fmt: skip
+        n_data = int(degrees.get("dp", 1))
+        of_all = str(int(degrees.get("tp", 1)) * n_data)
         assert degrees.keys() <= {"tp", "pp", "ep", "dp", "sp", "ring"}
-        assert degrees.get("ep", "1") in ("1", degrees.get("tp", "1"))
+        assert degrees.get("ep", "1") in ("1", degrees.get("tp", "1"), of_all)
+        assert config.data_parallel_size == (n_data if degrees.get("ep") == of_all else 1)
         assert config.tensor_parallel_size == int(degrees.get("tp", 1))
         assert config.pipeline_parallel_size == int(degrees.get("pp", 1))
         assert config.enable_expert_parallel == ("ep" in degrees)
@@ -95,8 +99,7 @@ def made_config(command: str) -> EngineConfig:
         (["--mesh", "tp=8,pp=2", "--count", "16"], "tp = 8, pp = 2: the ranks of an engine are in one host, at most 8"),
         (["--mesh", "tp=2,sp=2", "--count", "4"], "tp2 sp2: ranks that divide tokens"),
         (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
-        (["--kv-cache-dtype", "fp8"], "keys and values in fp8 are not among"),
-        (["--kv-cache-dtype", "int8"], "keys and values in int8 run on a CPU only"),
+        (["--gpu", "a100", "--kv-cache-dtype", "fp8"], "keys and values in fp8 need a GPU that converts to e4m3"),
         (["--weights", "int4"], "weights in int4 run on a CPU only"),
         (["--gpu", "mi300x"], "no kernels for the MI300X"),
     ],
@@ -182,6 +185,8 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h200", "--max-model-len", "1000"], "of 1,280 tokens, prompt and output, and the longest is 1,000"),
         (["--gpu", "h200", "--count", "0"], "--count 0: 1 to"),
         (["--gpu", "h200", "--mesh", "tp=x"], "'tp=x' cannot be read"),
+        (["--gpu", "h200", "--mesh", f"tp={'9' * 5000}"], "each from 1 to 1,024"),
+        (["--gpu", "h200", "--mesh", "tp=2,tp=4"], "says tp twice"),
         (["--gpu", "h200", "--count", "4", "--mesh", "tp=8"], "has 8 devices, and --count is 4"),
         (["--weights", "int3"], "did you mean int4"),
         (["--kv-cache-dtype", "int9"], "'int9' is unknown"),
@@ -217,7 +222,7 @@ def test_missing_and_impossible_models(capsys: pytest.CaptureFixture[str], tmp_p
     [
         ('{"input": [1], "output": [-2]}', r"request 0 has the lengths"), ('{"input": [1]}', "lists 'input'"),
         ('{"input": [], "output": []}', "no requests"), ("[", "lists 'input'"),
-        ('{"input": [1], "output": []}', "lists"),
+        ('{"input": [1], "output": []}', "lists"), ("[" * 100_000, "lists 'input'"),
     ],
 )  # fmt: skip
 def test_bad_lengths(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str) -> None:
@@ -247,7 +252,8 @@ def test_a_result_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is no JSON"), ("{}", "no report"), ('{"benchmark": "kernels", "config": {"model":'
+    ("text", "message"), [("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
+        ("{}", "no report"), ('{"benchmark": "kernels", "config": {"model":'
         ' "shapes/qwen3-0.6b"}, "results": {}, "hardware": {"gpus": [{"name": "NVIDIA H200"}]}}', "bench kernels"),
         ('{"benchmark": "latency", "config": {"model": "x"}, "results": {}}', "a CPU")],
 )  # fmt: skip
@@ -263,6 +269,18 @@ def test_a_calibration_can_be_given(capsys: pytest.CaptureFixture[str], tmp_path
     fast = json.loads(planned(capsys, *words))["frontier"][0]["tpot_ms"]
     found = json.loads(planned(capsys, *words, "--calibration", str(tmp_path / "slow.json")))
     assert found["frontier"][0]["tpot_ms"] > 3 * fast and found["meshes"][0]["error"] == pytest.approx(0.33)
+
+
+@pytest.mark.parametrize(("field", "value", "message"), [
+    ("products", {}, "products has no bfloat16"), ("flops_per_s", {}, "flops_per_s is empty"),
+    ("captured", -5, "$.captured"), ("read_bytes_per_s", -1.0, "$.read_bytes_per_s"),
+])  # fmt: skip
+def test_a_calibration_that_cannot_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, field: str, value: object, message: str
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(json.loads((CALIBRATIONS / "h200.json").read_text()) | {field: value}))
+    assert message in refused(capsys, "shape:qwen3-0.6b", "--gpu", "h200", "--calibration", str(path))
 
 
 def test_a_picture(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,6 +161,8 @@ def test_how_long_a_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None
     (("--dollars", "1M"), "--dollars needs --price"),
     (("--budget", "1e20", "--law", "chinchila"), "'chinchila' is unknown.*chinchilla"),
     (("--budget", "1e20", "--law", "kaplan", "--experts", "4"), "give one of them"),
+    (("--budget", "1e20", "--experts", "0"), "--experts 0 is out of range"),
+    (("--budget", "1e20", "--serve-tokens", "1e300"), "--serve-tokens '1e300' is out of range: at most 1e"),
     (("--budget", "1e20", "--experts", "999"), "--experts 999 is out of range"),
     (("--budget", "1e20", "--law", "chinchilla-2", "--serve-tokens", "1T"), "chinchilla-2 is none"),
     (("--budget", "1e20", "--law", "chinchilla-2", "--plot", "a.html"), "not how good"),

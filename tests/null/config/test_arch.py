@@ -190,7 +190,7 @@ def test_folders_that_are_no_models(tmp_path: pathlib.Path) -> None:
     write(tmp_path, "snapshots/abc/config.json", "{}")
     assert said().endswith("name " + str(tmp_path / "snapshots/abc"))
     write(tmp_path, "adapter_config.json", json.dumps({"base_model_name_or_path": "org/base"}))
-    assert "is an adapter (LoRA) of 'org/base', not a model" in said() and "merge_and_unload" in said()
+    assert "is an adapter (LoRA) of 'org/base', not a model" in said() and "quire merge MODEL" in said()
     write(tmp_path, "adapter_config.json", "not json")
     assert "is an adapter (LoRA), not a model" in said()
 

@@ -56,7 +56,5 @@ def test_what_cannot_be_read_says_why(folder: str, changes: dict[str, Any], said
 def test_a_module_for_another_model_is_refused() -> None:
     arch = parse_arch({**SIZES, "architectures": ["LlamaForCausalLM"]})
     other = parse_arch({**SIZES, "architectures": ["LlamaForCausalLM"], "hidden_size": 32})
-    with pytest.raises(
-        ConfigError, match="the MTP module here reads states of 64 numbers and those"
-    ):
+    with pytest.raises(ConfigError, match="the MTP module here reads states of 64 numbers and those"):
         mtp_head(FOLDER, arch, LOG).check(FOLDER, other)

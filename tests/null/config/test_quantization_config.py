@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from typing import Any
 
 import pytest
 
 from quire.config.codings import Coding, Layout
-from quire.config.model import parse_arch
+from quire.config.model import parse_arch, read_arch
 from quire.core.errors import ConfigError
 
 LLAMA = {
@@ -19,6 +21,8 @@ AWQ = {"quant_method": "awq", "w_bit": 4, "q_group_size": 128}
 NF4 = {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 TOKENS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
 
@@ -35,6 +39,9 @@ def compressed(form: str = "pack-quantized", weights: dict[str, Any] = INT4, **m
         ({**AWQ, "version": "GEMM"}, "AWQ, int4 in groups of 128, with zero points"),
         ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, "FP8, FP8 in blocks of 128 x 128"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "ModelOpt, FP8 by channel"),
+        (MODELOPT, "ModelOpt, NVFP4 in groups of 16"),
+        ({**MODELOPT, "quant_method": "modelopt_fp4"}, "ModelOpt, NVFP4 in groups of 16"),
+        (compressed("nvfp4-pack-quantized", FLOAT4), "compressed-tensors, NVFP4 in groups of 16"),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "MXFP4, MXFP4 in groups of 32"),
         ({**NF4, "load_in_4bit": True}, "bitsandbytes, NF4 by channel"),
         (compressed(), "compressed-tensors, int4 in groups of 64"),
@@ -59,6 +66,25 @@ def test_groups_of_modules_have_their_own_coding() -> None:
     assert layouts == {"0.self_attn.q_proj": Layout.PACKED, "1.mlp.down_proj": Layout.PACKED, "1.x": Layout.SCALED}
 
 
+def test_what_modelopt_says_in_a_file_of_its_own(tmp_path: pathlib.Path) -> None:
+    """Where config.json says nothing."""
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    for value, words in ((None, "ModelOpt, NVFP4 in groups of 16"), (GPTQ, "GPTQ, int4 in groups of 64")):
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": value}))
+        codings = read_arch(tmp_path).codings
+        assert codings is not None and codings.words == words
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"kv_cache_quant_algo": "FP8"}}))
+    assert read_arch(tmp_path).codings is None
+
+
+def test_no_target_keeps_the_loader_busy() -> None:
+    """One of a file that somebody else wrote, and a name that `re` would not come back from."""
+    codings = parse_arch({**LLAMA, "quantization_config": compressed(targets=["re:(.*.*)*x", "re:(a+)+$"])}).codings
+    assert codings is not None and codings.of("a" * 10_000 + "!") is None
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -72,12 +98,18 @@ def test_groups_of_modules_have_their_own_coding() -> None:
         ({**AWQ, "version": "gemv"}, "version = 'gemv' is not supported"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt = 'e5m2' is not supported: only e4m3 is read"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size = [128] must be two numbers"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo = 'NVFP4' is not supported"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quant_algo = 'NVFP4_AWQ' is not supported"),
+        ({**MODELOPT, "group_size": 32}, "group_size = 32 is not supported: only 16 is read"),
         ({**NF4, "load_in_8bit": True}, "load_in_4bit = None is not supported: only True"),
-        (compressed("nvfp4-pack-quantized"), "format = 'nvfp4-pack-quantized' is not supported"),
+        (compressed("nvfp4-pack-quantized"), "type = 'int' is not supported: only float"),
+        (compressed("nvfp4-pack-quantized", FLOAT4 | {"group_size": 32}), "group_size = 32 is not supported: only 16"),
+        (compressed("mxfp4-pack-quantized"), "format = 'mxfp4-pack-quantized' is not supported"),
         (compressed(weights=INT4 | {"num_bits": 3}), "weights: num_bits = 3 is not supported: only 4 or 8"),
         (compressed(weights=FLOAT8), "type = 'float' is not supported: only int in pack-quantized"),
-        (compressed(targets=["re:("]), "targets = ['re:('] must be names, or regular expressions behind re:"),
+        (compressed(targets=["re:("]), "targets has 're:(': it ends too early"),
+        (compressed(targets=[r"re:(a)\1"]), r"\1 is not read: write it in another way, or the names out"),
+        (compressed(targets=["re:" + "a?" * 600]), "it has 1,200 characters, at most 1,024 are read"),
+        (compressed(targets=["re:.*"] * 257), "257 targets are regular expressions behind re:, at most 256"),
         (compressed(output_activations=TOKENS), "output_activations = {"),
         (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "format = 'sparse-24-bitmask'"),
         (compressed() | {"transform_config": {"config_groups": {}}}, "transform_config = "),

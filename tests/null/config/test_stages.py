@@ -10,7 +10,7 @@ from test_shares import SHAPES
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.kv import kv_layout
-from quire.config.mesh import MeshShape, depth_of, mesh_shape
+from quire.config.mesh import Mesh, depth_of, mesh_of
 from quire.config.model import read_arch
 from quire.config.resolve import resolve
 from quire.config.stages import layer_range, spread, stage_arch, stage_layout
@@ -79,9 +79,14 @@ def test_the_fullest_stage_decides_how_many_pages_there_are(qwen: ModelArch) -> 
 
 
 def test_places_in_the_mesh() -> None:
-    shape = mesh_shape(EngineConfig(tensor_parallel_size=2, pipeline_parallel_size=3))
-    assert shape == MeshShape(2, 3) and shape.n_ranks == 6 and shape.telling_rank == 4
+    shape = mesh_of(EngineConfig(tensor_parallel_size=2, pipeline_parallel_size=3))
+    assert shape == Mesh(tp=2, pp=3) and shape.n_ranks == 6 and shape.telling_ranks == [4]
     assert [(shape.stage_of(rank), shape.place_in_stage(rank)) for rank in range(6)] == [
+        (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)
+    ]  # fmt: skip
+    shape = mesh_of(EngineConfig(tensor_parallel_size=2, data_parallel_size=3))
+    assert shape == Mesh(tp=2, dp=3) and shape.n_ranks == 6 and shape.telling_ranks == [0, 2, 4]
+    assert [(shape.dp_rank_of(rank), shape.place_in_stage(rank)) for rank in range(6)] == [
         (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)
     ]  # fmt: skip
     assert depth_of(EngineConfig(pipeline_parallel_size=3)) == 4 and depth_of(EngineConfig()) == 2

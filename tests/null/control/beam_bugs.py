@@ -18,7 +18,7 @@ Patch = pytest.MonkeyPatch
 
 
 def fork_of_a_beam_forgets_the_copy(patch: Patch) -> None:
-    patch.setattr(PlanBuilder, "copy", lambda self, source, target, n: None)
+    patch.setattr(PlanBuilder, "copy", lambda self, seq, source, target, n: None)
 
 
 def members_outlive_their_search(patch: Patch) -> None:

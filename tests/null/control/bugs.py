@@ -38,7 +38,7 @@ def salt_is_ignored(patch: Patch) -> None:
 
 
 def fork_forgets_the_copy(patch: Patch) -> None:
-    patch.setattr(PlanBuilder, "copy", lambda self, source, target, n: None)
+    patch.setattr(PlanBuilder, "copy", lambda self, seq, source, target, n: None)
 
 
 def fork_copies_a_row_less(patch: Patch) -> None:
@@ -46,7 +46,7 @@ def fork_copies_a_row_less(patch: Patch) -> None:
         patch,
         PlanBuilder,
         "copy",
-        lambda real: lambda self, source, target, n: n > 1 and real(self, source, target, n - 1),
+        lambda real: lambda self, seq, source, target, n: n > 1 and real(self, seq, source, target, n - 1),
     )
 
 
@@ -205,7 +205,7 @@ def budget_is_overrun(patch: Patch) -> None:
 def one_sequence_too_many(patch: Patch) -> None:
     def build(self: LiveSeqs, config: SchedulerConfig) -> None:
         real(self, config)
-        self.free_slots.append(config.max_num_seqs)
+        self.free_slots[0].append(config.max_num_seqs)
 
     real = LiveSeqs.__init__
     patch.setattr(LiveSeqs, "__init__", build)
@@ -239,7 +239,7 @@ def preempted_goes_to_the_back(patch: Patch) -> None:
 def first_is_preempted(patch: Patch) -> None:
     def make_room(live: LiveSeqs, builder: PlanBuilder, seq: Seq) -> bool:
         while live.cache.n_available < live.cache.n_groups:
-            builder.is_tight = True
+            builder.tight.add(0)
             victims = [other for other in live.running if other.last_step != builder.step]
             live.preempt(victims[0])
             if victims[0] is seq:

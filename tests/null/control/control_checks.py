@@ -87,6 +87,7 @@ def check_tree(scheduler: Scheduler) -> None:
     tree, nodes = live.cache.tree, tree_nodes(scheduler)
     n_full = scheduler.config.kv.n_full
     assert tree.n_nodes == len(nodes) and tree.n_pages == sum(len(pages_of(node)) for node in nodes)
+    assert tree.n_common == sum(node.lock > 1 for node in nodes), "shared prefixes are looked for by this count"
     assert tree.n_unlocked == n_full * sum(node.n_pages for node in nodes if node.lock == 0)
     places = {
         page: (node, group) for node in nodes for group, table in enumerate(node.tables) if group >= n_full
@@ -217,7 +218,7 @@ def check_seqs(scheduler: Scheduler) -> None:
     """C 16, D 24, E 30: lengths in order; only running sequences hold anything; slots are held once."""
     live, config = scheduler.live, scheduler.config
     assert len(live.running) <= config.max_num_seqs
-    assert sorted([seq.slot for seq in live.running] + live.free_slots) == list(range(config.max_num_seqs)), "slots"
+    assert sorted([seq.slot for seq in live.running] + live.free_slots[0]) == list(range(config.max_num_seqs)), "slots"
     assert [seq.key for seq in live.running] == sorted(seq.key for seq in live.running)
     for seq in unended_seqs(scheduler):
         seq.check()

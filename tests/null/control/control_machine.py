@@ -31,7 +31,7 @@ from quire.core.clock import VirtualClock
 from quire.core.errors import ContextLengthExceeded, InvalidParameter
 from quire.core.events import SeqDelta
 from quire.core.failure import Code, Failure
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import SpanDrafts, StepMasks, StepPlan
 from quire.core.request import Pooling, Request, Terms, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
@@ -138,14 +138,14 @@ def _most_steps(seq: Seq) -> int:
 def mask_bits(device: FaultyDevice, plan: StepPlan, seqs: list[Seq]) -> bytes:
     """What may follow the tokens that the device has, and behind each draft, until one may not be. Something is
     foretold, which the device does not heed: it makes other drafts of it."""
-    drafts = device.drafts().result() if plan.masks_drafts else [list[int]() for _ in plan.masked]
+    drafts = device.drafts().result() if plan.masks_drafts else [SpanDrafts() for _ in plan.masked]
     bits = b""
     for span, guess in zip(plan.masked, drafts, strict=True):
         seqs[span].foretell(len(guess), [1] * (plan.step % 5))
         tokens = list(device._slots[plan.spans.slots[span]].tokens)
         allowed = may_follow(tokens)
         bits += as_bits(allowed)
-        for draft in guess:
+        for draft in guess.tokens:
             tokens.append(draft)
             allowed = may_follow(tokens) if draft in allowed else set()
             bits += as_bits(allowed)

@@ -70,9 +70,9 @@ def fork_copies_in_the_first_group_only(patch: Patch) -> None:
         copied.clear()
         return real_fork(self, seq, sibling)
 
-    def copy(self: PlanBuilder, source: int, target: int, n: int) -> None:
+    def copy(self: PlanBuilder, seq: Seq, source: int, target: int, n: int) -> None:
         if not copied:
-            real_copy(self, source, target, n)
+            real_copy(self, seq, source, target, n)
         copied.append(source)
 
     copied: list[int] = []

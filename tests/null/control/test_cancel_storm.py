@@ -50,7 +50,7 @@ def test_half_are_cancelled_and_the_rest_do_not_notice() -> None:
                 said.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
     stats = scheduler.stats()
     assert (
-        stats.n_pages_free == stats.n_pages and len(scheduler.live.free_slots) == 48 and not scheduler.live.requests
+        stats.n_pages_free == stats.n_pages and len(scheduler.live.free_slots[0]) == 48 and not scheduler.live.requests
     )
     assert stats.preemptions > 20 and stats.prefix_hits > 1000 and stats.finished["abort"] > 100, "no storm"
     whole = {name for name, tokens in said.items() if len(tokens) == requests[name[0]].max_tokens}

@@ -55,7 +55,7 @@ WRITTEN = {bugs.preempted_resumes_before_its_token_came: room_for_one_whose_toke
 @pytest.mark.parametrize("bug", BUGS + draft_bugs.BUGS + group_bugs.BUGS, ids=lambda bug: bug.__name__)
 def test_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    with pytest.raises((AssertionError, EngineError)):
+    with pytest.raises((AssertionError, EngineError, ValueError)):  # lists that differ in length end a step, too
         if bug in WRITTEN:
             WRITTEN[bug](SchedulerMachine())
             return

@@ -7,10 +7,15 @@ import time
 
 import pytest
 
-from quire.core.errors import ConfigError, InvalidParameter, LoadError, RequestError
-from quire.core.request import Request
+from quire.config.engine import EngineConfig
+from quire.control.config import SchedulerConfig
+from quire.control.scheduler import Scheduler
+from quire.core.clock import VirtualClock
+from quire.core.errors import ConfigError, InvalidParameter, LoadError, RequestError, RequestExpired
+from quire.core.failure import Code
+from quire.core.request import Request, Terms
 from quire.core.sampling import SamplingParams
-from quire.engine.adapters import AdapterRegistry
+from quire.engine.adapters import AdapterRegistry, registry_of
 
 
 class Reader:
@@ -124,3 +129,99 @@ def test_thousands_come_and_go() -> None:
         registry.unload(facts.name)
     assert not reader.kept and not registry._kept and not registry._readings and registry.n_waiting == 0
     assert reader.n_reads > 3000
+
+
+def waiting(clock: VirtualClock, **limits: float) -> tuple[AdapterRegistry, Request]:
+    """A request whose adapter has no room on the host, since now."""
+    registry = AdapterRegistry(Reader(), 1, lambda: ["/b"], clock)
+    registry.load("a", "/a")
+    registry.load("b", "/b")
+    made = request("a")
+    made.terms = Terms(**limits)
+    assert not registry.admit(made)
+    return registry, made
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit_s", "code"),
+    [
+        ({"queue_limit_s": 5.0}, 5.0, Code.QUEUE_TIMEOUT),
+        ({"time_limit_s": 7.0}, 7.0, Code.REQUEST_TIMEOUT),
+        ({"queue_limit_s": 9.0, "time_limit_s": 7.0}, 7.0, Code.REQUEST_TIMEOUT),
+    ],
+)
+def test_a_request_waits_no_longer_than_it_may(limits: dict[str, float], limit_s: float, code: Code) -> None:
+    clock = VirtualClock()
+    registry, made = waiting(clock, **limits)
+    clock.advance(limit_s - 0.5)
+    assert registry.ready() == []
+    clock.advance(0.5)
+    ((late, error),) = registry.ready()
+    assert late is made and isinstance(error, RequestExpired) and error.code == code and registry.n_waiting == 0
+    assert f"'a' did not come into the host's memory within {limit_s:g} s" in error.message
+
+
+def test_what_a_request_has_waited_counts_afterwards() -> None:
+    clock, used = VirtualClock(), {"/b"}
+    registry = AdapterRegistry(Reader(), 1, lambda: used, clock)
+    registry.load("a", "/a")
+    registry.load("b", "/b")
+    made, free = request("a", "1"), request("a", "2")
+    made.terms = Terms(queue_limit_s=5.0, time_limit_s=100.0)
+    assert not registry.admit(made) and not registry.admit(free)
+    clock.advance(3)
+    used.clear()
+    assert ready(registry) == [("1", ""), ("2", "")]
+    assert (made.terms.queue_limit_s, made.terms.time_limit_s) == (2.0, 97.0)
+    assert free.terms == Terms(), "without a limit it may wait for ever"
+
+
+def test_of_two_that_load_one_name_at_once_the_second_is_refused() -> None:
+    reader = Reader()
+    registry = AdapterRegistry(reader, 4)
+    first = registry.begin("x", "/1")
+    with pytest.raises(InvalidParameter, match="being loaded"):
+        registry.begin("x", "/2")
+    third = registry.begin("x", "/3", in_place=True)
+    assert registry.finish(first).content_id == "/1" and registry.finish(third).content_id == "/3"
+    failing = registry.begin("y", "bad")
+    with pytest.raises(LoadError):
+        registry.finish(failing)
+    assert registry.load("y", "/4").content_id == "/4"
+
+
+def test_those_that_are_being_loaded_take_room() -> None:
+    reader = Reader()
+    registry = AdapterRegistry(reader, 2)
+    registry.load("x", "/x")
+    loadings = [registry.begin(name, f"/{name}") for name in "yz"]
+    with pytest.raises(RequestError, match="all 2 adapters"):
+        registry.begin("w", "/w")
+    for loading in loadings:
+        registry.finish(loading)
+    assert reader.kept == {"/y", "/z"}
+
+
+def test_a_request_for_what_a_name_stood_for_before_is_refused() -> None:
+    registry = AdapterRegistry(Reader(), 4)
+    registry.load("x", "/1")
+    made = request("x")
+    made.content_id = "/1"
+    assert registry.admit(made)
+    registry.load("x", "/2", in_place=True)
+    with pytest.raises(RequestError, match="another adapter has the name 'x'"):
+        registry.admit(made)
+
+
+def test_an_engine_that_is_started_again_goes_on_without_what_is_lost() -> None:
+    limits = SchedulerConfig(n_pages=8, page_size=4, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16)
+    reader, scheduler = Reader(), Scheduler(limits, VirtualClock())
+    config = EngineConfig(enable_lora=True, device="cpu", lora_modules=["x=bad", "y=/y"])
+    with pytest.raises(LoadError):
+        registry_of(config, reader, scheduler, list)
+    registry = registry_of(config, reader, scheduler, list, is_restart=True)
+    assert [facts.name for facts in registry.facts] == ["y"]
+    with pytest.raises(RequestError, match=r"'x' is not loaded: .*started again \(no good\): load it again"):
+        registry.admit(request("x"))
+    registry.load("x", "/x")
+    assert registry.admit(request("x"))

@@ -174,3 +174,13 @@ def test_a_pool_too_small_for_each_group_says_what_would_do() -> None:
 def test_nothing_fits() -> None:
     with pytest.raises(ConfigError, match="weights"):
         pages(own(2 * GIB, 1 * GIB))
+
+
+def test_adapters_that_the_host_keeps_make_the_pool_in_main_memory_smaller() -> None:
+    room, options = main(24 * GIB, 16 * GIB), {"max_num_seqs": 512, "max_lora_rank": 64, "max_cpu_loras": 60}
+    config = EngineConfig(enable_lora=True, **options)  # type: ignore[arg-type]
+    terms = equation(config, resolve(config, ARCH, "cpu"), ARCH)
+    assert GIB < terms.kept_adapters_bytes < 8 * GIB
+    fewer = pages(room, **options) - pages(room, enable_lora=True, **options)
+    assert abs(fewer * terms.page_bytes - terms.kept_adapters_bytes / 4) <= terms.page_bytes
+    assert pages(own(80 * GIB, 80 * GIB), enable_lora=True) < pages(own(80 * GIB, 80 * GIB))

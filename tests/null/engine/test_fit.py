@@ -38,7 +38,8 @@ def sizes_of(dtype: str, quantization: str) -> Sizes:
 def case(room: Room, device: str = "cpu", **options: object) -> FitCase:
     config, is_cpu = EngineConfig(model="m", **options), device == "cpu"  # type: ignore[arg-type]
     room = dataclasses.replace(room, is_main=is_cpu)
-    return FitCase(config, resolve(config, ARCH, device), ARCH, room, sizes_of, rounds=is_cpu, rounds_kv=is_cpu)
+    limits, kv_rounded = resolve(config, ARCH, device), "int8" if is_cpu else "fp8"
+    return FitCase(config, limits, ARCH, room, sizes_of, rounds=is_cpu, kv_rounded=kv_rounded)
 
 
 def refusal(one: FitCase) -> list[str]:
@@ -129,3 +130,13 @@ def test_memory_of_others_is_named_as_that_on_a_gpu() -> None:
     lines = refusal(case(Room(80 * GIB, 8 * GIB), "cuda"))
     weights, others = (next(line for line in lines if name in line) for name in ("weights", "held by others"))
     assert gib(weights) == pytest.approx(14.96, abs=0.01) and gib(others) == 72
+
+
+def test_what_ranks_cannot_share_is_not_proposed() -> None:
+    def sizes(dtype: str, quantization: str) -> Sizes:
+        if quantization == "int4":
+            raise ConfigError("the 48 inputs of one rank of 2 are not a multiple of 64")
+        return sizes_of(dtype, quantization)
+
+    lines = refusal(dataclasses.replace(case(Room(24 * GIB, 12 * GIB)), sizes_of=sizes))
+    assert any("--quantization int8" in line for line in lines) and not any("int4" in line for line in lines)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 from quire.core.errors import EngineError
 from quire.core.result import StepResult
 from quire.engine.ranks.done import DoneSteps
@@ -17,11 +17,11 @@ from quire.engine.ranks.results import N_ENDS, ResultReader, ResultWriter
 from quire.engine.ranks.ring import IDLE, READY, STEPPING, Standing, make_memory
 
 
-def rank(n_calls: int, n_done: int, state: int = STEPPING, silent_s: float = 0.1) -> Standing:
-    return Standing(state, silent_s, n_calls, n_done)
+def rank(n_calls: int, n_done: int, state: int = STEPPING, silent_s: float = 0.1, n_unread: int = 0) -> Standing:
+    return Standing(state, silent_s, n_calls, n_done, 100, n_unread)
 
 
-def late(shape: MeshShape, *ranks: Standing) -> list[int]:
+def late(shape: Mesh, *ranks: Standing) -> list[int]:
     """Who is, when that is so for longer than anybody may be."""
     judge = Judge(shape)
     judge.late_s(ranks, 100.0)
@@ -29,32 +29,46 @@ def late(shape: MeshShape, *ranks: Standing) -> list[int]:
 
 
 @pytest.mark.parametrize("shape, ranks, found", [
-    (MeshShape(2), [rank(9, 4), rank(8, 4)], [1]),  # in the middle of a step
-    (MeshShape(2), [rank(9, 4), rank(9, 4)], []),
-    (MeshShape(context=2), [rank(9, 4), rank(8, 4)], [1]),  # ranks that share tokens wait for one another
-    (MeshShape(context=3), [rank(9, 4), rank(9, 3), rank(9, 4)], [1]),
-    (MeshShape(2), [rank(0, 5, IDLE), rank(0, 4, IDLE)], [1]),  # its device, in a captured step
-    (MeshShape(1, 3), [rank(0, 6), rank(0, 5), rank(0, 4)], [1, 2]),  # each has rows of the stage before it
-    (MeshShape(1, 3), [rank(0, 6), rank(0, 4), rank(0, 4)], [1]),  # the last one waits
-    (MeshShape(1, 3), [rank(0, 5), rank(0, 5), rank(0, 5)], []),
-    (MeshShape(2, 2), [rank(9, 5), rank(9, 5), rank(7, 4), rank(8, 4)], [2]),  # rank 3 waits for it
-    (MeshShape(2, 2), [rank(9, 5), rank(9, 4), rank(7, 4), rank(7, 4)], [1]),  # it has not sent them all
-    (MeshShape(2), [rank(9, 4), rank(8, 4, READY, 99.0)], []),  # it loads
-    (MeshShape(2), [rank(9, 4), rank(9, 4, IDLE, 99.0)], [1]),  # it is stopped
+    (Mesh(tp=2), [rank(9, 4), rank(8, 4)], [1]),  # in the middle of a step
+    (Mesh(tp=2), [rank(9, 4), rank(9, 4)], []),
+    (Mesh(sp=2), [rank(9, 4), rank(8, 4)], [1]),  # ranks that share tokens wait for one another
+    (Mesh(ring=3), [rank(9, 4), rank(9, 3), rank(9, 4)], [1]),
+    (Mesh(tp=2), [rank(0, 5, IDLE), rank(0, 4, IDLE)], [1]),  # its device, in a captured step
+    (Mesh(pp=3), [rank(0, 6), rank(0, 5), rank(0, 4)], [1, 2]),  # each has rows of the stage before it
+    (Mesh(pp=3), [rank(0, 6), rank(0, 4), rank(0, 4)], [1]),  # the last one waits
+    (Mesh(pp=3), [rank(0, 5), rank(0, 5), rank(0, 5)], []),
+    (Mesh(tp=2, pp=2), [rank(9, 5), rank(9, 5), rank(7, 4), rank(8, 4)], [2]),  # rank 3 waits for it
+    (Mesh(tp=2, pp=2), [rank(9, 5), rank(9, 4), rank(7, 4), rank(7, 4)], [1]),  # it has not sent them all
+    (Mesh(tp=2), [rank(9, 4), rank(8, 4, READY, 99.0)], []),  # it loads
+    (Mesh(dp=2), [rank(9, 4), rank(3, 4)], []),  # data-parallel ranks call on their own
+    (Mesh(dp=2), [rank(0, 5, IDLE), rank(3, 4)], []),  # it has a long prompt
+    (Mesh(dp=2), [rank(0, 5, IDLE), rank(3, 4, IDLE)], [1]),  # the step's result waits for its device
+    (Mesh(dp=2, ep=2), [rank(9, 4), rank(8, 4)], [1]),  # rows do
+    (Mesh(tp=2, dp=2), [rank(9, 4), rank(9, 4), rank(3, 4), rank(2, 4)], [3]),  # its fellow waits for it
+    (Mesh(tp=2), [rank(9, 4), rank(9, 4, IDLE, 99.0)], [1]),  # it is stopped
+    (Mesh(tp=2), [rank(9, 4), rank(9, 4, IDLE, n_unread=40)], [1]),  # it does not listen
+    (Mesh(tp=2), [rank(9, 4), rank(9, 4, n_unread=40)], []),  # it is at the step before
 ])  # fmt: skip
-def test_who_is_late(shape: MeshShape, ranks: list[Standing], found: list[int]) -> None:
+def test_who_is_late(shape: Mesh, ranks: list[Standing], found: list[int]) -> None:
     assert late(shape, *ranks) == found
 
 
 def test_a_rank_that_moves_is_not_late_however_far_behind() -> None:
-    judge = Judge(MeshShape(1, 2))
+    judge = Judge(Mesh(tp=1, pp=2))
     for second in range(20):
         found = judge.late_s([rank(0, 100), rank(0, second)], float(second))
         assert found[1] < 1
 
 
+def test_a_rank_that_reads_what_it_is_told_is_not_late() -> None:
+    judge = Judge(Mesh(tp=2))
+    for second in range(20):
+        found = judge.late_s([rank(9, 4), Standing(IDLE, 0.1, 9, 4, second, 40)], float(second))
+        assert found[1] < 1
+
+
 def test_a_step_that_ends_nowhere_is_seen() -> None:
-    judge, at = Judge(MeshShape(2)), [rank(0, 5, IDLE), rank(0, 5, IDLE)]
+    judge, at = Judge(Mesh(tp=2)), [rank(0, 5, IDLE), rank(0, 5, IDLE)]
     assert judge.stuck(at, 5, 199.9) == []
     assert judge.stuck(at, 6, 200.0) == [], "it has just begun"
     assert judge.stuck(at, 6, 201.0 + STUCK_S) == [0, 1]
@@ -96,14 +110,18 @@ def test_results_come_back() -> None:
     assert not reader.has(0)
     for number in range(5):
         writer.put(Step(number))
-    assert reader.get(3, 5.0).tokens == [3, 3, 3] and reader.has(2) and not reader.has(5)
+    reader.wait(3, 5.0)
+    assert reader.take(3).tokens == [3, 3, 3] and reader.has(2) and not reader.has(5)
+    writer.put_loads([[1, 2], [3, 4]])
     writer.put(Step(200_000))  # longer than the ring
-    assert len(reader.get(200_000, 30.0).tokens) == 200_000
+    reader.wait(200_000, 30.0)
+    assert len(reader.take(200_000).tokens) == 200_000 and reader.has(4)
+    assert reader.loads() == [[1, 2], [3, 4]]
     with pytest.raises(TimeoutError):
-        reader.get(6, 0.05)
+        reader.wait(6, 0.05)
     gone.append(EngineError("all are gone"))
     with pytest.raises(EngineError, match="all are gone"):
-        reader.get(6, None)
+        reader.wait(6, None)
 
     def fail() -> None:
         raise ValueError("no")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planner_shapes import LLAMA_8B, QWEN_600M
 
 from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.config.resolve import AdapterLimits, resolve
 from quire.core.errors import ConfigError
-from quire.planner.memory import GRAPH_OWN_BYTES, MemoryEquation
+from quire.planner.adapters import adaptable, kept_bytes, row_bytes
+from quire.planner.memory import GRAPH_OWN_BYTES, MemoryEquation, n_passing
 
 
 def equation(arch: ModelArch = LLAMA_8B, graph_sizes: tuple[int, ...] = (), **changes: int) -> MemoryEquation:
@@ -87,3 +91,36 @@ def test_what_does_not_fit_explains_itself() -> None:
         assert option in text
     assert "512 pages, 1.000 GiB" in text
     assert "KV pages fit" in equation().explain(100 * 2**30)
+
+
+def test_a_stage_has_copies_of_rows_that_come_and_go() -> None:
+    assert [n_passing(2, stages) for stages in (1, 2, 4)] == [0, 4, 6]
+    row_bytes, wide = 4096 * 2, msgspec.structs.replace(LLAMA_8B, float32_stream=True)
+    for arch, n_bytes in ((LLAMA_8B, row_bytes), (wide, 2 * row_bytes)):
+        alone, stage = (equation(arch, (256,), n_passing=n) for n in (0, 4))
+        assert stage.fixed_bytes - alone.fixed_bytes == 4 * 8192 * n_bytes
+
+
+def test_adapters_of_llama_8b() -> None:
+    """Of rank 64, in bfloat16, as PEFT counts them: 167,772,160 numbers; of 16 the first matrices are padded to 64."""
+    assert len(list(adaptable(LLAMA_8B))) == 4 * 32
+    assert kept_bytes(LLAMA_8B, 64, 2) == 2 * 167_772_160
+    first = 64 * (4096 + 4096 + 4096 + 14336)
+    kept = 2 * 32 * (first + 16 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096))
+    assert kept_bytes(LLAMA_8B, 16, 2) == kept
+    on_gpu = 8 * (3 * 16 + 1) * 4  # q, k and v, in 8 parts of the sum, and a sum of squares
+    assert row_bytes(LLAMA_8B, 16, 2, in_main=False) == on_gpu
+    assert row_bytes(LLAMA_8B, 16, 2, in_main=True) == 2 * (4096 + 2 * 14336 + 2 * 16)
+    base = equation()
+    gpu = dataclasses.replace(base, adapters=AdapterLimits(16, 100, in_main=False))
+    assert gpu.fixed_bytes - base.fixed_bytes == 8192 * on_gpu
+    cpu = dataclasses.replace(base, adapters=AdapterLimits(16, 100, in_main=True))
+    assert cpu.fixed_bytes - base.fixed_bytes == 8192 * 2 * (4096 + 2 * 14336 + 2 * 16) + 100 * kept
+    assert "adapters" in cpu.explain(2**40) and "--max-lora-rank 16 or --max-cpu-loras 100" in cpu.explain(2**40)
+    assert "--max-cpu-loras" not in gpu.explain(2**40) and "adapters" not in base.explain(2**40)
+
+
+def test_adapters_are_those_of_the_options() -> None:
+    config = EngineConfig(enable_lora=True, max_loras=3, max_lora_rank=64)
+    assert resolve(config, LLAMA_8B, "cuda").adapters == AdapterLimits(64, 12, in_main=False)
+    assert resolve(EngineConfig(), LLAMA_8B, "cuda").adapters is None

@@ -11,6 +11,7 @@ import json
 import pathlib
 import statistics
 
+import msgspec
 import pytest
 
 from quire.bench.shape import FOLDER
@@ -29,10 +30,10 @@ START = Calibration(
     products={"bfloat16": CURVE, "int8": CURVE}, experts=CURVE, attention=Curve(flops_share=(0.3,), bytes_share=0.7),
     step_s=2e-4,
 )  # fmt: skip
-KNOBS: list[Knob] = [
-    ("attention", "flops_share", 0), ("products.bfloat16", "bytes_share", 0), ("products.int8", "bytes_share", 0),
-    *((f"products.{kind}", "flops_share", i) for kind in ("bfloat16", "int8") for i in (1, 2, 3)),
-]  # fmt: skip
+KNOBS: list[Knob] = [("products.bfloat16", "bytes_share", 0)]
+KNOBS += [("products.bfloat16", "flops_share", i) for i in (1, 2, 3)]
+KNOBS_OF_8_BITS: list[Knob] = [("products.int8", "bytes_share", 0), ("products.int8", "row_number_s", 0)]
+KNOBS_OF_8_BITS += [("products.int8", "flops_share", i) for i in (1, 2)]
 
 
 def sample(shape: str, form: str, measure: str) -> Sample:
@@ -52,18 +53,25 @@ def sample(shape: str, form: str, measure: str) -> Sample:
 
 @functools.cache
 def fitted() -> Calibration:
+    """One shape and one length do not tell attention, products and what is done to rows apart, so two are not fitted:
+    attention stays where it began, and many rows in 8 bits reach as much of their peak, which is twice that of
+    bfloat16, as those do. What is left of a prompt in 8 bits is what is done to its rows."""
     measures = ("decode", "8 sequences", "16 sequences", "prefill 512")
-    return fit(START, [sample("qwen3-0.6b", form, one) for form in ("bf16", "8-bit") for one in measures], KNOBS)
+    first = fit(START, [sample("qwen3-0.6b", "bf16", one) for one in measures], KNOBS)
+    share = first.products["bfloat16"].flops_share[-1]
+    curve = first.products["int8"]
+    curve = msgspec.structs.replace(curve, flops_share=(*curve.flops_share[:-1], share), row_number_s=1e-10)
+    start = msgspec.structs.replace(first, products=first.products | {"int8": curve})
+    return fit(start, [sample("qwen3-0.6b", "8-bit", one) for one in measures], KNOBS_OF_8_BITS)
 
 
 @pytest.mark.parametrize("form", ["bf16", "8-bit"])
-def test_decoding_of_another_shape_is_within_twelve_per_cent(form: str) -> None:
-    one = sample("llama-3.2-1b", form, "decode")
+@pytest.mark.parametrize("measure", ["decode", "prefill 512"])
+def test_another_shape_is_within_twelve_per_cent(form: str, measure: str) -> None:
+    one = sample("llama-3.2-1b", form, measure)
     assert one.expected_s(fitted()) == pytest.approx(one.seconds, rel=0.12)
 
 
-@pytest.mark.parametrize("form", ["bf16", "8-bit"])
-def test_a_prompt_of_another_shape(form: str) -> None:
-    """Wider: how much of it is attention cannot be told from one shape and one length."""
-    one = sample("llama-3.2-1b", form, "prefill 512")
-    assert one.expected_s(fitted()) == pytest.approx(one.seconds, rel=0.20)
+def test_rows_in_8_bits_cost_what_a_pass_over_them_can() -> None:
+    """About 8 numbers a nanosecond on two cores; without that the prompt would be expected in less time by a tenth."""
+    assert 4e9 < 1 / fitted().products["int8"].row_number_s < 16e9

@@ -10,17 +10,21 @@ import pytest
 from planner_shapes import LLAMA_8B, SHAPES
 
 from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.config.parameters import shapes as parameter_shapes
-from quire.config.stages import stage_layers
+from quire.config.resolve import resolve
+from quire.config.stages import layer_range, stage_arch, stage_layers, stage_layout
 from quire.core.errors import ConfigError
+from quire.engine.capacity import equation, layout_of
 from quire.planner.accelerators import ACCELERATORS, accelerator_named, calibration_for
 from quire.planner.calibration import Ceilings, Curve, load_calibration
 from quire.planner.captured import padded_rows
 from quire.planner.communication import all_reduce_bytes, step_transfers
 from quire.planner.cost import calibrated
 from quire.planner.formats import FORMATS, Formats, formats_named
-from quire.planner.mesh import Mesh, meshes
+from quire.planner.mesh import division_refusal, meshes
 from quire.planner.operators import decode_spans, limit_s, prefill_spans, seen, step_operators
 from quire.planner.parts import rank_parts
 from quire.planner.placement import Limits, place
@@ -66,12 +70,12 @@ def test_the_work_on_experts_is_the_same_in_every_mesh(n: int) -> None:
     (whole,) = {sum(one.n_times * one.flops(64) for one in rank_parts(MIXTRAL, Mesh(), Formats()).products
                     if one.is_experts)}  # fmt: skip
     for mesh in meshes(n, experts=True, sequences=True):
-        if mesh.refusal(MIXTRAL):
+        if division_refusal(mesh, MIXTRAL):
             continue
         n_rows = sum(spans.lengths) / mesh.dp / mesh.sp
         own = sum(one.n_times * one.flops(n_rows) for one in rank_parts(MIXTRAL, mesh, Formats()).products
                   if one.is_experts)  # fmt: skip
-        found[mesh.words] = own * mesh.n_devices / mesh.pp
+        found[mesh.words] = own * mesh.n_ranks / mesh.pp
     assert len(found) > 10 and found == pytest.approx(dict.fromkeys(found, whole))
 
 
@@ -132,12 +136,12 @@ def test_a_pipeline_sends_rows_between_stages() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_divided_says_why(mesh: Mesh, reason: str) -> None:
-    assert reason in mesh.refusal(LLAMA_8B)
+    assert reason in division_refusal(mesh, LLAMA_8B)
 
 
 def test_all_meshes_are_looked_at() -> None:
     found = list(meshes(8, experts=True, sequences=False))
-    assert len(set(found)) == len(found) and all(one.n_devices == 8 for one in found)
+    assert len(set(found)) == len(found) and all(one.n_ranks == 8 for one in found)
     assert Mesh(tp=2, pp=2, dp=2, ep=4) in found and Mesh(tp=8) in found
 
 
@@ -183,6 +187,24 @@ def test_stages_share_the_layers() -> None:
     assert stage.page_bytes * 4 == whole.page_bytes
     assert [len(one) for one in stage_layers(61, 4)] == [15, 16, 15, 15]
     assert [len(one) for one in stage_layers(11, 4)] == [3, 3, 3, 2] and len(stage_layers(5, 2)[0]) == 3
+
+
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+@pytest.mark.parametrize("name", ["gemma-2-9b", "gemma-3-1b", "llama-3.1-8b"])
+def test_pages_of_stages_are_those_that_an_engine_has(name: str, n_stages: int) -> None:
+    """Groups dealt out to stages, and tokens of as many steps in flight as these need."""
+    arch, config = read_arch(SHAPES / name), EngineConfig(pipeline_parallel_size=n_stages, max_model_len=8192)
+    planned = place(arch, 80 * GIB, Mesh(pp=n_stages), Formats(), Limits(max_model_len=8192)).equation
+    limits = resolve(config, arch, "cuda")
+    layout, found = layout_of(config, limits, arch), []
+    for stage in range(n_stages):
+        layers = layer_range(arch, stage, n_stages)
+        found.append(equation(config, limits, stage_arch(arch, layers), kv=stage_layout(layout, layers)))
+    assert (planned.page_bytes, planned.layout) in [(one.page_bytes, one.layout) for one in found]
+    assert planned.page_bytes == max(one.page_bytes for one in found)
+    assert (planned.in_flight, planned.prompt_in_flight) == (found[0].in_flight, found[0].prompt_in_flight)
+    for n in (100, 4096, 8192):
+        assert planned.seq_pages(n) == found[0].seq_pages(n) and planned.prompt_pages(n) == found[0].prompt_pages(n)
 
 
 def test_a_stage_of_experts_has_its_own_layers_and_not_the_mean() -> None:

@@ -11,7 +11,7 @@ from quire.config.arch import ModelArch
 from quire.core.errors import ConfigError
 from quire.planner.training.activations import kept_by_layer, stage_activations
 from quire.planner.training.setup import Checkpointing, TrainingSetup
-from quire.planner.training.states import stage_layers, stage_parameters, states
+from quire.planner.training.states import stage_parameters, states
 
 FULL, SELECTIVE, NONE = Checkpointing.FULL, Checkpointing.SELECTIVE, Checkpointing.NONE
 
@@ -135,11 +135,6 @@ def test_stages_have_all_parameters(arch: ModelArch) -> None:
     assert sum(stage_parameters(arch, 1, 4)) == arch.n_parameters + copy
     halves = sum(stage_parameters(arch, 2, 1))
     assert arch.n_parameters / 2 < halves < 0.51 * arch.n_parameters, "norms are whole on every device"
-
-
-def test_layers_are_shared_out_evenly() -> None:
-    assert [len(one) for one in stage_layers(10, 4)] == [3, 3, 2, 2]
-    assert [i for one in stage_layers(10, 4) for i in one] == list(range(10))
 
 
 def test_what_cannot_be_divided() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 import quire
+from quire.core.plan import SpanDrafts
 from quire.core.structured import StructuredOutputsParams
 from quire.text import matchers
 from quire.text.grammar import GrammarCompiler, grammar_of
@@ -92,6 +95,10 @@ def spelt(compiler: GrammarCompiler, text: str) -> list[int]:
     return [compiler._tokenizer.encode(one, add_special_tokens=False)[-1] for one in text]
 
 
+def chains(drafts: Sequence[list[int]]) -> list[SpanDrafts]:
+    return [SpanDrafts(one) for one in drafts]
+
+
 @pytest.mark.parametrize("n_known", [0, 3])
 def test_masks_along_drafts_are_those_of_the_tokens(compiler: GrammarCompiler, n_known: int) -> None:
     """As if the drafts had been said, up to the first that may not be; and as if they had not, afterwards."""
@@ -107,7 +114,7 @@ def test_masks_along_drafts_are_those_of_the_tokens(compiler: GrammarCompiler, n
     plain = np.zeros((len(rows), WIDTH // 32), "<i4")
     marks = {MANY, *handles, *(MANY - one for one in handles)}
     for _ in range(2):
-        assert made.fill(rows, bits, drafts) == [] and set(watched) <= marks
+        assert made.fill(rows, bits, chains(drafts)) == [] and set(watched) <= marks
         assert made.fill(rows, plain) == []
         at = 0
         for handle, tokens, first in zip(rows, drafts, plain, strict=True):
@@ -120,6 +127,52 @@ def test_masks_along_drafts_are_those_of_the_tokens(compiler: GrammarCompiler, n
             known = spelled[handles.index(handle)][:n_known]
             for n, line in enumerate(lines):
                 assert (line == alone(compiler, grammar, [*known, *tokens[:n]])).all(), (handle, n)
+
+
+def random_tree(rng: random.Random, compiler: GrammarCompiler, text: str, n: int) -> SpanDrafts:
+    """Nodes in any order in which parents come first; a child goes on with the text, mostly, or says something else."""
+    tokens, parents, depths = list[int](), list[int](), list[int]()
+    while len(tokens) < n:
+        parent = rng.choice([-1, *range(len(tokens))])
+        depth = depths[parent] + 1 if parent >= 0 else 0
+        goes_on = depth < len(text) and rng.random() < 0.8
+        token = spelt(compiler, text[depth])[0] if goes_on else rng.choice([300, 2, *spelt(compiler, 'x"}3 ')])
+        tokens.append(token)
+        parents.append(parent)
+        depths.append(depth)
+    return SpanDrafts(tokens, parents)
+
+
+def way_to(tree: SpanDrafts, place: int) -> list[int]:
+    """The tokens from the root down to this one."""
+    return [*way_to(tree, tree.above(place)), tree.tokens[place]] if place >= 0 else []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_masks_along_trees_are_those_of_each_path(compiler: GrammarCompiler, seed: int) -> None:
+    """Each branch has states of its own, nothing is done below what the grammar excludes, and what is foretold stands
+    behind the deepest that it allows; the matchers themselves have not moved."""
+    made, _ = make(compiler, 0)
+    rng, grammar = random.Random(seed), grammar_of(StructuredOutputsParams(**SHAPE, disable_any_whitespace=True))
+    known = [[], spelt(compiler, '{"a'), []]
+    trees = [random_tree(rng, compiler, text, 24) for text in ('{"a":"xy"}', '":"x"}', '{"a":3}')]
+    made.begin([5, 6, 7], compiler.compile(grammar), known)
+    bits = np.full((3 * 25, WIDTH // 32), 7, "<i4")
+    for _ in range(2):
+        assert made.fill([5, 6, 7], bits, trees) == []
+        n_allowed = 0
+        for at, (tokens, tree) in enumerate(zip(known, trees, strict=True)):
+            for place in range(-1, 24):
+                expected = alone(compiler, grammar, [*tokens, *way_to(tree, place)])
+                assert (bits[25 * at + 1 + place] == expected).all(), (at, place)
+                n_allowed += bool(expected.any())
+        assert 6 < n_allowed < 60, "some nodes are allowed, and some are not"
+        for one, tokens, tree in zip(made.foretell([5, 6, 7], bits, 9), known, trees, strict=True):
+            ways = [way_to(tree, place) for place in range(-1, 24)]
+            allowed = [way for way in ways if alone(compiler, grammar, [*tokens, *way]).any()]
+            deepest = max(allowed, key=len)
+            must = forced(compiler, grammar, [*tokens, *deepest])
+            assert one.tokens == must and (not must or one.n_drafts == len(deepest))
 
 
 def alone(compiler: GrammarCompiler, grammar: str, tokens: list[int]) -> np.ndarray:
@@ -138,7 +191,7 @@ def test_what_is_foretold_is_where_masks_allow_one_token(compiler: GrammarCompil
     made.begin([5, 6, 7, 8], compiler.compile(grammar), known)
     rows, drafts = [1, 5, 6, 0, 7, 8], [[], *drafts[:2], [4], *drafts[2:]]
     bits = np.zeros((len(rows) + sum(map(len, drafts)), WIDTH // 32), "<i4")
-    made.fill(rows, bits, drafts)
+    made.fill(rows, bits, chains(drafts))
     found = [(one.n_drafts, one.tokens) for one in made.foretell(rows, bits, 9)]
     assert [one.tokens for one in made.foretell(rows, bits, 1)] == [tokens[:1] for _, tokens in found]
     expected = [forced(compiler, grammar, tokens) for tokens in (known[0], known[1], known[2])]
@@ -162,9 +215,9 @@ def test_slow_masks_along_drafts_end_nothing(compiler: GrammarCompiler, monkeypa
     monkeypatch.setattr(matchers, "MASK_S", -10.0)
     bits, token = np.zeros((3, WIDTH // 32), "<i4"), spelt(compiler, "a")[0]
     made._live[1].budget.spare_s = 1e9
-    made.fill([1], bits, [[token, token]])
+    made.fill([1], bits, chains([[token, token]]))
     assert bits[:2].any(1).all() and not bits[2].any(), "the first of them has taken all their time"
-    made.fill([1], bits, [[token, token]])
+    made.fill([1], bits, chains([[token, token]]))
     assert bits[0].any() and not bits[1:].any()
     assert made.advance([(1, [token])]) == []
 
@@ -175,7 +228,7 @@ def test_masks_made_together_keep_to_what_is_left_for_drafts(compiler: GrammarCo
     made._live[3].budget.ahead_s = -1.0
     for lines in ([], [8, 6, 4, 2, 0]):
         bits[:] = 7
-        made.fill(rows, bits, [[token]] * 5, lines=lines)
+        made.fill(rows, bits, chains([[token]] * 5), lines=lines)
         has_any = bits.any(1).reshape(5, 2)
         assert has_any[:, 0].all() and has_any[:, 1].tolist() == [True, True, False, True, True]
         assert len({line.tobytes() for line in bits[::2]}) == 1
@@ -196,6 +249,6 @@ def test_what_fails_behind_a_draft_fails_alone(compiler: GrammarCompiler, monkey
 
     monkeypatch.setattr(Matcher, "fill", fill)
     bits = np.zeros((2, WIDTH // 32), "<i4")
-    assert made.fill([1], bits, [[token]]) == []
+    assert made.fill([1], bits, chains([[token]])) == []
     assert bits[0].any() and not bits[1].any()
     assert made.advance([(1, [token, token])]) == [] and made.fill([1], bits[:1]) == []

@@ -10,6 +10,7 @@ from quire.compute.weights.codings.gptq import GPTQ
 from quire.compute.weights.codings.layout import Reader
 from quire.compute.weights.codings.mxfp4 import MXFP4
 from quire.compute.weights.codings.nf4 import NF4
+from quire.compute.weights.codings.nvfp4 import NVFP4
 from quire.compute.weights.codings.packed import PACKED
 from quire.compute.weights.codings.scaled import SCALED
 from quire.config.codings import Layout
@@ -20,6 +21,7 @@ READERS: Final[Mapping[Layout, Reader]] = {
     Layout.AWQ: AWQ,
     Layout.SCALED: SCALED,
     Layout.MXFP4: MXFP4,
+    Layout.NVFP4: NVFP4,
     Layout.NF4: NF4,
 }
 

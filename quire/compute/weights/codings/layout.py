@@ -50,7 +50,8 @@ def words_of(number: int, bits: int) -> int:
 
 
 def unpack(words: torch.Tensor, bits: int, number: int, order: tuple[int, ...] = ()) -> torch.Tensor:
-    """int32 [r, words] → uint8 [r, number]: of each word the lowest bits first, or in the order of these places."""
+    """int32 [r, words], or bytes → uint8 [r, number]: of each word the lowest bits first, or in the order of these
+    places."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets[:, :number]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.compute.schemes.coded import Coded
-from quire.compute.weights.codings.layout import Kinds, Reader
+from quire.compute.weights.codings.layout import Kinds, Reader, unpack
 from quire.config.codings import Coding
 from quire.kernels.mxfp4.weight import VALUES
 
@@ -24,8 +24,7 @@ def _allowed(coding: Coding, n: int, k: int) -> Kinds:
 
 
 def _read(coding: Coding, tensors: Mapping[str, torch.Tensor], n: int, k: int) -> Coded:
-    octets = tensors[BLOCKS].flatten(1)
-    codes = torch.stack((octets & 15, octets >> 4), dim=2).flatten(1)[:, :k]
+    codes = unpack(tensors[BLOCKS].flatten(1), coding.bits, k)
     return Coded(codes, tensors[SCALES].view(torch.float8_e8m0fnu), coding.group, table=VALUES)
 
 

@@ -21,6 +21,7 @@ from quire.kernels.attention.schedule.work import CudaWork
 from quire.kernels.attention.variant import MAX_PARAMS, Program, Variant
 from quire.kernels.catalog import Slower
 from quire.kernels.hopper import FLAGS, machine_obstacle
+from quire.kernels.kvstore import entry
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 PAGE_STEP = 8
@@ -28,7 +29,7 @@ PAGE_STEP = 8
 ALIGNMENT_BYTES = 16
 
 
-class _Args(ctypes.Structure):
+class Args(ctypes.Structure):
     """QuireAttnArgs in csrc/cuda/attention.h."""
 
     _fields_ = [
@@ -44,6 +45,7 @@ class _Args(ctypes.Structure):
             "settled", "one_merge",
         )],
         ("scale", ctypes.c_float),
+        ("v_scale", ctypes.c_float),
         ("scalars", ctypes.c_float * MAX_PARAMS),
         ("inverses", ctypes.c_float * MAX_PARAMS),
         ("tensors", ctypes.c_void_p * MAX_PARAMS),
@@ -51,7 +53,7 @@ class _Args(ctypes.Structure):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Build:
+class Build:
     """What one library is compiled for."""
 
     source: str
@@ -62,6 +64,8 @@ class _Build:
     layout: Layout
     n_rows: int
     """Most packed rows of a small line."""
+    coded: bool = False
+    """Pages hold e4m3."""
 
 
 def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
@@ -72,7 +76,7 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
     try:
         builds = {build for _, build in _launches(plan, variant, q_dtype)}
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            list(pool.map(_library, builds))
+            list(pool.map(library, builds))
     except jit.BuildError as error:
         return str(error)
     return None
@@ -80,6 +84,8 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
 
 def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
     """Why no machine could run this with these kernels, or None."""
+    if kv_dtype == entry.E4M3:
+        return Slower(f"keys of {kv_dtype} have a kernel of their own")
     if kv_dtype != q_dtype:
         return f"q is {q_dtype} and keys are {kv_dtype}: both must be bfloat16 or both float16"
     if plan.heads.value_dim:
@@ -113,46 +119,62 @@ def run(
 ) -> None:
     """See op.py. Raises ValueError for addresses or strides that are not multiples of 16 bytes."""
     args = arguments(q, k, v, plan, variant, out, lse)
-    stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
     for name, build in _launches(plan, variant, q.dtype):
-        code = getattr(_library(build), name)(ctypes.byref(args), stream)
-        if code:
-            raise RuntimeError(f"{name} could not be launched: CUDA error {code}")
+        launch(name, build, args, q.device)
 
 
-def _launches(plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> list[tuple[str, _Build]]:
+def launch(name: str, build: Build, args: Args, device: torch.device) -> None:
+    """Run a function of a library on the device's current stream."""
+    stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+    code = getattr(library(build), name)(ctypes.byref(args), stream)
+    if code:
+        raise RuntimeError(f"{name} could not be launched: CUDA error {code}")
+
+
+def decode_build(plan: AttnPlan, variant: Variant, dtype: torch.dtype, *, coded: bool = False) -> Build:
+    """The library that has the functions for small lines, and for merges."""
+    shape = plan.heads.head_dim, dtype, plan.layout, plan.work.small_rows
+    return Build("decode.cu", variant.program, *shape, coded)
+
+
+def _launches(plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> list[tuple[str, Build]]:
     """The functions that a plan needs, in their order, each with the library that has it."""
     work: CudaWork = plan.work
-    common = (variant.program, plan.heads.head_dim, dtype, plan.layout)
-    decode = _Build("decode.cu", *common, work.small_rows)
+    decode = decode_build(plan, variant, dtype)
     launches = []
     if work.n_small:
         launches.append(("quire_attention_small", decode))
     if work.n_large:
-        launches.append(("quire_attention_large", _Build("prefill.cu", *common, 0)))
+        common = (variant.program, plan.heads.head_dim, dtype, plan.layout)
+        launches.append(("quire_attention_large", Build("prefill.cu", *common, 0)))
     if work.n_merges:
         launches.append(("quire_attention_merge", decode))
     return launches
 
 
-@functools.cache
-def _library(build: _Build) -> ctypes.CDLL:
-    """Compiled if it is new. Raises BuildError."""
-    macros = {
+def macros(build: Build) -> dict[str, int]:
+    """What a library is compiled with, names without QUIRE_."""
+    return {
         "HEAD_DIM": build.head_dim,
         "BF16": int(build.dtype is torch.bfloat16),
         "LAYOUT": int(build.layout),
         "ROWS": build.n_rows,
+        "CODED": int(build.coded),
     }
-    flags = [*FLAGS, *(f"-DQUIRE_{name}={value}" for name, value in macros.items())]
+
+
+@functools.cache
+def library(build: Build) -> ctypes.CDLL:
+    """Compiled if it is new. Raises BuildError."""
+    flags = [*FLAGS, *(f"-DQUIRE_{name}={value}" for name, value in macros(build).items())]
     source = jit.sources_folder() / "cuda" / build.source
     path = jit.shared_library(f"attention_{source.stem}", [source], flags, hooks.header(build.program), "nvcc")
-    library = ctypes.CDLL(str(path))
+    loaded = ctypes.CDLL(str(path))
     for name in ("small", "large", "merge"):
-        function = getattr(library, f"quire_attention_{name}", None)
+        function = getattr(loaded, f"quire_attention_{name}", None)
         if function is not None:
             function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
-    return library
+    return loaded
 
 
 def arguments(
@@ -163,7 +185,8 @@ def arguments(
     variant: Variant,
     out: torch.Tensor,
     lse: torch.Tensor | None,
-) -> _Args:
+    scales: entry.Scales = entry.UNIT,
+) -> Args:
     """What the kernels are told. Raises ValueError for addresses or strides that are not multiples of 16 bytes."""
     work: CudaWork = plan.work
     heads = plan.heads
@@ -175,14 +198,15 @@ def arguments(
     for tensor in (k, v):
         page, head, token = tensor.stride()[:3] if tensor.dim() == 4 else (0, tensor.stride(1), tensor.stride(0))
         strides += [page, head, token]
-    args = _Args(
+    args = Args(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr() if lse is not None else None,
         work.small.data_ptr() if work.n_small else None, work.large.data_ptr(), work.queue.data_ptr(),
         work.rows.data_ptr(), plan.page_table.data_ptr() if plan.page_table is not None else None,
         work.blocks.data_ptr(), work.merges.data_ptr(), work.parts.data_ptr(), work.partial_out.data_ptr(),
         work.partial_lse.data_ptr(), work.ticket.data_ptr(), q.stride(0), q.stride(1), *strides, k.shape[0],
         work.n_ctas, work.n_large, work.n_merges, plan.page_size, heads.n_q_heads, heads.n_kv_heads, heads.head_dim,
-        variant.window, variant.n_first, plan.settled, plan.batch_invariant, variant.scale,
+        variant.window, variant.n_first, plan.settled, plan.batch_invariant,
+        variant.scale * scales.k, scales.v,
     )  # fmt: skip
     for slot, value in enumerate(variant.scalars.values()):
         args.scalars[slot] = value

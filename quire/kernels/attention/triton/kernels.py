@@ -43,14 +43,17 @@ def _offset(position, kv_at, pages, page_stride, token_stride, LAYOUT: tl.conste
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _transformed(x, base, offset, dims, position, kv_head, param, D: tl.constexpr, HOOK: tl.constexpr,  # type: ignore[no-untyped-def]
-                 PARTNER: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """A key or value block after its hook, 0 beyond D. offset, position: along the keys; dims: across."""
+def _transformed(  # type: ignore[no-untyped-def]
+    x, base, offset, dims, position, kv_head, of_code, param, D: tl.constexpr, HOOK: tl.constexpr,
+    PARTNER: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """A key or value block after its hook, 0 beyond D. offset, position: along the keys; dims: across; of_code: the
+    scale of what a page holds."""
     dim = tl.minimum(dims, D - 1)
-    x = x.to(tl.float32)
+    x = x.to(tl.float32) * of_code
     partner = x
     if PARTNER:
-        other = tl.load(base + offset + (dim + D // 2) % D).to(tl.float32)
+        other = tl.load(base + offset + (dim + D // 2) % D).to(tl.float32) * of_code
         partner = tl.where(dim < D // 2, -other, other)
     y = HOOK(x, partner, position, kv_head, dim, param)
     return tl.where(dims < D, y, 0.0).to(dtype)
@@ -59,10 +62,11 @@ def _transformed(x, base, offset, dims, position, kv_head, param, D: tl.constexp
 @triton.jit  # type: ignore[untyped-decorator]
 def _fold(  # type: ignore[no-untyped-def]
     q, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
-    begin, end, first, last, gap_at, gap, q_row, q_pos, q_head, top, total, acc, scale, window, n_first, param,
-    EDGE: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr, FAST: tl.constexpr,
-    KEY: tl.constexpr, VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, PARTNERS: tl.constexpr,
+    begin, end, first, last, gap_at, gap, q_row, q_pos, q_head, top, total, acc, scale, k_scale, v_scale,
+    window, n_first, param, EDGE: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
+    SCALED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
+    SOFTMAX: tl.constexpr, FAST: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LOGITS: tl.constexpr,
+    MASK: tl.constexpr, PARTNERS: tl.constexpr,
 ):  # fmt: skip
     """Fold keys into the running maximum, sum and weighted values: begin + x for x in first .. last - 1, with `gap`
     added from x = gap_at on. Not EDGE: all of them are live, seen by every row (but for MASK), and no gap is crossed.
@@ -84,13 +88,20 @@ def _fold(  # type: ignore[no-untyped-def]
         else:
             k_block = tl.load(k + k_at[None, :] + dims[:, None], mask=(dims < D)[:, None], other=0.0)
             v_block = tl.load(v + v_at[:, None] + dims[None, :], mask=(dims < D)[None, :], other=0.0)
+        if SCALED:
+            of_k, of_v = tl.load(k_scale + (k_at + D) // 4), tl.load(v_scale + (v_at + D) // 4)
+            of_key, of_value = of_k[None, :], of_v[:, None]
+        else:
+            of_key, of_value = k_scale, v_scale
         if KEY is not None:
-            k_block = _transformed(k_block, k, k_at[None, :], dims[:, None], position[None, :], kv_head, param, D,
-                                   KEY, PARTNERS & 2, q.dtype)  # fmt: skip
+            k_block = _transformed(k_block, k, k_at[None, :], dims[:, None], position[None, :], kv_head, of_key,
+                                   param, D, KEY, PARTNERS & 2, q.dtype)  # fmt: skip
         if VALUE is not None:
-            v_block = _transformed(v_block, v, v_at[:, None], dims[None, :], position[:, None], kv_head, param, D,
-                                   VALUE, PARTNERS & 4, q.dtype)  # fmt: skip
+            v_block = _transformed(v_block, v, v_at[:, None], dims[None, :], position[:, None], kv_head, of_value,
+                                   param, D, VALUE, PARTNERS & 4, q.dtype)  # fmt: skip
         s = tl.dot(q, k_block.to(q.dtype), input_precision="ieee")
+        if SCALED and KEY is None:
+            s = s * of_k[None, :]
         if not FAST:
             s = s * scale
         if LOGITS is not None:
@@ -119,6 +130,8 @@ def _fold(  # type: ignore[no-untyped-def]
         else:
             p = s
             total += tl.sum(p, 1)
+        if SCALED and VALUE is None:
+            p = p * of_v[None, :]
         acc += tl.dot(p.to(q.dtype), v_block.to(q.dtype), input_precision="ieee")
     return top, total, acc
 
@@ -168,11 +181,12 @@ def _bounds(  # type: ignore[no-untyped-def]
 def _tile(  # type: ignore[no-untyped-def]
     line, kv_head, first_row, n_tokens, partial,
     q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
-    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
-    LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr,
-    FAST: tl.constexpr, HAS_LSE: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    LOGITS: tl.constexpr, MASK: tl.constexpr, OUTPUT: tl.constexpr, PARTNERS: tl.constexpr,
+    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, k_scale, v_scale,
+    window, n_first, param,
+    LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, CODED: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
+    SOFTMAX: tl.constexpr, FAST: tl.constexpr, HAS_LSE: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr,
+    VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, OUTPUT: tl.constexpr, PARTNERS: tl.constexpr,
 ):  # fmt: skip
     """Packed rows first_row .. first_row + BLOCK_M - 1 of one line for one KV head."""
     packed, dims = first_row + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
@@ -195,6 +209,11 @@ def _tile(  # type: ignore[no-untyped-def]
     end, gap_at, gap, head, main, stop = _bounds(
         begin, tl.load(line + 4), blocks_at, blocks, q_pos, window, n_first, LAYOUT, PAGE, BLOCK_N, CAUSAL, WINDOWED
     )
+    if CODED == 2:  # int8: scales lie behind the integers
+        k_scale += kv_head.to(tl.int64) * k_head // 4
+        v_scale += kv_head.to(tl.int64) * v_head // 4
+    if CODED == 1 and KEY is None:  # one scale of all keys is a factor of the logits; a hook is given numbers
+        scale = scale * k_scale
     k += kv_head.to(tl.int64) * k_head
     v += kv_head.to(tl.int64) * v_head
     top = tl.full([BLOCK_M], float("-inf") if SOFTMAX else 0.0, tl.float32)
@@ -204,26 +223,30 @@ def _tile(  # type: ignore[no-untyped-def]
         top, total, acc = _fold(
             x, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
             begin, end, 0, tl.minimum(head, stop), gap_at, gap, row[:, None], q_pos[:, None], q_head[:, None],
-            top, total, acc, scale, window, n_first, param,
-            True, LAYOUT, PAGE, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS, MASK,
-            PARTNERS,
+            top, total, acc, scale, k_scale, v_scale, window, n_first, param,
+            True, LAYOUT, PAGE, D, CODED == 2, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS,
+            MASK, PARTNERS,
         )  # fmt: skip
     top, total, acc = _fold(
         x, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
         begin + gap, end, head, main, 0, 0, row[:, None], q_pos[:, None], q_head[:, None],
-        top, total, acc, scale, window, n_first, param,
-        False, LAYOUT, PAGE, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS, MASK, PARTNERS,
+        top, total, acc, scale, k_scale, v_scale, window, n_first, param,
+        False, LAYOUT, PAGE, D, CODED == 2, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS,
+        MASK, PARTNERS,
     )  # fmt: skip
     top, total, acc = _fold(
         x, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
         begin + gap, end, main, stop, 0, 0, row[:, None], q_pos[:, None], q_head[:, None],
-        top, total, acc, scale, window, n_first, param,
-        True, LAYOUT, PAGE, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS, MASK, PARTNERS,
+        top, total, acc, scale, k_scale, v_scale, window, n_first, param,
+        True, LAYOUT, PAGE, D, CODED == 2, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS,
+        MASK, PARTNERS,
     )  # fmt: skip
 
     log2_total = tl.where(total == 0.0, float("-inf"), top + tl.log2(tl.where(total == 0.0, 1.0, total)))
     if SOFTMAX:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if CODED == 1 and VALUE is None:
+        acc = acc * v_scale
     if partial < 0:
         if OUTPUT is not None:
             acc = OUTPUT(acc, row[:, None], q_head[:, None], kv_head, dim, (log2_total * LN2)[:, None], param)
@@ -240,11 +263,12 @@ def _tile(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["window", "n_first"], do_not_specialize_on_alignment=INDICES)  # type: ignore[untyped-decorator]
 def small(  # type: ignore[no-untyped-def]
     lines, queue, q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
-    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
-    LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr,
-    FAST: tl.constexpr, HAS_LSE: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    LOGITS: tl.constexpr, MASK: tl.constexpr, OUTPUT: tl.constexpr, PARTNERS: tl.constexpr,
+    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, k_scale, v_scale,
+    window, n_first, param,
+    LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, CODED: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
+    SOFTMAX: tl.constexpr, FAST: tl.constexpr, HAS_LSE: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr,
+    VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, OUTPUT: tl.constexpr, PARTNERS: tl.constexpr,
 ):  # fmt: skip
     """A CTA: lines queue[c] .. queue[c + 1] - 1, one after another."""
     cta = tl.program_id(0)
@@ -255,8 +279,9 @@ def small(  # type: ignore[no-untyped-def]
             _tile(
                 line, tl.load(line + 8), 0, n_tokens, tl.load(line + 7),
                 q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
-                k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
-                LAYOUT, PAGE, GROUP, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, HAS_LSE,
+                k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, k_scale, v_scale,
+                window, n_first, param,
+                LAYOUT, PAGE, GROUP, D, CODED, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, HAS_LSE,
                 QUERY, KEY, VALUE, LOGITS, MASK, OUTPUT, PARTNERS,
             )  # fmt: skip
 
@@ -264,11 +289,13 @@ def small(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["window", "n_first"], do_not_specialize_on_alignment=INDICES)  # type: ignore[untyped-decorator]
 def large(  # type: ignore[no-untyped-def]
     lines, q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
-    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
+    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, k_scale, v_scale,
+    window, n_first, param,
     CHUNKS: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
-    SOFTMAX: tl.constexpr, FAST: tl.constexpr, HAS_LSE: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr,
-    VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, OUTPUT: tl.constexpr, PARTNERS: tl.constexpr,
+    CODED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr, FAST: tl.constexpr, HAS_LSE: tl.constexpr, QUERY: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, OUTPUT: tl.constexpr,
+    PARTNERS: tl.constexpr,
 ):  # fmt: skip
     """One line for one KV head, or one of its CHUNKS runs of BLOCK_M packed rows; heads are neighbours in the grid."""
     program = tl.program_id(0)
@@ -282,8 +309,9 @@ def large(  # type: ignore[no-untyped-def]
         _tile(
             line, kv_head, first_row, n_tokens, partial,
             q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
-            k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
-            LAYOUT, PAGE, GROUP, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, HAS_LSE,
+            k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, k_scale, v_scale,
+            window, n_first, param,
+            LAYOUT, PAGE, GROUP, D, CODED, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, HAS_LSE,
             QUERY, KEY, VALUE, LOGITS, MASK, OUTPUT, PARTNERS,
         )  # fmt: skip
 

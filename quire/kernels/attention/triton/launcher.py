@@ -14,8 +14,11 @@ import triton
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.triton import hooks, kernels
 from quire.kernels.attention.variant import Variant
+from quire.kernels.kvstore import entry
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KINDS = {entry.E4M3: 1, torch.int8: 2}
+"""Type of pages of 8 bits → CODED of the kernels: one scale of all keys, or one behind each entry."""
 LARGE_ROWS = 128
 """Packed rows of a large line, at most."""
 MAX_HEAD_DIM = 256
@@ -25,8 +28,10 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
     """Why these kernels cannot run this, in one sentence, or None."""
     if q_dtype not in DTYPES:
         return f"q is {q_dtype}: Triton's kernels take {', '.join(map(str, DTYPES))}"
-    if kv_dtype not in (q_dtype, torch.float8_e4m3fn):
-        return f"keys and values are {kv_dtype}: Triton's kernels take q's {q_dtype} or torch.float8_e4m3fn"
+    if kv_dtype not in (q_dtype, *KINDS):
+        return f"keys and values are {kv_dtype}: Triton's kernels take q's {q_dtype}, {entry.E4M3} or int8 entries"
+    if kv_dtype == torch.int8 and plan.heads.head_dim % entry.SCALE_BYTES:
+        return f"head_dim {plan.heads.head_dim} is not a multiple of {entry.SCALE_BYTES}, as scales must lie"
     if plan.heads.value_dim:
         return f"values have {plan.heads.value_dim} dimensions and keys {plan.heads.head_dim}"
     if plan.heads.head_dim > MAX_HEAD_DIM:
@@ -44,25 +49,41 @@ def run(
     variant: Variant,
     out: torch.Tensor,
     lse: torch.Tensor | None,
+    scales: entry.Scales = entry.UNIT,
 ) -> None:
     """See op.py."""
     work, heads, lowered = plan.work, plan.heads, hooks.of(variant)
-    shared = _arguments(q, k, v, plan, variant, out, lse)
     if work.n_small:
         rows = max(16, work.small_rows)
-        constants = _constants(plan, variant, q, rows, lse)
+        constants = _constants(plan, variant, q, k, rows, lse)
+        shared = _arguments(q, k, v, plan, variant, out, lse, scales)
         kernels.small[(work.n_ctas,)](work.small, work.queue, *shared, **constants)
     if work.n_large:
-        rows = _large_rows(q.element_size())
-        chunks = LARGE_ROWS // rows
-        constants = _constants(plan, variant, q, rows, lse) | {"CHUNKS": chunks}
-        kernels.large[(work.n_large * heads.n_kv_heads * chunks,)](work.large, *shared, **constants)
+        run_large(q, k, v, plan, variant, out, lse, scales)
     if work.n_merges:
         kernels.merge[(work.n_merges, heads.group)](
             work.merges, work.parts, work.partial_out, work.partial_lse, out, out if lse is None else lse,
             heads.n_kv_heads, lowered.params, GROUP=heads.group, D=heads.head_dim, BLOCK_D=_padded(heads.head_dim),
             SOFTMAX=variant.softmax, HAS_LSE=lse is not None, num_warps=4, **lowered.merging(),
         )  # fmt: skip
+
+
+def run_large(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: AttnPlan,
+    variant: Variant,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    scales: entry.Scales = entry.UNIT,
+) -> None:
+    """The large lines of a plan alone, which has some: final rows, and parts that are still to be merged."""
+    rows = _large_rows(q.element_size())
+    chunks = LARGE_ROWS // rows
+    constants = _constants(plan, variant, q, k, rows, lse) | {"CHUNKS": chunks}
+    shared = _arguments(q, k, v, plan, variant, out, lse, scales)
+    kernels.large[(plan.work.n_large * plan.heads.n_kv_heads * chunks,)](plan.work.large, *shared, **constants)
 
 
 def _arguments(
@@ -73,15 +94,17 @@ def _arguments(
     variant: Variant,
     out: torch.Tensor,
     lse: torch.Tensor | None,
+    scales: entry.Scales,
 ) -> tuple[Any, ...]:
     """What the kernels for small and large lines have in common, in order."""
     work = plan.work
     pages = work.rows if plan.page_table is None else plan.page_table
     strides = [stride for x in (k, v) for stride in _strides(x, plan.layout)]
+    factors = [x.view(torch.float32) for x in (k, v)] if k.dtype == torch.int8 else scales
     return (
         q, k, v, out, out if lse is None else lse, work.rows, pages, work.blocks, work.partial_out, work.partial_lse,
-        q.stride(0), q.stride(1), *strides, plan.heads.n_kv_heads, variant.scale, variant.window, variant.n_first,
-        hooks.of(variant).params,
+        q.stride(0), q.stride(1), *strides, plan.heads.n_kv_heads, variant.scale, *factors, variant.window,
+        variant.n_first, hooks.of(variant).params,
     )  # fmt: skip
 
 
@@ -91,7 +114,7 @@ def _strides(x: torch.Tensor, layout: Layout) -> tuple[int, int, int]:
 
 
 def _constants(
-    plan: AttnPlan, variant: Variant, q: torch.Tensor, rows: int, lse: torch.Tensor | None
+    plan: AttnPlan, variant: Variant, q: torch.Tensor, k: torch.Tensor, rows: int, lse: torch.Tensor | None
 ) -> dict[str, Any]:
     """What is compiled in."""
     head_dim, program = plan.heads.head_dim, variant.program
@@ -103,6 +126,7 @@ def _constants(
         "PAGE": plan.page_size,
         "GROUP": plan.heads.group,
         "D": head_dim,
+        "CODED": KINDS.get(k.dtype, 0),
         "BLOCK_D": _padded(head_dim),
         "BLOCK_M": rows,
         "BLOCK_N": keys,

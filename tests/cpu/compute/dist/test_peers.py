@@ -12,6 +12,7 @@ from quire.compute.device import cuda
 from quire.compute.dist import peers
 from quire.compute.dist.added import RankSum
 from quire.compute.dist.comm import Reduction, SoloComm
+from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 from quire.core.errors import EngineError
 from quire.kernels.reduce.hopper import PeerMemory
@@ -30,6 +31,16 @@ class Nccl(SoloComm):
 
     def join(self) -> None: ...
 
+    def all_within(self, limit_s: float) -> bool:
+        self.asked.append("all")
+        return True
+
+    def abort(self) -> None:
+        self.asked.append("abort")
+
+    def close(self) -> None:
+        self.asked.append("close")
+
     def all_reduce(self, x: torch.Tensor, reduction: Reduction = Reduction.SUM) -> torch.Tensor:
         self.asked.append(reduction.value)
         return x.mul_(0) if reduction is Reduction.MIN and self.asked.count("min") > self._against else x
@@ -43,7 +54,7 @@ class Memory(PeerMemory):
 
     def __init__(self, rank: int, size: int, *most: int) -> None:
         self._most, self.ways, self.n_bytes, self.handle = most, list[Any](), 0, bytes(64)
-        self.is_closed, self.faults = False, list[tuple[int, int]]()
+        self.is_closed, self.faults, self.order = False, list[tuple[int, int]](), list[str]()
 
     def map(self, handles: Any) -> None:
         assert list(handles) == [self.handle] * 2
@@ -56,7 +67,14 @@ class Memory(PeerMemory):
     def lost(self) -> tuple[int, int] | None:
         return self.faults[0] if self.faults else None
 
+    def unmap(self) -> None:
+        self.order.append("unmap")
+
+    def give_up(self) -> None:
+        self.order.append("give up")
+
     def close(self) -> None:
+        self.order.append("free")
         self.is_closed = True
 
 
@@ -126,12 +144,86 @@ def test_the_reason_is_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 def test_nobody_sees_what_was_not_waited_for(made: list[Memory]) -> None:
     class Event:
         def synchronize(self) -> None: ...
+        def query(self) -> bool:
+            return True
 
-    comm = PeerComm(Nccl(), CPU)
+    comm = PeerComm(Nccl(), CPU, first=4)
     comm.check()
     comm.join()
     arriving = cuda._Arriving([torch.ones(1)], Event(), [comm.check])  # type: ignore[arg-type]
     assert arriving.wait()[0].item() == 1
     made[0].faults.append((1, 7))
-    with pytest.raises(EngineError, match="rank 0 has waited in vain for rank 1 in sum 7"):
+    with pytest.raises(EngineError, match="rank 4 has waited in vain for rank 5 in sum 7"):
         arriving.wait()
+
+
+def test_what_never_comes_is_not_waited_for_once_a_check_says_so() -> None:
+    class Event:
+        """Of a kernel that waits for a rank that is gone."""
+
+        n_looks = 0
+
+        def synchronize(self) -> None:
+            pytest.fail("this does not return")
+
+        def query(self) -> bool:
+            self.n_looks += 1
+            return False
+
+    def check() -> None:
+        if event.n_looks > 3:
+            raise EngineError("rank 1 is gone")
+
+    event = Event()
+    with pytest.raises(EngineError, match="rank 1 is gone"):
+        cuda._Arriving([torch.ones(1)], event, [check], is_watched=True).wait()  # type: ignore[arg-type]
+
+
+def test_memory_is_let_go_of_by_all_before_it_is_freed(made: list[Memory]) -> None:
+    nccl = Nccl()
+    comm = PeerComm(nccl, CPU)
+    comm.join()
+    (memory,), found = made, list[str]()
+    memory.order = nccl.asked = found
+    comm.close()
+    assert found == ["unmap", "all", "free", "close"]
+
+
+def test_without_the_others_nobody_is_waited_for(made: list[Memory]) -> None:
+    nccl = Nccl()
+    comm = PeerComm(nccl, CPU)
+    comm.join()
+    (memory,), found = made, list[str]()
+    memory.order = nccl.asked = found
+    comm.abort()
+    comm.close()
+    assert found == ["give up", "abort", "unmap", "free", "close"]
+
+
+def test_nccl_groups_are_left_or_aborted() -> None:
+    class Group:
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        def allreduce(self, tensors: list[torch.Tensor]) -> Group:
+            return self
+
+        def is_completed(self) -> bool:
+            return False
+
+        def abort(self) -> None:
+            self.calls.append("abort")
+
+        def shutdown(self) -> None:
+            self.calls.append("shutdown")
+
+    groups = [Group() for _ in range(4)]
+    left, aborted, late, unmet = (NcclComm(0, 2, "at", CPU) for _ in range(4))
+    for comm, group in zip((left, aborted, late), groups, strict=False):
+        comm.__dict__["_group"] = group
+    aborted.abort()
+    assert not late.all_within(0.01), "the other one does not come"
+    for comm in (left, aborted, late, unmet):
+        comm.close()
+        comm.close()
+    assert [group.calls for group in groups] == [["shutdown"], ["abort"], ["abort"], []]

@@ -15,7 +15,8 @@ import transformers
 from family_cases import IDS, MOE, checkpoint_of
 
 from quire.bench.shape import FOLDER
-from quire.compute.layers.experts import Experts, Stack
+from quire.compute.layers.expert_banks import Stack
+from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.weights.footprint import Weights
 from quire.compute.weights.loader import load_model

@@ -18,8 +18,10 @@ from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder
 from quire.compute.schemes import holding
 from quire.compute.schemes.packed import PackedProduct
+from quire.compute.schemes.w8a8 import RoundedFp8
 from quire.compute.weights.footprint import Weights
 from quire.kernels import native
+from quire.kernels.moe import CodedMatrices
 from quire.kernels.qgemm import reference
 from quire.kernels.w8a8 import reference as w8a8
 
@@ -34,6 +36,7 @@ KEPT = {
 ON_GPU = {
     **dict.fromkeys((name for name in FORMATS if name.startswith(("packed", "gptq", "awq"))), "int4"),
     "packed-8": "", "gptq-v2-8": "", "int8": "int8", "fp8-blocks": "fp8", "fp8-static": "fp8", "fp8-odd-blocks": "",
+    "nvfp4": "", "nvfp4-modelopt": "",
 }  # fmt: skip
 """Coding → scheme that holds it on a GPU; empty: none does."""
 
@@ -122,9 +125,10 @@ def test_parts_that_a_file_has_as_one(tmp_path: pathlib.Path, tools: Tools, monk
 
 @pytest.mark.parametrize("case", ["gpt_oss", "qwen3_moe", "deepseek_v3"])
 def test_experts_are_those_of_the_numbers(
-    tmp_path: pathlib.Path, tools: Tools, case: str, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path, tools: Tools, case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of a layer in one tensor, with gate and up taking turns; one by one; and rows of heads that take turns."""
+    """All of a layer in one tensor, with gate and up taking turns; one by one; and rows of heads that take turns.
+    Decoded; as the CPU's kernels keep them; and as GPUs do, by the references of their ops."""
     family, fields = CASES[case]
     wide = {"moe_intermediate_size": 64} if case == "qwen3_moe" else {}  # no part of a matrix ends within a tile
     random_checkpoint(tmp_path / "floating", family, **{**fields, **wide})
@@ -145,3 +149,32 @@ def test_experts_are_those_of_the_numbers(
     kept = case == "qwen3_moe" and native.library() is not None
     assert {linear.scheme.name for linear in ffn.up.linears} == {"int4-g32" if kept else "float32"}
     assert ("kept as int4-g32" if kept else "decoded into float32, once") in caplog.text
+    monkeypatch.setitem(holding.HOLDERS, "cpu", holding.HOLDERS["cuda"])
+    model = tools["load"](tmp_path / "coded", quantization="auto")
+    ffn = model.layers[1].ffn
+    assert isinstance(ffn, Experts)
+    held = {"gpt_oss": "mxfp4", "qwen3_moe": "int4"}.get(case, "float32")
+    assert {linear.scheme.name for linear in (*ffn.up.linears, *ffn.down.linears)} == {held}
+    assert all(isinstance(bank.matrices, CodedMatrices) == (held != "float32") for bank in (ffn.up, ffn.down))
+    found = tools["run_chunks"](model, torch.float32, IDS, [len(IDS)])
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
+    sizes = Weights(tmp_path / "coded", model.arch, torch.device("cpu")).footprint(torch.float32, "auto")
+    assert sizes.held_bytes == model.n_bytes <= sizes.peak_bytes <= sizes.address_bytes
+
+
+def test_experts_rounded_to_fp8(tmp_path: pathlib.Path, tools: Tools) -> None:
+    """Each floating until it is rounded into what all of a layer share: the numbers of its own rounding."""
+    family, fields = CASES["qwen3_moe"]
+    random_checkpoint(tmp_path, family, **fields)
+    plain, model = (tools["load"](tmp_path, quantization=one) for one in ("none", "fp8"))
+    before, after = (one.layers[1].ffn for one in (plain, model))
+    assert isinstance(before, Experts) and isinstance(after, Experts)
+    for bank, own in ((before.up, after.up), (before.down, after.down)):
+        assert isinstance(own.matrices, CodedMatrices)
+        for expert, linear in enumerate(bank.linears):
+            floats = bank.matrices[expert] if bank.matrices is not None else linear.product.packed.dequantized()
+            rounded = RoundedFp8().finish(floats).tensors
+            assert torch.equal(own.matrices[expert], w8a8.dequantise(rounded["weight"], rounded["scale"]).float())
+    assert model.n_bytes < plain.n_bytes
+    sizes = Weights(tmp_path, model.arch, torch.device("cpu")).footprint(torch.float32, "fp8")
+    assert sizes.held_bytes == model.n_bytes

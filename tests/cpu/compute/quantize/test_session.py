@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import pathlib
+import shutil
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
 from family_cases import CASES, checkpoint_of
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from quire.compute.device.cpu import CpuDevice
@@ -19,6 +22,7 @@ from quire.compute.quantize.folder import Folder
 from quire.compute.quantize.folds import folds
 from quire.compute.quantize.session import Recipe, Session, Streams, needed_bytes
 from quire.compute.quantize.source import Source
+from quire.compute.quantize.stored import n_bytes_of
 from quire.config.model import read_arch
 from quire.config.quantize import FORMATS, quantization_config
 from quire.core.errors import ConfigError
@@ -78,8 +82,9 @@ def test_transformers_computes_what_was_measured(case: str, tmp_path: pathlib.Pa
     oracle = checkpoint_of(case, tmp_path / "model")
     source = Source(tmp_path / "model", read_arch(tmp_path / "model"), torch.float32, torch.device("cpu"))
     form = FORMATS[scheme]
-    with torch.inference_mode(), Folder(tmp_path / "out", source.arch.n_layers + 1) as folder:
-        session = Session(source, DEVICE, Recipe(form, method), text)
+    session = Session(source, DEVICE, Recipe(form, method), text)
+    needed = n_bytes_of(source, form, session.scale_dtype.itemsize)
+    with torch.inference_mode(), Folder(tmp_path / "out", source.arch.n_layers + 1, needed) as folder:
         reports = []
         for report in session.layers():
             folder.add(report.tensors)
@@ -87,7 +92,7 @@ def test_transformers_computes_what_was_measured(case: str, tmp_path: pathlib.Pa
         folder.add(session.rest())
         before, after = session.quality()
         said = None if form.is_sparse else quantization_config(form, source.ignored(form.group), False)
-        folder.finish(source.folder, said)
+        assert folder.finish(source.folder, said) == needed
     unpacked(tmp_path / "out", tmp_path / "plain")
     plain = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "plain", dtype=torch.float32, attn_implementation="eager"
@@ -150,3 +155,40 @@ def test_an_end_before_the_end_leaves_nothing(error: type[BaseException], tmp_pa
         assert partial.name.startswith(".out.partial") and not (partial / "config.json").exists()
         raise error
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_said_before_and_while_it_is_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what safetensors raises then; nothing is left."""
+    tensors, target = {"a": torch.zeros(1000)}, tmp_path / "out"
+
+    def full(tensors: object, path: pathlib.Path, metadata: object) -> None:
+        path.write_bytes(b"half of it")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("quire.compute.quantize.folder.save_file", full)
+    said = rf"{target}/model-00001-of-00002.safetensors cannot be written: it takes 3\.91 KiB, and .*No space left"
+    with pytest.raises(ConfigError, match=said), Folder(target, 2) as folder:
+        folder.add(tensors)
+    assert [*tmp_path.iterdir()] == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10_000, 9000, 1000))  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"it takes 3\.91 KiB, and 1000 B are free"), Folder(target, 2) as folder:
+        folder.add(tensors)
+    with pytest.raises(ConfigError, match=rf"{target} cannot be written: it takes 1\.95 KiB"):
+        Folder(target, 2, 2000)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all tensors are written: without its configuration it is no checkpoint."""
+    checkpoint_of("phi3", tmp_path / "model")
+
+    def full(path: pathlib.Path, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ConfigError, match=r"config\.json cannot be written"), Folder(tmp_path / "out", 1) as folder:
+        folder.add({"a": torch.zeros(3)})
+        monkeypatch.setattr(pathlib.Path, "write_text", full)
+        folder.finish(tmp_path / "model", None)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

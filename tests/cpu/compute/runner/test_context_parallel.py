@@ -11,9 +11,11 @@ from calling_device import CallingDevice, LivePlans
 from context_cases import of_one, of_ranks, sent_of_prompt
 from rank_cases import checkpoint
 
-from quire.compute import platform
+from quire.compute import platform, worker
 from quire.compute.platform import CudaPlatform
 from quire.compute.runner.ring import Ring
+from quire.config import resolve
+from quire.kernels.kvstore.entry import Scales
 from quire.planner import context
 
 FOLDER: dict[str, pathlib.Path] = {}
@@ -75,6 +77,17 @@ def test_heads_divided_in_a_ring(name: str, size: int, goes: str, monkeypatch: p
 def test_numbers_of_8_bits(method: str, options: dict[str, Any]) -> None:
     """Entries are rounded by token and head, wherever they are stored, and travel as they are."""
     check("qwen3", of_ranks(model("qwen3"), 2, method, **options), **options)
+
+
+@pytest.mark.parametrize("method, goes", [("ulysses", ""), ("ring", "keys"), ("ring", "queries")])
+def test_numbers_of_e4m3(method: str, goes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU keeps them, by the kernels' references: under the scales of a checkpoint, other ones in each layer."""
+    scales = {layer: Scales(0.03 * (layer + 1), 0.02 * (layer + 1)) for layer in range(LAYERS)}
+    monkeypatch.setattr(worker, "read_kv_scales", lambda *_: scales)
+    monkeypatch.setitem(resolve.KV_ROUNDED, "fp8", ("fp8", ("cpu",)))
+    monkeypatch.setattr(platform, "obstacle", lambda _: "keys of e4m3")
+    monkeypatch.setattr(Ring, "keys_bytes", lambda *_: 0.0 if goes == "keys" else float("inf"))
+    check("qwen3", of_ranks(model("qwen3"), 2, method, kv_cache_dtype="fp8"), kv_cache_dtype="fp8")
 
 
 @pytest.mark.parametrize("method, n_captures", [("ulysses", True), ("ring", False)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import pathlib
+import weakref
 from typing import Any
 
 import pytest
@@ -16,13 +17,13 @@ from calling_device import CallingDevice, LivePlans
 from worker_rank import make_worker, masks_of, plans, values
 
 from quire.compute import platform
-from quire.compute.dist.pipeline import MOST_SENT, Pipeline
+from quire.compute.dist.pipeline import Link, Pipeline
 from quire.compute.platform import CudaPlatform
 from quire.compute.runner.staged import StageRunner
 from quire.compute.worker import Allocation, Worker
-from quire.config.mesh import MeshShape
+from quire.config.mesh import Mesh
 
-SENDER = 0
+SENDER, MOST_SENT = 0, 3
 
 
 class Arrival:
@@ -52,7 +53,6 @@ class QueueComm:
     def send(self, x: torch.Tensor, to: int) -> Gone:
         assert self.rank == SENDER
         self.queue.append(x)
-        assert len(self.queue) <= MOST_SENT
         return Gone()
 
     def receive(self, x: torch.Tensor, source: int) -> Arrival:
@@ -74,13 +74,13 @@ def stages_of(folder: pathlib.Path, n_stages: int, captures: bool) -> list[Worke
     def connect(rank: int, size: int, meeting_point: str) -> Any:
         return QueueComm(rank, size, queues[meeting_point])
 
-    shape = MeshShape(pipeline=n_stages)
+    shape = Mesh(pp=n_stages)
     made = [
         make_worker(
             folder,
             platform=CudaPlatform(captures=captures),
             dtype="float32",
-            pipeline=Pipeline(shape, rank, connect, "at"),
+            pipeline=Pipeline(shape, rank, connect, connect, "at", MOST_SENT),
         )
         for rank in range(n_stages)
     ]
@@ -136,3 +136,28 @@ def test_a_token_of_a_slot_that_was_closed_is_nobodys(tmp_path: pathlib.Path, mo
     first.close(1)
     first.take_all()
     assert first.tables.tokens[1].eq(77).all() and not first.tables.tokens[0, 40].eq(77)
+
+
+def test_a_link_keeps_no_more_than_steps_are_in_flight() -> None:
+    """And waits for a message only when as many came after it."""
+    waited: list[int] = []
+
+    class Sent:
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        def wait(self) -> None:
+            waited.append(self._number)
+
+    class Comm:
+        def send(self, x: torch.Tensor, to: int) -> Sent:
+            alive.append(weakref.ref(x))
+            return Sent(int(x[0]))
+
+    alive: list[weakref.ref[torch.Tensor]] = []
+    connect: Any = lambda rank, size, meeting_point: Comm()  # noqa: E731
+    link = Link(connect, SENDER, "at", most_sent=MOST_SENT)
+    for number in range(MOST_SENT + 2):
+        link.send(torch.full((2,), number))
+        assert sum(one() is not None for one in alive) == min(number + 1, MOST_SENT)
+    assert waited == [0, 1]

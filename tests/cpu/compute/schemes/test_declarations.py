@@ -10,15 +10,20 @@ import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
+from family_cases import checkpoint_of
 
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import decoder_on
 from quire.compute.schemes.choice import Schemes, choose, floating
+from quire.compute.schemes.coded import Source
+from quire.compute.schemes.holding import holding
 from quire.compute.schemes.packed import HELD, Blocks, Packed, PackedProduct, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
 from quire.compute.schemes.w8a8 import RoundedFp8
+from quire.config.codings import Layout
+from quire.config.codings.coding import Coding
 from quire.config.model import read_arch
-from quire.config.parameters import HEAD, Cut, Kept, Matrix
+from quire.config.parameters import HEAD, Cut, Kept, Matrix, matrices
 from quire.core.errors import ConfigError
 from quire.kernels import native, qgemm
 from quire.kernels.qgemm import weight as packing
@@ -174,12 +179,24 @@ def test_layouts_are_those_of_the_packing() -> None:
         assert (tuple(packed.scales.shape), packed.scales.dtype) == scales
 
 
-def test_fp8_on_a_gpu_leaves_experts_and_routers_floating() -> None:
-    """One launch multiplies by all experts, which are floating for it."""
+def test_fp8_leaves_routers_floating() -> None:
     schemes = choose("fp8", torch.device("cuda"), torch.bfloat16)
     matrix = Matrix(n_in=64, parts=(("m", 64),))
-    assert schemes.of(matrix) == RoundedFp8()
-    for change in ({"of_expert": True}, {"kept": Kept.FLOATING}):
-        assert schemes.of(msgspec.structs.replace(matrix, **change)) == Plain(torch.bfloat16)
-    on_cpu = choose("int4", torch.device("cpu"), torch.bfloat16)
-    assert on_cpu.of(msgspec.structs.replace(matrix, of_expert=True)) == Rounded("int4")
+    assert schemes.of(matrix) == schemes.of(msgspec.structs.replace(matrix, bank="b")) == RoundedFp8()
+    assert schemes.of(msgspec.structs.replace(matrix, kept=Kept.FLOATING)) == Plain(torch.bfloat16)
+
+
+def test_experts_on_a_gpu_are_kept_alike_or_decoded(tmp_path: pathlib.Path) -> None:
+    checkpoint_of("qwen3_moe", tmp_path)
+    arch = read_arch(tmp_path)
+    four = Source(Coding(layout=Layout.PACKED, bits=4, group=32), "BF16")
+    sources = {f"{part}.weight": four for matrix in matrices(arch) for part, _ in matrix.parts}
+    banks = {matrix.name: matrix.bank for matrix in matrices(arch) if matrix.bank}
+    found = holding("auto", torch.device("cuda"), torch.bfloat16, arch, sources)
+    assert set(banks) <= set(found)
+    odd = next(iter(banks))
+    for other in ({"act_order": True}, {"bits": 8}, {"group": 64}):
+        changed = Source(msgspec.structs.replace(four.coding, **other), "BF16")
+        of_one = {f"{part}.weight": changed for one in matrices(arch) if one.name == odd for part, _ in one.parts}
+        left = holding("auto", torch.device("cuda"), torch.bfloat16, arch, sources | of_one)
+        assert {name for name, bank in banks.items() if bank == banks[odd]} == set(found) - set(left)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from coded_checkpoints import Format, gptq, packed, quantise
+from coded_checkpoints import Format, fp8, gptq, nvfp4, packed, quantise
 from family_cases import random_checkpoint
 from safetensors.torch import load_file, save_file
 
+from quire.compute.schemes import holding
 from quire.compute.weights.loader import load_model
 from quire.config.model import read_arch
 from quire.core.errors import LoadError
@@ -85,6 +86,45 @@ def test_what_stands_beside_is_left(tmp_path: pathlib.Path) -> None:
         tensors |= {f"{UP}.bias": torch.zeros(128).half(), "model.layers.0.self_attn.k_scale": torch.ones(1)}
 
     load(changed(tmp_path, gptq(4, 32), add))
+
+
+@pytest.mark.parametrize("number", [1e-3, float("nan")])
+def test_an_added_bias_that_is_not_zero_is_refused(tmp_path: pathlib.Path, number: float) -> None:
+    bias = torch.zeros(128).half()
+    bias[-1] = number
+    folder = changed(tmp_path, gptq(4, 32), lambda tensors: tensors.update({f"{UP}.bias": bias}))
+    with pytest.raises(LoadError, match=rf"tensor {UP}\.bias in .* is not zero, and the model has no bias there"):
+        load(folder)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, float("nan"), float("inf")])
+def test_scales_of_activations_must_be_of_use(
+    tmp_path: pathlib.Path, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they are used: as GPUs keep such matrices."""
+    name = f"{UP}.input_scale"
+    folder = changed(tmp_path, fp8(None, static=True), lambda tensors: tensors.update({name: torch.tensor(scale)}))
+    load(folder)
+    monkeypatch.setitem(holding.HOLDERS, "cpu", holding.HOLDERS["cuda"])
+    with pytest.raises(LoadError, match=rf"tensor {name} is .*: what its matrix multiplies is rounded with it"):
+        load(folder)
+    load(folder, "none")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without(f"{UP}.weight_global_scale"), "either weight_packed and weight_global_scale, or weight and weight_sc"),
+        (with_tensor(f"{UP}.weight_scale_2", torch.clone, f"{UP}.weight_global_scale"), "either weight_packed and"),
+        (with_tensor(f"{UP}.weight_global_scale", torch.zeros_like), f"'{UP}': its scales are NaN or infinite"),
+        (with_tensor(f"{UP}.weight_packed", lambda one: one[:, :4]), "has shape (128, 4)"),
+    ],
+    ids=["lacking", "both", "zero", "short"],
+)
+def test_nvfp4_that_contradicts_itself(change: Callable[[Tensors], None], said: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(LoadError) as caught:
+        load(changed(tmp_path, nvfp4(), change))
+    assert said in caught.value.message
 
 
 def test_scales_that_kernels_cannot_hold_are_refused_with_what_decodes_them(tmp_path: pathlib.Path) -> None:

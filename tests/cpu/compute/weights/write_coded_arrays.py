@@ -1,7 +1,8 @@
 """Writes coded_arrays.safetensors: small matrices as the packages of each coding pack them, and decode them.
 
     pip install --no-deps --target P compressed-tensors==0.20.0 bitsandbytes==0.50.2 auto-gptq==0.7.1 \
-        pydantic pydantic-core loguru annotated-types typing-inspection
+        nvidia-modelopt==0.47.0 pydantic pydantic-core loguru annotated-types typing-inspection omegaconf \
+        antlr4-python3-runtime==4.9.3 pulp rich scipy nvidia-ml-py
     pip download --no-deps --no-binary :all: --no-build-isolation autoawq==0.2.9    # unpack its awq/ into P
     PYTHONPATH=P python tests/cpu/compute/weights/write_coded_arrays.py P
 
@@ -98,6 +99,38 @@ def awq(folder: pathlib.Path, group: int) -> tuple[Any, ...]:
     return {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}, stored, decoded
 
 
+def nvfp4() -> tuple[Any, ...]:
+    """By compressed-tensors."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+    from compressed_tensors.quantization.quant_scheme import NVFP4
+
+    weight = torch.randn(N, K, generator=torch.Generator().manual_seed(4)).bfloat16()
+    scheme = QuantizationScheme(targets=["Linear"], **NVFP4)
+    whole = (448 * 6 / weight.float().abs().max()).view(1)
+    scales = (weight.float().view(N, -1, 16).abs().amax(2) / 6 * whole).to(torch.float8_e4m3fn).float()
+    compressor = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
+    stored = compressor.compress({"weight": weight, "weight_scale": scales, "weight_global_scale": whole}, scheme)
+    config = {
+        "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+        "config_groups": {"group_0": json.loads(scheme.model_dump_json())},
+    }  # fmt: skip
+    return config, stored, compressor.decompress(dict(stored), scheme)["weight"]
+
+
+def nvfp4_modelopt() -> tuple[Any, ...]:
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    weight = torch.randn(N, K, generator=torch.Generator().manual_seed(5)).bfloat16()
+    made, scales, whole = NVFP4QTensor.quantize(weight, 16)
+    stored = {
+        "weight": made._quantized_data, "weight_scale": scales, "weight_scale_2": whole,
+        "input_scale": torch.tensor(1e-3),
+    }  # fmt: skip
+    decoded = made.dequantize(dtype=torch.bfloat16, scale=scales, double_scale=whole, block_sizes={-1: 16})
+    return {"quant_method": "modelopt", "quant_algo": "NVFP4"}, stored, decoded
+
+
 def nf4(nested: bool) -> tuple[Any, ...]:
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
@@ -126,6 +159,8 @@ def main() -> None:
             "awq": awq(folder, 64),
             "nf4": nf4(nested=False),
             "nf4-nested": nf4(nested=True),
+            "nvfp4": nvfp4(),
+            "nvfp4-modelopt": nvfp4_modelopt(),
         }
     tensors, configs = {}, {}
     for case, (config, stored, decoded) in cases.items():

@@ -9,13 +9,17 @@ import signal
 import pytest
 from replicas.local_fleet import LocalFleet, ToyReplica, serving
 
-from quire.core.errors import EngineError, EngineLost, QueueFull, RequestQuarantined
-from quire.core.events import FinishReason, SeqDelta, StepOutputs
+from quire.core.adapters import AdapterFacts, LoRARequest
+from quire.core.commands import LoadAdapter
+from quire.core.errors import EngineError, EngineLost, QueueFull, RequestError, RequestQuarantined
+from quire.core.events import Done, FinishReason, SeqDelta, StepOutputs
+from quire.core.request import Request
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.replicas.channel import Outbox
 from quire.engine.replicas.link import ReplicaLink
 from quire.engine.replicas.replica import EngineReplica
+from quire.engine.wire import decode_commands
 
 WHOLE = SamplingParams(seed=1, max_tokens=300, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
 LONG = SamplingParams(seed=1, max_tokens=900, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
@@ -221,3 +225,31 @@ async def test_a_message_that_was_lost_on_the_way_is_noticed() -> None:
         found, error = await asyncio.gather(*tasks, return_exceptions=True)
         assert found == expected
         assert isinstance(error, EngineLost) and "on the way" in error.message
+
+
+async def test_replicas_with_other_adapters_under_one_name_say_so() -> None:
+    """Each reports what it has before it answers; requests carry the hash of what all have."""
+    sent: list[Request] = []
+    contents = ["1", "1", "2", "3"]  # two replicas, two loads
+
+    class Loading(ToyReplica):
+        async def _listen(self) -> None:
+            while True:
+                for command in await self._outbox.receive():
+                    if isinstance(command, LoadAdapter):
+                        self._stats.adapters = [AdapterFacts(command.name, command.path, contents.pop(0), 8)]
+                        self._outbox.send(StepOutputs([], self._stats))
+                        self._outbox.send(Done(command.ticket))
+
+        async def run(self, message: bytes) -> None:
+            sent.append(decode_commands(message)[0].request)  # type: ignore[union-attr]
+            await super().run(message)
+
+    async with serving(2, Loading) as (llm, _, _), asyncio.timeout(20):
+        await llm.add_lora(LoRARequest("x", 1, "/x"))
+        async for _ in llm.generate([1], SHORT, lora_request=LoRARequest("x")):
+            pass
+        assert [one.content_id for one in sent] == ["1"]
+        with pytest.raises(RequestError, match="different adapters under the name 'x'"):
+            await llm.add_lora(LoRARequest("x", 1, "/x", load_inplace=True))
+        await until(lambda: llm.stats().adapters == [])

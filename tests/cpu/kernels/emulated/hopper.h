@@ -82,9 +82,6 @@ inline float __shfl_xor_sync(unsigned, float x, int mask) {
 }
 
 namespace quire {
-struct Element {
-    uint16_t bits;
-};
 inline uint16_t narrowed(float x) {
 #if QUIRE_BF16
     const uint32_t bits = same_bits<uint32_t>(x);
@@ -93,6 +90,10 @@ inline uint16_t narrowed(float x) {
     return same_bits<uint16_t>(static_cast<_Float16>(x));
 #endif
 }
+struct Element {
+    uint16_t bits;
+    explicit Element(float x) : bits(narrowed(x)) {}
+};
 inline uint32_t pack(float low, float high) { return narrowed(low) | uint32_t(narrowed(high)) << 16; }
 inline int load_here(const int* from) { return *from; }
 inline int4 load_here(const int4* from) {
@@ -101,8 +102,9 @@ inline int4 load_here(const int4* from) {
 }
 inline void let_next_grid_start() {}
 inline void wait_for_previous_grid() {
+    if (!emulated::arrival_bytes) return;
     __syncthreads();
-    if (threadIdx.x == 0 && emulated::arrival_bytes)
+    if (threadIdx.x == 0)
         std::memcpy(emulated::arrival_to, emulated::arrival_from, emulated::arrival_bytes);
     __syncthreads();
 }

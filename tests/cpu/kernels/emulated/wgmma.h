@@ -17,7 +17,7 @@ struct uint4 {
     uint32_t x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline int __ldg(const int* x) { return *x; }
+template <class T> T __ldg(const T* x) { return *x; }
 
 namespace emulated {
 alignas(1024) inline char memory[1 << 18];
@@ -35,6 +35,7 @@ struct Phase {
 inline std::map<uint32_t, Phase> phases;
 inline std::map<std::pair<int, int>, std::unique_ptr<std::barrier<>>> named;
 inline uint32_t words[1024];
+inline uint32_t operands[1024][6];
 
 // What `read` makes of the words that the lanes of this warp give.
 template <class Read> auto exchange(uint32_t given, const Read& read) {
@@ -45,7 +46,7 @@ template <class Read> auto exchange(uint32_t given, const Read& read) {
     warp.arrive_and_wait();
     return found;
 }
-inline uint32_t swizzled(uint32_t at) { return at ^ (at >> 3 & 0x70); }
+inline uint32_t swizzled(uint32_t at, int kind = 0) { return at ^ (at >> 3 & (kind == 0 ? 0x70 : kind == 1 ? 0x30 : 0)); }
 }  // namespace emulated
 
 inline int __shfl_sync(unsigned, int x, int lane) {
@@ -60,7 +61,11 @@ struct CUtensorMap {
     const char* base;
     uint64_t sizes[5], strides[4];
     uint32_t box[5];
+    int item_bytes, swizzle;
 };
+enum { CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE };
+enum { CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_NONE };
+using CUtensorMapSwizzle = int;
 
 namespace quire {
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
@@ -101,16 +106,17 @@ inline void await(uint32_t barrier, uint32_t parity) {
     emulated::changed.wait(lock, [&] { return emulated::phases.at(barrier).parity != parity; });
 }
 
-inline cudaError_t encode_map(CUtensorMap* map, const void* base, int, const uint64_t* sizes, const uint64_t* strides,
-                              const uint32_t* box) {
-    map->base = static_cast<const char*>(base);
-    std::copy(sizes, sizes + 5, map->sizes), std::copy(strides, strides + 4, map->strides);
-    std::copy(box, box + 5, map->box);
+inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, const uint64_t* sizes, const uint64_t* strides,
+                              const uint32_t* box, int = 0, int swizzle = 0, bool bytes = false) {
+    map->base = static_cast<const char*>(base), map->item_bytes = bytes ? 1 : 2, map->swizzle = swizzle;
+    std::fill(map->sizes, map->sizes + 5, 1), std::fill(map->strides, map->strides + 4, 0), std::fill(map->box, map->box + 5, 1);
+    std::copy(sizes, sizes + rank, map->sizes), std::copy(strides, strides + rank - 1, map->strides);
+    std::copy(box, box + rank, map->box);
     return 0;
 }
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t, int c0, int c1, int c2, int c3,
                      int c4) {
-    const int at[5] = {c0, c1, c2, c3, c4};
+    const int at[5] = {c0, c1, c2, c3, c4}, size = map->item_bytes;
     const uint32_t* box = map->box;
     const uint32_t n = box[0] * box[1] * box[2] * box[3] * box[4];
     for (uint32_t i = 0; i < n; ++i) {
@@ -121,14 +127,17 @@ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint
         for (int d = 0; d < 5; ++d) {
             const uint64_t place = at[d] + rest % box[d];
             rest /= box[d], inside &= place < map->sizes[d];
-            from += place * (d ? map->strides[d - 1] : 2);
+            from += place * (d ? map->strides[d - 1] : size);
         }
-        if (inside) std::memcpy(&x, from, 2);
-        std::memcpy(emulated::memory + emulated::swizzled(to + 2 * i), &x, 2);
+        if (inside) std::memcpy(&x, from, size);
+        std::memcpy(emulated::memory + emulated::swizzled(to + size * i, map->swizzle), &x, size);
     }
     std::lock_guard lock(emulated::mutex);
     emulated::Phase& phase = emulated::phases.at(barrier);
-    phase.n_bytes -= 2 * n, phase.step();
+    phase.n_bytes -= size * n, phase.step();
+}
+inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, int c0, int c1, int c2, int c3) {
+    load_box(to, map, barrier, hint, c0, c1, c2, c3, 0);
 }
 
 inline void copy_16_bytes(uint32_t to, const void* from, bool real) {
@@ -166,6 +175,10 @@ inline float widened(uint32_t at) {
     return same_bits<_Float16>(bits);
 #endif
 }
+template <bool HALVES> float one_of(uint32_t pair, int i) {
+    const uint16_t bits = pair >> 16 * i;
+    return HALVES ? float(same_bits<_Float16>(bits)) : same_bits<float>(uint32_t(bits) << 16);
+}
 struct Operand {
     uint32_t start, outer_bytes, group_bytes;
     bool is_turned;
@@ -194,6 +207,22 @@ template <int N> struct Product {
             for (int k = 0; k < 16; ++k) sum += a.at(row, k) * b.at(column, k);
             d[i] = sum;
         }
+    }
+    static void rows_of(float (&d)[N / 2], const uint32_t (&a)[4], Operand b, int accumulate) {
+        uint32_t* mine = emulated::operands[threadIdx.x];
+        std::copy(a, a + 4, mine);
+        emulated::exchange(0, [&](const uint32_t*) {
+            const int lane = threadIdx.x % 32;
+            const auto* lanes = emulated::operands + threadIdx.x / 32 * 32;
+            for (int i = 0; i < N / 2; ++i) {
+                const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+                float sum = accumulate ? d[i] : 0.f;
+                for (int k = 0; k < 16; ++k)
+                    sum += one_of<!QUIRE_BF16>(lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) * b.at(column, k);
+                d[i] = sum;
+            }
+            return 0;
+        });
     }
     static void rows(float (&d)[N / 2], Operand a, Operand b, int accumulate) {
         if (a.is_turned || b.is_turned) std::abort();

@@ -16,6 +16,8 @@ from lora_case import CASES, MIXED, Case, Made
 from quire.kernels import lora
 from quire.kernels.lora import reference
 from quire.kernels.lora.weight import most_tiles
+from quire.kernels.qgemm import weight as qgemm_weight
+from quire.planner import adapters
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[3]
@@ -77,6 +79,14 @@ def test_mismatches_are_refused() -> None:
         lora.add(made.x, dataclasses.replace(made.stack, sizes=(64, 64)), tiles, made.y)
     with pytest.raises(ValueError, match="does not fit k"):
         lora.add_packed(made.x[:, :95], made.packed, lora.groups_of(made.places), made.y)
+
+
+def test_the_planner_counts_with_the_same_sums() -> None:
+    pytest.importorskip("triton")
+    from quire.kernels.lora import triton
+
+    assert (adapters.MOST_SUMS, adapters.SUM_INPUTS) == (triton.MOST_PARTS, triton.PART_IN)
+    assert adapters.TILE == qgemm_weight.TILE
 
 
 def test_triton(tmp_path: pathlib.Path) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+import coded_experts
 import quick_interpreter  # noqa: F401
 import route_cases
 
@@ -47,6 +49,27 @@ def check_experts() -> None:
                     close(got, expected + residual.double() if target == "residual" else expected)
 
 
+def check_codes() -> None:
+    n, k, n_experts, hidden, inner = 9, 2, 3, 320, 160
+    for number, coding in enumerate(coded_experts.CODINGS):
+        dtype = torch.float16 if number % 2 else torch.float32
+        up, down = (coding.matrices(n_experts, *size, dtype) for size in ((2 * inner, hidden), (hidden, inner)))
+        x, biases = torch.randn(n, hidden, dtype=dtype), (None, None)
+        if number % 3 == 0:
+            biases = torch.randn(n_experts, 2 * inner, dtype=dtype), torch.randn(n_experts, hidden, dtype=dtype)
+        ids = torch.rand(n, n_experts).argsort(1)[:, :k].int().contiguous()
+        weights, gating = torch.rand(n, k), Gating(slope=1.702, offset=1.0, limit=1.0)
+        parts = [
+            coded_experts.wide(up),
+            coded_experts.wide(down),
+            gating,
+            *(None if b is None else b.double() for b in biases),
+        ]
+        close(
+            moe.experts(x, ids, weights, up, down, gating, *biases), reference.experts(x.double(), ids, weights, *parts)
+        )
+
+
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
     error = float(((got.double() - expected).abs() / (1 + expected.abs())).max())
     assert error <= reference.TOLERANCE[got.dtype], (error, got.shape, got.dtype)
@@ -58,4 +81,5 @@ if __name__ == "__main__":
     with np.errstate(all="ignore"):
         route_cases.check(moe.route, reference.route, reference.ROUTE_TOLERANCE)
         check_experts()
+        check_codes()
     print("fine")

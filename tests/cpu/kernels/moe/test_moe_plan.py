@@ -9,11 +9,12 @@ import torch
 
 from quire.config.experts import Gating
 from quire.kernels.invariance import rows_alone
-from quire.kernels.moe import hopper
+from quire.kernels.moe import CodedMatrices, Codes, hopper
 from quire.kernels.moe.plan import (
     MAX_BYTES,
     MIN_RING_BYTES,
     WARPS,
+    CodesShape,
     ExpertsShape,
     FewPlan,
     WidePlan,
@@ -62,6 +63,15 @@ def test_there_is_room_for_the_tiles_of_any_routing(seed: int) -> None:
             )
 
 
+def test_codes_are_read_64_columns_a_warp() -> None:
+    for codes, chunks in ((CodesShape(4, 32), 2), (CodesShape(1, 128), 4)):
+        for n, tokens in ((1, 8), (5, 8), (60, 16)):
+            shape = ExpertsShape(n, 4, 32, 2880, 2880, codes)
+            cut = plan(shape)
+            assert isinstance(cut, FewPlan) and cut.up_chunks == cut.down_chunks == chunks and cut.tokens == tokens
+            assert shared_bytes(shape, cut) <= MAX_BYTES and cut.n_stages >= (WARPS if cut.lone else 2)
+
+
 def test_what_is_not_for_these_kernels_says_why() -> None:
     shape = ExpertsShape(4, 2, 8, 128, 64)
     assert hopper.static_obstacle(shape, torch.bfloat16) is None
@@ -70,7 +80,8 @@ def test_what_is_not_for_these_kernels_says_why() -> None:
     assert "at most 32 of 1024" in str(hopper.static_obstacle(ExpertsShape(4, 40, 64, 128, 64), torch.bfloat16))
     x, ids, weights = torch.zeros(4, 128), torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 2)
     up, down = torch.zeros(8, 128, 128), torch.zeros(8, 128, 64)
-    assert "SwiGLU" in str(hopper.prepare(x, ids, weights, up, down, Gating(limit=7.0)))
+    coded = CodedMatrices(Codes.FP4, 64, torch.zeros(8, 128, 8).int(), torch.zeros(8, 128, 2, dtype=torch.uint8), 32)
+    assert "kept in two ways" in str(hopper.prepare(x, ids, weights, up, coded, Gating()))
     with rows_alone():
         assert "number of rows" in str(hopper.prepare(x, ids, weights, up, down, Gating()))
     assert "elements apart" in str(hopper.prepare(torch.zeros(4, 132)[:, :128], ids, weights, up, down, Gating()))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import interpreted_codes  # noqa: F401
 import numpy as np
 import quick_interpreter  # noqa: F401
 import torch
-from qkv_case import Shape, arguments, check, copied
+from qkv_case import Shape, arguments, check, check_codes, check_integers, copied
 
 from quire.kernels.norm import triton as norm
 from quire.kernels.qkv import reference, triton
@@ -39,5 +40,7 @@ if __name__ == "__main__":
         for shape in SHAPES:
             for dtype in (torch.float32, torch.float16):
                 check(triton.rotate_and_store, shape, dtype)
+                check_codes(triton.rotate_and_store, shape, dtype)
+                check_integers(triton.rotate_and_store, shape, dtype)
         check_composition()
     print("fine")

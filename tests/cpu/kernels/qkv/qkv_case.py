@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from quire.kernels.kvstore import entry
 from quire.kernels.qkv import reference
 
 POISON = 7.0
@@ -92,6 +93,57 @@ def check(function: Callable[..., torch.Tensor], shape: Shape, dtype: torch.dtyp
         others = torch.ones(len(got), dtype=torch.bool, device=got.device)
         others[cache_locs] = False
         assert bool((got[others] == POISON).all())
+
+
+def check_codes(function: Callable[..., torch.Tensor], shape: Shape, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Pages in e4m3: queries as with other pages, codes those of torch's conversion, numbers beyond 448 cut off."""
+    given = arguments(shape, dtype, device)
+    given[0][:, ::7] *= 3000  # type: ignore[index]
+    scales = entry.Scales(0.75, 2.5)
+    floats = copied(given)
+    expected_q = function(*floats)
+    pages = [torch.full(one.shape, POISON, device=device).to(entry.E4M3) for one in given[6:8]]  # type: ignore[union-attr]
+    q = function(*given[:6], *pages, given[8], scales)
+    assert torch.equal(q, expected_q)
+    cache_locs = given[8]
+    real, n_cut = cache_locs[cache_locs > 0], 0  # type: ignore[operator,index]
+    for wide, codes, scale in zip(floats[6:8], pages, scales, strict=True):
+        wanted, got = ((x if x.dtype == dtype else x.float()).transpose(1, 2).flatten(0, 1) for x in (wide, codes))
+        wanted = (wanted[real].float() * (1 / scale)).clamp(-448, 448).to(entry.E4M3).float()
+        assert torch.equal(got[real], wanted)
+        n_cut += int((wanted.abs() == 448).sum())
+        others = torch.ones(len(got), dtype=torch.bool, device=got.device)
+        others[cache_locs] = False
+        assert bool((got[others] == POISON).all())
+    assert n_cut or not len(real)
+
+
+def check_integers(
+    function: Callable[..., torch.Tensor], shape: Shape, dtype: torch.dtype, device: str = "cpu"
+) -> None:
+    """Pages of int8 entries: bit for bit what pages of the type would hold, rounded; zeros, infinities and NaN too."""
+    given = arguments(shape, dtype, device)
+    heads = given[0].unflatten(1, (-1, shape.d))  # type: ignore[union-attr]
+    for row, value in enumerate((0.0, 1e-38, float("inf"), float("nan"), 1000.0)[: shape.n]):
+        heads[row, -1, 1:] = value
+        heads[row, -1, 0] = 0.0
+    floats = copied(given)
+    expected_q = function(*floats)
+    pages = [torch.full((*one.shape[:3], shape.d + 4), 7, dtype=torch.int8, device=device) for one in given[6:8]]
+    assert torch.equal(function(*given[:6], *pages, given[8]), expected_q)
+    cache_locs = given[8]
+    real = cache_locs[cache_locs > 0]  # type: ignore[operator,index]
+    for entries, wide in zip(pages, floats[6:8], strict=True):
+        flat, expected = (x.transpose(1, 2).flatten(0, 1) for x in (entries, wide))
+        if not len(real):
+            continue
+        got, wanted = flat[real].cpu(), entry.encode(expected[real].cpu())  # GPUs divide by 127 another way in torch
+        assert torch.equal(got[..., :-4], wanted[..., :-4])
+        scales, wanted_scales = (x[..., -4:].contiguous().view(torch.float32) for x in (got, wanted))
+        assert torch.equal(scales.nan_to_num(nan=-1.0), wanted_scales.nan_to_num(nan=-1.0))
+        others = torch.ones(len(flat), dtype=torch.bool, device=device)
+        others[cache_locs] = False
+        assert bool((flat[others] == 7).all())
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, is_exact: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 
 import torch
@@ -27,10 +28,12 @@ class Rank:
     def __init__(self, rank: int, size: int, meeting_point: str) -> None:
         self.rank, self.size, self.device = rank, size, torch.device("cuda", rank)
         torch.cuda.set_device(self.device)
-        nccl = NcclComm(rank, size, meeting_point, self.device, timeout_s=120)
-        self.default = PeerComm(nccl, self.device)
-        self.ones = PeerComm(nccl, self.device, one_shot_bytes=8 << 20)
-        self.twos = PeerComm(nccl, self.device, one_shot_bytes=0)
+
+        def comm(name: str, one_shot_bytes: int | None = None) -> PeerComm:
+            nccl = NcclComm(rank, size, f"{meeting_point}-{name}", self.device, timeout_s=120)
+            return PeerComm(nccl, self.device, one_shot_bytes)
+
+        self.default, self.ones, self.twos = comm("default"), comm("ones", 8 << 20), comm("twos", 0)
         for comm in (self.default, self.ones, self.twos):
             comm.join()
 
@@ -137,6 +140,19 @@ class Rank:
         if self.rank > 0:
             self.default.check()
 
+    def check_that_an_abort_ends_waiting(self) -> None:
+        """Last for `twos`: rank 0 sums and the others do not."""
+        if self.rank > 0:
+            return
+        memory = self.twos._memory
+        assert memory is not None
+        start_s = time.perf_counter()
+        memory.reduce(torch.ones(4096, device=self.device), two_shots=True, timeout_s=60)
+        threading.Timer(0.5, self.twos.abort).start()
+        torch.cuda.synchronize()
+        assert 0.4 < time.perf_counter() - start_s < 10, "it ends by the abort, not by its time-out"
+        assert memory.lost is None
+
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
@@ -148,6 +164,7 @@ def main() -> None:
     for sleepy in (None, 1):
         one.check_replays(sleepy)
     one.check_that_waiting_ends()
+    one.check_that_an_abort_ends_waiting()
     for comm in (one.default, one.ones, one.twos):
         comm.close()
 

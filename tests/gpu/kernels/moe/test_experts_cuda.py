@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 
+import coded_experts
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ SIZES = (
     (2000, 2, 5, 128, 64),
 )
 """Tokens, chosen experts, experts, hidden size, inner size."""
+CODED_SIZES = (*SIZES[:3], (1, 4, 16, 2880, 1472), (5, 4, 16, 2880, 1472), (700, 4, 16, 1024, 448))
 ROUTINGS = (
     (128, RoutingSpec(n_chosen=8, renormalise=True)),
     (60, RoutingSpec(n_chosen=4)),
@@ -162,3 +164,28 @@ def test_choice_is_that_of_the_reference(n_experts: int, routing: RoutingSpec) -
     strange, _ = moe.route(logits, routing, correction)
     assert all(len(set(row)) == routing.n_chosen and min(row) >= 0 for row in strange[:2].tolist())
     assert int(strange.max()) < n_experts
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", CODED_SIZES, ids=str)
+def test_experts_in_codes_match_float64(experts: Run, size: tuple[int, ...], dtype: torch.dtype) -> None:
+    n_experts, hidden, inner = size[2:]
+    for coding in coded_experts.CODINGS:
+        if coding.group and (hidden % coding.group or inner % coding.group) and coding.kind is moe.Codes.INT4:
+            continue
+        for gating, biased in ((moe.SWIGLU, False), (CLAMPED, True)):
+            x, ids, weights, _, _, up_bias, down_bias = case(*size, dtype, biased)
+            up = coding.matrices(n_experts, 2 * inner, hidden, dtype, "cuda")
+            down = coding.matrices(n_experts, hidden, inner, dtype, "cuda")
+            wide = [coded_experts.wide(one) for one in (up, down)]
+            expected = expected_of(x, ids, weights, *wide, up_bias, down_bias, gating)
+            biases = {"up_bias": up_bias, "down_bias": down_bias}
+            got = experts(x, ids, weights, up, down, gating, **biases)
+            assert error(got, expected) <= reference.TOLERANCE[dtype], coding
+            residual = torch.randn_like(got)
+            sums = expected + residual.double()
+            assert (
+                error(experts(x, ids, weights, up, down, gating, **biases, residual=residual), sums)
+                <= (reference.TOLERANCE[dtype])
+            ), coding
+            assert torch.equal(experts(x, ids, weights, up, down, gating, **biases), got), "the same bits at every call"

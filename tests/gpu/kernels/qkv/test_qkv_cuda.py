@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 import torch
-from qkv_case import Shape, arguments, check, copied, random_shape
+from qkv_case import Shape, arguments, check, check_codes, check_integers, copied, random_shape
 
 from quire.kernels import catalog
 from quire.kernels.norm import rms_norm
@@ -40,6 +40,21 @@ def test_matches_float64(dtype: torch.dtype, shape: Shape) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_triton_matches_float64_where_it_is_not_chosen(dtype: torch.dtype, shape: Shape) -> None:
     check(importlib.import_module("quire.kernels.qkv.triton").rotate_and_store, shape, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_pages_in_e4m3(dtype: torch.dtype, shape: Shape) -> None:
+    """The codes of torch's conversion, by the chosen kernel and by Triton's."""
+    check_codes(rotate_and_store, shape, dtype, "cuda")
+    check_codes(importlib.import_module("quire.kernels.qkv.triton").rotate_and_store, shape, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_pages_of_integers(dtype: torch.dtype) -> None:
+    """Bit for bit what the reference makes of the numbers that are rounded."""
+    for shape in (Shape(40, 12, 3, 80, 80, page_size=4), Shape(300, 16, 8, 128, 128), Shape(9, 4, 4, 64, 16)):
+        check_integers(rotate_and_store, shape, dtype, "cuda")
 
 
 @needs_hopper

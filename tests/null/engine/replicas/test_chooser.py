@@ -13,10 +13,10 @@ PAGE = 4
 A, B, C = "abc"
 
 
-def request(tokens: list[int], *, user: str = "", salt: str = "", n: int = 1) -> Request:
+def request(tokens: list[int], *, user: str = "", salt: str = "", n: int = 1, content: str = "") -> Request:
     return Request(
         request_id="r", prompt_token_ids=tokens, params=SamplingParams(n=n), max_tokens=8, seed=0, cache_salt=salt,
-        terms=Terms(user=user),
+        terms=Terms(user=user), adapter="x" if content else "", content_id=content,
     )  # fmt: skip
 
 
@@ -54,6 +54,14 @@ def test_requests_that_share_nothing_are_spread() -> None:
     placed = [world.place(prompt(100 + number))[0] for number in range(12)]
     assert sorted(placed) == [A] * 4 + [B] * 4 + [C] * 4
     assert set(placed[:3]) == {A, B, C}
+
+
+def test_pages_of_another_adapter_of_the_same_name_are_not_counted_on() -> None:
+    world = World()
+    first = world.run(prompt(1), content="1")
+    assert world.run(prompt(1), content="1") == first, "its pages are there"
+    others = {world.run(prompt(1), content=f"{number}") for number in (2, 3)}
+    assert first not in others and len(others) == 2, "as if it were new"
 
 
 def test_who_comes_back_with_more_of_the_same_goes_where_it_was() -> None:

@@ -43,6 +43,7 @@ def test_a_new_engine_of_a_replica_goes_on_counting() -> None:
 def test_every_figure_is_accounted_for() -> None:
     others = {"finished", "accepted_at", "expert_imbalance", "last_step_age_s", "is_asleep", "is_late"}
     others |= {"tree", "page_map", "adapters", "running_adapters", "waiting_adapters"}
+    others |= {"dp_running", "dp_pages_free"}  # which are told of one engine alone
     assert {*GAUGES, *COUNTERS} | others == set(EngineStats.__struct_fields__)
     assert not {*GAUGES} & {*COUNTERS}
 
@@ -56,6 +57,18 @@ def test_adapters_are_those_that_all_have() -> None:
     stats = figures.stats()
     assert stats.adapters == [both]
     assert (stats.running_adapters, stats.waiting_adapters) == (["both"], ["a", "b"])
+    assert (figures.content_of("both"), figures.content_of("one"), figures.content_of("none")) == ("0", "", "")
+
+
+def test_one_name_with_two_contents_is_no_adapter_of_all() -> None:
+    figures = ReplicaFigures()
+    same = AdapterFacts("same", "/s", "0", 8)
+    for name, content in (("a", "1"), ("b", "2")):
+        figures.introduce(name, READY)
+        figures.note(name, EngineStats(adapters=[AdapterFacts("x", "/x", content, 8), same]))
+    assert figures.stats().adapters == [same] and figures.content_of("x") == ""
+    figures.note("a", EngineStats(adapters=[AdapterFacts("x", "/elsewhere", "2", 8), same]))
+    assert [one.name for one in figures.stats().adapters] == ["x", "same"] and figures.content_of("x") == "2"
 
 
 def test_trees_stand_side_by_side() -> None:

@@ -22,7 +22,7 @@ SHARED_BYTES = 227 * 1024
 """What one program may take on an H100 or H200."""
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float8_e4m3fn: "*fp8e4nv",
-         torch.int32: "*i32", torch.uint8: "*u8", torch.bool: "*i1"}  # fmt: skip
+         torch.int8: "*i8", torch.int32: "*i32", torch.uint8: "*u8", torch.bool: "*i1"}  # fmt: skip
 INTEGERS = ("q_row_stride", "q_head_stride", "k_page", "k_head", "k_token", "v_page", "v_head", "v_token", "n_kv_heads",
             "window", "n_first")  # fmt: skip
 
@@ -32,12 +32,14 @@ def build(kernel: object, variant: Variant, dtype: torch.dtype, kv_dtype: torch.
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
     params = triton_hooks.of(variant).params
     types_of = {"q": TYPES[dtype], "out": TYPES[dtype], "k": TYPES[kv_dtype], "v": TYPES[kv_dtype], "scale": "fp32",
+                **dict.fromkeys(("k_scale", "v_scale"), "*fp32" if kv_dtype == torch.int8 else "fp32"),
                 "lse": "*fp32", "partial_out": "*fp32", "partial_lse": "*fp32"}  # fmt: skip
     types_of["param"] = tuple(TYPES[x.dtype] if isinstance(x, torch.Tensor) else "fp32" for x in params)
     names = [name for name in kernel.arg_names if name not in constants]
     signature = {name: types_of.get(name, "i32" if name in INTEGERS else "*i32") for name in names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    aligned = [name for name in names if str(signature[name]).startswith("*") or name[:2] in ("q_", "k_", "v_")]
+    sizes = [name for name in INTEGERS if name[:2] in ("q_", "k_", "v_")]
+    aligned = [name for name in names if str(signature[name]).startswith("*") or name in sizes]
     hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=hints)
@@ -65,7 +67,7 @@ def attend(
         kernel = triton_kernels.large
     else:
         constants, kernel = {}, triton_kernels.small
-    constants |= attention._constants(plan, variant, q, rows, q)
+    constants |= attention._constants(plan, variant, q, torch.empty(0, dtype=kv_dtype or dtype), rows, q)
     return build(kernel, variant, dtype, kv_dtype or dtype, constants)
 
 
@@ -87,6 +89,10 @@ CASES = {
     "float32 64": (64, 16, "causal", {"dtype": torch.float32}),
     "float32 256": (256, 16, "causal", {"dtype": torch.float32}),
     "fp8": (128, 16, "causal", {"kv_dtype": torch.float8_e4m3fn}),
+    "fp8 128": (128, 128, "causal", {"kv_dtype": torch.float8_e4m3fn}),
+    "int8": (128, 16, "causal", {"kv_dtype": torch.int8}),
+    "int8 128": (128, 128, "causal", {"kv_dtype": torch.int8}),
+    "fp8 256": (256, 16, "causal", {"kv_dtype": torch.float8_e4m3fn}),
     "window": (128, 128, "first and window", {"page_size": 48}),
     "ragged": (128, 128, "full", {"layout": Layout.RAGGED}),
     "sparse": (128, 16, "window", {"layout": Layout.SPARSE}),
@@ -96,7 +102,7 @@ CASES = {
 }  # fmt: skip
 """Name → head size, rows, variant, and the rest of `attend`'s arguments."""
 
-QUICK = ("256 128", "fp8", "window", "sparse", "rotary 128 16", "tree")
+QUICK = ("256 128", "fp8", "int8", "window", "sparse", "rotary 128 16", "tree")
 """What the test-suite compiles; all by hand: `python compiled_attention.py all`."""
 
 if __name__ == "__main__":

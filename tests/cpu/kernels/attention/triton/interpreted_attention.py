@@ -16,6 +16,7 @@ from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.triton import kernels
 from quire.kernels.attention.triton import launcher as attention
 from quire.kernels.attention.variant import Variant
+from quire.kernels.kvstore import entry
 
 # A large line is taken in runs of 32 packed rows in float32: one that has a token more reaches the second run.
 MIXED = [(130, 1), (9, 0), (1, 1), (300, 2), (160, 17)]
@@ -29,7 +30,7 @@ def check(name: str, case: Case, with_lse: bool = True) -> None:
     assert attention.obstacle(plan, variant, case.dtype, case.kv_dtype) is None
     out = torch.full(case.q.shape, 7.0, dtype=case.dtype)
     lse = torch.full(case.q.shape[:2], 7.0) if with_lse else None
-    attention.run(case.q, case.k, case.v, plan, variant, out, lse)
+    attention.run(case.q, case.k, case.v, plan, variant, out, lse, case.scales)
     right, right_lse = expected(case, variant.scale, formula)
     n_rows = len(right)
     error = float((out[:n_rows].double() - right).abs().max())
@@ -62,7 +63,11 @@ def check_shapes() -> None:
     check("first and window", Case([(330, 1), (300, 10)], Layout.RAGGED, n_kv_heads=1, group=16, head_dim=96))
     check("sinks", Case([(140, 1), (0, 0), (20, 20)], Layout.SPARSE, page_size=8, group=8, head_dim=128, n_pieces=1))
     check("causal", Case(short, Layout.PAGED, group=4, head_dim=64, dtype=half, kv_dtype=fp8))
-    check("everything", Case(short, Layout.RAGGED, group=4, head_dim=16, dtype=half, kv_dtype=fp8))
+    coded = {"kv_dtype": fp8, "scales": entry.Scales(0.5, 1.75)}
+    for name in ("causal", "everything", "rotary", "sigmoid", "sinks"):
+        layout = LAYOUTS[len(name) % 3]
+        check(name, Case(MIXED[:3], layout, group=4, head_dim=16, dtype=half, seed=len(name), **coded))
+    check("window", Case(MIXED, group=2, head_dim=24, **coded))
     shared = [(80, 1), (70, 2), (100, 21), (64, 1)]
     for name in ("causal", "alibi", "mask", "sigmoid"):
         check(name, Case(shared, page_size=16, group=2, n_shared=48, seed=len(name)))
@@ -102,6 +107,20 @@ def check_planned_work() -> None:
         # A query or key transform rounds its results to q's dtype.
         assert worst_error(lse, right_lse) <= max(1e-5, 2 * allowed), (case, variant.program.text())
     assert n_split > 0
+
+
+def check_integers() -> None:
+    """int8 entries, each with its scale, under every kind of variant; the reference reads the same entries."""
+    for seed in range(12):
+        dtype = (torch.float32, torch.float16)[seed % 2]
+        case, variant = random_case(seed, dtype, [16, 20, 64], longest=70, kv_dtype=torch.int8)
+        bare = case.bare_plan(variant)
+        plan = dataclasses.replace(bare, work=work.make(bare, n_ctas=4))
+        assert attention.obstacle(plan, variant, dtype, torch.int8) is None
+        wanted, _ = case.expected_state(variant)
+        out, _ = attend(case, variant, plan)
+        size = wanted.abs().clamp(min=1.0)
+        assert worst_error(out / size, wanted / size) <= 2 * reference.TOLERANCE[dtype], (case, variant.program.text())
 
 
 def check_buffers() -> None:
@@ -168,6 +187,7 @@ if __name__ == "__main__":
         check_shapes()
         check_many_parts()
         check_planned_work()
+        check_integers()
         check_buffers()
         check_placing()
         check_variants()

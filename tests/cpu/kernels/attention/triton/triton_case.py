@@ -15,6 +15,7 @@ import torch
 from quire.kernels.attention.schedule.plan import AttnPlan, AttnSpans, Heads, Layout
 from quire.kernels.attention.variant import Variant, variants
 from quire.kernels.attention.variant.expression import as_float, rotate_half
+from quire.kernels.kvstore import entry
 
 NAN = float("nan")
 SMALL_ROWS = 16
@@ -32,6 +33,8 @@ class Case:
     head_dim: int = 32
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
+    scales: entry.Scales = entry.UNIT
+    """Of e4m3."""
     n_shared: int = 0
     """Keys of a common prefix of all spans, in the same pages, computed by gathered lines."""
     n_pieces: int = 3
@@ -248,8 +251,9 @@ def expected(case: Case, scale: float, formula: Formula) -> tuple[torch.Tensor, 
         row = torch.arange(start, stop)
         i = int(case.kv_lens[span]) - int(stop) + row
         q = formula.query(case.q[start:stop].cpu().double(), i[:, None, None])
-        k = formula.key(case.keys[span].double()[j], j[:, None, None]).repeat_interleave(case.group, 1)
-        v = formula.value(case.values[span].double()[j], j[:, None, None]).repeat_interleave(case.group, 1)
+        keys, values = case.keys[span].double()[j] * case.scales.k, case.values[span].double()[j] * case.scales.v
+        k = formula.key(keys, j[:, None, None]).repeat_interleave(case.group, 1)
+        v = formula.value(values, j[:, None, None]).repeat_interleave(case.group, 1)
         row, i, j = row[:, None, None], i[:, None, None], j[None, None, :]
         s = formula.logits(torch.einsum("nhd,khd->nhk", q, k) * scale, row, i, j, h)
         seen = formula.visible(row, i, j, h).expand(s.shape)

@@ -1,0 +1,118 @@
+"""Steps of one data-parallel rank: its part of each plan, and what it does in a step of which it has none.
+
+Owns what it takes of a plan and of masks. Does not own how plans are divided (`core/plan_parts`).
+Invariant: all ranks get all plans, in one order, and launch each of them, so that every rank knows how many rows the
+others have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from quire.compute.dist.data_parallel import DataParallel
+from quire.compute.forward.fused import FusedForward, ReadyStep
+from quire.compute.forward.strategy import Forward
+from quire.compute.layers.experts import Experts
+from quire.compute.models.decoder import Decoder
+from quire.compute.runner.pool import KVPool
+from quire.compute.runner.runner import Launched, Runner
+from quire.compute.runner.settled import Settled
+from quire.compute.runner.step import Step
+from quire.compute.runner.tables import PageWrites, SlotTables
+from quire.compute.runner.tail import Tail
+from quire.core.plan import OnDrafts, StepMasks, StepPlan
+from quire.core.plan_parts import masks_of, part_of, rows_of
+from quire.core.result import StepResult
+from quire.kernels.invariance import RowsAlone
+
+
+class IdleStep:
+    """A step of which this rank has no rows."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def mask(self, masks: StepMasks) -> None:
+        """Nothing is chosen here."""
+
+    def result(self) -> StepResult:
+        """Nothing, of this step."""
+        return StepResult(self._step)
+
+
+class PartStep:
+    """A step of this rank's part of a plan."""
+
+    def __init__(self, launched: Launched, part: StepPlan, plan: StepPlan, data: DataParallel) -> None:
+        self._launched, self._part, self._plan, self._data = launched, part, plan, data
+
+    def mask(self, masks: StepMasks) -> None:
+        """masks: of the whole plan."""
+        if self._part.masked:
+            self._launched.mask(masks_of(masks, self._plan, self._data.dp_rank, self._data.n_slots))
+
+    def result(self) -> StepResult:
+        """Of this part; slots and spans are numbered as in it."""
+        return self._launched.result()
+
+
+class DataParallelRunner(Runner):
+    """See the module. No step of it has drafts."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        tables: SlotTables,
+        tail: Tail,
+        forwards: Sequence[Forward],
+        ahead: FusedForward | None,
+        data: DataParallel,
+        model: Decoder,
+        *,
+        alone: RowsAlone = RowsAlone.NEVER,
+    ) -> None:
+        """model: whose experts are told of the exchange, if there is one."""
+        super().__init__(pool, tables, tail, forwards, ahead, alone=alone)
+        self._data = data
+        self._experts = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts)]
+        for one in self._experts:
+            one.exchange = data.exchange
+        self._no_rows = torch.empty(0, model.arch.hidden_size, dtype=model.dtype, device=model.device)
+        self.warm_slots = list(range(0, data.size * data.n_slots, data.n_slots))
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> Launched:
+        """See `Runner`. plan: of all ranks."""
+        part, data = self._part(plan), self._data
+        if data.exchange is not None:
+            data.exchange.begin(rows_of(plan, data.size, data.n_slots))
+        if not part.spans:
+            self.tables.write(self._apply(part))
+            if data.exchange is not None:
+                for one in self._experts:
+                    one.join(self._no_rows)
+            return IdleStep(plan.step)
+        return PartStep(super().launch(part), part, plan, self._data)
+
+    def stage(self, plan: StepPlan) -> Callable[[], Launched] | None:
+        """See `Runner`."""
+        part = self._part(plan)
+        launch = super().stage(part) if part.spans else None
+        return None if launch is None else lambda: PartStep(launch(), part, plan, self._data)
+
+    def prepare(self, plan: StepPlan) -> ReadyStep | None:
+        """See `Runner`. None also where only other ranks have masks: who submits the step waits for them."""
+        part = self._part(plan)
+        return super().prepare(part) if part.spans and not plan.masked else None
+
+    def _step(self, plan: StepPlan, writes: PageWrites, settled: Settled | None = None) -> Step:
+        """See `Runner`. Where rows are exchanged, all of them go through the last layer's feed-forward: other ranks
+        know how many there are, and not how many of these are wanted."""
+        step = super()._step(plan, writes, settled)
+        step.wants_all |= self._data.exchange is not None
+        return step
+
+    def _part(self, plan: StepPlan) -> StepPlan:
+        return part_of(plan, self._data.dp_rank, self._data.n_slots)

@@ -1,0 +1,140 @@
+"""The products of `triton`. Sums are in float32; a program has one block of assignments of one expert.
+
+Owns how a tile of a matrix is read, whatever it is kept as (`Codes`). Does not own codes of 4 bits (`nibbles_triton`).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire.kernels import nibbles_triton as nibbles
+
+PLAIN, BYTES, INT4, FP4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+SIDE = tl.constexpr(128)
+"""Of a block of bytes with one scale."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _columns(KEPT: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[BK]: which columns of BK the places of a tile are."""
+    if KEPT >= INT4:
+        at = nibbles.columns()
+    else:
+        at = tl.arange(0, BK)
+    return at
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _added(  # type: ignore[no-untyped-def]
+    sums, a, matrix, scales, row, is_row, start,
+    COLUMNS: tl.constexpr, KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """sums [BM, BN] + a [BM, BK] times the columns start .. of the rows `row` of a matrix. Scales of whole rows are
+    left out."""
+    if KEPT >= INT4:
+        LINES: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP * (2 if ZEROS else 1)
+        w = nibbles.numbers(matrix, scales, row, is_row, start, 1, LINES, COLUMNS, GROUP, ZEROS, KEPT == FP4, BN)
+        sums = tl.dot(a, tl.trans(w).to(a.dtype), sums, input_precision="ieee")
+    else:
+        k = start + tl.arange(0, BK)
+        at = matrix + row.to(tl.int64)[None, :] * COLUMNS + k[:, None]
+        w = tl.load(at, mask=is_row[None, :] & (k < COLUMNS)[:, None], other=0.0).to(a.dtype)
+        if GROUP == 0:
+            sums = tl.dot(a, w, sums, input_precision="ieee")
+        else:
+            own = scales + row // SIDE * ((COLUMNS + SIDE - 1) // SIDE) + start // SIDE
+            sums += tl.dot(a, w, input_precision="ieee") * tl.load(own, mask=is_row, other=0.0)[None, :]
+    return sums
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _finished(  # type: ignore[no-untyped-def]
+    sums, scales, biases, row, is_row, KEPT: tl.constexpr, GROUP: tl.constexpr
+):
+    """Times the scales of rows, where they have one each, and the bias."""
+    if KEPT == BYTES and GROUP == 0:
+        sums *= tl.load(scales + row, mask=is_row, other=0.0)[None, :]
+    if biases is not None:
+        sums += tl.load(biases + row, mask=is_row, other=0.0).to(tl.float32)[None, :]
+    return sums
+
+
+@triton.jit(do_not_specialize=["n_blocks"])  # type: ignore[untyped-decorator]
+def up(  # type: ignore[no-untyped-def]
+    x, x_stride, table, n_blocks, order, matrices, scales, biases, inner, slope, offset, limit,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, LIMITED: tl.constexpr,
+    KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, MATRIX: tl.constexpr, SCALES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Gate and up of a block's rows for BN columns, and what is made of them, at the place of the assignment. MATRIX,
+    SCALES: numbers of an expert's."""
+    N_TILES: tl.constexpr = (INNER + BN - 1) // BN
+    block, tile = tl.program_id(0) // N_TILES, tl.program_id(0) % N_TILES
+    n_rows = tl.load(table + 2 * n_blocks + block)
+    if n_rows == 0:
+        return
+    expert = tl.load(table + block).to(tl.int64)
+    m = tl.arange(0, BM)
+    places = tl.load(table + n_blocks + block) + m
+    token = tl.load(order + places, mask=m < n_rows, other=0) // K
+    column = tile * BN + tl.arange(0, BN)
+    k = _columns(KEPT, BK)
+    rows = x + token.to(tl.int64)[:, None] * x_stride + k[None, :]
+    matrix, own = matrices + expert * MATRIX, scales
+    if scales is not None:
+        own = scales + expert * SCALES
+    is_row, is_column = m < n_rows, column < INNER
+    gates, ups = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
+    for start in range(0, HIDDEN, BK):
+        a = tl.load(rows + start, mask=is_row[:, None] & (k < HIDDEN - start)[None, :], other=0.0)
+        gates = _added(gates, a, matrix, own, column, is_column, start, HIDDEN, KEPT, GROUP, ZEROS, BN, BK)
+        ups = _added(ups, a, matrix, own, INNER + column, is_column, start, HIDDEN, KEPT, GROUP, ZEROS, BN, BK)
+    bias = biases
+    if biases is not None:
+        bias = biases + expert * (2 * INNER)
+    gates = _finished(gates, own, bias, column, is_column, KEPT, GROUP)
+    ups = _finished(ups, own, bias, INNER + column, is_column, KEPT, GROUP)
+    if LIMITED:
+        gates = tl.minimum(gates, limit)
+        ups = tl.minimum(tl.maximum(ups, -limit), limit)
+    made = (ups + offset) * gates / (1.0 + tl.exp(-slope * gates))
+    at = inner + places.to(tl.int64)[:, None] * INNER + column[None, :]
+    tl.store(at, made.to(inner.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit(do_not_specialize=["n_blocks"])  # type: ignore[untyped-decorator]
+def down(  # type: ignore[no-untyped-def]
+    inner, table, n_blocks, order, matrices, scales, biases, weights, each,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr,
+    KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, MATRIX: tl.constexpr, SCALES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Outputs of a block's rows for BN columns, times their weights, each as the row of its assignment."""
+    N_TILES: tl.constexpr = (HIDDEN + BN - 1) // BN
+    block, tile = tl.program_id(0) // N_TILES, tl.program_id(0) % N_TILES
+    n_rows = tl.load(table + 2 * n_blocks + block)
+    if n_rows == 0:
+        return
+    expert = tl.load(table + block).to(tl.int64)
+    m = tl.arange(0, BM)
+    places = tl.load(table + n_blocks + block) + m
+    column = tile * BN + tl.arange(0, BN)
+    k = _columns(KEPT, BK)
+    rows = inner + places.to(tl.int64)[:, None] * INNER + k[None, :]
+    matrix, own, bias = matrices + expert * MATRIX, scales, biases
+    if scales is not None:
+        own = scales + expert * SCALES
+    if biases is not None:
+        bias = biases + expert * HIDDEN
+    is_row, is_column = m < n_rows, column < HIDDEN
+    sums = tl.zeros([BM, BN], tl.float32)
+    for start in range(0, INNER, BK):
+        a = tl.load(rows + start, mask=is_row[:, None] & (k < INNER - start)[None, :], other=0.0)
+        sums = _added(sums, a, matrix, own, column, is_column, start, INNER, KEPT, GROUP, ZEROS, BN, BK)
+    sums = _finished(sums, own, bias, column, is_column, KEPT, GROUP)
+    assigned = tl.load(order + places, mask=is_row, other=0)
+    weight = tl.load(weights + assigned, mask=is_row, other=0.0)
+    at = each + assigned.to(tl.int64)[:, None] * HIDDEN + column[None, :]
+    tl.store(at, (sums * weight[:, None]).to(each.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])

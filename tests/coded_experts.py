@@ -1,0 +1,64 @@
+"""Experts in codes, on any device: a random matrix of each, about as large as a trained one's."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from quire.kernels import mxfp4, w4a16
+from quire.kernels.moe import CodedMatrices, Codes
+
+
+@dataclasses.dataclass(frozen=True)
+class Coding:
+    """How matrices are kept."""
+
+    kind: Codes
+    group: int = 0
+    zeros: bool = False
+    dtype: torch.dtype = torch.int8
+
+    def matrices(self, n_experts: int, n: int, k: int, dtype: torch.dtype, device: str = "cpu") -> CodedMatrices:
+        """[E, n, k] for activations of `dtype`."""
+        size = k**-0.5
+        if self.kind is Codes.BYTES:
+            codes = torch.randn(n_experts, n, k, device=device).mul_(40).clamp_(-127, 127).to(self.dtype)
+            lines = (-(-n // 128), -(-k // 128)) if self.group else (n,)
+            scales = torch.rand(n_experts, *lines, device=device).add_(0.5).mul_(size / 40)
+        else:
+            each = [self._words(n, k, size, dtype, device) for _ in range(n_experts)]
+            codes, scales = torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])
+        return CodedMatrices(self.kind, k, codes, scales, self.group, self.zeros)
+
+    def _words(self, n: int, k: int, size: float, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.kind is Codes.FP4:
+            blocks = torch.randint(0, 256, (n, k // 2), device=device, dtype=torch.uint8)
+            middle = 127 + round(math.log2(size / 3))
+            shape = (n, -(-k // 32))
+            exponents = torch.randint(middle - 1, middle + 2, shape, device=device, dtype=torch.uint8)
+            made = mxfp4.pack(blocks, exponents)
+            return made.codes, made.exponents.T
+        group = self.group or k
+        codes = torch.randint(0, 16, (n, k), device=device, dtype=torch.uint8)
+        scales = torch.rand(n, -(-k // group), device=device).add_(0.5).mul_(size / 5).to(dtype)
+        points = torch.randint(0, 17, scales.shape, device=device, dtype=torch.uint8) if self.zeros else None
+        weight = w4a16.pack(codes, scales, points, group=group)
+        return weight.codes, weight.scales.T
+
+
+CODINGS = (
+    Coding(Codes.BYTES),
+    Coding(Codes.BYTES, dtype=torch.float8_e4m3fn),
+    Coding(Codes.BYTES, group=128, dtype=torch.float8_e4m3fn),
+    Coding(Codes.INT4, group=32, zeros=True),
+    Coding(Codes.INT4, group=128),
+    Coding(Codes.INT4),
+    Coding(Codes.FP4, group=32),
+)
+
+
+def wide(matrices: CodedMatrices) -> torch.Tensor:
+    """[E, n, k] float64."""
+    return torch.stack([matrices[expert].double() for expert in range(matrices.shape[0])])

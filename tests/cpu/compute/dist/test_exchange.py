@@ -1,0 +1,134 @@
+"""Rows that go to experts of other ranks: both ways give what all experts in one place give, whatever each rank has.
+
+Ranks are threads of this process, over gloo."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from quire.compute.dist import exchange
+from quire.compute.dist.comm import SoloComm
+from quire.compute.dist.exchange import Exchange
+from quire.compute.dist.gloo import GlooComm
+
+HIDDEN, N_CHOSEN, N_HELD = 12, 3, 2
+
+
+def on_ranks(size: int, folder: pathlib.Path, work: Callable[[GlooComm], Any]) -> list[Any]:
+    """What each rank makes of it."""
+
+    def run(rank: int) -> Any:
+        comm = GlooComm(rank, size, str(folder / "meet"), timeout_s=30)
+        comm.__dict__["_group"] = GlooComm.__dict__["_group"].func(comm)  # which threads would wait for in turn
+        try:
+            return work(comm)
+        finally:
+            comm.close()
+
+    with concurrent.futures.ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
+
+
+def rows_for(size: int, counts: list[int]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Of each data-parallel rank: rows, experts, weights."""
+    torch.manual_seed(3)
+    n_experts = size * N_HELD
+    return [
+        (
+            torch.randn(n, HIDDEN),
+            torch.stack([torch.randperm(n_experts)[:N_CHOSEN] for _ in range(n)]).int()
+            if n
+            else torch.empty(0, N_CHOSEN, dtype=torch.int32),
+            torch.rand(n, N_CHOSEN),
+        )
+        for n in counts
+    ]
+
+
+def products(matrices: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """matrices: [experts held, HIDDEN, HIDDEN]."""
+
+    def compute(x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        assert 1 <= len(x) <= 4 and expert_ids.is_contiguous() and weights.is_contiguous()
+        each = torch.einsum("nkij,nj->nki", matrices[expert_ids.clamp(min=0).long()], x)
+        return (each * torch.where(expert_ids < 0, 0.0, weights)[..., None]).sum(1)
+
+    return compute
+
+
+@pytest.mark.parametrize("counts_bytes, gathers", [(1 << 40, True), (0, False)])
+@pytest.mark.parametrize("n_sharing, counts", [(1, [5, 3]), (1, [0, 7, 1]), (2, [5, 2]), (2, [0, 3]), (2, [1, 0])])
+def test_both_ways_give_what_one_place_gives(
+    n_sharing: int, counts: list[int], counts_bytes: int, gathers: bool, tmp_path: pathlib.Path
+) -> None:
+    size = n_sharing * len(counts)
+    given = rows_for(size, counts)
+    matrices = torch.randn(size * N_HELD, HIDDEN, HIDDEN)
+
+    def work(comm: GlooComm) -> torch.Tensor:
+        dp_rank, place = divmod(comm.rank, n_sharing)
+        one = Exchange(comm, place, n_sharing, 4, counts_bytes)
+        one.begin(counts)
+        own = products(matrices[comm.rank * N_HELD : (comm.rank + 1) * N_HELD])
+        x, expert_ids, weights = given[dp_rank]
+        assert one.gathers(x, N_CHOSEN) == gathers
+        y = one.run(x, expert_ids, weights, N_HELD, own)
+        return one.run(x, expert_ids, weights, N_HELD, own) if torch.equal(y, y + 0) else y
+
+    found = on_ranks(size, tmp_path, work)
+    for dp_rank, (x, expert_ids, weights) in enumerate(given):
+        y = sum(found[dp_rank * n_sharing : (dp_rank + 1) * n_sharing])  # as the ranks that share a layer do
+        each = torch.einsum("nkij,nj->nki", matrices[expert_ids.long()].double(), x.double())
+        expected = (each * weights.double()[..., None]).sum(1)
+        torch.testing.assert_close(y, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_is_sent_once_to_a_rank(tmp_path: pathlib.Path) -> None:
+    """However many of its experts are there."""
+    expert_ids = torch.tensor([[0, 1, 2], [2, 3, 1]], dtype=torch.int32)
+
+    def work(comm: GlooComm) -> list[list[int]]:
+        seen: list[list[int]] = []
+
+        def compute(x: torch.Tensor, own: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            seen.extend(own.tolist())
+            return x
+
+        one = Exchange(comm, 0, 1, 4, 0)
+        one.begin([2, 0])
+        n = 2 if comm.rank == 0 else 0
+        y = one.run(torch.ones(n, HIDDEN), expert_ids[:n], torch.ones(n, N_CHOSEN), N_HELD, compute)
+        assert y.eq(2).all(), "one sum from each of two ranks"
+        return seen
+
+    assert on_ranks(2, tmp_path, work) == [[[0, 1, -1], [-1, -1, 1]], [[-1, -1, 0], [0, 1, -1]]]
+
+
+class Four(SoloComm):
+    rank, size, n_calls = 1, 4, 0
+
+
+@pytest.mark.parametrize("rows, n_chosen, gathers", [
+    ([8, 8, 8, 8], 8, True),  # few bytes: telling one another how many come takes longer
+    ([4096] * 4, 1, False),  # each row goes to one rank of four
+    ([4096] * 4, 32, True),  # each goes to all
+    ([16384, 0, 0, 0], 32, False),  # three ranks would send as many rows of nothing
+])  # fmt: skip
+def test_the_way_with_fewer_bytes_is_taken(rows: list[int], n_chosen: int, gathers: bool) -> None:
+    one = Exchange(Four(), 0, 1, 64, exchange.COUNTS_BYTES)  # type: ignore[arg-type]
+    one.begin(rows)
+    assert one.gathers(torch.empty(rows[1], 2048, dtype=torch.bfloat16), n_chosen) == gathers
+
+
+def test_gloo_sums_what_it_scatters(tmp_path: pathlib.Path) -> None:
+    def work(comm: GlooComm) -> list[float]:
+        x = torch.arange(6, dtype=torch.bfloat16).view(3, 2) * (comm.rank + 1)
+        return comm.reduce_scatter(x).tolist()
+
+    assert on_ranks(3, tmp_path, work) == [[0.0, 6.0], [12.0, 18.0], [24.0, 30.0]]

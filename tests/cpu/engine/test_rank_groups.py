@@ -1,0 +1,121 @@
+"""Which group a rank sums through, in which order groups are left, and what of that is done when a start fails."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import types
+from typing import Any
+
+import pytest
+from calling_device import CallingDevice
+
+from quire.compute import platform
+from quire.compute.dist.nccl import NcclComm
+from quire.compute.dist.peers import PeerComm
+from quire.compute.platform import CudaPlatform
+from quire.compute.worker import Worker
+from quire.config.engine import EngineConfig
+from quire.config.mesh import Mesh
+from quire.core.errors import ConfigError, EngineError
+from quire.engine.ranks import rank
+from quire.engine.ranks.leader import LeadingWorker
+from quire.engine.ranks.ring import RankMemory, RingWriter, make_memory
+from quire.engine.ranks.start import RankStart
+from quire.engine.ranks.wire import Measure, Stop, encode
+from quire.engine.workers import Meeting, _groups
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> CudaPlatform:
+    monkeypatch.setattr(platform.cuda, "CudaDevice", CallingDevice)
+    monkeypatch.setattr(platform.cuda, "n_devices", lambda: 4)
+    monkeypatch.setattr(platform.cuda, "name_of", lambda index: "a GPU")
+    return CudaPlatform()
+
+
+def test_the_ranks_of_a_stage_sum_through_their_own_memory(gpus: CudaPlatform) -> None:
+    config = EngineConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
+    comm, pipeline = _groups(config, gpus, 3, "at")
+    assert isinstance(comm, NcclComm) and (comm.rank, comm.size) == (3, 4)
+    assert pipeline is not None and isinstance(pipeline.sharing, PeerComm)
+    assert (pipeline.sharing.rank, pipeline.sharing.size, pipeline.sharing._first) == (1, 2, 2)
+    assert pipeline.before is not None and isinstance(pipeline.before._comm, NcclComm)
+    assert gpus.device.checks == [pipeline.sharing.check]
+
+
+def test_without_stages_all_ranks_do(gpus: CudaPlatform) -> None:
+    comm, pipeline = _groups(EngineConfig(tensor_parallel_size=4), gpus, 1, "at")
+    assert isinstance(comm, PeerComm) and comm.size == 4 and pipeline is None
+    assert _groups(EngineConfig(), gpus, 0, "") == (None, None)
+    with pytest.raises(ConfigError, match="= 8 needs 8 GPUs, one a rank, and 4 are visible"):
+        _groups(EngineConfig(tensor_parallel_size=8), gpus, 0, "at")
+
+
+class Called:
+    """Notes what is called of it."""
+
+    def __init__(self, name: str, calls: list[str], **found: Any) -> None:
+        self._name, self._calls, self._found = name, calls, found
+
+    def __getattr__(self, method: str) -> Any:
+        def call() -> Any:
+            self._calls.append(f"{self._name} {method}")
+            return self._found.get(method)
+
+        return call
+
+
+@pytest.mark.parametrize("hears, is_apart, order", [
+    (True, False, ["group dismiss", "graphs", "pipeline close", "comm close", "group stop"]),
+    (False, False, ["group dismiss", "group stop", "comm abort", "pipeline abort", "graphs", "pipeline close",
+                    "comm close", "group stop"]),
+    (True, True, ["group stop", "comm abort", "pipeline abort", "graphs", "pipeline close", "comm close",
+                  "group stop"]),
+])  # fmt: skip
+def test_in_which_order_rank_0_leaves(
+    hears: bool, is_apart: bool, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    worker: Any = LeadingWorker.__new__(LeadingWorker)
+    worker.group, worker.is_apart = Called("group", calls, dismiss=hears), is_apart
+    worker.meeting = Meeting(Called("comm", calls), Called("pipeline", calls), worker)  # type: ignore[arg-type]
+    monkeypatch.setattr(Worker, "close", lambda self: calls.append("graphs"))
+    worker.close()
+    assert calls == order
+
+
+@pytest.mark.parametrize("is_void", [False, True])
+def test_a_rank_looks_at_its_device_before_each_command_and_leaves_in_order(
+    is_void: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check() -> None:
+        calls.append("check")
+        if is_void:
+            raise EngineError("rank 1 has waited in vain for rank 0")
+
+    calls: list[str] = []
+    memory_fd, bell, status = make_memory(2), os.eventfd(0), os.open(os.devnull, os.O_WRONLY)
+    memory = RankMemory(memory_fd, 2)
+    start = RankStart(1, Mesh(tp=2), EngineConfig(), str(tmp_path), "at", memory_fd, bell, status, is_server=True)
+    writer = RingWriter(memory, [bell], lambda: None)
+    for said in (Measure(), Stop()):
+        writer.put(encode(said))
+    worker: Any = Called("worker", calls)
+    worker.platform = types.SimpleNamespace(device=types.SimpleNamespace(checks=[check], mark=lambda: lambda: True))
+    made = types.SimpleNamespace(worker=worker, meeting=Called("groups", calls))
+    monkeypatch.setattr(rank, "read_arch", lambda *given: None)
+    monkeypatch.setattr(rank, "make_worker", lambda *given, **options: made)
+    monkeypatch.setattr(rank, "fit_case", lambda config, given: given is made and calls.append("case"))
+    monkeypatch.setattr(rank, "check_fit", lambda case: calls.append("fit"))
+    pulse: Any = types.SimpleNamespace()
+    began = ["groups join", "case", "fit", "worker load", "check"]
+    if is_void:
+        with pytest.raises(EngineError, match="in vain"):
+            rank.run_rank(start, memory, pulse)
+        assert calls == began
+    else:
+        rank.run_rank(start, memory, pulse)
+        assert calls == [*began, "worker draft_costs", "worker close", "groups close"]
+    for fd in (memory_fd, bell, status):
+        os.close(fd)
