@@ -73,10 +73,14 @@ def test_heads_divided_in_a_ring(name: str, size: int, goes: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("method", ["ulysses", "ring"])
-@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"quantization": "int8", "dtype": "float32"}])
-def test_numbers_of_8_bits(method: str, options: dict[str, Any]) -> None:
-    """Entries are rounded by token and head, wherever they are stored, and travel as they are."""
-    check("qwen3", of_ranks(model("qwen3"), 2, method, **options), **options)
+@pytest.mark.parametrize("name, options", [
+    ("qwen3", {"kv_cache_dtype": "int8"}), ("qwen3", {"quantization": "int8", "dtype": "float32"}),
+    ("qwen2_moe", {"quantization": "int8", "dtype": "float32"}),
+])  # fmt: skip
+def test_numbers_of_8_bits(name: str, method: str, options: dict[str, Any]) -> None:
+    """Entries are rounded by token and head, wherever they are stored, and travel as they are; each rank has all
+    experts."""
+    check(name, of_ranks(model(name), 2, method, **options), **options)
 
 
 @pytest.mark.parametrize("method, goes", [("ulysses", ""), ("ring", "keys"), ("ring", "queries")])
