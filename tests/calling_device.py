@@ -5,6 +5,7 @@ Attention plans are replaced by the CPU's: nothing of CUDA is shown by this.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,9 +99,10 @@ class MovingPlan:
 
 
 class LivePlans:
-    """Stands for fixed buffers: a captured context attends by the plan that was written last."""
+    """Stands for fixed buffers: a captured context attends by the plan that was written last, in its thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._written = threading.local()
         monkeypatch.setattr(
             graphs.attention, "plan_buffers", lambda *given, memory, **options: MovingPlan(memory),
         )  # fmt: skip
@@ -119,8 +121,13 @@ class LivePlans:
             return plan_attention(*given)
         for one in buffers:
             one.write(*given)
-        self.last = buffers[0]
+        self._written.last = buffers[0]
         return list(buffers)
+
+    @property
+    def last(self) -> Any:
+        """See the class."""
+        return self._written.last
 
 
 class LiveChains:

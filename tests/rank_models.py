@@ -12,6 +12,7 @@ import torch
 from worker_rank import PARAMS, spans
 
 from quire.compute.dist.comm import Comm
+from quire.compute.dist.context_groups import ContextGroups
 from quire.compute.dist.gloo import GlooComm
 from quire.compute.platform import platform_of
 from quire.compute.worker import Allocation, Worker
@@ -27,14 +28,17 @@ PROMPTS = [[(7 * i + 5) % 190 + 1 for i in range(21)], [(11 * i + 3) % 190 + 1 f
 GREEDY = msgspec.structs.replace(PARAMS, temperature=0.0, prompt_logprobs=-1, logprobs=-1)
 
 
-def worker_of(path: pathlib.Path, comm: Comm | None = None, **options: Any) -> Worker:
-    """Of the checkpoint at `path`, in float32 if options say nothing else; not loaded."""
+def worker_of(
+    path: pathlib.Path, comm: Comm | None = None, context: ContextGroups | None = None, **options: Any
+) -> Worker:
+    """Of the checkpoint at `path`, in float32 if options say nothing else; not loaded. context: where tokens are
+    shared."""
     config = EngineConfig(
         **{"device": "cpu", "num_threads": 1, "dtype": "float32", "block_size": 8, "max_num_seqs": 4,
            "max_num_batched_tokens": 64, "max_model_len": 100, **options}
     )  # fmt: skip
     arch, platform = read_arch(path), platform_of(config)
-    return Worker(config, resolve(config, arch, platform.name), path, arch, platform, comm)
+    return Worker(config, resolve(config, arch, platform.name), path, arch, platform, comm, context=context)
 
 
 def ready(worker: Worker) -> Worker:

@@ -149,6 +149,8 @@ class CpuPlatform:
     def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         """One native call where the kernels for it are there, else kernel by kernel."""
         eager, reason = EagerForward(self.device, model, pool, tables, limits.max_num_batched_tokens), obstacle(model)
+        if pool.across is not None:
+            reason = "its attention is divided among ranks, which speak within each layer"
         if reason is not None:
             logger.warning(
                 "a step is many calls from Python on this CPU, not one native call, so a small model is slower than it"
@@ -184,9 +186,9 @@ class CudaPlatform:
         """One GPU a rank."""
         if n_ranks > cuda.n_devices():
             raise ConfigError(
-                f"tensor_parallel_size * pipeline_parallel_size * data_parallel_size = {n_ranks} needs {n_ranks} GPUs,"
-                f" one a rank, and {cuda.n_devices()} are visible: lower them, or make more visible"
-                " (CUDA_VISIBLE_DEVICES)",
+                f"tensor_parallel_size * pipeline_parallel_size * data_parallel_size * prefill_context_parallel_size ="
+                f" {n_ranks} needs {n_ranks} GPUs, one a rank, and {cuda.n_devices()} are visible: lower them, or make"
+                " more visible (CUDA_VISIBLE_DEVICES)",
                 param="tensor_parallel_size",
             )
 

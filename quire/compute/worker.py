@@ -21,12 +21,14 @@ import torch
 
 from quire.compute.adapters.host import HostAdapters
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
+from quire.compute.dist.context_groups import ContextGroups
 from quire.compute.dist.data_parallel import DataParallel
 from quire.compute.dist.pipeline import Pipeline
 from quire.compute.draft.drafter import Drafter, QueuingDrafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
 from quire.compute.facts import StageFacts, WorkerFacts, of_stages
+from quire.compute.forward.across import forwards_of
 from quire.compute.forward.alone import obstacle
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder, no_entry
@@ -44,8 +46,10 @@ from quire.compute.weights.footprint import Footprint, Weights
 from quire.compute.weights.kv_scales import read_kv_scales
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
+from quire.config.context import attending, deals_tokens, page_tokens
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
+from quire.config.mesh import mesh_of
 from quire.config.resolve import NOT_ROUNDED, ON_GPU, EngineLimits
 from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
@@ -63,6 +67,7 @@ from quire.planner.drafts import DraftCosts
 logger = logging.getLogger("quire.engine")
 
 SUMMED: Final = "the order in which values of several ranks are summed depends on where a row stands in the batch"
+DIVIDED: Final = "whether the tokens of a step are divided among ranks depends on how many there are"
 WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -99,21 +104,24 @@ class Worker:
         draft: DraftSource | None = None,
         pipeline: Pipeline | None = None,
         data: DataParallel | None = None,
+        context: ContextGroups | None = None,
     ) -> None:
         """folder: a checkpoint of `arch`, the whole model; comm: of all ranks, None for the only one. drafter: who
         guesses; draft: or weights that do, whole on every rank; neither where nothing is drafted. pipeline: this rank's
         stage, None: there is one, and its ranks are all of `comm`; data: its place among data-parallel ranks, None:
-        there are none. Takes no memory. ConfigError: the ranks cannot share the model."""
+        there are none; context: its groups where ranks share tokens. Takes no memory. ConfigError: the ranks cannot
+        share the model."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
-        self._pipeline, self.data = pipeline, data
-        groups = pipeline or data
+        self._pipeline, self.data, self._context = pipeline, data, context
+        groups = pipeline or data or context
         self._sharing: Comm = self.comm if groups is None else groups.sharing or SoloComm()
         """Of the ranks that share each layer."""
         stage, n_stages = (0, 1) if pipeline is None else (pipeline.stage, pipeline.n_stages)
         self._layers: Final = layer_range(arch, stage, n_stages)
-        self.shared: Final = share_arch(arch, self._sharing.rank, self._sharing.size)
+        shared = share_arch(arch, self._sharing.rank, self._sharing.size)
+        self.shared: Final = attending(shared, config, self.comm.rank)
         """Its part of all layers: the groups of pages follow from it."""
         self.arch: Final = stage_arch(self.shared, self._layers)
         """What this rank computes and keeps of the model: of these layers those of its stage."""
@@ -123,8 +131,7 @@ class Worker:
         self.room: Final = platform.room().of_one(self.comm.size)
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
-        is_summed = self._sharing.size > 1 or (data is not None and data.exchange is not None)
-        self.no_determinism = platform.no_determinism or (SUMMED if is_summed else "")
+        self.no_determinism = platform.no_determinism or not_deterministic(config)
         """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
         for it do not."""
         self.adapters: Final = HostAdapters(config, platform.device)
@@ -135,6 +142,8 @@ class Worker:
     @property
     def captured(self) -> Captured:
         """The steps that `allocate` will capture."""
+        if deals_tokens(self._config):
+            return Captured()
         captured = self.platform.captured(self.arch, self._limits)
         if self._config.enable_lora:  # each is captured with and without adapters
             captured = dataclasses.replace(captured, graph_sizes=captured.graph_sizes * 2)
@@ -314,18 +323,10 @@ class Worker:
             logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, reason)
         start_s = time.perf_counter()
         model = load_model(
-            folder,
-            arch,
-            dtype=TORCH_DTYPES[self._limits.dtype],
-            device=self.platform.device.torch_device,
-            max_model_len=self._limits.max_model_len,
-            load_format=config.load_format,
-            seed=config.seed,
-            quantization=config.quantization,
-            check_finite=config.check_weights,
-            comm=comm,
-            layers=layers,
-        )
+            folder, arch, dtype=TORCH_DTYPES[self._limits.dtype], device=self.platform.device.torch_device,
+            max_model_len=self._limits.max_model_len, load_format=config.load_format, seed=config.seed,
+            quantization=config.quantization, check_finite=config.check_weights, comm=comm, layers=layers,
+        )  # fmt: skip
         self.platform.device.synchronize()
         took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
         logger.info("weights: %.1f M parameters, %s in memory, in %.2f s", arch.n_parameters / 1e6, size, took_s)
@@ -354,7 +355,9 @@ class Worker:
         if self._small is not None:
             self._small.attach(pool, limits.max_num_batched_tokens)
         n_groups = len(pool.layout.groups)
-        tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device, n_groups)
+        n_tokens = page_tokens(self._config)
+        pool.n_ranks = n_tokens // page_size
+        tables = SlotTables(limits.max_num_seqs, limits.max_model_len, n_tokens, device, n_groups)
         sampler = Sampler(
             limits.max_num_seqs, self.arch.vocab_size, device.torch_device, vocab_limit=allocation.vocab_limit
         )
@@ -363,7 +366,7 @@ class Worker:
         if not self._layers.is_first:
             shape = limits.max_num_batched_tokens, self.arch.hidden_size
             entry = model.enter = Entry(device.zeros(shape, model.stream_dtype))
-        forwards = self.platform.forwards(model, pool, tables, tail, limits)
+        forwards = forwards_of(self.platform, model, pool, tables, tail, limits, self._context)
         if self._small is not None:
             self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
         variants = [layer.mixer.variant for layer in model.layers]
@@ -384,3 +387,11 @@ class Worker:
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner
+
+
+def not_deterministic(config: EngineConfig) -> str:
+    """Why ranks make the bits of a request depend on its company; empty: they do not."""
+    if config.prefill_context_parallel_size > 1:
+        return DIVIDED
+    mesh = mesh_of(config)
+    return SUMMED if mesh.tp > 1 or mesh.sends_rows else ""

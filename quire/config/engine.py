@@ -78,10 +78,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             " none decodes those too. fp8, on a GPU, rounds weights while loading, and activations in each product, to"
             " e4m3; experts stay as they are. With the others, on a CPU, weights are rounded, to 8 or 4 bits with one"
             " scale an output channel (int8), for each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller"
-            " groups are"
-            " usually more exact and take more memory. Activations are rounded to 8 bits in each product; embeddings"
-            " and norms keep their type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with AMX,"
-            " prompts are read with vector instructions where groups are of 32, with tile registers by the others.",
+            " groups are usually more exact and take more memory. Activations are rounded to 8 bits in each product;"
+            " embeddings and norms keep their type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with"
+            " AMX, prompts are read with vector instructions where groups are of 32, else with tile registers.",
             extra={
                 "refused": {
                     FOREIGN_QUANTIZATIONS: "a checkpoint says itself how it is quantised, and so does a .gguf"
@@ -95,13 +94,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         _doc("auto takes cuda when a GPU is there; null runs the whole engine without a model, on a virtual clock."),
     ] = "auto"
     seed: Annotated[
-        int,
-        _doc(
-            "Seed of dummy weights and of sampling: request number i without its own seed draws from (seed, i), so "
-            "that the same requests in the same order give the same text.",
-            ge=0,
-        ),
-    ] = 0
+        int, _doc("Seed of dummy weights and of sampling: request number i without its own seed draws from (seed, i),"
+                  " so that the same requests in the same order give the same text.", ge=0)
+    ] = 0  # fmt: skip
     max_model_len: Annotated[
         int,
         _doc(
@@ -129,13 +124,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 3
     engine_stall_timeout: Annotated[
-        float,
-        _doc(
-            "Seconds without progress after which an engine, or a rank of it, counts as hung: its stacks go to the log"
-            " and it is started again; 0 chooses by device.",
-            ge=0,
-        ),
-    ] = 0.0
+        float, _doc("Seconds without progress after which an engine, or a rank of it, counts as hung: its stacks go to"
+                    " the log and it is started again; 0 chooses by device.", ge=0)
+    ] = 0.0  # fmt: skip
     load_timeout: Annotated[
         float,
         _doc(
@@ -217,13 +208,22 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int, _doc("Data-parallel ranks, each of tensor_parallel_size ranks, with whole layers, a cache and sequences of"
                   " its own; max_num_seqs, max_num_batched_tokens and pages are of each.", ge=1, le=64)
     ] = 1  # fmt: skip
+    prefill_context_parallel_size: Annotated[
+        int, _doc("Ranks among which the tokens of a long prompt are divided, each with all weights (docs/parallel.md)."
+                  " Not together with the parallel sizes above.", ge=1, le=64)
+    ] = 1  # fmt: skip
+    context_parallel_method: Annotated[
+        Literal["auto", "ulysses", "ring"], _doc(
+            "How these ranks attend: ulysses divides the heads of keys and values, ring the tokens, so that each page"
+            " holds block_size tokens on each rank. auto divides heads as far as each rank has its own, then tokens.")
+    ] = "auto"  # fmt: skip
+    ulysses_degree: Annotated[int, _doc("Ranks of a ring that divide the heads of the same tokens.", ge=0, le=64)] = 0
     enable_expert_parallel: Annotated[
         bool, _doc("All ranks together divide the experts of a model, whole ones, instead of a part of each; their"
                    " number must be divisible by that of the ranks.")
     ] = False  # fmt: skip
     num_threads: Annotated[
-        int,
-        _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024),
+        int, _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024)
     ] = 0
     enable_lora: Annotated[
         bool, _doc("Serve adapters (LoRA, in PEFT's layout) beside the model, many in one batch; a request names one as"
@@ -295,9 +295,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         dict[str, Any],
         _doc('Fields of generation_config.json, as a JSON object, that replace the file\'s. {"temperature": 0.5}'),
     ] = {}
-    download_dir: Annotated[
-        str, _doc("Folder in which models of the hub are kept; empty: the hub's own (HF_HOME).")
-    ] = ""
+    download_dir: Annotated[str, _doc("Folder for models of the hub; empty: the hub's own (HF_HOME).")] = ""
     chat_template: Annotated[str, _doc("File with a Jinja chat template that replaces the tokenizer's.")] = ""
     allow_special_tokens_in_text: Annotated[
         bool,
@@ -361,10 +359,11 @@ def _check_adapters(config: EngineConfig) -> None:
             f"max_cpu_loras = {config.max_cpu_loras} is less than max_loras = {config.max_loras}: raise it",
             param="max_cpu_loras",
         )
-    n_ranks = config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size
-    if config.enable_lora and (n_ranks > 1 or config.is_simulated):
+    sizes = ("tensor", "pipeline", "data", "prefill_context")
+    is_alone = all(getattr(config, f"{name}_parallel_size") == 1 for name in sizes)
+    if config.enable_lora and (config.is_simulated or not is_alone):
         raise ConfigError(
-            "enable_lora works with one rank and a real device: leave --tensor-parallel-size, --pipeline-parallel-size"
-            " and --data-parallel-size out, or serve merged weights",
+            "enable_lora works with one rank and a real device: leave --tensor-parallel-size, --pipeline-parallel-size,"
+            " --prefill-context-parallel-size and --data-parallel-size out, or serve merged weights",
             param="enable_lora",
         )

@@ -44,6 +44,9 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
     data_parallel_size: int | None
+    prefill_context_parallel_size: int | None
+    context_parallel_method: Literal["auto", "ulysses", "ring"] | None
+    ulysses_degree: int | None
     enable_expert_parallel: bool | None
     num_threads: int | None
     enable_lora: bool | None
@@ -72,10 +75,12 @@ class EngineOptions(TypedDict, total=False):
     chat_template_content_format: int | float | str | None
     config_format: int | float | str | None
     convert: int | float | str | None
+    cp_kv_cache_interleave_size: int | float | str | None
     cpu_offload_gb: int | float | str | None
     data_parallel_rank: int | float | str | None
     data_parallel_size_local: int | float | str | None
     data_parallel_start_rank: int | float | str | None
+    dcp_kv_cache_interleave_size: int | float | str | None
     decode_context_parallel_size: int | float | str | None
     disable_cascade_attn: bool | None
     disable_chunked_mm_input: bool | None
@@ -124,7 +129,6 @@ class EngineOptions(TypedDict, total=False):
     node_rank: int | float | str | None
     num_scheduler_steps: int | float | str | None
     override_attention_dtype: int | float | str | None
-    prefill_context_parallel_size: int | float | str | None
     prefill_schedule_interval: int | float | str | None
     prefix_caching_hash_algo: int | float | str | None
     renderer_num_workers: int | float | str | None

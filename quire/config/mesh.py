@@ -2,8 +2,8 @@
 
 Owns the arithmetic, and which kinds of division go together. Does not own what a part is (`shares`), how ranks speak
 (`compute/dist`), nor which meshes a model can be divided among (`planner/mesh`).
-Invariants: the ranks of a mesh are dp * pp * tp * sp; ep divides experts among the dp * tp * sp ranks of a stage. Ranks
-that share a layer are neighbours, and so are those of a data-parallel rank; rank 0 has a part of the first layer.
+Invariants: the ranks of a mesh are dp * pp * tp * sp * ring; ep divides experts among those of a stage, of all dp.
+Ranks that share a layer are neighbours, and so are those of a data-parallel rank; rank 0 has a part of the first layer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.context import check_alone, n_dividing_heads, n_turns
 from quire.config.engine import EngineConfig
 from quire.config.experts import ExpertsSpec
 from quire.core.errors import ConfigError
@@ -28,7 +29,10 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
     ep: int = 1
     """Whole experts are divided (Lepikhin et al. 2021, "GShard"); 1: inner vectors of experts are, by tp."""
     sp: int = 1
-    """Tokens of a prompt are divided (Jacobs et al. 2023, "DeepSpeed Ulysses"); weights are not."""
+    """Tokens of a prompt are divided, and heads of attention (Jacobs et al. 2023, "DeepSpeed Ulysses"); weights are
+    not."""
+    ring: int = 1
+    """Tokens of all sequences are divided, in turn (Liu et al. 2023, "Ring attention"); weights are not."""
 
     @property
     def n_ranks(self) -> int:
@@ -43,7 +47,12 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
     @property
     def n_stage_ranks(self) -> int:
         """Of a stage: keys and values of a layer are divided among them, where there are as many heads."""
-        return self.tp * self.sp
+        return self.tp * self.n_token_ranks
+
+    @property
+    def n_token_ranks(self) -> int:
+        """Ranks among which the rows of long steps are divided."""
+        return self.sp * self.ring
 
     @property
     def telling_ranks(self) -> list[int]:
@@ -71,12 +80,13 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
     @property
     def words(self) -> str:
         """`tp4 pp2`; 'one device' for one."""
-        found = [f"{name}{getattr(self, name)}" for name in ("tp", "pp", "dp", "ep", "sp") if getattr(self, name) > 1]
+        names = ("tp", "pp", "dp", "ep", "sp", "ring")
+        found = [f"{name}{getattr(self, name)}" for name in names if getattr(self, name) > 1]
         return " ".join(found) or "one device"
 
 
 def mesh_of(config: EngineConfig) -> Mesh:
-    """As an engine was asked for. Raises ConfigError for what does not go together."""
+    """As an engine, `settled`, was asked for. Raises ConfigError for what does not go together."""
     tp, dp, pp = config.tensor_parallel_size, config.data_parallel_size, config.pipeline_parallel_size
     if dp > 1 and pp > 1:
         raise ConfigError(
@@ -90,7 +100,9 @@ def mesh_of(config: EngineConfig) -> Mesh:
             " --speculative-config out, or take --tensor-parallel-size",
             param="speculative_config",
         )
-    return Mesh(tp=tp, pp=pp, dp=dp, ep=tp * dp if config.enable_expert_parallel else 1)
+    check_alone(config)
+    ep = tp * dp if config.enable_expert_parallel else 1
+    return Mesh(tp=tp, pp=pp, dp=dp, ep=ep, sp=n_dividing_heads(config), ring=n_turns(config))
 
 
 def steps_in_flight(pipeline_depth: int, n_stages: int) -> int:

@@ -48,9 +48,13 @@ SHORT_OF_PARTS: Final = SHORT | {"-O": "compilation_config"}
 """The same with a part: -O.mode=3. -O3 is a level, -O.mode of the compilation."""
 
 SAME: Final = (
-    Same("data_parallel_size_local nnodes prefill_context_parallel_size decode_context_parallel_size", "1",
-         "ranks divide layers (-tp, -pp) or sequences (-dp)",
+    Same("data_parallel_size_local nnodes", "1",
+         "ranks divide layers (-tp, -pp), sequences (-dp) or tokens (-pcp)",
          "leave it out, and run one server a device behind a balancer"),
+    Same("decode_context_parallel_size", "1", "ranks of -tp divide heads",
+         "--prefill-context-parallel-size N --context-parallel-method ring divides tokens"),
+    Same("cp_kv_cache_interleave_size dcp_kv_cache_interleave_size", "1",
+         "a ring's tokens are dealt out one by one", "leave it out"),
     Same("node_rank data_parallel_rank data_parallel_start_rank", "0", "one engine is on one machine",
          "run one server a device behind a balancer"),
     Same("distributed_executor_backend", "mp uni none auto", "ranks are processes of one machine", "leave it out"),
@@ -146,8 +150,7 @@ REFUSED: Final = (
     Group("master_addr master_port data_parallel_address data_parallel_rpc_port data_parallel_backend"
           " data_parallel_hybrid_lb! data_parallel_external_lb! data_parallel_multi_port_external_lb!"
           " data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s"
-          " dp_supervisor_probe_failure_threshold dcp_comm_backend dcp_kv_cache_interleave_size"
-          " cp_kv_cache_interleave_size enable_dbo! ubatch_size dbo_decode_token_threshold"
+          " dp_supervisor_probe_failure_threshold dcp_comm_backend enable_dbo! ubatch_size dbo_decode_token_threshold"
           " dbo_prefill_token_threshold ray_workers_use_nsight! worker_use_ray! all2all_backend",
           "ranks are of one machine: leave it out, and run one server a machine behind a balancer"),
     Group("enable_ep_weight_filter! enable_elastic_ep! enable_eplb! eplb_config"

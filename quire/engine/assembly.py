@@ -6,6 +6,7 @@ Owns which option becomes which limit of the scheduler. Does not own executors, 
 from __future__ import annotations
 
 from quire.config.arch import ModelArch
+from quire.config.context import page_tokens
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
 from quire.config.mesh import depth_of
@@ -49,7 +50,7 @@ def assemble(
     scheduler = Scheduler(
         SchedulerConfig(
             n_pages=n_pages,
-            page_size=config.block_size,
+            page_size=page_tokens(config),
             kv=layout,
             n_dp_ranks=config.data_parallel_size,
             max_num_seqs=limits.max_num_seqs,

@@ -18,6 +18,7 @@ from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
+from quire.config.context import deals_tokens, page_tokens, settled
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout, tokens_in_flight
@@ -78,6 +79,7 @@ def build_engine(
     """
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     arch = read_arch(folder, config.hf_overrides, logger)
+    config = settled(config, arch)
     shape = mesh_of(config)
     if config.is_simulated and shape.n_ranks > 1:
         sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -137,7 +139,8 @@ def _build(
     if is_server:
         structured.start()
     core = assemble(
-        config, limits, layout, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace,
+        config, limits, layout, executor, MonotonicClock(), n_pages, structured,
+        0 if deals_tokens(config) else platform.min_shared_tokens, pace,
         worker.draft_costs(), deterministic_apart=platform.rows_alone is not RowsAlone.NEVER,
         has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
     )  # fmt: skip
@@ -233,7 +236,7 @@ def _ready(
     return EngineReady(
         max_model_len=limits.max_model_len,
         n_pages=n_pages * config.data_parallel_size,
-        page_size=config.block_size,
+        page_size=page_tokens(config),
         logits_width=arch.vocab_size,
         device=device,
         max_num_seqs=limits.max_num_seqs * config.data_parallel_size,

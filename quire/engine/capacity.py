@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.context import page_tokens
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout, tokens_in_flight
 from quire.config.mesh import depth_of, mesh_of
@@ -57,7 +58,9 @@ def equation(
     chunk, mesh = limits.max_num_batched_tokens, mesh_of(config)
     return MemoryEquation(
         arch=arch,
-        page_size=config.block_size,
+        page_size=page_tokens(config),
+        page_ranks=page_tokens(config) // config.block_size,
+        row_ranks=config.prefill_context_parallel_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
@@ -176,7 +179,7 @@ def size_pool(
     if n_tokens < limits.max_model_len:
         if config.max_model_len and config.num_gpu_blocks_override:
             raise ConfigError(
-                f"--num-gpu-blocks-override {n_pages}: so many pages of {config.block_size} tokens, one of them a "
+                f"--num-gpu-blocks-override {n_pages}: so many pages of {terms.page_size} tokens, one of them a "
                 f"dummy, hold sequences of {n_tokens} tokens, and --max-model-len is {config.max_model_len}: raise the "
                 f"former to at least {1 + terms.seq_pages(config.max_model_len)} or leave it out, or lower the latter",
                 param="num_gpu_blocks_override",
@@ -199,7 +202,7 @@ def size_pool(
         )  # fmt: skip
     logger.info(
         "KV pool: %d pages of %d tokens in %s, %s",
-        n_pages, config.block_size, limits.kv_dtype, format_bytes(n_pages * terms.page_bytes),
+        n_pages, terms.page_size, limits.kv_dtype, format_bytes(n_pages * terms.page_bytes),
     )  # fmt: skip
     return n_pages, limits
 
@@ -220,7 +223,7 @@ def _check_shortest(
         if limits.max_model_len >= MIN_TOKENS:
             cure += ", or give --disable-hybrid-kv-cache-manager"
     raise ConfigError(
-        f"{n_pages} KV pages of {config.block_size} tokens, one of them a dummy{shares or ','} and a max_model_len of "
+        f"{n_pages} KV pages of {terms.page_size} tokens, one of them a dummy{shares or ','} and a max_model_len of "
         f"{limits.max_model_len} leave room for {n_fitting} tokens, and a prompt and its answer have at least "
         f"{MIN_TOKENS}: {cure}"
     )

@@ -70,6 +70,12 @@ class SimulatedMachine:
             raise ConfigError("drafts are not simulated, since nobody knows which are right: leave them out")
         if config.quantization not in NOT_ROUNDED:
             raise ConfigError("weights that are rounded while loading are not simulated: leave --quantization out")
+        if config.prefill_context_parallel_size > 1:
+            raise ConfigError(
+                f"prefill_context_parallel_size = {config.prefill_context_parallel_size} is not simulated: leave it"
+                " out, and see `quire plan --mesh sp=N` or `ring=N` for what such ranks would do",
+                param="prefill_context_parallel_size",
+            )
         mesh = mesh_of(config)
         if mesh.n_ranks > 1 and device == "cpu":
             name = "tensor_parallel_size" if mesh.tp > 1 else "pipeline_parallel_size"

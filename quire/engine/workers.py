@@ -14,6 +14,7 @@ import pathlib
 import msgspec
 
 from quire.compute.dist.comm import MeetingComm
+from quire.compute.dist.context_groups import ContextGroups
 from quire.compute.dist.data_parallel import DataParallel
 from quire.compute.dist.pipeline import Connect, Pipeline
 from quire.compute.draft.choice import drafter_of
@@ -22,7 +23,7 @@ from quire.compute.draft.small import DraftCheckpoint
 from quire.compute.draft.with_head import HeadCheckpoint
 from quire.compute.platform import Platform, platform_of
 from quire.compute.weights.hub import find_checkpoint
-from quire.compute.worker import SUMMED, Worker
+from quire.compute.worker import Worker, not_deterministic
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
@@ -43,11 +44,14 @@ from quire.engine.ranks.leader import LeadingWorker
 logger = logging.getLogger("quire.engine")
 
 
+Groups = Pipeline | DataParallel | ContextGroups
+
+
 class Meeting:
     """All groups of one rank."""
 
-    def __init__(self, comm: MeetingComm, groups: Pipeline | DataParallel | None, worker: Worker) -> None:
-        """comm: of all ranks; groups: beside it, None: there is one stage; worker: of this rank."""
+    def __init__(self, comm: MeetingComm, groups: Groups | None, worker: Worker) -> None:
+        """comm: of all ranks; groups: beside it, None: there are no others; worker: of this rank."""
         self.comm, self.groups, self._worker = comm, groups, worker
 
     def join(self) -> None:
@@ -67,7 +71,7 @@ class Meeting:
             one.close()
 
     @property
-    def _met(self) -> list[MeetingComm | Pipeline | DataParallel]:
+    def _met(self) -> list[MeetingComm | Groups]:
         """In an order in which all ranks can meet."""
         return [self.comm] if self.groups is None else [self.comm, self.groups]
 
@@ -76,6 +80,8 @@ class Meeting:
         """That this rank has begun within its stage, or to exchange rows: one that hangs is behind the others there.
         Where it is alone, layers."""
         groups = self.groups
+        if isinstance(groups, ContextGroups):
+            return groups.n_calls
         if groups is None or (isinstance(groups, DataParallel) and groups.exchange is not None):
             return self.comm.n_calls
         return self._worker.n_begun if groups.sharing is None else groups.sharing.n_calls
@@ -136,7 +142,7 @@ def make_worker(
     n_ranks, arch = shape.n_ranks, placed(arch, config, shape.dp_rank_of(rank))
     platform = platform_of(_with_threads(config, n_ranks), rank)
     comm, pipeline = _groups(config, platform, rank, meeting_point)
-    no_determinism = platform.no_determinism or (SUMMED if shape.tp > 1 or shape.sends_rows else "")
+    no_determinism = platform.no_determinism or not_deterministic(config)
     if config.deterministic and no_determinism:
         raise ConfigError(
             f"deterministic = True cannot be promised: {no_determinism}; or leave --deterministic out",
@@ -154,6 +160,9 @@ def make_worker(
         _check_exchange(shape, config, platform)
         sizes = limits.max_num_seqs, limits.max_num_batched_tokens
         data = DataParallel(shape, rank, *sizes, comm, _share(platform, shape, rank), meeting_point)
+    context = None
+    if comm is not None and shape.n_token_ranks > 1:
+        context = ContextGroups(comm, shape.sp, platform.group, meeting_point)
     speculative = read_speculative(config.speculative_config)
     if speculative is not None and arch.state_specs:
         raise ConfigError(
@@ -179,9 +188,10 @@ def make_worker(
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
     worker = kind(
-        config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline, data=data
+        config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline, data=data,
+        context=context,
     )  # fmt: skip
-    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline or data, worker))
+    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline or data or context, worker))
 
 
 def _check_exchange(shape: Mesh, config: EngineConfig, platform: Platform) -> None:

@@ -25,14 +25,14 @@ def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch) -> str:
     """Why this engine has no such mesh for a model; empty: it has, replicas as engines of their own."""
     if mesh.pp > 1 and arch.state_specs:
         return f"pp = {mesh.pp}: the engine has no stages of recurrent layers"
-    if mesh.sp > 1:
-        return f"sp = {mesh.sp}: the engine does not divide the tokens of a prompt"
+    if mesh.n_token_ranks > 1 and mesh.tp * mesh.pp * mesh.ep > 1:
+        return f"{mesh.words}: ranks that divide tokens (sp, ring) do not divide layers or experts as well"
     if mesh.ep not in (1, mesh.tp) and not is_one_engine(mesh):
         return f"ep = {mesh.ep}: the engine divides experts among the ranks of tp, which are {mesh.tp}, or of tp and dp"
     most = min(device.n_in_host, MOST_RANKS)
     n_data = mesh.dp if is_one_engine(mesh) else 1
-    if mesh.tp * mesh.pp * n_data > most:
-        degrees = {"tp": mesh.tp, "pp": mesh.pp, "dp": n_data}
+    if mesh.n_stage_ranks * mesh.pp * n_data > most:
+        degrees = {"tp": mesh.tp, "pp": mesh.pp, "dp": n_data, "sp": mesh.sp, "ring": mesh.ring}
         what = ", ".join(f"{name} = {degree}" for name, degree in degrees.items() if degree > 1)
         return f"{what}: the ranks of an engine are in one host, at most {most}"
     return ""
@@ -41,7 +41,7 @@ def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch) -> str:
 def is_one_engine(mesh: Mesh) -> bool:
     """Whether what `dp` counts are data-parallel ranks of one engine, which divide the experts among them; else they
     are engines of their own."""
-    return mesh.dp > 1 and mesh.pp == 1 and mesh.sp == 1 and mesh.ep == mesh.tp * mesh.dp
+    return mesh.dp > 1 and mesh.pp == 1 and mesh.n_token_ranks == 1 and mesh.ep == mesh.tp * mesh.dp
 
 
 def format_refusal(formats: Formats, device: Accelerator) -> str:
@@ -88,11 +88,16 @@ def serve_command(
         words += ["--pipeline-parallel-size", str(mesh.pp)]
     if mesh.ep > 1:
         words.append("--enable-expert-parallel")
+    if mesh.n_token_ranks > 1:
+        words += ["--prefill-context-parallel-size", str(mesh.n_token_ranks)]
+        words += ["--context-parallel-method", "ring" if mesh.ring > 1 else "ulysses"]
+    if mesh.sp > 1 and mesh.ring > 1:
+        words += ["--ulysses-degree", str(mesh.sp)]
     if is_one_engine(mesh):
         words += ["--data-parallel-size", str(mesh.dp)]
         if not is_host:
             words.append("--enforce-eager")
-            unsaid.append("--enforce-eager: steps that send rows to experts are not captured yet, so they take longer than said")
+            unsaid.append("steps that send rows to experts are not captured yet, so they take longer than said")
     elif mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:

@@ -2,7 +2,8 @@
 
 Owns the volumes. Does not own links and their time (`timing`). Bytes are what one rank sends.
 Sources: Thakur et al. 2005 (ring all-reduce: 2 (n-1)/n of the data); Shoeybi et al. 2019 (two all-reduces a layer);
-Jacobs et al. 2023 (Ulysses: four all-to-alls a layer); Liu et al. 2023 ("Ring attention"); GShard for experts.
+Jacobs et al. 2023 (Ulysses: two all-to-alls a layer, of queries, keys and values together, and of what heads make of
+them); Liu et al. 2023 ("Ring attention"); GShard for experts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import enum
 import msgspec
 
 from quire.config.mesh import Mesh
+from quire.planner.context import ring_queries_bytes, ulysses_bytes
+from quire.planner.mesh import own_rows
 from quire.planner.parts import RankParts
 
 
@@ -60,8 +63,8 @@ def logits_transfers(parts: RankParts, mesh: Mesh, n_wants: int, itemsize: int) 
 
 
 def step_transfers(parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, itemsize: int) -> list[Transfer]:
-    """Of one rank of each stage; n_rows: of this rank's part of the tokens."""
-    found = []
+    """Of one rank of each stage; n_rows: of the whole step, before rows are divided."""
+    found, n_all, n_rows = [], n_rows, own_rows(mesh, n_rows)
     data = n_rows * parts.hidden_size * itemsize
     reduced = sum(one.n_times for one in parts.products if one.reduces and not (one.is_experts and mesh.sends_rows))
     if mesh.tp > 1:
@@ -81,17 +84,38 @@ def step_transfers(parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, it
                 name="all-to-all (ep)", pattern=Pattern.ALL_TO_ALL, n_ranks=mesh.ep, n_times=2 * one.n_times,
                 n_bytes=sent, data_bytes=sent,
             ))  # fmt: skip
-    if mesh.sp > 1:
-        for group in parts.attentions:
-            heads = mesh.sp * (2 * group.q_numbers + group.token_numbers)
-            sent = all_to_all_bytes(n_rows * heads * itemsize, mesh.sp) / 4
-            found.append(Transfer(
-                name="all-to-all (sp)", pattern=Pattern.ALL_TO_ALL, n_ranks=mesh.sp, n_times=4 * group.n_times,
-                n_bytes=sent, data_bytes=sent,
-            ))  # fmt: skip
+    if mesh.n_token_ranks > 1:
+        found += context_transfers(parts, mesh, n_all, itemsize)
     if mesh.pp > 1:
         found.append(Transfer(
             name="stage to stage (pp)", pattern=Pattern.SEND, n_ranks=2, n_times=mesh.pp - 1, n_bytes=data,
             data_bytes=data,
         ))  # fmt: skip
+    return found
+
+
+def context_transfers(parts: RankParts, mesh: Mesh, n_all: float, itemsize: int) -> list[Transfer]:
+    """Of ranks that share the rows of a step; n_all: all of them. In a ring queries go round, or fewer bytes of keys,
+    which depends on lengths."""
+    found, n_rows = [], own_rows(mesh, n_all)
+
+    def add(name: str, pattern: Pattern, n_ranks: int, n_times: int, n_bytes: float) -> None:
+        """n_bytes: of all calls of a layer."""
+        if n_ranks > 1:
+            found.append(Transfer(
+                name=f"{pattern.value} ({name})", pattern=pattern, n_ranks=n_ranks, n_times=n_times * group.n_times,
+                n_bytes=n_bytes / n_times, data_bytes=n_bytes / n_times,
+            ))  # fmt: skip
+
+    for group in parts.attentions:
+        own, size, sp, ring = group.q_numbers, group.head_dim, mesh.sp, mesh.ring
+        if n_rows == n_all:  # each rank has all rows: what heads, or keys, make of them is gathered
+            add("sp", Pattern.ALL_GATHER, sp, 1, (sp - 1) * n_rows * own * itemsize)
+            add("ring", Pattern.ALL_GATHER, ring, 1, (ring - 1) * n_rows * own * itemsize)
+            continue
+        # what a token leaves on a rank is a mean over the ring
+        sent = ulysses_bytes(n_rows, own + group.token_numbers * ring, own, itemsize, sp)
+        add("sp", Pattern.ALL_TO_ALL, sp, 2, sent)
+        sent = ring_queries_bytes(n_rows * sp, own // size, size, size, itemsize, ring)
+        add("ring", Pattern.SEND, ring, 2 * max(1, ring - 1), sent)
     return found

@@ -18,12 +18,15 @@ from quire.config.resolve import AdapterLimits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
 from quire.planner.adapters import kept_bytes, row_bytes
+from quire.planner.context import most_rows
 
 INT32_BYTES = 4
 FLOAT32_BYTES = 4
 TOKEN_ID_BYTES = 8
 LOGITS_COPIES = 2
 """Float32 arrays of [rows, vocab] alive at once in sampling: the logits, and what they were before penalties."""
+MERGE_COPIES = 3
+"""Arrays like those of partial states, in float32, alive at once while these are merged."""
 EXCHANGE_COPIES = 4
 """Of rows that ranks exchange: as they came, as experts take them, what these make of them, and as they go back."""
 LARGE_TILE_ROWS, SMALL_TILE_ROWS = 128, 16
@@ -76,7 +79,7 @@ class MemoryEquation:
 
     arch: ModelArch
     page_size: int
-    """Tokens a page."""
+    """Tokens a page, of all ranks that have some of them."""
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -110,6 +113,10 @@ class MemoryEquation:
     exchanged_rows: int = 0
     """Of all data-parallel ranks together, which a rank has at most at once where they send rows to one another's
     experts; 0: they do not."""
+    row_ranks: int = 1
+    """Ranks among which the rows of long steps are divided."""
+    page_ranks: int = 1
+    """Ranks that hold the tokens of a page in turn, each as many."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
     adapters: AdapterLimits | None = None
@@ -123,10 +130,10 @@ class MemoryEquation:
     @property
     def workspace_bytes(self) -> int:
         """Activations of the largest step; of a stage the residual of as large steps that come or go; and rows on their
-        way to experts of other ranks, and back."""
+        way to experts of other ranks, and back, or between ranks that share tokens."""
         passing_bytes = self.n_passing * self.max_num_batched_tokens * self.stream_bytes
         exchanged_bytes = self.exchanged_rows * EXCHANGE_COPIES * self.arch.hidden_size * self.itemsize
-        return self.activations_bytes + passing_bytes + exchanged_bytes
+        return self.activations_bytes + passing_bytes + exchanged_bytes + self._travel_bytes
 
     @property
     def stream_bytes(self) -> int:
@@ -135,12 +142,30 @@ class MemoryEquation:
 
     @property
     def activations_bytes(self) -> int:
-        """Of the largest step: residual, normed input, and the widest pair of neighbours inside a layer."""
+        """Of the largest step's rows that one rank has."""
+        return most_rows(self.max_num_batched_tokens, self.row_ranks) * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of one row: residual, normed input, and the widest pair of neighbours inside a layer."""
         arch = self.arch
         kinds = dict.fromkeys(arch.layers)
         widest = max(max(one.mixer.n_row_numbers, one.ffn.n_row_numbers(arch.hidden_size)) for one in kinds)
-        row_bytes = self.stream_bytes + (arch.hidden_size + widest) * self.itemsize
-        return self.max_num_batched_tokens * row_bytes
+        return self.stream_bytes + (arch.hidden_size + widest) * self.itemsize
+
+    @property
+    def _travel_bytes(self) -> int:
+        """Of rows on their way between ranks: what a rank's heads need of all rows, as it is sent and as it comes; and
+        what each rank's keys make of its rows, and these states once more in float32 while they are merged."""
+        if self.row_ranks == 1:
+            return 0
+        widest = max(one.mixer.n_row_numbers for one in dict.fromkeys(self.arch.layers))
+        n_bytes = 0
+        if self.row_ranks > self.page_ranks:
+            n_bytes += 2 * -(-self.max_num_batched_tokens // self.page_ranks) * widest * self.itemsize
+        if self.page_ranks > 1:
+            n_bytes += self.max_num_batched_tokens * widest // 2 * (self.itemsize + MERGE_COPIES * FLOAT32_BYTES)
+        return n_bytes
 
     @property
     def logits_bytes(self) -> int:
@@ -167,8 +192,7 @@ class MemoryEquation:
             partial_rows += (n_large * LARGE_TILE_ROWS + 2 * self.mixed_rows * group) * arch.n_kv_heads
         n_kinds = len(set(self.layout.windows))
         numbers = n_kinds * partial_rows * (arch.head_dim + 1) + max(self.graph_sizes) * arch.vocab_size
-        activations = self.activations_bytes * n_rows // self.max_num_batched_tokens
-        return numbers * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES
+        return numbers * FLOAT32_BYTES + n_rows * self._row_bytes + len(self.graph_sizes) * GRAPH_OWN_BYTES
 
     @property
     def state_bytes(self) -> int:
@@ -197,9 +221,10 @@ class MemoryEquation:
 
     @property
     def page_bytes(self) -> int:
-        """K and V of one page in all of its lanes, and in a drafter's. Where no layer keeps keys, pages only say which
-        tokens were seen: they count as the host's ids of these."""
-        n_bytes = round((self.layout.numbers + self.draft_numbers) * self.page_size * self.kv_itemsize)
+        """K and V of this rank's part of a page in all of its lanes, and in a drafter's. Where no layer keeps keys,
+        pages only say which tokens were seen: they count as the host's ids of these."""
+        n_own = self.page_size // self.page_ranks
+        n_bytes = round((self.layout.numbers + self.draft_numbers) * n_own * self.kv_itemsize)
         return n_bytes or self.page_size * TOKEN_ID_BYTES
 
     def seq_pages(self, n_tokens: int) -> int:

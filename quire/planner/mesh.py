@@ -13,6 +13,7 @@ from quire.config.layers import LayerSpec
 from quire.config.mesh import Mesh
 from quire.config.shares import share_layer
 from quire.core.errors import ConfigError
+from quire.planner.context import LEAST_ROWS
 
 
 def division_refusal(mesh: Mesh, arch: ModelArch) -> str:
@@ -25,10 +26,10 @@ def division_refusal(mesh: Mesh, arch: ModelArch) -> str:
             return f"ep = {mesh.ep}: the model has no experts"
         if any(n % mesh.ep for n in n_experts):
             return f"{n_experts[0]} experts among {mesh.ep} ranks"
-        if mesh.tp * mesh.sp * mesh.dp % mesh.ep:
-            return f"ep = {mesh.ep} does not divide the {mesh.tp * mesh.sp * mesh.dp} ranks of a stage"
-    if mesh.sp > 1 and any(spec.mixer.state_spec is not None for spec in arch.layers):
-        return f"sp = {mesh.sp}: recurrent layers take tokens in turn"
+        if mesh.n_stage_ranks * mesh.dp % mesh.ep:
+            return f"ep = {mesh.ep} does not divide the {mesh.n_stage_ranks * mesh.dp} ranks of a stage"
+    if mesh.n_token_ranks > 1 and any(spec.mixer.state_spec is not None for spec in arch.layers):
+        return f"sp = {mesh.sp}, ring = {mesh.ring}: the tokens of recurrent layers follow each other"
     try:
         for spec in dict.fromkeys(arch.layers):
             rank_layer(spec, mesh.tp)
@@ -48,6 +49,11 @@ def rank_layer(spec: LayerSpec, tp: int) -> LayerSpec:
 def n_experts_of(spec: LayerSpec) -> int:
     """Experts of a layer; 0: it has none."""
     return int(getattr(spec.ffn, "n_experts", 0))
+
+
+def own_rows(mesh: Mesh, n_rows: float) -> float:
+    """Of a step, those of one rank among which it is divided."""
+    return n_rows if n_rows < LEAST_ROWS["cuda"] else n_rows / mesh.n_token_ranks
 
 
 def divisors(n: int) -> list[int]:

@@ -17,6 +17,7 @@ from quire.core.plan import Spans
 from quire.planner.calibration import Ceilings
 from quire.planner.communication import step_transfers
 from quire.planner.formats import Formats
+from quire.planner.mesh import own_rows
 from quire.planner.parts import AttentionGroup, Product, rank_parts
 
 STATE_FLOPS = 6
@@ -104,7 +105,8 @@ def step_operators(
     """
     mesh, formats = mesh or Mesh(), formats or Formats()
     parts = rank_parts(arch, mesh, formats)
-    n_rows, n_wants = sum(spans.lengths) / mesh.sp, sum(spans.wants)
+    n_all, n_wants = sum(spans.lengths), sum(spans.wants)
+    n_rows = own_rows(mesh, n_all)
     width = arch.hidden_size * formats.itemsize
     found = [
         Operator(name="embedding", kind=Kind.GATHER, n_times=1, row_bytes=2 * n_rows * width),
@@ -122,7 +124,7 @@ def step_operators(
         ))  # fmt: skip
     found += [
         Operator(name=one.name, kind=Kind.COLLECTIVE, n_times=one.n_times, wire_bytes=one.n_bytes)
-        for one in step_transfers(parts, mesh, n_rows, n_wants, formats.itemsize)
+        for one in step_transfers(parts, mesh, n_all, n_wants, formats.itemsize)
     ]
     if n_wants:
         found.append(product_operator(parts.head, n_wants, formats))

@@ -81,7 +81,7 @@ class AttentionGroup(msgspec.Struct, frozen=True, kw_only=True):
     n_times: int
     window: int
     token_numbers: int
-    """Numbers that a token leaves in one layer of this rank."""
+    """Numbers that a token leaves in one layer of this rank; in the mean where ranks take tokens in turn."""
     pair_flops: int
     q_numbers: int
     """Of a row's queries, and of its result."""
@@ -202,8 +202,8 @@ def _attention(own: LayerSpec, numbers: int, mesh: Mesh) -> AttentionGroup:
     kv = mixer.kv_spec
     assert kv is not None
     return AttentionGroup(
-        n_times=1, window=kv.window, token_numbers=round(numbers * kv_share(kv, mesh.sp)),
-        pair_flops=mixer.n_pair_flops // mesh.sp, q_numbers=mixer.n_heads * kv.head_dim // mesh.sp,
+        n_times=1, window=kv.window, token_numbers=round(numbers * kv_share(kv, mesh.sp) / mesh.ring),
+        pair_flops=mixer.n_pair_flops // mesh.n_token_ranks, q_numbers=mixer.n_heads * kv.head_dim // mesh.sp,
         head_dim=kv.head_dim, mixer=mixer,
     )  # fmt: skip
 

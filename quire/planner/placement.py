@@ -12,6 +12,8 @@ from typing import Final
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.attention import AttentionSpec
+from quire.config.context import with_own_heads
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout, tokens_in_flight
 from quire.config.mesh import Mesh, steps_in_flight
@@ -68,7 +70,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     def seqs_within(self, n_tokens: int, n_shared: int = 0) -> int:
         """Sequences of so many tokens at their end, at once; n_shared: tokens at the front that all have together."""
         each = self.equation.seq_pages(n_tokens)
-        shared = self.equation.seq_pages(n_shared) if n_shared >= PAGE_SIZE else 0
+        shared = self.equation.seq_pages(n_shared) if n_shared >= self.equation.page_size else 0
         alone = max(1, each - shared)
         most = max(0, self.n_pages - shared) // alone
         return max(0, min(most, self.equation.max_num_seqs))
@@ -81,7 +83,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pool_tokens(self) -> int:
         """Tokens whose keys and values fit, over all sequences, where nothing is behind a window."""
-        return max(0, self.n_pages) * PAGE_SIZE // max(1, len(self.equation.layout.groups))
+        return max(0, self.n_pages) * self.equation.page_size // max(1, len(self.equation.layout.groups))
 
 
 def place(arch: ModelArch, memory_bytes: float, mesh: Mesh, formats: Formats, limits: Limits) -> Placement:
@@ -127,11 +129,12 @@ def _placed(
     n_seqs = limits.max_num_seqs
     share = max((kv_share(kv, mesh.sp) for kv in own.kv_specs.values()), default=1.0)
     equation = MemoryEquation(
-        arch=own, page_size=PAGE_SIZE, max_num_seqs=n_seqs,
-        max_num_batched_tokens=max(n_seqs, -(-limits.max_num_batched_tokens // mesh.sp)),
+        arch=_attending(own, mesh.sp), page_size=PAGE_SIZE * mesh.ring, page_ranks=mesh.ring,
+        row_ranks=mesh.n_token_ranks, max_num_seqs=n_seqs,
+        max_num_batched_tokens=max(n_seqs, limits.max_num_batched_tokens),
         max_model_len=limits.max_model_len or arch.max_position, weights_bytes=round(weights_bytes),
         itemsize=formats.itemsize, kv_itemsize=formats.kv_itemsize(arch.head_dim) * share,
-        graph_sizes=tuple(decode_sizes(n_seqs)) if limits.captures else (),
+        graph_sizes=tuple(decode_sizes(n_seqs)) if limits.captures and mesh.ring == 1 else (),
         kv=stage_layout(layout, stage.layers), in_flight=tokens_in_flight(depth),
         prompt_in_flight=depth * limits.max_num_batched_tokens, n_passing=n_passing(DEFAULTS.pipeline_depth, mesh.pp),
         exchanged_rows=mesh.ep // mesh.tp * limits.max_num_batched_tokens if mesh.sends_rows else 0,
@@ -144,3 +147,9 @@ def _placed(
         page_bytes=equation.page_bytes, n_pages=(budget - equation.fixed_bytes) // equation.page_bytes - 1,
         lacking_bytes=lacking, equation=equation,
     )  # fmt: skip
+
+
+def _attending(own: ModelArch, n_ranks: int) -> ModelArch:
+    """With a part of the heads, where they are not lines."""
+    divides = n_ranks > 1 and all(isinstance(layer.mixer, AttentionSpec) for layer in own.layers)
+    return with_own_heads(own, 0, n_ranks) if divides else own

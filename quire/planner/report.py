@@ -53,7 +53,7 @@ def model_facts(task: Task) -> dict[str, Any]:
 
 def operator_rows(task: Task, mesh: Mesh, spans: Spans) -> list[dict[str, Any]]:
     """Each with its intensity, and what binds it on the device."""
-    n_rows, n_wants = sum(spans.lengths) / mesh.sp, sum(spans.wants)
+    n_rows, n_wants = sum(spans.lengths), sum(spans.wants)
     sent_us = iter([row["us"] for row in communication_rows(task, mesh, n_rows, n_wants)])
     rows, ceilings = [], task.calibration
     for one in step_operators(task.arch, spans, mesh, task.formats):
@@ -145,7 +145,7 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
     facts["steps"] = {name: operator_rows(task, first.mesh, spans) for name, spans in steps.items()}
     facts["step_spans"] = {"decode": [n_seqs, context], "prefill": [1, PROMPT]}
     if first.mesh.n_ranks > 1:
-        facts["communication"] = communication_rows(task, first.mesh, n_seqs / first.mesh.sp, n_seqs)
+        facts["communication"] = communication_rows(task, first.mesh, n_seqs, n_seqs)
     facts["frontier"] = [
         {"concurrency": one.n_seqs, "tpot_ms": 1e3 * one.tpot_s, "ttft_ms": 1e3 * one.ttft_s,
          "tokens_per_s": one.tokens_per_s}

@@ -17,6 +17,7 @@ from quire.planner.captured import padded_rows
 from quire.planner.communication import Pattern, Transfer, logits_transfers, step_transfers
 from quire.planner.formats import Formats
 from quire.planner.links import Links
+from quire.planner.mesh import own_rows
 from quire.planner.operators import STATE_FLOPS, Seen, seen
 from quire.planner.parts import AttentionGroup, Product, RankParts, rank_parts
 
@@ -97,12 +98,12 @@ class StepTimer:
 
     def row_parts_s(self, n_rows: int) -> list[tuple[str, float]]:
         """(operator, seconds) of what a step's number of rows decides, the head left out."""
-        own = max(1.0, n_rows / self.mesh.sp)
+        own = max(1.0, own_rows(self.mesh, n_rows))
         found = [(one.name, one.n_times * self.product_s(one, own)) for one in self.parts.products]
         found.append((ROW_KERNELS, self._row_kernels_s(own)))
         found += [
             (one.name, one.n_times * self.transfer_s(one))
-            for one in step_transfers(self.parts, self.mesh, own, 0, self.formats.itemsize)
+            for one in step_transfers(self.parts, self.mesh, n_rows, 0, self.formats.itemsize)
         ]
         return found
 
@@ -229,7 +230,7 @@ class StepTimer:
 
     def _span(self, transfer: Transfer) -> int:
         """Devices between two neighbours of a transfer: those of inner kinds of parallelism lie together."""
-        return self.mesh.tp * self.mesh.sp if transfer.pattern is Pattern.SEND else 1
+        return self.mesh.n_stage_ranks if transfer.pattern is Pattern.SEND else 1
 
 
 def _joined(memory_s: float, arithmetic_s: float) -> float:

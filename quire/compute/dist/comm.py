@@ -65,6 +65,11 @@ class MeetingComm(Comm, Protocol):
         """Returns when all are there. RuntimeError if they are not in time."""
         ...
 
+    def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
+        """Begin to send x to one rank, and to take into `found` what another one sends to this one meanwhile; both
+        contiguous. Every rank calls it, so that each is sent to once."""
+        ...
+
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """Begin to send x, contiguous, to another rank, which receives in the order in which is sent."""
         ...

@@ -27,6 +27,18 @@ OPERATIONS: Final = {
 }
 
 
+class Both:
+    """`Sent` of two that are on their way."""
+
+    def __init__(self, sent: Sent, found: Sent) -> None:
+        self._sent, self._found = sent, found
+
+    def wait(self) -> None:
+        """See `Sent`."""
+        self._found.wait()
+        self._sent.wait()
+
+
 class GlooComm:
     """`Comm` of one rank. It meets the others at `join`, or when something is first asked of it."""
 
@@ -79,6 +91,11 @@ class GlooComm:
         found = x.new_empty(sum(received), *x.shape[1:])
         self._group.alltoall_base(found, x, received, sent, _DISTRIBUTED.AllToAllOptions()).wait()
         return found
+
+    def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
+        """See `MeetingComm`. x: on the CPU."""
+        self.n_calls += 1
+        return Both(self.send(x, to), self.receive(found, source))
 
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """See `MeetingComm`."""

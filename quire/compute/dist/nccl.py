@@ -90,6 +90,15 @@ class NcclComm:
         self._group.alltoall_base(found, x, received, sent, _DISTRIBUTED.AllToAllOptions()).wait()
         return found
 
+    def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
+        """See `MeetingComm`. Both in one launch: apart each rank would wait for the next one to receive."""
+        self.n_calls += 1
+        self._group._start_coalescing()
+        self._group.send([x], to, 0)
+        self._group.recv([found], source, 0)
+        begun: Sent = self._group._end_coalescing()
+        return begun
+
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """See `MeetingComm`. x: on the GPU, in the order of its current stream."""
         sent: Sent = self._group.send([x], to, 0)

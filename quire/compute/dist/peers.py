@@ -141,6 +141,11 @@ class PeerComm:
         self.n_calls += 1
         return self._nccl.all_to_all(x, sent, received)
 
+    def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
+        """See `MeetingComm`."""
+        self.n_calls += 1
+        return self._nccl.exchange(x, to, found, source)
+
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """See `MeetingComm`."""
         return self._nccl.send(x, to)

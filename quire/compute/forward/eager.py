@@ -59,5 +59,7 @@ class EagerForward:
         visit = None if features is None else features.visit(locs[0])
         whole = features is not None and features.reads(len(self._model.layers))
         with self._model.adapted(step.adapters):
-            hidden = self._model.forward(token_ids, positions, context, wanted, visit=visit, visits_last=whole)
+            hidden = self._model.forward(
+                token_ids, positions, self._pool.around(context), wanted, visit=visit, visits_last=whole
+            )
         return States(hidden, has_all=sampled is not None and wanted is None, sampled=sampled)

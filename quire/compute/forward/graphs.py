@@ -373,4 +373,4 @@ def _compute(
     features = context.pool.features
     visit = None if features is None else features.visit(context.cache_locs[0])
     whole = features is not None and features.reads(len(model.layers))
-    model.forward(token_ids, positions, context, out=out, visit=visit, visits_last=whole)
+    model.forward(token_ids, positions, context.pool.around(context), out=out, visit=visit, visits_last=whole)

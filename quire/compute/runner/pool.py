@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from quire.compute.device.device import Device
+from quire.compute.layers.context import Context
 from quire.compute.runner.expanded_spans import ExpandedSpans
 from quire.compute.runner.features import Features
 from quire.compute.runner.spans_apart import apart
@@ -29,6 +31,14 @@ from quire.kernels.kvstore import entry
 from quire.kernels.kvstore import op as kvstore
 from quire.kernels.qkv import rotate_and_store
 from quire.kernels.state import StateSpans
+
+
+class Across(Protocol):
+    """Ranks that divide what attention reads, each with a pool of its own."""
+
+    def around(self, inner: PagedContext) -> Context:
+        """The context of a step of which each rank has all rows. inner: of this rank's pages."""
+        ...
 
 
 class KVPool:
@@ -58,6 +68,10 @@ class KVPool:
         """What a drafting head reads; to be set before there is a forward strategy."""
         self.states: StatePool | None = None
         """Of recurrent layers; likewise."""
+        self.across: Across | None = None
+        """How ranks that share tokens attend; likewise."""
+        self.n_ranks = 1
+        """That hold the tokens of a page in turn; likewise."""
         self.windows = list(dict.fromkeys(self.layout.windows))
         """Each kind of window once: what the work of attention differs by."""
         self.kind_of = [self.windows.index(window) for window in self.layout.windows]
@@ -78,11 +92,16 @@ class KVPool:
         n_lanes, _, n_kv_heads, _, size = self.k.shape
         return len(self._stored) * n_lanes * n_kv_heads * size * self.k.element_size()
 
+    def around(self, context: PagedContext) -> Context:
+        """What layers are given: the pages of this rank, or of several."""
+        return context if self.across is None else self.across.around(context)
+
     def copy(self, copies: list[PageCopy]) -> None:
         """Copy on write, in every lane."""
         if not copies:
             return
-        sources, targets, counts = ([getattr(one, name) for one in copies] for name in ("source", "target", "n_tokens"))
+        sources, targets = ([getattr(one, name) for one in copies] for name in ("source", "target"))
+        counts = [-(-one.n_tokens // self.n_ranks) for one in copies]
         for lane in range(self.k.shape[0]):
             kvstore.copy_pages(self._stored[0][lane], self._stored[-1][lane], sources, targets, counts)
         if self.features is not None:

@@ -71,8 +71,8 @@ class Judge:
         return max(rank.silent_s, now_s - since_s - patience_s)
 
     def _patience_s(self, number: int, ranks: Sequence[Standing]) -> float:
-        """How much longer than others a data-parallel rank may stand at a step, which no other rank takes part in, before
-        it is late; 0: it has nothing to do."""
+        """How much longer than others a data-parallel rank may stand at a step, in which no other takes part, before it
+        is late; 0: it has nothing to do."""
         rank = ranks[number]
         if self._shape.dp == 1 or self._shape.sends_rows:
             return 0.0

@@ -65,7 +65,8 @@ class CodedMatrices:
             )
         steps = {Codes.BYTES: (0, BLOCK), Codes.INT4: (0, 32), Codes.FP4: (mxfp4.BLOCK,)}[self.kind]
         if self.group not in steps and not (self.kind is Codes.INT4 and self.group % 64 == 0):
-            raise ValueError(f"groups of {self.group} columns in {self.kind.value} must be {' or '.join(map(str, steps))}")
+            known = " or ".join(map(str, steps))
+            raise ValueError(f"groups of {self.group} columns in {self.kind.value} must be {known}")
         if not (self.codes.is_contiguous() and self.scales.is_contiguous()):
             raise ValueError("codes and scales must be contiguous")
 

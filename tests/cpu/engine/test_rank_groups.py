@@ -11,6 +11,7 @@ import pytest
 from calling_device import CallingDevice
 
 from quire.compute import platform
+from quire.compute.dist.context_groups import ContextGroups
 from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 from quire.compute.platform import CudaPlatform
@@ -64,6 +65,27 @@ class Called:
             return self._found.get(method)
 
         return call
+
+
+def test_groups_of_ranks_that_share_tokens_are_joined_ended_and_left() -> None:
+    """Rank 3 of a ring of two pairs: its pair, and those of its place."""
+    calls: list[str] = []
+    everyone: Any = Called("all", calls)
+    everyone.rank, everyone.size, everyone.n_calls = 3, 4, 0
+    made: dict[str, tuple[int, int]] = {}
+
+    def connect(rank: int, size: int, at: str) -> Any:
+        made[at] = rank, size
+        return Called(at, calls)
+
+    meeting = Meeting(everyone, ContextGroups(everyone, 2, connect, "at"), None)  # type: ignore[arg-type]
+    for asked in (meeting.join, meeting.abort, meeting.close):
+        asked()
+    assert made == {"at-heads-1": (1, 2), "at-turns-1": (1, 2)}
+    names = ["all", "at-heads-1", "at-turns-1"]
+    assert calls == [f"{one} {did}" for did in ("join", "abort") for one in names] + [
+        f"{one} close" for one in reversed(names)
+    ]
 
 
 @pytest.mark.parametrize("hears, is_apart, order", [

@@ -237,3 +237,28 @@ def test_ranks_say_what_one_says(name: str, n_ranks: int, tmp_path: pathlib.Path
         finally:
             llm.shutdown()
     assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("n_ranks, degree", [(2, 1), (4, 2)])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
+def test_ranks_that_share_tokens_say_what_one_says(
+    name: str, n_ranks: int, degree: int, tmp_path: pathlib.Path
+) -> None:
+    """Heads divided, eager and captured, and a ring, of single ranks or of pairs. Chunks are as long as divided steps.
+    """
+    needs(n_ranks)
+    model, found = checkpoint(name, tmp_path / name), []
+    shared: dict[str, Any] = {"prefill_context_parallel_size": n_ranks, "max_num_batched_tokens": 1024}
+    ring = {**shared, "context_parallel_method": "ring", "ulysses_degree": degree}
+    heads = {**shared, "context_parallel_method": "ulysses"}
+    longer: dict[str, Any] = {"max_model_len": 2048, "num_gpu_blocks_override": 600,
+                              "hf_overrides": {"max_position_embeddings": 4096}}  # fmt: skip
+    for options in ({"max_num_batched_tokens": 1024}, heads, {**heads, "enforce_eager": True}, ring):
+        llm = LLM(model, **{**GPU, **longer, **options})
+        try:
+            prompts = [{"prompt_token_ids": [(7 * i + n) % 90 + 1 for i in range(n)]} for n in (1500, 700, 3)]
+            said = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), use_tqdm=False)
+            found.append([list(one.outputs[0].token_ids) for one in said] + answers(llm))
+        finally:
+            llm.shutdown()
+    assert all(one == found[0] for one in found)

@@ -199,6 +199,8 @@ def test_ranks_share_weights_and_pages_and_wait_for_one_another() -> None:
     assert one.step_s(plan) / 2 < two.step_s(plan) < one.step_s(plan)
     with pytest.raises(ConfigError, match="which 3 ranks cannot share"):
         machine(tensor_parallel_size=3)
+    with pytest.raises(ConfigError, match="prefill_context_parallel_size = 2 is not simulated"):
+        machine(prefill_context_parallel_size=2)
     with pytest.raises(ConfigError, match="not simulated on a CPU"):
         SimulatedMachine.of(EngineConfig(tensor_parallel_size=2), ARCH, "cpu", 141 * GIB, is_server=False)
 

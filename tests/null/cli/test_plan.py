@@ -59,6 +59,9 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
         ["--mesh", f"tp={n}"],
         ["--mesh", f"pp={n}"],
         ["--mesh", f"tp={n},ep={n}"] if "32b" not in model else [],
+        ["--mesh", f"sp={n}"],
+        ["--mesh", f"ring={n}"],
+        ["--mesh", f"sp=2,ring={n // 2}"] if n > 2 else [],
         ["--mesh", f"dp={n},ep={n}"] if "32b" not in model else [],
     ]
     for words in meshes:
@@ -70,12 +73,16 @@ def test_every_command_makes_an_engine_of_that_mesh(capsys: pytest.CaptureFixtur
                        if word[-1].isdecimal())  # fmt: skip
         n_data = int(degrees.get("dp", 1))
         of_all = str(int(degrees.get("tp", 1)) * n_data)
-        assert degrees.keys() <= {"tp", "pp", "ep", "dp"}
+        assert degrees.keys() <= {"tp", "pp", "ep", "dp", "sp", "ring"}
         assert degrees.get("ep", "1") in ("1", degrees.get("tp", "1"), of_all)
         assert config.data_parallel_size == (n_data if degrees.get("ep") == of_all else 1)
         assert config.tensor_parallel_size == int(degrees.get("tp", 1))
         assert config.pipeline_parallel_size == int(degrees.get("pp", 1))
         assert config.enable_expert_parallel == ("ep" in degrees)
+        assert config.prefill_context_parallel_size == int(degrees.get("sp", 1)) * int(degrees.get("ring", 1))
+        assert config.ulysses_degree == (int(degrees["sp"]) if degrees.keys() >= {"sp", "ring"} else 0)
+        method = "ring" if "ring" in degrees else "ulysses" if "sp" in degrees else "auto"
+        assert config.context_parallel_method == method
 
 
 def made_config(command: str) -> EngineConfig:
@@ -90,7 +97,7 @@ def made_config(command: str) -> EngineConfig:
     ("words", "reason"),
     [
         (["--mesh", "tp=8,pp=2", "--count", "16"], "tp = 8, pp = 2: the ranks of an engine are in one host, at most 8"),
-        (["--mesh", "tp=2,sp=2", "--count", "4"], "sp = 2: the engine does not divide"),
+        (["--mesh", "tp=2,sp=2", "--count", "4"], "tp2 sp2: ranks that divide tokens"),
         (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
         (["--gpu", "a100", "--kv-cache-dtype", "fp8"], "keys and values in fp8 need a GPU that converts to e4m3"),
         (["--weights", "int4"], "weights in int4 run on a CPU only"),

@@ -9,6 +9,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from quire.config.context import attending
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.config.resolve import EngineLimits, resolve
@@ -51,6 +52,23 @@ def test_cpu_pool_takes_at_most_a_quarter_of_free_memory() -> None:
     config = EngineConfig(max_model_len=4096, max_num_seqs=256)
     page_bytes = equation(config, resolve(config, ARCH, "cpu"), ARCH).page_bytes
     assert pages(room, max_model_len=4096, max_num_seqs=256) == 4 * GIB // page_bytes
+
+
+@pytest.mark.parametrize("method", ["ulysses", "ring"])
+def test_ranks_that_share_tokens_have_room_for_more(method: str) -> None:
+    """Two ranks: a page of the ring has twice the tokens in the same bytes, one of Ulysses half the bytes."""
+    room, found = own(24 * GIB, 20 * GIB), []
+    for n_ranks in (1, 2):
+        config = EngineConfig(prefill_context_parallel_size=n_ranks, context_parallel_method=method)  # type: ignore[arg-type]
+        limits = resolve(config, ARCH, "cuda")
+        arch = attending(ARCH, config, 0)
+        terms = equation(config, limits, arch)
+        n_pages, _ = size_pool(config, limits, arch, room)
+        found.append((terms.page_bytes, terms.page_size, n_pages * terms.page_size, terms.workspace_bytes))
+    (n_bytes, size, n_tokens, workspace), (own_bytes, own_size, own_tokens, own_workspace) = found
+    expected = (n_bytes // 2, size) if method == "ulysses" else (n_bytes, 2 * size)
+    assert (own_bytes, own_size) == expected
+    assert 1.9 * n_tokens < own_tokens < 2.1 * n_tokens and own_workspace != workspace
 
 
 def test_gpu_pool_fills_the_share_beside_what_is_taken() -> None:

@@ -31,6 +31,8 @@ def late(shape: Mesh, *ranks: Standing) -> list[int]:
 @pytest.mark.parametrize("shape, ranks, found", [
     (Mesh(tp=2), [rank(9, 4), rank(8, 4)], [1]),  # in the middle of a step
     (Mesh(tp=2), [rank(9, 4), rank(9, 4)], []),
+    (Mesh(sp=2), [rank(9, 4), rank(8, 4)], [1]),  # ranks that share tokens wait for one another
+    (Mesh(ring=3), [rank(9, 4), rank(9, 3), rank(9, 4)], [1]),
     (Mesh(tp=2), [rank(0, 5, IDLE), rank(0, 4, IDLE)], [1]),  # its device, in a captured step
     (Mesh(pp=3), [rank(0, 6), rank(0, 5), rank(0, 4)], [1, 2]),  # each has rows of the stage before it
     (Mesh(pp=3), [rank(0, 6), rank(0, 4), rank(0, 4)], [1]),  # the last one waits

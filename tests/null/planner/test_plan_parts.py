@@ -141,7 +141,7 @@ def test_what_cannot_be_divided_says_why(mesh: Mesh, reason: str) -> None:
 
 def test_all_meshes_are_looked_at() -> None:
     found = list(meshes(8, experts=True, sequences=False))
-    assert len(set(found)) == len(found) and all(one.n_devices == 8 for one in found)
+    assert len(set(found)) == len(found) and all(one.n_ranks == 8 for one in found)
     assert Mesh(tp=2, pp=2, dp=2, ep=4) in found and Mesh(tp=8) in found
 
 
@@ -169,14 +169,14 @@ def test_as_many_sequences_as_pages_hold() -> None:
     [
         (LLAMA_8B, Mesh(sp=2), 1 / 2), (LLAMA_8B, Mesh(tp=4, sp=2), 1 / 8), (LLAMA_8B, Mesh(tp=4, sp=4), 1 / 8),
         (LLAMA_8B, Mesh(tp=16), 1 / 8), (LLAMA_8B, Mesh(sp=16), 1 / 8), (DEEPSEEK, Mesh(sp=8), 1.0),
-        (DEEPSEEK, Mesh(tp=4, sp=2), 1.0),
+        (DEEPSEEK, Mesh(tp=4, sp=2), 1.0), (DEEPSEEK, Mesh(ring=8), 1 / 8), (LLAMA_8B, Mesh(ring=16), 1 / 16),
     ],
 )  # fmt: skip
 def test_heads_of_keys_are_whole_and_lines_are_not_divided(arch: ModelArch, mesh: Mesh, share: float) -> None:
     whole, own = (rank_parts(arch, one, Formats()).attentions for one in (Mesh(), mesh))
     assert [one.token_numbers for one in own] == [share * one.token_numbers for one in whole]
-    pages = [place(arch, 80 * GIB, one, Formats(), Limits()).page_bytes for one in (Mesh(), mesh)]
-    assert pages[1] == share * pages[0]
+    alone, shared = (place(arch, 80 * GIB, one, Formats(), Limits()).equation for one in (Mesh(), mesh))
+    assert shared.page_bytes / shared.page_size == share * alone.page_bytes / alone.page_size
 
 
 def test_stages_share_the_layers() -> None:
@@ -285,3 +285,26 @@ def test_every_operator_has_a_kind_and_work() -> None:
     for name in ("deepseek-v3", "qwen3-next-80b-a3b", "gpt-oss-20b", "gemma-3-1b"):
         for one in step_operators(read_arch(SHAPES / name), decode_spans(4, 500), Mesh(tp=1)):
             assert one.n_times > 0 and one.n_bytes > 0, (name, one.name)
+
+
+def test_what_ranks_that_share_tokens_send() -> None:
+    """32 query heads and 8 of keys and values, of 128, on 4 ranks, 2,048 rows each; and steps of few rows."""
+    ulysses, ring = (rank_parts(LLAMA_8B, mesh, Formats()) for mesh in (Mesh(sp=4), Mesh(ring=4)))
+    (sent,) = [one for one in step_transfers(ulysses, Mesh(sp=4), 8192, 0, 2) if "sp" in one.name]
+    assert sent.n_times == 2 * 32 and sent.n_times * sent.n_bytes == 32 * 3 * 2048 * (8 + 2 * 2 + 8) * 128 * 2
+    (sent,) = [one for one in step_transfers(ring, Mesh(ring=4), 8192, 0, 2) if "ring" in one.name]
+    assert sent.n_times == 2 * 3 * 32 and sent.n_times * sent.n_bytes == 32 * 3 * 2048 * 32 * (2 * 128 * 2 + 4)
+    both = Mesh(sp=2, ring=2)
+    heads, turns = step_transfers(rank_parts(LLAMA_8B, both, Formats()), both, 8192, 0, 2)
+    assert heads.n_times * heads.n_bytes == 32 * 2048 * (16 + 2 * 4 + 16) * 128 * 2
+    assert turns.n_times * turns.n_bytes == 32 * 4096 * 16 * (2 * 128 * 2 + 4)
+    (sent,) = step_transfers(ulysses, Mesh(sp=4), 64, 0, 2)
+    assert sent.n_times == 32 and sent.n_bytes == 3 * 64 * 8 * 128 * 2
+
+
+def test_ranks_that_share_tokens_hold_longer_sequences() -> None:
+    """Weights stay whole, so four ranks hold more than four times as much beside them."""
+    limits = Limits(max_num_seqs=8)
+    alone, ulysses, ring = (place(LLAMA_8B, 40 * GIB, mesh, Formats(), limits).longest
+                            for mesh in (Mesh(), Mesh(sp=4), Mesh(ring=4)))  # fmt: skip
+    assert 3.9 * alone < ulysses < 4.3 * alone and 3.9 * alone < ring < 4.3 * alone

@@ -1,0 +1,158 @@
+"""Attention of the rows that a rank of a ring has, layer by layer: what is sent when, and what is made of it.
+
+Owns the messages. Does not own plans (`ring`). Invariants: what goes on to the next rank is sent before it is computed
+with; states are merged in the order of ranks, so that a result does not depend on who came when.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from quire.compute.dist.comm import Sent
+from quire.compute.layers.context import Expanded
+from quire.compute.runner.pool import PagedContext
+from quire.compute.runner.ring import Ring, RingPlan, Sharing
+from quire.kernels.attention import op as attention
+from quire.kernels.attention.merge import merge
+from quire.kernels.attention.variant import Variant
+from quire.kernels.kvstore import entry
+from quire.kernels.state import StateSpans
+
+State = tuple[torch.Tensor, torch.Tensor]
+"""What rows have seen of some keys: (out [n, n_heads, dimensions of a value], lse float32 [n, n_heads])."""
+
+
+@dataclasses.dataclass(slots=True)
+class RingContext:
+    """`Context` of one step."""
+
+    ring: Ring
+    inner: PagedContext
+    """Stores this rank's turns; what is another's goes into the dummy page."""
+    sharings: Mapping[int, Sharing]
+    """By window of layers."""
+    is_divided: bool
+    """Whether a rank has its own block alone."""
+
+    @property
+    def expanded(self) -> Expanded | None:
+        """See `Context`."""
+        return None
+
+    def store(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Context`."""
+        return self.inner.store(layer, qkv, q_norm, k_norm, eps, positions, cos_sin)
+
+    def store_lines(
+        self,
+        layer: int,
+        lines: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        q: torch.Tensor,
+        rotated: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        """See `Context`."""
+        self.inner.store_lines(layer, lines, norm, eps, q, rotated, positions, cos_sin)
+
+    def lines(self, layer: int, piece: slice) -> torch.Tensor:
+        """No rows are expanded."""
+        raise AssertionError("a ring reads lines as they are")
+
+    def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
+        """`config/context` refuses recurrent layers."""
+        raise AssertionError("no model with recurrent layers has its tokens dealt out")
+
+    def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
+        """See `Context`."""
+        sharing, comm = self.sharings[variant.window], self.ring.comm
+        if not self.is_divided:
+            out, lse = self._state(layer, q, self.inner.pool.pages_of[layer], sharing.plans[0], variant)
+            return merge(comm.all_gather(out), comm.all_gather(lse))[0]
+        going = self._queries if sharing.pages is None else self._keys
+        states = going(layer, q, sharing, variant)
+        return merge([out for out, _ in states], [lse for _, lse in states])[0]
+
+    def _queries(self, layer: int, q: torch.Tensor, sharing: Sharing, variant: Variant) -> list[State]:
+        """Queries go round; a rank sends what its keys make of them to where they are from. Returns, by rank, what its
+        keys make of this rank's queries."""
+        rank, n, comm = self.ring.rank, self.ring.n_ranks, self.ring.comm
+        pages, q = self.inner.pool.pages_of[layer], q.contiguous()
+        states, begun, away = dict[int, State](), list[Sent](), list[State]()
+        for hop in range(n):
+            next_q, turn = torch.empty_like(q), None
+            if hop < n - 1:
+                turn = comm.exchange(q, (rank + 1) % n, next_q, (rank - 1) % n)
+            owner, source = (rank - hop) % n, (rank + hop) % n
+            state = self._state(layer, q, pages, sharing.plans[owner], variant)
+            if not hop:
+                states[rank] = state
+            else:
+                away.append(state)  # to stay there until it is sent
+                states[source] = torch.empty_like(state[0]), torch.empty_like(state[1])
+                pairs = zip(state, states[source], strict=True)
+                begun += [comm.exchange(one, owner, found, source) for one, found in pairs]
+            if turn is not None:
+                turn.wait()
+                q = next_q
+        for one in begun:
+            one.wait()
+        return [states[source] for source in range(n)]
+
+    def _keys(self, layer: int, q: torch.Tensor, sharing: Sharing, variant: Variant) -> list[State]:
+        """Keys and values go round. Returns what this rank's queries see of each rank's."""
+        assert sharing.pages is not None
+        pool, rank, n, comm = self.inner.pool, self.ring.rank, self.ring.n_ranks, self.ring.comm
+        (k, v), pages, size = pool.pages_of[layer], sharing.pages[pool.group_of[layer]], pool.value_dim
+        stored = [k] if size else [k, v]
+        held, states = [entry.movable(one)[pages] for one in stored], dict[int, State]()
+        for hop in range(n):
+            later, turns = list[torch.Tensor](), list[Sent]()
+            if hop < n - 1:
+                later = [torch.empty_like(one) for one in held]
+                pairs = zip(held, later, strict=True)
+                turns = [comm.exchange(one, (rank + 1) % n, found, (rank - 1) % n) for one, found in pairs]
+            owner, (keys, *values) = (rank - hop) % n, [one.view(k.dtype) for one in held]
+            now = keys, (values[0] if values else keys[..., :size])
+            states[owner] = self._state(layer, q, now, sharing.plans[owner], variant)
+            for turn in turns:
+                turn.wait()
+            held = later
+        return [states[owner] for owner in range(n)]
+
+    def _state(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        pages: tuple[torch.Tensor, torch.Tensor],
+        plans: Sequence[RingPlan],
+        variant: Variant,
+    ) -> State:
+        """Of all rows of q; those that see nothing, and padding, have a sum of weights of 0."""
+        pool = self.inner.pool
+        scales = pool.scales.get(layer, entry.UNIT)
+        lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float32, device=q.device)
+        out = q.new_zeros(*q.shape[:2], pool.value_dim or q.shape[2])
+        for one in plans:
+            if not one.of_group:
+                continue
+            rows, plan = one.rows, one.of_group[pool.group_of[layer]]
+            own = self.ring.within(layer, variant, one.window)
+            attention.run(q[rows], *pages, plan, own, out=out[rows], lse=lse[rows], scales=scales)
+            if one.blind is not None:
+                lse[rows][one.blind] = float("-inf")
+        return out, lse
