@@ -29,6 +29,11 @@ def converts_to_e4m3(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_E4M3
 
 
+def lacks_e4m3(device: torch.device) -> bool:
+    """Whether it is a GPU that is there and does not."""
+    return device.type == "cuda" and torch.cuda.is_available() and not converts_to_e4m3(device)
+
+
 def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:
     """The library of a source in csrc/cuda with these definitions, compiled if it is new. Raises BuildError."""
     sources, flags = [jit.sources_folder() / "cuda" / source], [*FLAGS, *definitions]

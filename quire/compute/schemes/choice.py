@@ -22,7 +22,7 @@ from quire.compute.weights.header import Entry
 from quire.config.arch import ModelArch
 from quire.config.parameters import EMBEDDING, HEAD, Kept, Matrix, matrices
 from quire.kernels import native, qgemm
-from quire.kernels.hopper import converts_to_e4m3
+from quire.kernels.hopper import lacks_e4m3
 from quire.kernels.qgemm.weight import TILE
 
 SCHEMES: Final[Mapping[str, MatrixScheme | None]] = {
@@ -70,8 +70,8 @@ def schemes_on(
 ) -> Schemes:
     """For a model of `dtype`. default: None: nothing is rounded."""
     exact = {Kept.FLOATING: floating(device, dtype), Kept.FLOAT32: floating(device, torch.float32)}
-    cannot = device.type == "cuda" and torch.cuda.is_available() and not converts_to_e4m3(device)
-    return Schemes(exact[Kept.FLOATING] if default is None else default, own or {}, exact, rounds_banks=not cannot)
+    default = exact[Kept.FLOATING] if default is None else default
+    return Schemes(default, own or {}, exact, rounds_banks=not lacks_e4m3(device))
 
 
 def choose(
