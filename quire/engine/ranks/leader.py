@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
 from quire.compute.facts import WorkerFacts
 from quire.compute.runner.runner import Launched
@@ -19,6 +19,9 @@ from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.wire import Allocate, Measure, SleepRanks, TellLoads, WakeRanks
 from quire.planner.drafts import DraftCosts
+
+LOADS_WAIT_S: Final = 0.5
+"""For what other ranks say of their experts, which they do between steps: rank 0 gives a sign of life more often."""
 
 
 class Meeting(Protocol):
@@ -36,6 +39,10 @@ class LeadingWorker(Worker):
     """The others, not started before `load`."""
     meeting: Meeting
     done: DoneSteps
+    _asks_loads = False
+    """Other ranks were asked, and not all have answered."""
+    _loads: Sequence[list[list[int]]] = ()
+    """What they said last."""
     is_apart = False
     """It does, or failed at, something that all ranks do: they wait where rank 0 cannot follow."""
 
@@ -83,13 +90,18 @@ class LeadingWorker(Worker):
             super().wake()
 
     def expert_loads(self) -> list[list[int]]:
-        """See `Worker`; of all data-parallel ranks together."""
+        """See `Worker`; of all data-parallel ranks: of others what they said last, where steps keep them busy."""
         found = super().expert_loads()
         if not found or self.data is None:
             return found
-        self.group.say(TellLoads())
-        for one in self.group.results:
-            found = [list(map(int.__add__, *layers)) for layers in zip(found, one.loads(), strict=True)]
+        if not self._asks_loads:
+            self.group.say(TellLoads())
+            self._asks_loads = True
+        if all(one.has_loads(LOADS_WAIT_S) for one in self.group.results):
+            self._asks_loads = False
+            self._loads = [one.take_loads() for one in self.group.results]
+        for loads in self._loads:
+            found = [list(map(int.__add__, *layers)) for layers in zip(found, loads, strict=True)]
         return found
 
     def close(self) -> None:

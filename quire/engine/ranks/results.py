@@ -96,11 +96,14 @@ class ResultReader:
         """Its result, which is there, once."""
         return self._found.pop(step)
 
-    def loads(self) -> list[list[int]]:
-        """The next loads that were put, once they are there. Raises what `check` raises."""
-        while not self._loads:
-            if self._ring.has_more(None):
-                self._read()
+    def has_loads(self, timeout_s: float) -> bool:
+        """Whether loads that were put are there, or come in time. Raises what `check` raises."""
+        while not self._loads and self._ring.has_more(timeout_s):
+            self._read()
+        return bool(self._loads)
+
+    def take_loads(self) -> list[list[int]]:
+        """The next loads, which are there."""
         return self._loads.popleft()
 
     def _read(self) -> None:

@@ -129,7 +129,8 @@ def test_results_come_back() -> None:
     writer.put(Step(200_000))  # longer than the ring
     reader.wait(200_000, 30.0)
     assert len(reader.take(200_000).tokens) == 200_000 and reader.has(4)
-    assert reader.loads() == [[1, 2], [3, 4]]
+    assert reader.has_loads(1.0) and reader.take_loads() == [[1, 2], [3, 4]]
+    assert not reader.has_loads(0.0)
     with pytest.raises(TimeoutError):
         reader.wait(6, 0.05)
     gone.append(EngineError("all are gone"))
