@@ -42,7 +42,7 @@ def test_options_are_honoured(demo: LLM) -> None:
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"data_parallel_size": 2}, "run one server a device"),
+    ({"decode_context_parallel_size": 2}, "divides tokens"),
     ({"max_num_seq": 2}, "LLM has no option 'max_num_seq'; did you mean max_num_seqs"),
     ({"cpu_offload_gb": 4}, "a shorter max_model_len, or device='cpu'"),
     ({"enable_chunked_prefill": False}, ": max_num_batched_tokens of the longest prompt"),

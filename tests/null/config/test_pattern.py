@@ -74,3 +74,9 @@ def test_no_pattern_takes_long(text: str) -> None:
 def test_what_is_not_read_is_said(text: str, said: str) -> None:
     with pytest.raises(PatternError, match=said):
         Pattern(text)
+
+
+def test_what_is_empty_is_not_repeated() -> None:
+    """Or a few characters would take for ever to read."""
+    assert Pattern("(((){9999}){9999}){9999}a").matches("a")
+    assert Pattern("(a{0}){9999}b").matches("b")

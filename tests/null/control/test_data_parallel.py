@@ -184,7 +184,7 @@ def test_every_sequence_says_what_the_reference_says(windows: tuple[int, ...]) -
         assert sum(map(bool, rig.most_rows)) > 1, "one rank alone had something to do"
         n_preempted += rig.scheduler.live.preemptions
         n_faults += rig.scheduler.live.finished["error"]
-    assert n_preempted > 10 and n_faults > 2
+    assert n_preempted > 5 and n_faults > 2
 
 
 def test_all_can_be_sent_back() -> None:
@@ -268,3 +268,19 @@ def test_what_is_not_done_is_refused() -> None:
     for options in ({"num_speculative_tokens": 2}, {"n_stages": 2}, {"n_adapters": 1}):
         with pytest.raises(ConfigError, match="neither drafts nor stages of a pipeline nor adapters"):
             config_of(**options)
+
+
+def test_a_sample_without_room_beside_its_sibling_holds_nobody_up() -> None:
+    """The sibling's rank is full for long; the other one has become empty."""
+    rig = Rig(config_of(n_pages=200, max_num_seqs=2, max_num_batched_tokens=30, max_model_len=400))
+    for max_tokens, prompt in ((6, [1, 2, 2, 1]), (380, [2, 2, 2, 1]), (6, [1, 1, 2, 1])):
+        rig.submit(plain(prompt, max_tokens))
+    rig.turn()
+    rig.submit(plain([2, 1, 2, 1, 2, 2], 380, n=2))
+    for _ in range(5):
+        rig.submit(plain([2, 2], 3))
+    n_turns = 0
+    while rig.scheduler.live.waiting:
+        rig.turn()
+        n_turns += 1
+        assert n_turns < 60

@@ -225,3 +225,17 @@ def test_an_engine_that_is_started_again_goes_on_without_what_is_lost() -> None:
         registry.admit(request("x"))
     registry.load("x", "/x")
     assert registry.admit(request("x"))
+
+
+def test_an_adapter_that_a_request_is_given_stays_for_it() -> None:
+    """Another request waits behind it for the only place."""
+    used = {"/c"}
+    registry = AdapterRegistry(Reader(), 1, lambda: used, VirtualClock())
+    for name in "abc":
+        registry.load(name, f"/{name}")
+    assert not registry.admit(request("a", "1")) and not registry.admit(request("b", "2"))
+    used.clear()
+    found = []
+    while not found:
+        found = registry.ready(1.0)
+    assert [one.request_id for one, error in found] == ["1"] and list(registry._kept) == ["/a"]

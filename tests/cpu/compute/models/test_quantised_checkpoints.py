@@ -156,6 +156,9 @@ def test_experts_are_those_of_the_numbers(
     held = {"gpt_oss": "mxfp4", "qwen3_moe": "int4"}.get(case, "float32")
     assert {linear.scheme.name for linear in (*ffn.up.linears, *ffn.down.linears)} == {held}
     assert all(isinstance(bank.matrices, CodedMatrices) == (held != "float32") for bank in (ffn.up, ffn.down))
+    if held != "float32":
+        of_stack = {id(one) for one in ffn.up.tensors()}
+        assert {id(ffn.up.matrices.codes), id(ffn.up.matrices.scales)} <= of_stack, "or sleep would leave them"
     found = tools["run_chunks"](model, torch.float32, IDS, [len(IDS)])
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
     sizes = Weights(tmp_path / "coded", model.arch, torch.device("cpu")).footprint(torch.float32, "auto")

@@ -57,6 +57,7 @@ def ranks(libraries: list[ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> Iter
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     made = []
     for rank, library in enumerate(libraries):
         monkeypatch.setattr(hopper, "_library", lambda size, own=library: own)

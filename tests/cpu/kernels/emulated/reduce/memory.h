@@ -37,6 +37,10 @@ inline Pair load_pair(const void* from) {
     std::this_thread::yield();
     return {atomic(words).load(std::memory_order_relaxed), atomic(words + 1).load(std::memory_order_relaxed)};
 }
+inline int write_word(uint32_t* word, uint32_t value) {  // by the host
+    atomic(word).store(value);
+    return 0;
+}
 inline void store_release(uint32_t* to, uint32_t x) { atomic(to).store(x, std::memory_order_release); }
 inline uint32_t load_acquire(const uint32_t* from) {
     std::this_thread::yield();
