@@ -138,9 +138,16 @@ def check_integers(
         if not len(real):
             continue
         got, wanted = flat[real].cpu(), entry.encode(expected[real].cpu())  # GPUs divide by 127 another way in torch
-        assert torch.equal(got[..., :-4], wanted[..., :-4])
-        scales, wanted_scales = (x[..., -4:].contiguous().view(torch.float32) for x in (got, wanted))
-        assert torch.equal(scales.nan_to_num(nan=-1.0), wanted_scales.nan_to_num(nan=-1.0))
+        integers, wanted_integers = (x[..., :-4].int() for x in (got, wanted))
+        scales, wanted_scales = (
+            x[..., -4:].contiguous().view(torch.float32).nan_to_num(nan=-1.0) for x in (got, wanted)
+        )
+        if dtype == torch.float32 and device != "cpu":  # two compilations, which may fuse other products and sums
+            off = (integers - wanted_integers).abs()
+            assert off.max() <= 1 and float(off.double().mean()) < 1e-4
+            torch.testing.assert_close(scales, wanted_scales, rtol=1e-6, atol=0)
+        else:
+            assert torch.equal(integers, wanted_integers) and torch.equal(scales, wanted_scales)
         others = torch.ones(len(flat), dtype=torch.bool, device=device)
         others[cache_locs] = False
         assert bool((flat[others] == 7).all())
