@@ -121,7 +121,8 @@ def check_codes(function: Callable[..., torch.Tensor], shape: Shape, dtype: torc
 def check_integers(
     function: Callable[..., torch.Tensor], shape: Shape, dtype: torch.dtype, device: str = "cpu"
 ) -> None:
-    """Pages of int8 entries: bit for bit what pages of the type would hold, rounded; zeros, infinities and NaN too."""
+    """Pages of int8 entries: what pages of the type would hold, rounded; zeros, infinities and NaN too. Bit for bit on
+    a CPU."""
     given = arguments(shape, dtype, device)
     heads = given[0].unflatten(1, (-1, shape.d))  # type: ignore[union-attr]
     for row, value in enumerate((0.0, 1e-38, float("inf"), float("nan"), 1000.0)[: shape.n]):
@@ -142,9 +143,9 @@ def check_integers(
         scales, wanted_scales = (
             x[..., -4:].contiguous().view(torch.float32).nan_to_num(nan=-1.0) for x in (got, wanted)
         )
-        if dtype == torch.float32 and device != "cpu":  # two compilations, which may fuse other products and sums
+        if device != "cpu":  # there the product of a number and a factor is part of the sum that rounds: ties differ
             off = (integers - wanted_integers).abs()
-            assert off.max() <= 1 and float(off.double().mean()) < 1e-4
+            assert off.max() <= 1 and float(off.double().mean()) < 5e-3
             torch.testing.assert_close(scales, wanted_scales, rtol=1e-6, atol=0)
         else:
             assert torch.equal(integers, wanted_integers) and torch.equal(scales, wanted_scales)

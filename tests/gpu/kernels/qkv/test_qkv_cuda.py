@@ -52,7 +52,7 @@ def test_pages_in_e4m3(dtype: torch.dtype, shape: Shape) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_pages_of_integers(dtype: torch.dtype) -> None:
-    """Bit for bit what the reference makes of the numbers that are rounded, by Triton, which is chosen."""
+    """What the reference makes of the numbers that are rounded, but for ties; by Triton, which is chosen."""
     of_triton = importlib.import_module("quire.kernels.qkv.triton").rotate_and_store
     for shape in (Shape(40, 12, 3, 80, 80, page_size=4), Shape(300, 16, 8, 128, 128), Shape(9, 4, 4, 64, 16)):
         check_integers(of_triton, shape, dtype, "cuda")
