@@ -31,7 +31,19 @@ from quire.kernels.sample.floors import (
 )
 from quire.kernels.sample.lines_triton import lines
 from quire.kernels.sample.penalties_triton import penalise
-from quire.kernels.sample.wide import COUNT, DONE, KNOWN, MASS, N_CUTS, PART, collect, guessed_cuts, measure, narrowed
+from quire.kernels.sample.wide import (
+    COUNT,
+    DONE,
+    KNOWN,
+    MASS,
+    N_CUTS,
+    PART,
+    TILE,
+    collect,
+    guessed_cuts,
+    measure,
+    narrowed,
+)
 
 __all__ = ["choose_by", "lines", "penalise"]
 
@@ -68,6 +80,7 @@ def choose_by(
     columns = torch.empty((n_rows, ROOM), dtype=torch.int32, device=logits.device)
     listed = torch.empty((n_rows, padded), dtype=torch.int32, device=logits.device)
     kinds = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
+    n_listed = torch.empty_like(kinds)
     marks = torch.empty((n_rows, 1 + N_CUTS.value), dtype=torch.float32, device=logits.device)
     dependent = _has_dependent_launch(logits.device)
     given = logits, logits.stride(0), width, controls, controls.stride(0)
@@ -78,13 +91,13 @@ def choose_by(
         num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
     _select[(n_rows,)](
-        *given, floats, values, columns, listed, kinds, marks, n_groups, out.token_ids, out.status,
+        *given, floats, values, columns, listed, kinds, n_listed, marks, n_groups, out.token_ids, out.status,
         GROUP=GROUP, N_GROUPS=padded, ROOM=ROOM, LEAST_SLOPE=LEAST_SLOPE,
         FINE=FINE, NON_FINITE=NON_FINITE, EMPTY=EMPTY, DEPENDENT=dependent,
         num_warps=8, maxnreg=MAX_REGISTERS, launch_pdl=dependent,
     )  # fmt: skip
     if truncates and width > LIST.value:
-        _choose_in_wide_rows(given, (floats, values, columns, kinds, marks), n_groups, out, dependent)
+        _choose_in_wide_rows(given, (floats, values, columns, n_listed, kinds, marks), n_groups, out, dependent)
 
 
 def _choose_in_wide_rows(
@@ -92,7 +105,7 @@ def _choose_in_wide_rows(
 ) -> None:
     """The tokens of rows that `_select` left. given: logits and controls with their strides; found: its results."""
     logits, width = given[0], given[2]
-    floats, values, columns, kinds, marks = found
+    floats, values, columns, n_listed, kinds, marks = found
     n_rows, n_parts = len(logits), triton.cdiv(width, PART.value)
     cells = (n_rows, 2, n_parts, N_CUTS.value)
     sums = torch.empty(cells, dtype=torch.float32, device=logits.device)
@@ -105,7 +118,8 @@ def _choose_in_wide_rows(
     groups = {"GROUP": GROUP, "N_GROUPS": floats.shape[1] // 2}
     for turn in range(2):
         measure[grid](*given, *state, TURN=turn, **sizes, num_warps=8)
-    collect[grid](*given, *state, floats, more, values, columns, **groups, **sizes, num_warps=8)
+    grid = (min(triton.cdiv(width, TILE.value), triton.cdiv(2 * N_PROGRAMS, n_rows)), n_rows)
+    collect[grid](*given, *state, floats, more, values, columns, n_listed, **groups, **sizes, num_warps=8)
     _finish[(n_rows,)](
         *given, *state, floats, more, values, columns, n_groups, out.token_ids,
         **groups, **sizes, num_warps=8, maxnreg=MAX_REGISTERS,
@@ -196,7 +210,8 @@ def _place_in(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls", "token_ids", "status"])  # type: ignore[untyped-decorator]
 def _select(  # type: ignore[no-untyped-def]
-    logits, stride, width, controls, line, floats, values, columns, listed, kinds, marks, n_groups, token_ids, status,
+    logits, stride, width, controls, line, floats, values, columns, listed, kinds, n_listed, marks, n_groups, token_ids,
+    status,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -239,10 +254,14 @@ def _select(  # type: ignore[no-untyped-def]
             is_count = (top_k > 0) & (top_k < width)
             kind = tl.where(is_count, COUNT, tl.where(top_p < 1, MASS, KNOWN))
             of_weights, target = tl.where(is_count, 0.0, slope), tl.where(is_count, top_k, 0.0)
-            cuts = guessed_cuts(start, width, floor, low, base, slope, of_weights, target, top_p)
             place = marks + row * (1 + N_CUTS)
             tl.store(place, base + 0.0)  # -0 becomes 0, so that its successor is above it
-            tl.store(place + 1 + tl.arange(0, N_CUTS), cuts)
+            tl.store(place + 1 + tl.arange(0, N_CUTS), tl.zeros([N_CUTS], tl.float32) + floor)
+            if kind >= COUNT:
+                tl.debug_barrier()  # the cuts replace what was written
+                cuts = guessed_cuts(start, width, floor, low, base, slope, of_weights, target, top_p)
+                tl.store(place + 1 + tl.arange(0, N_CUTS), cuts)
+            tl.store(n_listed + row, 0)
         block_sums(entries, n_entries, base, slope, floor, sums_at, GROUP)
         shares = tl.load(sums_at + groups, mask=groups * GROUP < n_entries, other=0.0)
 
@@ -278,8 +297,8 @@ def _finish(  # type: ignore[no-untyped-def]
         marks += row * (1 + N_CUTS)
         base = tl.load(marks)
         cells = row * (2 * n_parts * N_CUTS)
-        floor, upper, above, n, _, whole = narrowed(
-            marks, sums + cells, counts + cells, n_parts, n_parts * 0, kind, top_k, top_p, ROOM, N_PARTS
+        floor, upper, above, n, whole = narrowed(
+            marks, sums + cells, counts + cells, n_parts, kind, top_k, top_p, ROOM, N_PARTS
         )
         target = tl.where(kind == COUNT, top_k, top_p * whole)
         of_weights = tl.where(kind == COUNT, 0.0, slope)
@@ -289,8 +308,10 @@ def _finish(  # type: ignore[no-untyped-def]
         elif n > 0:
             index = tl.arange(0, ROOM)
             x = tl.load(values + row * ROOM + index, mask=index < n, other=float("-inf")).to(tl.float32)
-            weights = weights_of(x, base, of_weights, float("-inf"))
-            floor = largest_in(x, weights, floor, float_of(key_of(upper) - 1), target - above)
+            weights = weights_of(x, base, of_weights, float("-inf")).to(tl.float64)
+            whole_one = ONE / tl.maximum(tl.max(weights, 0), 1e-300)  # whole numbers, as they lie in any order
+            weights = (weights * whole_one).to(tl.int64).to(tl.float64)
+            floor = largest_in(x, weights, floor, float_of(key_of(upper) - 1), (target - above) * whole_one)
             column = tl.load(columns + row * ROOM + index, mask=index < n, other=0)
             weights = weights_of(x, base, slope, floor)
             tl.atomic_add(more + column // GROUP, (weights * ONE).to(tl.int64), mask=index < n, sem="relaxed")

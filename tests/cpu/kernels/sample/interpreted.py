@@ -124,7 +124,7 @@ def check_second_turn() -> None:
     spy(wide, "_bracket", "bracket", calls)
     kernels.N_PROGRAMS = 1
     normal = torch.randn(1, 100_000, generator=torch.Generator().manual_seed(2))
-    for scale, n_brackets in ((0.3, 3), (1.4, 5)):  # one for each kernel after the first turn; two after the second
+    for scale, n_brackets in ((0.3, 4), (1.4, 7)):  # one for each program after the first turn; two after the second
         calls.clear()
         draw = make_draw(1, seed=4, top_p=0.9)
         assert_agrees(choose(normal * scale, draw), normal * scale, draw)

@@ -31,7 +31,8 @@ from triton.compiler import ASTSource
 from quire.kernels.sample import lines_triton, penalties_triton, triton as kernels, wide
 
 rows = dict(logits="*bf16", stride="i32", width="i32", controls="*fp64", line="i32", floats="*fp32", n_groups="i32",
-            values="*bf16", columns="*i32", listed="*i32", kinds="*i32", marks="*fp32", token_ids="*i32", status="*u8",
+            values="*bf16", columns="*i32", listed="*i32", n_listed="*i32", kinds="*i32", marks="*fp32",
+            token_ids="*i32", status="*u8",
             sums="*fp32", counts="*i32", n_parts="i32", more="*i64",
             mask_lines="*i32", mask_bits="*i32", mask_stride="i32", n_words="i32")
 given = dict(logits="*fp32", stride="i32", given="*fp64", n_rows="i32", tokens="*i32", tokens_stride="i32")
