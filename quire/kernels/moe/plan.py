@@ -11,8 +11,10 @@ import math
 
 CHUNK = 64
 """Columns of floating w that one 128-byte row of shared memory holds."""
-STAGE_COLUMNS = 512
-"""Of w in codes, in a stage: 64 for each warp."""
+CODES_COLUMNS, LONE_CODES_COLUMNS = (512, 256), (256, 512)
+"""Of w in codes, in a stage, of both products: 64 for a warp, which has all rows of an item or half of them."""
+N_SCALES = 3
+"""Items whose scales a block has room for."""
 FEW_TOKENS = (8, 16)
 FEW_SPREAD = 2.0
 """Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
@@ -48,6 +50,14 @@ class CodesShape:
         """Columns in 128 bytes of a row."""
         return 256 if self.kind >= 3 else 128 if self.kind else CHUNK
 
+    def part_bytes(self, n_rows: int, columns: int) -> int:
+        """Shared memory of the scales of so many rows of one matrix: `scales_part_bytes` in csrc/cuda/moe/few_lists.h."""
+        size = 4 if self.kind <= 2 else 1 if self.kind == 4 else 2 * (1 + self.points)
+        row = (math.ceil(columns / self.group) if self.group else 1) * size
+        if self.kind <= 2 and self.group:
+            return math.ceil(row / 16) * 16
+        return n_rows * (row if row % 16 else row + 16)
+
 
 FLOATING = CodesShape()
 
@@ -82,10 +92,19 @@ class FewPlan:
     """Of 128 bytes of a row, in a stage; here and for the second product."""
     down_chunks: int
     n_stages: int
+    in_codes: bool = False
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Of 16 rows of w, in an item of each product."""
+        if self.in_codes:
+            return 2, 1 if self.lone else 4
+        return 1, 1 if self.lone else 2
 
     @property
     def stage_bytes(self) -> int:
-        return max(self.up_chunks, self.down_chunks * (1 if self.lone else 2)) * CHUNK_BYTES
+        up, down = self.blocks
+        return max(self.up_chunks * up, self.down_chunks * down) * CHUNK_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,10 +134,10 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
     if shape.codes.kind:
-        up = down = STAGE_COLUMNS // shape.codes.width
+        up, down = (each // shape.codes.width for each in (LONE_CODES_COLUMNS if lone else CODES_COLUMNS))
     else:
         up, down = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
-    made = FewPlan(tokens, lone, up, down, 0)
+    made = FewPlan(tokens, lone, up, down, 0, bool(shape.codes.kind))
     rest = MAX_BYTES - shared_bytes(shape, made)
     if rest < MIN_RING_BYTES:
         return None
@@ -145,5 +164,15 @@ def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
     if made.lone:
         n_tiles, rows, inner, counts = shape.n_pairs, 1, shape.inner * shape.n_pairs, 0
     total = made.n_stages * made.stage_bytes + rows * (max(shape.hidden, inner) * 2 + 16)
-    total += 2 * WARPS * made.tokens * 64 * (1 if made.lone else 2) + 2 * MAX_STAGES * 8
+    total += 2 * WARPS * made.tokens * 64 * (1 if made.lone and not made.in_codes else 2) + 2 * MAX_STAGES * 8
+    total += N_SCALES * _scales_bytes(shape, made)
     return total + (shape.n_experts + 1) * 4 + counts + n_tiles * 12 + shape.n_pairs * 4
+
+
+def _scales_bytes(shape: ExpertsShape, made: FewPlan) -> int:
+    """Of an item of the product that has more of them."""
+    if not made.in_codes:
+        return 0
+    up, down = made.blocks
+    parts = shape.n_pairs if made.lone else 1
+    return max(2 * shape.codes.part_bytes(8 * up, shape.hidden), parts * shape.codes.part_bytes(16 * down, shape.inner))
