@@ -135,10 +135,6 @@ __device__ __forceinline__ void copy_4_bytes(uint32_t to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void copies_wait_for_older() {  // than the N groups that were committed last
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
 __device__ __forceinline__ uint4 load_16_bytes(uint32_t address) {  // of shared memory
     uint4 x;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -40,6 +40,9 @@ struct FewBlock : FewCodes {
             barrier_init(full(i), 1);
             barrier_init(empty(i), WARPS);
         }
+#if QUIRE_CODES
+        init_scales();
+#endif
         barrier_init_fence();
     }
 
@@ -69,6 +72,12 @@ struct FewBlock : FewCodes {
         const int end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
         for (int item = first_item<K>(blockIdx.x); item < end; item++) {
             const int row = item % n_row_tiles<K>() * K::OUT_ROWS, expert = tiles()[item / n_row_tiles<K>()].expert;
+#if QUIRE_CODES
+            __syncwarp();  // one lane asks for the weights: the others wait for it, not before a barrier
+            copy_scales<K>(item);
+            __syncwarp();
+            if (threadIdx.x != WORKERS) continue;
+#endif
             for (int unit = 0; unit < n; unit++) {
                 if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
                 load<K>(map, ring.stage, expert, row, unit);
@@ -86,6 +95,12 @@ struct FewBlock : FewCodes {
         const int end = first_item<Down>(blockIdx.x + 1), n = n_units<Down>();
         int index = 0;
         for (int item = first_item<Down>(blockIdx.x); item < end; item++) {
+#if QUIRE_CODES
+            __syncwarp();
+            copy_scales<Down>(item);
+            __syncwarp();
+            if (threadIdx.x != WORKERS) continue;
+#endif
             for (int part = 0; part < n_tiles(); part++) {
                 for (int unit = 0; unit < n; unit++, index++) {
                     const int slot = stage_of(index), fillings = fillings_before(ring, index);
@@ -252,8 +267,9 @@ struct FewBlock : FewCodes {
             }
             float d[K::QUADS][4] = {};
 #if QUIRE_CODES
-            const uint32_t scales = scales_of(item - first);
-            copy_scales<K>(item - first + N_SCALES - 1);
+            const int scales_at = scales_index<K>(item);
+            const uint32_t scales = scales_of(scales_at);
+            wait_for_scales(scales_at);
 #endif
             for (int unit = 0; unit < n; unit++) {
                 barrier_wait(full(ring.stage), ring.turn & 1);
@@ -267,7 +283,7 @@ struct FewBlock : FewCodes {
                 ring.advance(a.n_stages);
             }
 #if QUIRE_CODES
-            copies_wait_for_older<N_SCALES - 2>();  // the next item's are there, once all have come to `finish`
+            leave_scales(scales_at);
 #endif
             finish<K>(d, tile, item % n_row_tiles<K>() * K::OUT_ROWS, item - first);
         }
@@ -290,13 +306,14 @@ struct FewBlock : FewCodes {
             const int before = (item - first) * n_tiles() * n, after = before + n_tiles() * n;
             float d[2][4] = {};
 #if QUIRE_CODES
-            copy_scales<Down>(item - first + N_SCALES - 1);
+            const int scales_at = scales_index<Down>(item);
+            wait_for_scales(scales_at);
 #endif
             for (int index = before + (warp - before % WARPS + WARPS) % WARPS; index < after; index += WARPS) {
                 const int slot = stage_of(index), unit = (index - before) % n, part = (index - before) / n;
                 barrier_wait(full(slot), fillings_before(ring, index) & 1);
 #if QUIRE_CODES
-                multiply_part(d, stage(slot), x_at[0], unit, part, scales_of(item - first));
+                multiply_part(d, stage(slot), x_at[0], unit, part, scales_of(scales_at));
 #else
                 multiply_part(d, stage(slot), x_at, unit, part);
 #endif
@@ -305,7 +322,7 @@ struct FewBlock : FewCodes {
             }
             const float sums[1][4] = {{d[0][0] + d[1][0], d[0][1] + d[1][1], d[0][2] + d[1][2], d[0][3] + d[1][3]}};
 #if QUIRE_CODES
-            copies_wait_for_older<N_SCALES - 2>();
+            leave_scales(scales_at);
 #endif
             finish<Down>(sums, tile, item * Down::OUT_ROWS, item - first);
         }
@@ -348,20 +365,14 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ CU
     }
     Ring ring;
     if (!loads) {
-#if QUIRE_CODES
-        block.start_scales<Up>();
         block.work<Up>(ring);
-        block.start_scales<Down>();
-#else
-        block.work<Up>(ring);
-#endif
         block.wait_for_all_blocks();
 #if QUIRE_LONE
         block.work_parts(ring);
 #else
         block.work<Down>(ring);
 #endif
-    } else if (threadIdx.x == WORKERS) {
+    } else if (QUIRE_CODES || threadIdx.x == WORKERS) {
         block.feed<Up>(&up_map, ring);
 #if QUIRE_LONE
         block.feed_parts(&down_map, ring);

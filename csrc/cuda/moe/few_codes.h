@@ -4,7 +4,7 @@
 // in an order of their own, which x follows: of bytes a thread has 16 that lie side by side, of words the order is that of
 // quire/kernels/nibbles.py. Sums are scaled after each group of columns that share a scale.
 //
-// Scales of an item are copied to shared memory two items before: nobody who multiplies waits for memory.
+// Scales of an item are copied to shared memory by the warp that loads: nobody who multiplies waits for memory.
 #pragma once
 #include "moe/codes.h"
 #include "moe/few_lists.h"
@@ -19,36 +19,53 @@ struct FewCodes : FewLists {
 
     template <class K> __device__ void copy_part(uint32_t to, int expert, int row) const {  // of OUT_ROWS rows
         const int n_bytes = scales_row_bytes(columns<K>()), n = K::IS_UP ? 2 * a.inner : a.hidden;
+        const int lane = threadIdx.x % 32;
         const char* from = static_cast<const char*>(K::IS_UP ? a.up_scales : a.down_scales);
         if (IN_BLOCKS) {
             from += (int64_t(expert) * ((n + 127) / 128) + row / 128) * n_bytes;
-            for (int i = threadIdx.x; i < n_bytes / 4; i += WORKERS) copy_4_bytes(to + i * 4, from + i * 4);
+            for (int i = lane; i < n_bytes / 4; i += 32) copy_4_bytes(to + i * 4, from + i * 4);
             return;
         }
         from += (int64_t(expert) * n + row) * n_bytes;
         const bool is_padded = scales_step(columns<K>()) != n_bytes;
-        for (int i = threadIdx.x; i < K::OUT_ROWS * n_bytes / 16; i += WORKERS)
+        for (int i = lane; i < K::OUT_ROWS * n_bytes / 16; i += 32)
             copy_16_bytes(to + i * 16 + (is_padded ? i / (n_bytes / 16) * 16 : 0), from + i * 16, true);
     }
+    // Items of a block are counted through both products: where the scales of one are, and how often others were there.
+    template <class K> __device__ int scales_index(int item) const {
+        const int first = K::IS_UP ? 0 : first_item<Up>(blockIdx.x + 1) - first_item<Up>(blockIdx.x);
+        return first + item - first_item<K>(blockIdx.x);
+    }
     __device__ uint32_t scales_of(int index) const { return base + at.scales + index % N_SCALES * at.scales_bytes; }
-    // Asks for those of one of the block's items, if there is one: a group of copies in any case.
-    template <class K> __device__ void copy_scales(int index) const {
-        const int item = first_item<K>(blockIdx.x) + index, n_bytes = Layout::part_bytes<K>(columns<K>());
+    __device__ uint32_t scales_full(int index) const {
+        return base + at.barriers + (2 * MAX_STAGES + index % N_SCALES) * 8;
+    }
+    __device__ uint32_t scales_empty(int index) const { return scales_full(index) + N_SCALES * 8; }
+    // By all lanes of the warp that loads.
+    template <class K> __device__ void copy_scales(int item) const {
+        const int index = scales_index<K>(item), n_bytes = Layout::part_bytes<K>(columns<K>());
         const int row = item % n_row_tiles<K>() * K::OUT_ROWS;
         const uint32_t to = scales_of(index);
-        if (item < first_item<K>(blockIdx.x + 1)) {
-            if (K::IN_PARTS) {
-                for (int part = 0; part < n_tiles(); part++) copy_part<K>(to + part * n_bytes, tiles()[part].expert, row);
-            } else {
-                const int expert = tiles()[item / n_row_tiles<K>()].expert;
-                copy_part<K>(to, expert, row);
-                if (K::IS_UP) copy_part<K>(to + n_bytes, expert, a.inner + row);
-            }
+        if (index >= N_SCALES) barrier_wait(scales_empty(index), (index / N_SCALES - 1) & 1);
+        if (K::IN_PARTS) {
+            for (int part = 0; part < n_tiles(); part++) copy_part<K>(to + part * n_bytes, tiles()[part].expert, row);
+        } else {
+            const int expert = tiles()[item / n_row_tiles<K>()].expert;
+            copy_part<K>(to, expert, row);
+            if (K::IS_UP) copy_part<K>(to + n_bytes, expert, a.inner + row);
         }
-        copies_commit();
+        barrier_arrive_after_copies(scales_full(index));
     }
-    template <class K> __device__ void start_scales() const {
-        for (int i = 0; i + 1 < N_SCALES; i++) copy_scales<K>(i);
+    __device__ void init_scales() const {
+        for (int i = 0; i < N_SCALES; i++) {
+            barrier_init(scales_full(i), 32);
+            barrier_init(scales_empty(i), WARPS);
+        }
+    }
+    __device__ void wait_for_scales(int index) const { barrier_wait(scales_full(index), index / N_SCALES & 1); }
+    __device__ void leave_scales(int index) const {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(scales_empty(index));
     }
     // Of the 64 columns from `column` of a row whose scales begin at `from`.
     __device__ __forceinline__ static RowScales read_scales(uint32_t from, int column) {

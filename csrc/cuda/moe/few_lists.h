@@ -46,7 +46,7 @@ using Down = Kind<false>;
 
 constexpr int STAGE_BYTES = Up::BYTES > Down::BYTES ? Up::BYTES : Down::BYTES;
 constexpr int SUMS_BYTES = WARPS * (Down::QUADS > Up::QUADS ? Down::QUADS : Up::QUADS) * 32 * 16;  // two in turn
-constexpr int N_SCALES = 3;  // items whose scales there is room for
+constexpr int N_SCALES = 4;  // items whose scales there is room for
 constexpr int MAX_STAGES = 32, WORKERS_BARRIER = 1, LIST_BARRIER = 2;
 
 #if QUIRE_CODES
@@ -71,6 +71,9 @@ struct Tile {  // of pairs of one expert: those of slots first .. first + n
 
 struct Barriers {
     uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+#if QUIRE_CODES
+    uint64_t scales_full[N_SCALES], scales_empty[N_SCALES];
+#endif
 };
 
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.

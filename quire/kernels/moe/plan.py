@@ -13,7 +13,7 @@ CHUNK = 64
 """Columns of floating w that one 128-byte row of shared memory holds."""
 CODES_COLUMNS, LONE_CODES_COLUMNS = (512, 256), (256, 512)
 """Of w in codes, in a stage, of both products: 64 for a warp, which has all rows of an item or half of them."""
-N_SCALES = 3
+N_SCALES = 4
 """Items whose scales a block has room for."""
 FEW_TOKENS = (8, 16)
 FEW_SPREAD = 2.0
@@ -165,7 +165,7 @@ def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
         n_tiles, rows, inner, counts = shape.n_pairs, 1, shape.inner * shape.n_pairs, 0
     total = made.n_stages * made.stage_bytes + rows * (max(shape.hidden, inner) * 2 + 16)
     total += 2 * WARPS * made.tokens * 64 * (1 if made.lone and not made.in_codes else 2) + 2 * MAX_STAGES * 8
-    total += N_SCALES * _scales_bytes(shape, made)
+    total += N_SCALES * (_scales_bytes(shape, made) + 16 * made.in_codes)
     return total + (shape.n_experts + 1) * 4 + counts + n_tiles * 12 + shape.n_pairs * 4
 
 

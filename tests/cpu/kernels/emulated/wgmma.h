@@ -151,8 +151,6 @@ inline void copy_4_bytes(uint32_t to, const void* from) {
     std::memcpy(emulated::memory + to, from, 4);
 }
 inline void copies_wait() {}
-inline void copies_commit() {}
-template <int N> void copies_wait_for_older() {}
 inline uint4 load_16_bytes(uint32_t from) {
     uint4 x;
     std::memcpy(&x, emulated::memory + from, 16);
