@@ -4,7 +4,7 @@
 //
 // Reading the weights of each chosen expert once at the speed of memory is all that counts. Every block sorts the pairs
 // by expert for itself, the same way, so nothing waits for another launch. An item is 8 rows of gate and their 8 of up,
-// or 32 of down (twice as many in codes), of one expert for up to TOKENS of its pairs; blocks take equal runs of items, first of the one product,
+// or 32 of down (in codes two or four times as many), of one expert for up to TOKENS of its pairs; blocks take equal runs of items, first of the one product,
 // then of the other. One warp keeps a ring of shared memory filled with weights (TMA), without a pause between the
 // products: there the others wait for h of all blocks, which count themselves in global memory. They multiply, each a
 // part of the columns of a stage (mma.m16n8k16, rows of weights are the 16), then add their sums in the order of the
@@ -24,13 +24,6 @@ namespace quire {
 
 // How often blocks have finished the first product: n_blocks times in a launch, so never reset.
 __device__ unsigned long long n_finished;
-
-struct Ring {  // where a warp stands in it
-    int stage = 0, turn = 0;
-    __device__ void advance(int n_stages) {
-        if (++stage == n_stages) stage = 0, turn++;
-    }
-};
 
 struct FewBlock : FewCodes {
     using FewCodes::FewCodes;
@@ -68,14 +61,12 @@ struct FewBlock : FewCodes {
         }
 #endif
     }
-    template <class K> __device__ void feed(const CUtensorMap* map, Ring& ring) const {
+    template <class K> __device__ void feed(const CUtensorMap* map, Ring& ring, Ring& scales_ring) const {
         const int end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
         for (int item = first_item<K>(blockIdx.x); item < end; item++) {
             const int row = item % n_row_tiles<K>() * K::OUT_ROWS, expert = tiles()[item / n_row_tiles<K>()].expert;
 #if QUIRE_CODES
-            __syncwarp();  // one lane asks for the weights: the others wait for it, not before a barrier
-            copy_scales<K>(item);
-            __syncwarp();
+            copy_scales<K>(item, scales_ring);
             if (threadIdx.x != WORKERS) continue;
 #endif
             for (int unit = 0; unit < n; unit++) {
@@ -91,14 +82,12 @@ struct FewBlock : FewCodes {
     __device__ int fillings_before(const Ring& ring, int index) const {
         return ring.turn + (stage_of(index) < ring.stage) + index / WARPS / (a.n_stages / WARPS);
     }
-    __device__ void feed_parts(const CUtensorMap* map, const Ring& ring) const {
+    __device__ void feed_parts(const CUtensorMap* map, const Ring& ring, Ring& scales_ring) const {
         const int end = first_item<Down>(blockIdx.x + 1), n = n_units<Down>();
         int index = 0;
         for (int item = first_item<Down>(blockIdx.x); item < end; item++) {
 #if QUIRE_CODES
-            __syncwarp();
-            copy_scales<Down>(item);
-            __syncwarp();
+            copy_scales<Down>(item, scales_ring);
             if (threadIdx.x != WORKERS) continue;
 #endif
             for (int part = 0; part < n_tiles(); part++) {
@@ -237,11 +226,11 @@ struct FewBlock : FewCodes {
         if (K::IN_PARTS) {
             store_lone(sum, row);
         } else {
-            store_pairs<K>(sum, tile, quad % EIGHTS, row + quad / EIGHTS * K::BLOCK_ROWS);
+            store_pairs<K>(sum, tile, quad % EIGHTS, row + quad / EIGHTS * (QUIRE_CODES ? K::BLOCK_ROWS : 16));
         }
     }
 
-    template <class K> __device__ void work(Ring& ring) const {
+    template <class K> __device__ void work(Ring& ring, Ring& scales_ring) const {
         const int lane = threadIdx.x % 32, first = first_item<K>(blockIdx.x), end = first_item<K>(blockIdx.x + 1);
         const int n = n_units<K>();
         int before = -1;
@@ -267,14 +256,12 @@ struct FewBlock : FewCodes {
             }
             float d[K::QUADS][4] = {};
 #if QUIRE_CODES
-            const int scales_at = scales_index<K>(item);
-            const uint32_t scales = scales_of(scales_at);
-            wait_for_scales(scales_at);
+            wait_for_scales(scales_ring);
 #endif
             for (int unit = 0; unit < n; unit++) {
                 barrier_wait(full(ring.stage), ring.turn & 1);
 #if QUIRE_CODES
-                multiply<K>(d, stage(ring.stage), x_at, unit, scales);
+                multiply<K>(d, stage(ring.stage), x_at, unit, scales_of(scales_ring));
 #else
                 multiply<K>(d, stage(ring.stage), x_at, unit);
 #endif
@@ -283,14 +270,14 @@ struct FewBlock : FewCodes {
                 ring.advance(a.n_stages);
             }
 #if QUIRE_CODES
-            leave_scales(scales_at);
+            leave_scales(scales_ring);
 #endif
             finish<K>(d, tile, item % n_row_tiles<K>() * K::OUT_ROWS, item - first);
         }
     }
 
 #if QUIRE_LONE
-    __device__ void work_parts(const Ring& ring) const {
+    __device__ void work_parts(const Ring& ring, Ring& scales_ring) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = n_units<Down>();
         const int first = first_item<Down>(blockIdx.x), end = first_item<Down>(blockIdx.x + 1);
         const Tile tile{0, 0, 1};
@@ -306,14 +293,13 @@ struct FewBlock : FewCodes {
             const int before = (item - first) * n_tiles() * n, after = before + n_tiles() * n;
             float d[2][4] = {};
 #if QUIRE_CODES
-            const int scales_at = scales_index<Down>(item);
-            wait_for_scales(scales_at);
+            wait_for_scales(scales_ring);
 #endif
             for (int index = before + (warp - before % WARPS + WARPS) % WARPS; index < after; index += WARPS) {
                 const int slot = stage_of(index), unit = (index - before) % n, part = (index - before) / n;
                 barrier_wait(full(slot), fillings_before(ring, index) & 1);
 #if QUIRE_CODES
-                multiply_part(d, stage(slot), x_at[0], unit, part, scales_of(scales_at));
+                multiply_part(d, stage(slot), x_at[0], unit, part, scales_of(scales_ring));
 #else
                 multiply_part(d, stage(slot), x_at, unit, part);
 #endif
@@ -322,7 +308,7 @@ struct FewBlock : FewCodes {
             }
             const float sums[1][4] = {{d[0][0] + d[1][0], d[0][1] + d[1][1], d[0][2] + d[1][2], d[0][3] + d[1][3]}};
 #if QUIRE_CODES
-            leave_scales(scales_at);
+            leave_scales(scales_ring);
 #endif
             finish<Down>(sums, tile, item * Down::OUT_ROWS, item - first);
         }
@@ -363,21 +349,21 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ CU
     } else {
         named_sync(LIST_BARRIER, THREADS);
     }
-    Ring ring;
+    Ring ring, scales_ring;  // of items
     if (!loads) {
-        block.work<Up>(ring);
+        block.work<Up>(ring, scales_ring);
         block.wait_for_all_blocks();
 #if QUIRE_LONE
-        block.work_parts(ring);
+        block.work_parts(ring, scales_ring);
 #else
-        block.work<Down>(ring);
+        block.work<Down>(ring, scales_ring);
 #endif
     } else if (QUIRE_CODES || threadIdx.x == WORKERS) {
-        block.feed<Up>(&up_map, ring);
+        block.feed<Up>(&up_map, ring, scales_ring);
 #if QUIRE_LONE
-        block.feed_parts(&down_map, ring);
+        block.feed_parts(&down_map, ring, scales_ring);
 #else
-        block.feed<Down>(&down_map, ring);
+        block.feed<Down>(&down_map, ring, scales_ring);
 #endif
     }
 }

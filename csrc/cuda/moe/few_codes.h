@@ -31,22 +31,21 @@ struct FewCodes : FewLists {
         for (int i = lane; i < K::OUT_ROWS * n_bytes / 16; i += 32)
             copy_16_bytes(to + i * 16 + (is_padded ? i / (n_bytes / 16) * 16 : 0), from + i * 16, true);
     }
-    // Items of a block are counted through both products: where the scales of one are, and how often others were there.
-    template <class K> __device__ int scales_index(int item) const {
-        const int first = K::IS_UP ? 0 : first_item<Up>(blockIdx.x + 1) - first_item<Up>(blockIdx.x);
-        return first + item - first_item<K>(blockIdx.x);
+    __device__ uint32_t scales_of(const Ring& ring) const { return base + at.scales + ring.stage * at.scales_bytes; }
+    __device__ uint32_t scales_full(int i) const { return base + at.barriers + (2 * MAX_STAGES + i) * 8; }
+    __device__ uint32_t scales_empty(int i) const { return scales_full(MAX_SCALES + i); }
+    __device__ void init_scales() const {
+        for (int i = 0; i < a.n_scales; i++) {
+            barrier_init(scales_full(i), 32);
+            barrier_init(scales_empty(i), WARPS);
+        }
     }
-    __device__ uint32_t scales_of(int index) const { return base + at.scales + index % N_SCALES * at.scales_bytes; }
-    __device__ uint32_t scales_full(int index) const {
-        return base + at.barriers + (2 * MAX_STAGES + index % N_SCALES) * 8;
-    }
-    __device__ uint32_t scales_empty(int index) const { return scales_full(index) + N_SCALES * 8; }
-    // By all lanes of the warp that loads.
-    template <class K> __device__ void copy_scales(int item) const {
-        const int index = scales_index<K>(item), n_bytes = Layout::part_bytes<K>(columns<K>());
-        const int row = item % n_row_tiles<K>() * K::OUT_ROWS;
-        const uint32_t to = scales_of(index);
-        if (index >= N_SCALES) barrier_wait(scales_empty(index), (index / N_SCALES - 1) & 1);
+    // By all lanes of the warp that loads: one of them asks for the weights, and the others wait for it.
+    template <class K> __device__ void copy_scales(int item, Ring& ring) const {
+        const int n_bytes = Layout::part_bytes<K>(columns<K>()), row = item % n_row_tiles<K>() * K::OUT_ROWS;
+        const uint32_t to = scales_of(ring);
+        __syncwarp();
+        if (ring.turn > 0) barrier_wait(scales_empty(ring.stage), (ring.turn - 1) & 1);
         if (K::IN_PARTS) {
             for (int part = 0; part < n_tiles(); part++) copy_part<K>(to + part * n_bytes, tiles()[part].expert, row);
         } else {
@@ -54,18 +53,15 @@ struct FewCodes : FewLists {
             copy_part<K>(to, expert, row);
             if (K::IS_UP) copy_part<K>(to + n_bytes, expert, a.inner + row);
         }
-        barrier_arrive_after_copies(scales_full(index));
-    }
-    __device__ void init_scales() const {
-        for (int i = 0; i < N_SCALES; i++) {
-            barrier_init(scales_full(i), 32);
-            barrier_init(scales_empty(i), WARPS);
-        }
-    }
-    __device__ void wait_for_scales(int index) const { barrier_wait(scales_full(index), index / N_SCALES & 1); }
-    __device__ void leave_scales(int index) const {
+        barrier_arrive_after_copies(scales_full(ring.stage));
+        ring.advance(a.n_scales);
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(scales_empty(index));
+    }
+    __device__ void wait_for_scales(const Ring& ring) const { barrier_wait(scales_full(ring.stage), ring.turn & 1); }
+    __device__ void leave_scales(Ring& ring) const {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(scales_empty(ring.stage));
+        ring.advance(a.n_scales);
     }
     // Of the 64 columns from `column` of a row whose scales begin at `from`.
     __device__ __forceinline__ static RowScales read_scales(uint32_t from, int column) {

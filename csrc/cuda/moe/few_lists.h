@@ -18,6 +18,7 @@ struct QuireMoeFewArgs {  // _FewArgs in quire/kernels/moe/hopper.py
     int64_t x_row;              // elements
     float slope, offset, limit;  // h = (u + offset) g sigmoid(slope g); limit > 0: g, u are cut to it before
     int32_t n_pairs, n_chosen, n_experts, hidden, inner, n_stages, n_blocks;
+    int32_t n_scales;  // QUIRE_CODES: items whose scales there is room for
 };
 
 namespace quire {
@@ -30,7 +31,7 @@ template <bool FIRST> struct Kind {  // of the two products
     static constexpr bool IS_UP = FIRST, IN_PARTS = QUIRE_LONE && !IS_UP;  // parts: the experts that are summed
     static constexpr int CHUNKS = IS_UP ? QUIRE_UP_CHUNKS : QUIRE_DOWN_CHUNKS;  // of 128 bytes, in a stage
     static constexpr int COLUMNS = CHUNKS * WIDTH;                              // of a stage
-    static constexpr int BLOCKS = QUIRE_CODES ? (IS_UP ? 2 : QUIRE_LONE ? 1 : 4)  // of 16 rows of w in an item
+    static constexpr int BLOCKS = QUIRE_CODES ? (QUIRE_LONE ? 512 : 1024) / COLUMNS  // of 16 rows of w in an item
                                               : IS_UP || QUIRE_LONE ? 1 : 2;
     static constexpr int COLUMN_WARPS = QUIRE_CODES ? COLUMNS / 64 : WARPS;     // that share the columns of a stage;
     static constexpr int ROW_GROUPS = WARPS / COLUMN_WARPS, OWN_BLOCKS = BLOCKS / ROW_GROUPS;  // others have other rows
@@ -46,8 +47,7 @@ using Down = Kind<false>;
 
 constexpr int STAGE_BYTES = Up::BYTES > Down::BYTES ? Up::BYTES : Down::BYTES;
 constexpr int SUMS_BYTES = WARPS * (Down::QUADS > Up::QUADS ? Down::QUADS : Up::QUADS) * 32 * 16;  // two in turn
-constexpr int N_SCALES = 4;  // items whose scales there is room for
-constexpr int MAX_STAGES = 32, WORKERS_BARRIER = 1, LIST_BARRIER = 2;
+constexpr int MAX_STAGES = 32, MAX_SCALES = 4, WORKERS_BARRIER = 1, LIST_BARRIER = 2;
 
 #if QUIRE_CODES
 // Scales of consecutive rows of one matrix, as they are copied: they lie side by side, from a multiple of 16 bytes on.
@@ -72,7 +72,7 @@ struct Tile {  // of pairs of one expert: those of slots first .. first + n
 struct Barriers {
     uint64_t full[MAX_STAGES], empty[MAX_STAGES];
 #if QUIRE_CODES
-    uint64_t scales_full[N_SCALES], scales_empty[N_SCALES];
+    uint64_t scales_full[MAX_SCALES], scales_empty[MAX_SCALES];
 #endif
 };
 
@@ -96,12 +96,19 @@ struct Layout {
         scales = sums + 2 * SUMS_BYTES;
         const int up_scales = 2 * part_bytes<Up>(a.hidden), down_scales = part_bytes<Down>(a.inner) * (QUIRE_LONE ? a.n_pairs : 1);
         scales_bytes = up_scales > down_scales ? up_scales : down_scales;  // of an item
-        barriers = scales + N_SCALES * scales_bytes;
+        barriers = scales + a.n_scales * scales_bytes;
         starts = barriers + int(sizeof(Barriers));
         counts = starts + (a.n_experts + 1) * 4;
         tiles = counts + (QUIRE_LONE ? 0 : SORTERS * a.n_experts * 4);
         pairs = tiles + n_tiles * int(sizeof(Tile));
         end = pairs + a.n_pairs * 4;
+    }
+};
+
+struct Ring {  // where a warp stands in it
+    int stage = 0, turn = 0;
+    __device__ void advance(int n_stages) {
+        if (++stage == n_stages) stage = 0, turn++;
     }
 };
 
