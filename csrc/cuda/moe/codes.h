@@ -21,11 +21,16 @@ constexpr int SCALES = IN_WORDS ? GROUPS * (1 + QUIRE_POINTS) : 1;  // of 64 col
 // ---- codes to elements, two of a word -------------------------------------------------------------------------------
 
 #if QUIRE_CODES == 4
-// In the lower four bits of each half. The bits of e2m1 are those of a smaller element, 2^126 (half: 2^14) times less.
-__device__ __forceinline__ uint32_t elements(uint32_t word) {
-    constexpr int SHIFT = QUIRE_BF16 ? 6 : 9;
-    constexpr uint32_t FACTOR = QUIRE_BF16 ? 0x7E807E80u : 0x74007400u;
-    return times((word & 0x00070007u) << SHIFT | (word & 0x00080008u) << 12, FACTOR);
+// In the lower four bits of each half (SECOND: the next four). The bits of e2m1 are those of a smaller element, 2^126
+// (half: 2^14) times less. bf16: one product puts the sign and the rest where they belong, with other bits between.
+template <bool SECOND> __device__ __forceinline__ uint32_t elements(uint32_t word) {
+#if QUIRE_BF16
+    const uint32_t two = (word & (SECOND ? 0x00F000F0u : 0x000F000Fu)) * (SECOND ? 0x104u : 0x1040u);
+    return times(two & 0x81C081C0u, 0x7E807E80u);
+#else
+    const uint32_t own = SECOND ? word >> 4 : word;
+    return times((own & 0x00070007u) << 9 | (own & 0x00080008u) << 12, 0x74007400u);
+#endif
 }
 #elif QUIRE_CODES == 1
 // Bytes 0, 1 (UPPER: 2, 3), e4m3: those of an element 2^120 times less; half has an instruction.
@@ -100,7 +105,8 @@ __device__ __forceinline__ void fragment_of_words(uint32_t (&left)[4], const uin
                                                   uint32_t lower_point) {
     const uint32_t upper = upper_words[s / 2] >> s % 2 * 8, lower = lower_words[s / 2] >> s % 2 * 8;
 #if QUIRE_CODES == 4
-    left[0] = elements(upper), left[1] = elements(lower), left[2] = elements(upper >> 4), left[3] = elements(lower >> 4);
+    left[0] = elements<false>(upper), left[1] = elements<false>(lower);
+    left[2] = elements<true>(upper), left[3] = elements<true>(lower);
 #else
     left[0] = numbers(upper, upper_point), left[1] = numbers(lower, lower_point);
     left[2] = numbers(upper >> 4, upper_point), left[3] = numbers(lower >> 4, lower_point);

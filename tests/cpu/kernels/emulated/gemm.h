@@ -46,8 +46,15 @@ inline float high(uint32_t pair) { return one_of<!QUIRE_BF16>(pair, 1); }
 inline float widen(Element x) { return low(x.bits); }
 inline uint4 read16(uint32_t from) { return load_16_bytes(from); }
 inline uint2 read_pair(uint32_t from) { return load_8_bytes(from); }
+inline uint32_t read_word(uint32_t from) {
+    uint32_t x;
+    if (from % 4) std::abort();
+    std::memcpy(&x, emulated::memory + from, 4);
+    return x;
+}
 inline uint32_t read_two_bytes(uint32_t from) {
     uint16_t x;
+    if (from % 2) std::abort();
     std::memcpy(&x, emulated::memory + from, 2);
     return x;
 }

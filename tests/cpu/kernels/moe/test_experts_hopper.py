@@ -85,8 +85,6 @@ def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
 
 
-
-
 def view(address: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     """What lies there."""
     memory = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address(address)
