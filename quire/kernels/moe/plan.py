@@ -56,7 +56,7 @@ class CodesShape:
         return 256 if self.kind >= 3 else 128 if self.kind else CHUNK
 
     def part_bytes(self, n_rows: int, columns: int) -> int:
-        """Of shared memory, for the scales of so many rows of a matrix: `scales_part_bytes` in csrc/cuda/moe/few_lists.h."""
+        """Shared memory for the scales of so many rows: `scales_part_bytes` in csrc/cuda/moe/few_lists.h."""
         size = 4 if self.kind <= 2 else 1 if self.kind == 4 else 2 * (1 + self.points)
         row = (math.ceil(columns / self.group) if self.group else 1) * size
         if self.kind <= 2 and self.group:
