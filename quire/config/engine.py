@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.config.adapter import MAX_RANK
+from quire.config.eplb import read_eplb
 from quire.config.speculative import read_speculative
 from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
@@ -222,6 +223,18 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         bool, _doc("All ranks together divide the experts of a model, whole ones, instead of a part of each; their"
                    " number must be divisible by that of the ranks.")
     ] = False  # fmt: skip
+    enable_eplb: Annotated[
+        bool, _doc("Measure the load of each expert, and move experts between ranks so that all have as much to do."
+                   " Needs --enable-expert-parallel and several ranks. See docs/parallel.md.")
+    ] = False  # fmt: skip
+    eplb_config: Annotated[
+        dict[str, Any],
+        _doc(
+            "How experts are balanced, as a JSON object. num_redundant_experts: copies of hot experts in each layer, all"
+            " ranks together (0); step_interval: steps from one rearrangement to the next (3000); window_size: loads of"
+            ' so many steps before it count (1000). {"num_redundant_experts": 8}'
+        ),
+    ] = {}
     num_threads: Annotated[
         int, _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024)
     ] = 0
@@ -318,6 +331,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"engine options: {error}") from None
         _check_names(self.served_model_name)
         read_speculative(self.speculative_config)
+        read_eplb(self)
         _check_adapters(self)
         if 0 < self.max_stall_factor <= 1:
             raise ConfigError(
