@@ -67,11 +67,12 @@ class ExpertBalancer:
 
     def _plan(self) -> None:
         start_s = time.perf_counter()
-        layers, before, after = self._layers(), [], []
-        counts = self._comm.all_reduce(self._loads() - self._before)
+        before, after, at = [], [], 0
+        counts: list[int] = self._comm.all_reduce(self._loads() - self._before).tolist()
         self._pending.clear()
-        for layer, counted in zip(layers, counts.split([len(one.load) for one in layers]), strict=True):
-            loads, copies = counted.tolist(), _copies(layer)
+        for layer in self._layers():
+            loads, copies = counts[at : at + len(layer.load)], _copies(layer)
+            at += len(loads)
             chosen = place(loads, copies.slots, copies.n_ranks)
             if chosen != copies.slots:
                 self._pending.append((layer, chosen))

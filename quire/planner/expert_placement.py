@@ -1,8 +1,8 @@
 """Which expert is in which slot of which rank, so that all ranks have as much to do: EPLB, of measured loads.
 
-The two greedy steps of DeepSeek's load balancer (github.com/deepseek-ai/EPLB, for DeepSeek-V3, arXiv 2412.19437, section
-3.4.1): copies of the heaviest, then packs of as many, the heaviest first into the lightest. Owns the choice. Does not
-own the loads, nor how experts move. Torch-free.
+The two greedy steps of DeepSeek's load balancer (github.com/deepseek-ai/EPLB; DeepSeek-V3, arXiv 2412.19437, section
+3.4): copies of the heaviest, then packs of equally many, the heaviest first into the lightest. Owns the choice. Does
+not own the loads, nor how experts move. Torch-free.
 Invariants: slots of a rank are neighbours, equally many each; every expert has a slot; the same input gives the same
 slots, on every rank.
 """
@@ -90,7 +90,11 @@ def _kept_in_place(packs: Sequence[Sequence[int]], slots: Sequence[int]) -> list
     stays in its slot."""
     n_ranks, own = len(packs), len(slots) // len(packs)
     held = [set(slots[first : first + own]) for first in range(0, len(slots), own)]
-    pairs = [(-len(held[rank].intersection(pack)), rank, number) for rank in range(n_ranks) for number, pack in enumerate(packs)]
+    pairs = [
+        (-len(held[rank].intersection(pack)), rank, number)
+        for rank in range(n_ranks)
+        for number, pack in enumerate(packs)
+    ]
     pack_of: dict[int, int] = {}
     taken = set[int]()
     for _, rank, number in sorted(pairs):

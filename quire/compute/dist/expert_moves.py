@@ -16,7 +16,11 @@ from quire.planner.expert_placement import sources
 
 
 def move(
-    comm: MeetingComm, old: Sequence[int], new: Sequence[int], tensors: Sequence[Sequence[torch.Tensor]], limit_bytes: int
+    comm: MeetingComm,
+    old: Sequence[int],
+    new: Sequence[int],
+    tensors: Sequence[Sequence[torch.Tensor]],
+    limit_bytes: int,
 ) -> int:
     """old, new: the expert in each slot of all ranks. tensors: of each slot of this rank, contiguous, alike in all slots.
     → bytes that this rank has taken."""
@@ -28,7 +32,9 @@ def move(
     sends = sorted((target // own, source, target) for source, target in moves if source in mine)
     takes = sorted((source // own, source, target) for source, target in moves if target in mine)
     sent, received = ([sum(one[0] == rank for one in both) for rank in range(comm.size)] for both in (sends, takes))
-    most = max(sum(slot // own == rank for slot in side) for side in zip(*moves, strict=True) for rank in range(comm.size))
+    most = max(
+        sum(slot // own == rank for slot in side) for side in zip(*moves, strict=True) for rank in range(comm.size)
+    )
     n_bytes = 0
     for place in range(len(tensors[0])):
         flat = [of_slot[place].view(-1).view(torch.uint8) for of_slot in tensors]

@@ -16,8 +16,8 @@ class ExpertCopies:
     """Of one layer."""
 
     def __init__(self, n_experts: int, n_slots: int, n_ranks: int, first_row: int, device: torch.device) -> None:
-        """n_slots: of all ranks, experts in turn in them; n_ranks: so many copies an expert has at most. first_row: what
-        this rank's row 0 is counted as, so that short steps of several ranks do not all ask the same copies."""
+        """n_slots: of all ranks, experts in turn in them; n_ranks: so many copies an expert has at most. first_row: as
+        which this rank counts row 0, so that short steps of several ranks do not all ask the same copies."""
         self.slots = [slot % n_experts for slot in range(n_slots)]
         """The expert in each."""
         self.n_ranks, self._first_row = n_ranks, first_row
