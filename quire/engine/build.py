@@ -43,6 +43,7 @@ from quire.engine.capacity import (
     size_pool,
     snapshots_within,
     tightest,
+    whole_bytes,
 )
 from quire.engine.core import EngineCore
 from quire.engine.executors.balancing import BalancingExecutor
@@ -134,7 +135,7 @@ def _build(
     vocab_limit = None if tokenizer is None else len(tokenizer)
     worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
     executor_of = functools.partial(_executor, balancer := make_balancer(config, made))
-    all_bytes = sum(one.weights_bytes for one in facts.stages) * mesh_of(config).tp
+    all_bytes = whole_bytes(config, arch, sum(one.weights_bytes for one in facts.stages))
     pace = pace_of(limits, arch, engine_calibration(platform.name, platform.device_name), all_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
     n_masks *= config.data_parallel_size
@@ -155,7 +156,7 @@ def _build(
     core.expert_load = ExpertLoad(worker.expert_loads, balancer) if worker.expert_loads() else None
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, executor_of)
-    ready = _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
+    ready = _ready(config, limits, arch, platform.name, n_pages, all_bytes)
     ready = msgspec.structs.replace(ready, device_name=platform.device_name, no_determinism=worker.no_determinism)
     return core, ready
 
