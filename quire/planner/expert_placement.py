@@ -24,7 +24,7 @@ def place(loads: Sequence[float], slots: Sequence[int], n_ranks: int) -> list[in
     packs = _packs(loads, _n_copies(loads, len(slots), n_ranks), n_ranks)
     found = _kept_in_place(packs, slots)
     before, after = imbalance(loads, slots, n_ranks), imbalance(loads, found, n_ranks)
-    return found if after <= (1 - LEAST_GAIN) * before else list(slots)
+    return found if before - after >= LEAST_GAIN * before > 0 else list(slots)
 
 
 def imbalance(loads: Sequence[float], slots: Sequence[int], n_ranks: int) -> float:

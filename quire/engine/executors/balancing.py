@@ -55,8 +55,8 @@ class BalancingExecutor:
         self._is_masked = True
         """Whether the newest step has its masks, or needs none."""
         self._due: collections.deque[BalanceStage] = collections.deque()
-        self._n_layers = 0
-        """Left to be moved. While a choice is made, which rank 0 may do later, none."""
+        self._n_layers, self._is_choosing = 0, False
+        """Left to be moved; and whether rank 0, which may be steps behind, has yet to choose them."""
 
     def prepare(self, plan: StepPlan) -> None:
         """See `Executor`."""
@@ -66,8 +66,8 @@ class BalancingExecutor:
         """See `Executor`."""
         self._note_due()
         try:
-            while self._is_masked and self._due:
-                self._begin(self._due.popleft())
+            if self._is_masked:
+                self._begin_due()
         except RanksLost as loss:
             future: concurrent.futures.Future[StepResult] = concurrent.futures.Future()
             future.set_exception(loss)
@@ -81,12 +81,21 @@ class BalancingExecutor:
             self._due.append(BalanceStage.PLAN)
         if (n + self._eplb.window_size) % interval == 0:
             self._due.append(BalanceStage.MARK)
-        if self._n_layers and not self._due:
-            self._due.append(BalanceStage.MOVE)
+
+    def _begin_due(self) -> None:
+        is_moving = self._n_layers > 0 or self._is_choosing
+        if self._n_layers:
+            self._n_layers -= 1
+            self._begin(BalanceStage.MOVE)
+        for stage in self._due:
+            if stage is BalanceStage.MARK:
+                self._begin(stage)
+            elif not is_moving:  # what was chosen is moved to its end, and loads of another window count then
+                self._is_choosing = True
+                self._begin(stage)
+        self._due.clear()
 
     def _begin(self, stage: BalanceStage) -> None:
-        if stage is not BalanceStage.MARK:
-            self._n_layers = self._n_layers - 1 if stage is BalanceStage.MOVE else 0
         self._group.say(BalanceExperts(stage))
         self._in_turn(lambda: self._do(stage))
 
@@ -98,7 +107,7 @@ class BalancingExecutor:
             self._group.cause(error)  # the next step says so
             return
         if stage is BalanceStage.PLAN:
-            self._n_layers = self._balancer.n_pending
+            self._n_layers, self._is_choosing = self._balancer.n_pending, False
 
     def drafts(self) -> Drafts:
         """See `Executor`."""
