@@ -90,11 +90,24 @@ def test_experts_that_moved_make_what_they_made(
         assert 1 <= facts.after < facts.before <= 2 and facts.last_s >= facts.longest_s > 0
 
 
+def test_ranks_with_other_rows_choose_alike(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    def work(comm: GlooComm) -> list[list[int]]:
+        model = load_model(folder, arch_of(folder, 2), dtype=torch.float32, device=CPU, max_model_len=64, comm=comm)
+        balancer = balancer_of(model, comm)
+        balancer.do(BalanceStage.MARK)
+        for layer in model.layers:
+            assert isinstance(layer.ffn, Experts)
+            layer.ffn.choose(rows() if comm.rank else -rows()[:10])
+        balancer.do(BalanceStage.PLAN)
+        return [slots for _, slots in balancer._pending]
+
+    first, second = on_ranks(2, tmp_path, work)
+    assert first == second != []
+
+
 def test_loads_outside_the_window_do_not_count(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     def work(comm: GlooComm) -> tuple[float, int]:
-        model = load_model(
-            folder, arch_of(folder, 2), dtype=torch.float32, device=CPU, max_model_len=64, comm=comm
-        )
+        model = load_model(folder, arch_of(folder, 2), dtype=torch.float32, device=CPU, max_model_len=64, comm=comm)
         balancer = balancer_of(model, comm)
         for layer in model.layers:
             assert isinstance(layer.ffn, Experts)
@@ -123,9 +136,7 @@ def test_copies_are_counted_before_they_are_loaded(quantization: str, folder: pa
 
 def test_experts_that_are_not_alike_cannot_move(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     def work(comm: GlooComm) -> None:
-        model = load_model(
-            folder, arch_of(folder, 0), dtype=torch.float32, device=CPU, max_model_len=64, comm=comm
-        )
+        model = load_model(folder, arch_of(folder, 0), dtype=torch.float32, device=CPU, max_model_len=64, comm=comm)
         layer = model.layers[1].ffn
         assert isinstance(layer, Experts)
         real = layer.slot_tensors
