@@ -75,11 +75,7 @@ def _packs(loads: Sequence[float], n_copies: Sequence[int], n_ranks: int) -> lis
     weights = [0.0] * n_ranks
     copies = [(loads[expert] / n, expert) for expert, n in enumerate(n_copies) for _ in range(n)]
     for weight, expert in sorted(copies, key=lambda one: (-one[0], one[1])):
-        # A second copy in one pack takes no load off it: only where no other pack has room.
-        pack = min(
-            (number for number in range(n_ranks) if len(packs[number]) < size),
-            key=lambda number: (expert in packs[number], weights[number], number),
-        )
+        pack = min((number for number in range(n_ranks) if len(packs[number]) < size), key=weights.__getitem__)
         packs[pack].append(expert)
         weights[pack] += weight
     return packs

@@ -36,6 +36,20 @@ def test_a_hot_expert_gets_a_copy_on_each_rank() -> None:
     assert all(0 in found[first : first + 3] for first in range(0, 12, 3))
 
 
+def test_the_heaviest_go_first() -> None:
+    assert imbalance([10, 9, 8, 2, 1, 0], place([10, 9, 8, 2, 1, 0], in_turn(6, 6), 3), 3) == 1.0
+
+
+def test_no_expert_has_more_copies_than_there_are_ranks() -> None:
+    assert collections.Counter(place([1000, 9, 8, 1], [0, 1, 2, 3, 3, 2], 2)) == {0: 2, 1: 2, 2: 1, 3: 1}
+
+
+def test_packs_go_to_ranks_that_have_most_of_them() -> None:
+    old = [2, 4, 0, 5, 1, 3]
+    found = place([10, 9, 8, 2, 1, 0], old, 3)
+    assert found == [2, 3, 0, 5, 1, 4] and sources(old, found, 3) == [(5, 1), (1, 5)]
+
+
 def test_without_copies_greedy_packing_is_near_the_best() -> None:
     """All ways to divide eight experts between two ranks; the bound of Graham's longest-first rule for two is 7/6."""
     loads = [70, 50, 40, 30, 20, 20, 10, 5]
