@@ -16,6 +16,7 @@ def on_ranks(size: int, folder: pathlib.Path, work: Callable[[GlooComm], Any]) -
     def run(rank: int) -> Any:
         comm = GlooComm(rank, size, str(folder / "meet"), timeout_s=30)
         comm.__dict__["_group"] = GlooComm.__dict__["_group"].func(comm)  # which threads would wait for in turn
+        comm.join()  # one that asks nothing might leave before the others have come
         try:
             return work(comm)
         finally:
