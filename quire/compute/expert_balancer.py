@@ -105,6 +105,8 @@ class ExpertBalancer:
         if self._pending:
             return
         last, self.facts = self.facts, coming
+        if self._comm.rank:  # rank 0 says it for all
+            return
         logger.info(
             "experts rearranged: the most loaded rank had %.2f times the mean load, and would have %.2f now; %d slots"
             " changed, rank 0 took %s; steps stood still for %.1f ms, at most %.1f at once",
