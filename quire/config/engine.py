@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.config.adapter import MAX_RANK
+from quire.config.eplb import read_eplb
 from quire.config.speculative import read_speculative
 from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
@@ -222,6 +223,14 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         bool, _doc("All ranks together divide the experts of a model, whole ones, instead of a part of each; their"
                    " number must be divisible by that of the ranks.")
     ] = False  # fmt: skip
+    enable_eplb: Annotated[
+        bool, _doc("Move experts between ranks by their load, so that all have as much to do (docs/parallel.md).")
+    ] = False
+    eplb_config: Annotated[
+        dict[str, Any], _doc("How, as a JSON object. num_redundant_experts: copies of hot experts in each layer, all"
+                             " ranks together (0); step_interval: steps between two rearrangements (3000); window_size:"
+                             " steps before one whose loads count (1000).")
+    ] = {}  # fmt: skip
     num_threads: Annotated[
         int, _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024)
     ] = 0
@@ -318,19 +327,14 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"engine options: {error}") from None
         _check_names(self.served_model_name)
         read_speculative(self.speculative_config)
+        read_eplb(self)
         _check_adapters(self)
         if 0 < self.max_stall_factor <= 1:
             raise ConfigError(
                 f"max_stall_factor = {self.max_stall_factor:g} leaves no time for prompts beside decodes: give more "
                 "than 1 (1.5 to 3 are usual), or 0 for the default"
             )
-        if parse_bytes(self.structured_outputs_compile_memory) < MIN_COMPILE_BYTES:
-            raise ConfigError(
-                f"structured_outputs_compile_memory = {self.structured_outputs_compile_memory!r} is too little: "
-                f"give at least {format_bytes(MIN_COMPILE_BYTES)}"
-            )
-        if self.kv_cache_memory_bytes and parse_bytes(self.kv_cache_memory_bytes) <= 0:
-            raise ConfigError(f"kv_cache_memory_bytes = {self.kv_cache_memory_bytes!r} must be more than 0 bytes")
+        _check_sizes(self)
 
 
 def _check_names(names: list[str]) -> None:
@@ -344,6 +348,16 @@ def _check_names(names: list[str]) -> None:
             raise ConfigError(f"{where} must be at most {MAX_NAME_CHARS} printable characters")
         if name in names[:number]:
             raise ConfigError(f"{where} is given twice: give each name once")
+
+
+def _check_sizes(config: EngineConfig) -> None:
+    if parse_bytes(config.structured_outputs_compile_memory) < MIN_COMPILE_BYTES:
+        raise ConfigError(
+            f"structured_outputs_compile_memory = {config.structured_outputs_compile_memory!r} is too little: "
+            f"give at least {format_bytes(MIN_COMPILE_BYTES)}"
+        )
+    if config.kv_cache_memory_bytes and parse_bytes(config.kv_cache_memory_bytes) <= 0:
+        raise ConfigError(f"kv_cache_memory_bytes = {config.kv_cache_memory_bytes!r} must be more than 0 bytes")
 
 
 def _check_adapters(config: EngineConfig) -> None:

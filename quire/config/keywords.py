@@ -48,6 +48,8 @@ class EngineOptions(TypedDict, total=False):
     context_parallel_method: Literal["auto", "ulysses", "ring"] | None
     ulysses_degree: int | None
     enable_expert_parallel: bool | None
+    enable_eplb: bool | None
+    eplb_config: dict[str, Any] | None
     num_threads: int | None
     enable_lora: bool | None
     lora_modules: str | list[str] | None

@@ -336,7 +336,7 @@ class EngineCore:
         stats.is_late = self.ranks is not None and self.ranks.is_late
         self.adapters.note(stats, self.scheduler.live)
         if self.expert_load is not None and not self.is_asleep:
-            stats.expert_imbalance = self.expert_load.imbalance(self.clock.now_s())
+            self.expert_load.note(stats, self.clock.now_s())
         return stats
 
     def shutdown(self) -> None:

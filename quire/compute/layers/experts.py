@@ -15,6 +15,7 @@ import torch
 
 from quire.compute.dist.exchange import Exchange
 from quire.compute.layers.expert_banks import Bank, bank_of
+from quire.compute.layers.expert_copies import ExpertCopies
 from quire.compute.layers.fused_rows import LayerRows
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm
@@ -63,6 +64,11 @@ class Experts:
         self.dtype = like.dtype
         self.load = torch.zeros(spec.n_experts, dtype=torch.int64, device=like.device)
         """Tokens that chose each expert, rows that fill a captured step up among them."""
+        self.copies: ExpertCopies | None = None
+        """Where experts may be in other slots than at first, some in several."""
+        if spec.n_redundant is not None and spec.n_held:
+            n_ranks, (block, _) = spec.n_slots // spec.n_held, spec.block
+            self.copies = ExpertCopies(spec.n_experts, spec.n_slots, n_ranks, block, like.device)
         self.sum = ResidualSum(post_norm, scale)
         self.exchange: Exchange | None = None
         """Where rows go to experts of ranks that have other rows; to be set before there is a step."""
@@ -114,23 +120,24 @@ class Experts:
         return self._in_turn(x, expert_ids, weights, residual)
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [n, hidden] → (its experts [n, k] int32, as numbers among those held, -1: not held; their weights [n, k]
-        float32)."""
+        """x: [n, hidden] → (its experts [n, k] int32, as numbers among the slots held, -1: not held; their weights
+        [n, k] float32)."""
         expert_ids, weights = self._routed(x)
         return self._held(expert_ids) if self.spec.n_held else expert_ids, weights
 
     def _routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, with numbers among all experts."""
+        """The same, with numbers among all slots, which are experts where there are no copies."""
         if self.is_wide:
             logits = self.router(x.float())
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
         correction = None if self.correction is None else self.correction.values
-        return moe.route(logits, self.spec.routing, correction, self.load)
+        expert_ids, weights = moe.route(logits, self.spec.routing, correction, self.load)
+        return (expert_ids if self.copies is None else self.copies.of(expert_ids)), weights
 
     def _held(self, expert_ids: torch.Tensor) -> torch.Tensor:
-        """Numbers among the experts of this rank; -1 of those that others have."""
+        """Numbers among the slots of this rank; -1 of those that others have."""
         own = expert_ids - self.spec.first
         return own.masked_fill_((own < 0) | (own >= self.spec.n_held), -1)
 
@@ -215,6 +222,10 @@ class Experts:
     def tables(self) -> tuple[Table, ...]:
         """See `Ffn`."""
         return () if self.correction is None else (self.correction,)
+
+    def slot_tensors(self) -> list[list[torch.Tensor]]:
+        """Of each slot of this rank all that is stored of its expert."""
+        return [self.up.of_slot(slot) + self.down.of_slot(slot) for slot in range(len(self.spec.held))]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """See `Ffn`."""

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from quire.compute.worker import Allocation
+from quire.core.balance import BalanceStage
 from quire.core.plan import StepMasks, StepPlan
 
 PLAN, MASKS, ORDER = b"P", b"M", b"O"
@@ -41,11 +42,17 @@ class TellLoads(msgspec.Struct, tag="tell_loads"):
     """Who says results says how many tokens chose each expert, see `Worker.expert_loads`."""
 
 
+class BalanceExperts(msgspec.Struct, tag="balance_experts"):
+    """See `ExpertBalancer.do`."""
+
+    stage: BalanceStage
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """Leave."""
 
 
-Order = Allocate | Measure | SleepRanks | WakeRanks | TellLoads | Stop
+Order = Allocate | Measure | SleepRanks | WakeRanks | TellLoads | BalanceExperts | Stop
 Said = StepPlan | StepMasks | Order
 
 

@@ -64,8 +64,8 @@ class ReplicaFigures:
             self._gone = _counted(self._gone, old.before, old.stats)
 
     def stats(self) -> EngineStats:
-        """The figures of all, without those of data-parallel ranks. The live view's tree has a root for each root of
-        each; its map shows one after the other, the first `MAX_MAP_BYTES`."""
+        """The figures of all, without those of data-parallel ranks and of experts that move. The live view's tree has a
+        root for each root of each; its map shows one after the other, the first `MAX_MAP_BYTES`."""
         every = [each.stats for each in self._replicas.values()]
         whole = _counted(self._gone, *(each.before for each in self._replicas.values()), *every)
         for name in GAUGES:

@@ -4,13 +4,13 @@ Ranks are threads of this process, over gloo."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from thread_ranks import on_ranks
 
 from quire.compute.dist import exchange
 from quire.compute.dist.comm import SoloComm
@@ -18,21 +18,6 @@ from quire.compute.dist.exchange import Exchange
 from quire.compute.dist.gloo import GlooComm
 
 HIDDEN, N_CHOSEN, N_HELD = 12, 3, 2
-
-
-def on_ranks(size: int, folder: pathlib.Path, work: Callable[[GlooComm], Any]) -> list[Any]:
-    """What each rank makes of it."""
-
-    def run(rank: int) -> Any:
-        comm = GlooComm(rank, size, str(folder / "meet"), timeout_s=30)
-        comm.__dict__["_group"] = GlooComm.__dict__["_group"].func(comm)  # which threads would wait for in turn
-        try:
-            return work(comm)
-        finally:
-            comm.close()
-
-    with concurrent.futures.ThreadPoolExecutor(size) as pool:
-        return list(pool.map(run, range(size)))
 
 
 def rows_for(size: int, counts: list[int]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
