@@ -107,9 +107,14 @@ def test_shared_experts_are_reduced_with_the_others() -> None:
 
 def test_experts_are_sent_to_and_back() -> None:
     mesh = Mesh(dp=8, ep=8)
-    found = [one for one in step_transfers(rank_parts(DEEPSEEK, mesh, Formats()), mesh, 16, 16, 2) if "ep" in one.name]
-    assert sum(one.n_times for one in found) == 2 * 58
-    assert found[0].n_bytes == pytest.approx(7 / 8 * 16 * 8 * 7168 * 2)
+    parts, way = rank_parts(DEEPSEEK, mesh, Formats()), 2 * 7168 * 2 + 8 * 8
+    few, many = ([one for one in step_transfers(parts, mesh, n, n, 2) if "ep" in one.name] for n in (4, 256))
+    assert [one.name for one in few] == ["all-gather (ep)", "reduce-scatter (ep)"]
+    assert [one.n_times for one in few] == [2 * 58, 58]
+    assert sum(one.n_times * one.n_bytes for one in few) == pytest.approx(58 * 7 * 4 * way)
+    counts, sent = many
+    assert (counts.n_times, sent.name, sent.n_times) == (58, "all-to-all (ep)", 3 * 58)
+    assert 3 * sent.n_bytes == pytest.approx(7 * (1 - (7 / 8) ** 8) * 256 * way, rel=0.02)
 
 
 def test_experts_among_the_ranks_of_tp_are_reduced_as_without() -> None:
@@ -117,6 +122,14 @@ def test_experts_among_the_ranks_of_tp_are_reduced_as_without() -> None:
     plain, apart = (step_transfers(rank_parts(DEEPSEEK, mesh, Formats()), mesh, 16, 16, 2)
                     for mesh in (Mesh(tp=8), Mesh(tp=8, ep=8)))  # fmt: skip
     assert plain == apart and not any("ep" in one.name for one in apart)
+
+
+@pytest.mark.parametrize("arch", [MIXTRAL, DEEPSEEK])
+def test_what_experts_of_all_ranks_made_is_summed_as_before(arch: ModelArch) -> None:
+    """Each of the ranks that share a layer has a term of its rows, whoever computed it."""
+    alone, sent = (step_transfers(rank_parts(arch, mesh, Formats()), mesh, 8, 8, 2)[0]
+                   for mesh in (Mesh(tp=2), Mesh(tp=2, dp=4, ep=8)))  # fmt: skip
+    assert alone == sent and alone.n_times == 2 * arch.n_layers + 1
 
 
 def test_volumes() -> None:
