@@ -9,6 +9,7 @@ them); Liu et al. 2023 ("Ring attention"). Of experts and of tokens: `exchange`,
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -17,10 +18,12 @@ from quire.config.mesh import Mesh
 from quire.planner.context import ring_queries_bytes, ulysses_bytes
 from quire.planner.exchange import dispatched_bytes, gathered_bytes, gathers
 from quire.planner.mesh import own_rows
-from quire.planner.parts import RankParts
+from quire.planner.parts import AttentionGroup, RankParts
 
 COUNT_BYTES: Final = 8
 """A number of rows, before they are sent."""
+Held = Mapping[AttentionGroup, float]
+"""Bytes of keys and values that the rows of a step see in a layer, of those that one rank has."""
 
 
 @enum.unique
@@ -45,6 +48,8 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """That one rank sends in one call."""
     data_bytes: float
     """Of the tensor, whole."""
+    n_inner: int = 1
+    """From one of these ranks to the next: those of inner kinds of parallelism lie between them."""
 
 
 def all_reduce_bytes(data_bytes: float, n_ranks: int) -> float:
@@ -63,8 +68,11 @@ def logits_transfers(parts: RankParts, mesh: Mesh, n_wants: int, itemsize: int) 
     )]  # fmt: skip
 
 
-def step_transfers(parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, itemsize: int) -> list[Transfer]:
-    """Of one rank of each stage; n_rows: of the whole step, before rows are divided."""
+def step_transfers(
+    parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, itemsize: int, held: Held | None = None
+) -> list[Transfer]:
+    """Of one rank of each stage; n_rows: of the whole step, before rows are divided. held: for a ring, where the step's
+    lengths are known."""
     found, n_all, n_rows = [], n_rows, own_rows(mesh, n_rows)
     data = n_rows * parts.hidden_size * itemsize
     reduced = sum(one.n_times for one in parts.products if one.reduces)
@@ -80,18 +88,16 @@ def step_transfers(parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, it
     if mesh.sends_rows:
         found += exchange_transfers(parts, mesh, n_rows, n_rows, itemsize)
     if mesh.n_token_ranks > 1:
-        found += context_transfers(parts, mesh, n_all, itemsize)
+        found += context_transfers(parts, mesh, n_all, itemsize, held)
     if mesh.pp > 1:
         found.append(Transfer(
             name="stage to stage (pp)", pattern=Pattern.SEND, n_ranks=2, n_times=mesh.pp - 1, n_bytes=data,
-            data_bytes=data,
+            data_bytes=data, n_inner=mesh.n_stage_ranks,
         ))  # fmt: skip
     return found
 
 
-def exchange_transfers(
-    parts: RankParts, mesh: Mesh, n_most: float, n_mean: float, itemsize: int
-) -> list[Transfer]:
+def exchange_transfers(parts: RankParts, mesh: Mesh, n_most: float, n_mean: float, itemsize: int) -> list[Transfer]:
     """Of all layers whose rows go to experts of other ranks. n_most: rows of the data-parallel rank that has the most;
     n_mean: of all in the mean. Of ranks that share a layer each sends every tp-th row."""
     found, row_bytes = [], float(parts.hidden_size * itemsize)
@@ -117,9 +123,9 @@ def exchange_transfers(
     return found
 
 
-def context_transfers(parts: RankParts, mesh: Mesh, n_all: float, itemsize: int) -> list[Transfer]:
-    """Of ranks that share the rows of a step; n_all: all of them. In a ring queries go round, or fewer bytes of keys,
-    which depends on lengths."""
+def context_transfers(parts: RankParts, mesh: Mesh, n_all: float, itemsize: int, held: Held | None) -> list[Transfer]:
+    """Of ranks that share the rows of a step; n_all: all of them. In a ring queries go round, or keys and values where
+    these are fewer bytes; None: queries do."""
     found, n_rows = [], own_rows(mesh, n_all)
 
     def add(name: str, pattern: Pattern, n_ranks: int, n_times: int, n_bytes: float) -> None:
@@ -127,7 +133,7 @@ def context_transfers(parts: RankParts, mesh: Mesh, n_all: float, itemsize: int)
         if n_ranks > 1:
             found.append(Transfer(
                 name=f"{pattern.value} ({name})", pattern=pattern, n_ranks=n_ranks, n_times=n_times * group.n_times,
-                n_bytes=n_bytes / n_times, data_bytes=n_bytes / n_times,
+                n_bytes=n_bytes / n_times, data_bytes=n_bytes / n_times, n_inner=mesh.sp if name == "ring" else 1,
             ))  # fmt: skip
 
     for group in parts.attentions:
@@ -139,6 +145,10 @@ def context_transfers(parts: RankParts, mesh: Mesh, n_all: float, itemsize: int)
         # what a token leaves on a rank is a mean over the ring
         sent = ulysses_bytes(n_rows, own + group.token_numbers * ring, own, itemsize, sp)
         add("sp", Pattern.ALL_TO_ALL, sp, 2, sent)
-        sent = ring_queries_bytes(n_rows * sp, own // size, size, size, itemsize, ring)
-        add("ring", Pattern.SEND, ring, 2 * max(1, ring - 1), sent)
+        queries = ring_queries_bytes(n_rows * sp, own // size, size, size, itemsize, ring)
+        keys = queries if held is None else (ring - 1) * held[group]
+        if queries <= keys:
+            add("ring", Pattern.SEND, ring, 2 * max(1, ring - 1), queries)
+        else:
+            add("ring", Pattern.SEND, ring, max(1, ring - 1), keys)
     return found

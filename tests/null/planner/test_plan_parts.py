@@ -24,8 +24,9 @@ from quire.planner.captured import padded_rows
 from quire.planner.communication import all_reduce_bytes, step_transfers
 from quire.planner.cost import calibrated
 from quire.planner.formats import FORMATS, Formats, formats_named
+from quire.planner.links import Links
 from quire.planner.mesh import division_refusal, meshes
-from quire.planner.operators import decode_spans, limit_s, prefill_spans, seen, step_operators
+from quire.planner.operators import decode_spans, held_bytes, limit_s, prefill_spans, seen, step_operators
 from quire.planner.parts import rank_parts
 from quire.planner.placement import Limits, place
 from quire.planner.timing import StepTimer
@@ -313,6 +314,27 @@ def test_what_ranks_that_share_tokens_send() -> None:
     assert turns.n_times * turns.n_bytes == 32 * 4096 * 16 * (2 * 128 * 2 + 4)
     (sent,) = step_transfers(ulysses, Mesh(sp=4), 64, 0, 2)
     assert sent.n_times == 32 and sent.n_bytes == 3 * 64 * 8 * 128 * 2
+
+
+def test_keys_go_round_where_they_are_fewer_bytes_and_behind_attention() -> None:
+    """8 heads of keys and values to 32 of queries: keys go round up to a past of about 33,000 tokens."""
+    mesh, n = Mesh(ring=4), 8192
+    parts, two = rank_parts(LLAMA_8B, mesh, Formats()), 2 * 8 * 128 * 2
+    queries = 3 * (n // 4) * 32 * (2 * 128 * 2 + 4)
+    for start, expected in ((0, 3 * n // 4 * two), (16384, 3 * (16384 + n) // 4 * two), (40000, queries)):
+        held = held_bytes(parts, prefill_spans(n, start), Formats())
+        (sent,) = [one for one in step_transfers(parts, mesh, n, 0, 2, held) if "ring" in one.name]
+        assert sent.n_times * sent.n_bytes == 32 * expected
+    timer = calibrated(LLAMA_8B, H200, mesh=mesh).timer
+    assert timer.transfer_s(sent) < 2 * sent.n_bytes / H200.links.bytes_per_s(4), "they lie in one host"
+    slow, none = (
+        StepTimer(LLAMA_8B, timer.calibration, Formats(), mesh, links) for links in (Links(device_bytes_per_s=1e9), None)
+    )
+    spans = prefill_spans(n)
+    without_s, behind_s = none.step_s(spans), none.attention_s(spans) * 3 / 4
+    assert timer.step_s(spans) == pytest.approx(without_s), "attention takes longer than the sending"
+    (sent,) = step_transfers(parts, mesh, n, 0, 2, held_bytes(parts, spans, Formats()))
+    assert slow.step_s(spans) == pytest.approx(without_s + sent.n_times * slow.transfer_s(sent) - behind_s)
 
 
 def test_ranks_that_share_tokens_hold_longer_sequences() -> None:
