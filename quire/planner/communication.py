@@ -9,7 +9,7 @@ them); Liu et al. 2023 ("Ring attention"). Of experts and of tokens: `exchange`,
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -18,7 +18,7 @@ from quire.config.mesh import Mesh
 from quire.planner.context import ring_queries_bytes, ulysses_bytes
 from quire.planner.exchange import dispatched_bytes, gathered_bytes, gathers
 from quire.planner.mesh import own_rows
-from quire.planner.parts import AttentionGroup, RankParts
+from quire.planner.parts import AttentionGroup, Product, RankParts
 
 COUNT_BYTES: Final = 8
 """A number of rows, before they are sent."""
@@ -74,27 +74,43 @@ def step_transfers(
     """Of one rank of each stage; n_rows: of the whole step, before rows are divided. held: for a ring, where the step's
     lengths are known."""
     found, n_all, n_rows = [], n_rows, own_rows(mesh, n_rows)
-    data = n_rows * parts.hidden_size * itemsize
-    reduced = sum(one.n_times for one in parts.products if one.reduces)
     if mesh.tp > 1:
-        # A shared expert and the chosen ones are summed before they are reduced, and so are both matrices of a layer.
-        shared = sum(one.n_times for one in parts.products if one.name == "shared down")
-        n_times = reduced - shared + 1  # the embedding is divided by rows
-        found.append(Transfer(
-            name="all-reduce (tp)", pattern=Pattern.ALL_REDUCE, n_ranks=mesh.tp, n_times=n_times,
-            n_bytes=all_reduce_bytes(data, mesh.tp), data_bytes=data,
-        ))  # fmt: skip
+        n_times = _n_sums(parts.products) + 1  # the embedding is divided by rows
+        n_late = n_late_sums(parts, mesh) if 0 < n_wants < n_rows else 0
+        found.append(sum_transfer(parts, mesh, n_times - n_late, n_rows, itemsize))
+        if n_late:
+            found.append(sum_transfer(parts, mesh, n_late, n_wants, itemsize, ", last layer"))
         found += logits_transfers(parts, mesh, n_wants, itemsize)
     if mesh.sends_rows:
         found += exchange_transfers(parts, mesh, n_rows, n_rows, itemsize)
     if mesh.n_token_ranks > 1:
         found += context_transfers(parts, mesh, n_all, itemsize, held)
     if mesh.pp > 1:
+        data = n_rows * parts.hidden_size * itemsize
         found.append(Transfer(
             name="stage to stage (pp)", pattern=Pattern.SEND, n_ranks=2, n_times=mesh.pp - 1, n_bytes=data,
             data_bytes=data, n_inner=mesh.n_stage_ranks,
         ))  # fmt: skip
     return found
+
+
+def sum_transfer(parts: RankParts, mesh: Mesh, n_times: int, n_rows: float, itemsize: int, where: str = "") -> Transfer:
+    """Sums of so many rows over the ranks that share a layer."""
+    data = n_rows * parts.hidden_size * itemsize
+    return Transfer(
+        name=f"all-reduce (tp{where})", pattern=Pattern.ALL_REDUCE, n_ranks=mesh.tp, n_times=n_times,
+        n_bytes=all_reduce_bytes(data, mesh.tp), data_bytes=data,
+    )  # fmt: skip
+
+
+def n_late_sums(parts: RankParts, mesh: Mesh) -> int:
+    """Those of the last layer behind its attention, where only rows that want a token are summed."""
+    return 0 if mesh.tp == 1 or mesh.sends_rows else _n_sums(parts.last)
+
+
+def _n_sums(products: Iterable[Product]) -> int:
+    """A shared expert and the chosen ones are summed before they are reduced, and so are both matrices of a layer."""
+    return sum(one.n_times for one in products if one.reduces and one.name != "shared down")
 
 
 def exchange_transfers(parts: RankParts, mesh: Mesh, n_most: float, n_mean: float, itemsize: int) -> list[Transfer]:

@@ -20,7 +20,9 @@ from quire.planner.communication import (
     context_transfers,
     exchange_transfers,
     logits_transfers,
+    n_late_sums,
     step_transfers,
+    sum_transfer,
 )
 from quire.planner.formats import Formats
 from quire.planner.links import Links
@@ -140,6 +142,10 @@ class StepTimer:
         if found is None:
             most, own = max(1, n_wants), own_rows(self.mesh, n_rows)
             found = sum(max(0.0, self.product_s(one, own) - self.product_s(one, most)) for one in self.parts.last)
+            n_late, size = n_late_sums(self.parts, self.mesh), self.formats.itemsize
+            if n_late:
+                whole, wanted = (sum_transfer(self.parts, self.mesh, n_late, n, size) for n in (own, most))
+                found += n_late * (self.transfer_s(whole) - self.transfer_s(wanted))
             self._spared_s[key] = found
         return found
 

@@ -101,6 +101,20 @@ def test_two_all_reduces_a_layer() -> None:
     assert logits.n_bytes == 3 * 100 * parts.head.n_out * 2
 
 
+def test_the_last_layer_sums_only_rows_that_want_a_token() -> None:
+    """As counted in a running engine by `benchmarks/rank_traffic.py`."""
+    mesh = Mesh(tp=4)
+    parts = rank_parts(LLAMA_8B, mesh, Formats())
+    others, last, _ = step_transfers(parts, mesh, 100, 3, 2)
+    assert (others.n_times, last.n_times) == (2 * 31 + 1, 2)
+    assert others.n_bytes == 2 * 3 / 4 * 100 * 4096 * 2 and last.n_bytes == 2 * 3 / 4 * 3 * 4096 * 2
+    timer = calibrated(LLAMA_8B, H200, mesh=mesh).timer
+    alone = StepTimer(LLAMA_8B, timer.calibration, Formats(), mesh)
+    spared_s = timer.spared_s(4000, 1) - alone.spared_s(4000, 1)
+    sent_s = [timer.transfer_s(step_transfers(parts, mesh, n, n, 2)[0]) for n in (4000, 1)]
+    assert spared_s == pytest.approx(2 * (sent_s[0] - sent_s[1]))
+
+
 def test_shared_experts_are_reduced_with_the_others() -> None:
     (reduce, _) = step_transfers(rank_parts(DEEPSEEK, Mesh(tp=8), Formats()), Mesh(tp=8), 1, 1, 2)
     assert reduce.n_times == 2 * 61 + 1
