@@ -37,6 +37,7 @@ from quire.config.arch import ModelArch
 from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.planner.context import least_rows, ring_keys_bytes, ring_queries_bytes, ulysses_bytes
+from quire.planner.cost import CostModel
 from quire.planner.operators import prefill_spans
 
 PAGE, N_OUT = 16, 8
@@ -82,8 +83,11 @@ def first_tokens(llm: LLM, n_tokens: int) -> list[int]:
 def expected_s(folder: str, device: str, mesh: Mesh, n_tokens: int, chunk: int) -> float | None:
     """Until the first token, by the planner; None: it does not know this device."""
     cost = expected(folder, device, mesh)
-    if cost is None:
-        return None
+    return None if cost is None else expected_steps_s(cost, n_tokens, chunk)
+
+
+def expected_steps_s(cost: CostModel, n_tokens: int, chunk: int) -> float:
+    """Of a prompt in chunks."""
     steps = (prefill_spans(min(chunk, n_tokens - start), start) for start in range(0, n_tokens, chunk))
     return sum(map(cost.step_s, steps)) + cost.first_token_s
 

@@ -102,9 +102,9 @@ def counted() -> Iterator[Counts]:
 
 
 def wire_bytes() -> int:
-    """That this process has sent through TCP so far, as the other ends have acknowledged; Linux only."""
-    total, seen = 0, set[str]()
-    for path in pathlib.Path("/proc/self/fd").iterdir():
+    """That this process has sent through TCP so far, as the other ends have acknowledged. 0 where this is not Linux."""
+    total, seen, folder = 0, set[str](), pathlib.Path("/proc/self/fd")
+    for path in folder.iterdir() if folder.is_dir() else ():
         try:
             target, number = os.readlink(path), int(path.name)
         except OSError:  # closed meanwhile

@@ -341,9 +341,8 @@ def test_keys_go_round_where_they_are_fewer_bytes_and_behind_attention() -> None
         assert sent.n_times * sent.n_bytes == 32 * expected
     timer = calibrated(LLAMA_8B, H200, mesh=mesh).timer
     assert timer.transfer_s(sent) < 2 * sent.n_bytes / H200.links.bytes_per_s(4), "they lie in one host"
-    slow, none = (
-        StepTimer(LLAMA_8B, timer.calibration, Formats(), mesh, links) for links in (Links(device_bytes_per_s=1e9), None)
-    )
+    ways = (Links(device_bytes_per_s=1e9), None)
+    slow, none = (StepTimer(LLAMA_8B, timer.calibration, Formats(), mesh, links) for links in ways)
     spans = prefill_spans(n)
     without_s, behind_s = none.step_s(spans), none.attention_s(spans) * 3 / 4
     assert timer.step_s(spans) == pytest.approx(without_s), "attention takes longer than the sending"
