@@ -3,18 +3,21 @@
     python -m benchmarks.pipeline_bubbles --stages 2                     # two processes, gloo
     python -m benchmarks.pipeline_bubbles --device cuda --stages 2,4 --model shape:llama-3.1-8b --chunk 4096
 
-A batch of M prompts, each as long as a step may be, is M micro-batches: nobody waits for tokens. One alone goes through
-all S stages, one of which works at a time, so a stage has it for W(1) / S. Of W(M) the share that a stage is idle is
-1 - M W(1) / (S W(M)); by the formula (S - 1) / (M + S - 1) (Huang et al. 2019, "GPipe", section 2.3). At steady load S
-sequences decode, a token each in a step of its own: against one sequence alone, the share would be 0 without bubbles.
-Seconds are the least of some rounds, in each of which every M has its turn.
+A batch of M prompts, each as long as a step may be, is M micro-batches: nobody waits for tokens. By the formula a stage
+is idle for (S - 1) / (M + S - 1) of the time (Huang et al. 2019, "GPipe", section 2.3). On a CPU the share is read from
+the clocks of the stages' threads (`stage_idle`). On GPUs it follows from times: one micro-batch alone goes through all
+stages, one of which works at a time, so a stage has it for W(1) / S; of W(M) it is idle for 1 - M W(1) / (S W(M)). At
+steady load S sequences decode, a token each in a step of its own, and no stage should be idle. Some rounds, in each of
+which every M has its turn: shares are medians, seconds the least.
 """
 
 from __future__ import annotations
 
 import argparse
 import pathlib
-from typing import Any
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
 
 from benchmarks.rank_engines import (
     SMALL_LLAMA,
@@ -29,6 +32,7 @@ from benchmarks.rank_engines import (
     say,
     took_s,
 )
+from benchmarks.stage_idle import StageIdle
 from quire import LLM
 from quire.bench.simulate.fleet import Fleet
 from quire.bench.simulate.replica import EngineReplica
@@ -47,7 +51,7 @@ N_TOKENS = 48
 """Of a sequence that decodes."""
 COLUMNS = {
     "load": "load", "stages": "stages", "micro_batches": "micro-batches", "seconds": "seconds", "idle": "idle",
-    "simulated": "simulated", "formula": "formula",
+    "each": "each", "simulated": "simulated", "formula": "formula",
 }  # fmt: skip
 
 
@@ -59,6 +63,30 @@ def formula(n_stages: int, n_micro: int) -> float:
 def idle(n_stages: int, n_micro: int, alone_s: float, seconds: float) -> float:
     """See the module. alone_s: of one micro-batch."""
     return 1 - n_micro * alone_s / (n_stages * seconds)
+
+
+class Measured:
+    """One engine's runs, by what was run."""
+
+    def __init__(self, n_stages: int) -> None:
+        self.n_stages = n_stages
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.idle: dict[str, list[list[float]]] = defaultdict(list)
+        """Of each stage, by rounds; empty: not known by clocks."""
+
+    def run(self, name: str, work: Callable[[], float]) -> None:
+        """work: returns its seconds."""
+        with StageIdle(self.n_stages) as stages:
+            self.seconds[name].append(work())
+        self.idle[name].append(stages.shares)
+
+    def least_s(self, name: str) -> float:
+        """Of the rounds."""
+        return min(self.seconds[name])
+
+    def shares(self, name: str) -> list[float]:
+        """Of each stage that it was idle."""
+        return [statistics.median(of_stage) for of_stage in zip(*self.idle[name], strict=True)]
 
 
 def batch_s(llm: LLM, n_micro: int, chunk: int) -> float:
@@ -74,15 +102,9 @@ def batch_s(llm: LLM, n_micro: int, chunk: int) -> float:
     return seconds
 
 
-def decode_s(llm: LLM, n_seqs: int) -> float:
-    """A token of each, without the prompts."""
-    prompts = prompts_of(n_seqs, 16)
-    return (took_s(llm, prompts, N_TOKENS) - took_s(llm, prompts, 2)) / (N_TOKENS - 2)
-
-
-def measured(folder: str, n_stages: int, options: argparse.Namespace) -> tuple[dict[int, float], dict[int, float]]:
-    """Least seconds by micro-batches, and of a token by sequences that decode."""
-    micro, found, decodes = numbers(options.micro_batches), dict[int, float](), dict[int, float]()
+def measured(folder: str, n_stages: int, options: argparse.Namespace) -> Measured:
+    """Batches are named after their number of micro-batches, sequences that decode after theirs."""
+    micro, found = numbers(options.micro_batches), Measured(n_stages)
     llm = engine(
         folder, options.device, pipeline_parallel_size=n_stages, max_num_batched_tokens=options.chunk,
         max_num_seqs=max(*micro, 2 * n_stages), max_model_len=options.chunk + N_TOKENS,
@@ -90,14 +112,14 @@ def measured(folder: str, n_stages: int, options: argparse.Namespace) -> tuple[d
     batch_s(llm, n_stages, options.chunk)
     for _ in range(options.rounds):
         for n in sorted({1, *micro}):
-            found[n] = min(found.get(n, float("inf")), batch_s(llm, n, options.chunk))
+            found.run(f"batch {n}", lambda n=n: batch_s(llm, n, options.chunk))  # type: ignore[misc]
         for n in (1, n_stages):
-            decodes[n] = min(decodes.get(n, float("inf")), decode_s(llm, n))
+            found.run(f"decode {n}", lambda n=n: took_s(llm, prompts_of(n, 16), N_TOKENS))  # type: ignore[misc]
     llm.shutdown()
-    return found, decodes
+    return found
 
 
-def simulated(n_stages: int, micro: list[int]) -> tuple[dict[int, float], dict[int, float]]:
+def simulated(n_stages: int, micro: list[int]) -> Measured:
     """The same of the real scheduler on a virtual clock, with the planner's times of an H200."""
     with model_folder(SIMULATED) as folder:
         config = EngineConfig(
@@ -112,24 +134,39 @@ def simulated(n_stages: int, micro: list[int]) -> tuple[dict[int, float], dict[i
         run = Fleet([EngineReplica(machine)], RoundRobin(1)).run(of_lengths([(n_in, n_out)] * n))
         return max(one.end_s or 0.0 for one in run.outcomes)
 
-    def token_s(n: int) -> float:
-        return (seconds(n, 16, N_TOKENS) - seconds(n, 16, 2)) / (N_TOKENS - 2)
+    found = Measured(n_stages)
+    for n in sorted({1, *micro}):
+        found.seconds[f"batch {n}"].append(seconds(n, SIMULATED_CHUNK, 1))
+    for n in (1, n_stages):
+        found.seconds[f"decode {n}"].append(seconds(n, 1, N_TOKENS))
+    return found
 
-    return {n: seconds(n, SIMULATED_CHUNK, 1) for n in {1, *micro}}, {n: token_s(n) for n in (1, n_stages)}
+
+def idle_of(found: Measured | None, load: str, n: int) -> float | None:
+    """By clocks where they are known, else by times."""
+    if found is None:
+        return None
+    shares = found.shares(f"{load} {n}")
+    if shares:
+        return sum(shares) / len(shares)
+    if load == "batch":
+        return idle(found.n_stages, n, found.least_s("batch 1"), found.least_s(f"batch {n}"))
+    return idle(found.n_stages, n, found.least_s("decode 1"), found.least_s(f"decode {n}"))
 
 
-def rows_of(n_stages: int, micro: list[int], real: Any, virtual: Any) -> list[Row]:
-    """real, virtual: seconds by micro-batches, and of a token by sequences; real may be None."""
+def rows_of(n_stages: int, micro: list[int], real: Measured | None, virtual: Measured) -> list[Row]:
+    """real: None: not measured."""
+    cases = [("batch", n, formula(n_stages, n)) for n in micro]
+    cases += [("decode", n, 1 - n / n_stages) for n in (1, n_stages)]
     rows: list[Row] = []
-    for n in micro:
-        row: Row = {"load": "one batch", "stages": n_stages, "micro_batches": n, "formula": formula(n_stages, n)}
-        for name, found in (("idle", real), ("simulated", virtual)):
-            row[name] = None if found is None else idle(n_stages, n, found[0][1], found[0][n])
-        rows.append({**row, "seconds": None if real is None else real[0][n]})
-    steady: Row = {"load": "decode, steady", "stages": n_stages, "micro_batches": n_stages, "formula": 0.0}
-    for name, found in (("idle", real), ("simulated", virtual)):
-        steady[name] = None if found is None else 1 - found[1][1] / found[1][n_stages]
-    return [*rows, {**steady, "seconds": None if real is None else real[1][n_stages]}]
+    for load, n, said in cases:
+        name, row = f"{load} {n}", {"load": load, "stages": n_stages, "micro_batches": n, "formula": said}
+        row |= {"idle": idle_of(real, load, n), "simulated": idle_of(virtual, load, n)}
+        if real is not None:
+            row |= {"seconds": real.least_s(name), "idle_stages": real.shares(name) or None}
+            row["each"] = " ".join(f"{share:.2f}" for share in real.shares(name)) or None
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
@@ -146,6 +183,8 @@ def main() -> None:
     with model_folder(options.model or MODEL) as folder:
         for n_stages in sorted({*stages, *numbers(options.simulated_stages)}):
             real = measured(folder, n_stages, options) if n_stages in stages else None
+            if real is not None and options.device == "cuda":
+                real.idle.clear()  # hosts that launch are no stages
             found = rows_of(n_stages, micro, real, simulated(n_stages, micro))
             say(found, COLUMNS)
             rows += found

@@ -31,7 +31,7 @@ def bubbles(report: dict[str, Any], figure: Any) -> None:
     """Idle share by micro-batches: the formula as lines, points on it."""
     rows, axes = report["results"]["rows"], figure.subplots()
     for stages in sorted({row["stages"] for row in rows}):
-        own = [row for row in rows if row["stages"] == stages and row["load"] == "one batch"]
+        own = [row for row in rows if row["stages"] == stages and row["load"] == "batch"]
         micro, color = [row["micro_batches"] for row in own], COLORS.get(stages, "black")
         axes.plot(micro, [100 * row["formula"] for row in own], color=color, label=f"{stages} stages, formula")
         axes.plot(micro, [100 * row["simulated"] for row in own], "x", color=color, label=f"{stages}, simulated")

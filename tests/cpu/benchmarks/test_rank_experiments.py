@@ -5,14 +5,16 @@ from __future__ import annotations
 import concurrent.futures
 import pathlib
 import sys
+import time
 
 import pytest
 import torch
 
 from benchmarks import rank_plots
 from benchmarks.counted_calls import Counts, counted, wire_bytes
-from benchmarks.pipeline_bubbles import formula, idle, rows_of, simulated
+from benchmarks.pipeline_bubbles import Measured, formula, idle, rows_of, simulated
 from benchmarks.rank_engines import table
+from benchmarks.stage_idle import StageIdle
 from benchmarks.tensor_parallel_table import COLUMNS, lengths_of, published
 from quire.bench.report import build_report
 from quire.compute.dist.comm import Reduction
@@ -63,10 +65,24 @@ def test_idle_shares_of_ideal_stages_are_the_formula() -> None:
 
 
 def test_the_real_scheduler_leaves_the_bubbles_of_the_formula_and_none_at_steady_load() -> None:
-    *batches, steady = rows_of(3, [1, 2, 6], None, simulated(3, [1, 2, 6]))
-    for row in batches:
+    *others, steady = rows_of(3, [1, 2, 6], None, simulated(3, [1, 2, 6]))
+    for row in others:
         assert row["simulated"] == pytest.approx(row["formula"], abs=0.01) and row["idle"] is None
-    assert abs(steady["simulated"]) < 0.01
+    assert others[-1]["load"] == "decode" and others[-1]["formula"] == pytest.approx(2 / 3)
+    assert steady["formula"] == 0 and 0 <= steady["simulated"] < 0.03, "of 48 tokens, until the stages are full"
+
+
+def test_a_stage_that_waits_is_idle_and_one_that_computes_is_not(tmp_path: pathlib.Path) -> None:
+    """However busy the machine is: in line for a core is not idle."""
+    if sys.platform != "linux":
+        pytest.skip("no clocks of threads")
+    with StageIdle(1) as waiting:
+        time.sleep(0.2)
+    with StageIdle(1) as computing:
+        end_s = time.perf_counter() + 0.2
+        while time.perf_counter() < end_s:
+            sum(range(1000))
+    assert waiting.shares[0] > 0.8 and computing.shares[0] < 0.2
 
 
 def test_the_published_table_has_every_length() -> None:
@@ -82,8 +98,14 @@ def test_a_table_is_aligned_and_shows_what_lacks(tmp_path: pathlib.Path) -> None
 
 def test_records_are_drawn(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
-    rows = rows_of(2, [1, 2], ({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.0}), ({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.0}))
-    assert rows[1]["idle"] == pytest.approx(1 / 3) and rows[-1]["idle"] == 0
+    found, clocked = Measured(2), Measured(2)
+    for name, seconds in (("batch 1", 2.0), ("batch 2", 3.0), ("decode 1", 1.0), ("decode 2", 1.0)):
+        found.seconds[name] = clocked.seconds[name] = [seconds, 9.0]
+        clocked.idle[name] = [[0.1, 0.3], [0.2, 0.4], [0.9, 0.9]]
+    rows = rows_of(2, [1, 2], found, found)
+    assert rows[1]["idle"] == pytest.approx(1 / 3) and rows[-1]["idle"] == 0, "by times"
+    rows = rows_of(2, [1, 2], clocked, found)
+    assert [row["idle"] for row in rows] == [pytest.approx(0.3)] * 4, "by clocks: the median of rounds, of each stage"
     report = build_report("pipeline_bubbles", {"device": "cpu"}, {"rows": rows}, argv=["bubbles"])
     rank_plots.draw(report, str(tmp_path / "drawn.png"))
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
