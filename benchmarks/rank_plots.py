@@ -37,7 +37,12 @@ def bubbles(report: dict[str, Any], figure: Any) -> None:
         axes.plot(micro, [100 * row["simulated"] for row in own], "x", color=color, label=f"{stages}, simulated")
         real = [(row["micro_batches"], 100 * row["idle"]) for row in own if row["idle"] is not None]
         if real:
-            axes.plot(*zip(*real, strict=True), "o", color=color, fillstyle="none", label=f"{stages}, measured")
+            axes.plot(*zip(*real, strict=True), "o", color=color, fillstyle="none", label=f"{stages}, measured, mean")
+        for stage in range(len(own[0].get("idle_stages") or [])):
+            shares = [100 * row["idle_stages"][stage] for row in own]
+            axes.plot(
+                micro, shares, marker=f"${stage + 1}$", linestyle="", color=color, label=f"stage {stage + 1} of these"
+            )
     axes.set_xscale("log", base=2)
     axes.set_ylim(0, 100)
     axes.set_xlabel("micro-batches of one batch")
@@ -105,11 +110,12 @@ def tensor_table(report: dict[str, Any], figure: Any) -> None:
         for ranks in sorted({row["ranks"] for row in rows}):
             own = [row for row in rows if (row["input"], row["output"]) == pair and row["ranks"] == ranks]
             batches, color = [row["batch"] for row in own], COLORS.get(ranks, "black")
-            axes.plot(batches, [row["ms"] for row in own], "o-", color=color, label=f"{ranks} ranks")
-            for key, style in (("expected_ms", ":"), ("published_ms", "--")):
+            if all(row["ms"] is not None for row in own):
+                axes.plot(batches, [row["ms"] for row in own], "o-", color=color, label=f"{ranks} ranks")
+            for key, style, who in (("expected_ms", ":", "planner"), ("published_ms", "--", "FasterTransformer")):
                 known = [(row["batch"], row[key]) for row in own if row[key] is not None]
                 if known:
-                    axes.plot(*zip(*known, strict=True), style, color=color, alpha=0.6)
+                    axes.plot(*zip(*known, strict=True), style, color=color, alpha=0.7, label=f"{ranks}, {who}")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_title(f"{pair[0]} in, {pair[1]} out")
@@ -117,7 +123,10 @@ def tensor_table(report: dict[str, Any], figure: Any) -> None:
         axes.grid(alpha=0.25)
     figure.axes[0].set_ylabel("ms of a whole batch")
     figure.axes[0].legend(fontsize=8)
-    figure.suptitle(f"{_where(report)}; dotted: planner, dashed: FasterTransformer on A100s", fontsize=9)
+    planned = report["config"].get("planned")
+    figure.suptitle(
+        f"{f'planned on {planned}' if planned else _where(report)}; FasterTransformer's on A100s", fontsize=9
+    )
 
 
 def _where(report: dict[str, Any]) -> str:

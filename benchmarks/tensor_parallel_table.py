@@ -2,6 +2,7 @@
 
     python -m benchmarks.tensor_parallel_table                            # a small GPT, one and two processes, gloo
     python -m benchmarks.tensor_parallel_table --device cuda --ranks 1,2,4
+    python -m benchmarks.tensor_parallel_table --planned a100-80 --ranks 1,2,4     # the planner alone, on their GPUs
 
 On GPUs the model is theirs: GPT-2's architecture with 44 layers, hidden 6,144, 48 heads of 128, feed-forward 24,576 and
 51,200 ids, random weights in bfloat16; a batch comes at once, top-p 0.9. Beside it the planner's expectation, where the
@@ -30,7 +31,10 @@ from benchmarks.rank_engines import (
     took_s,
 )
 from quire.config.mesh import Mesh
+from quire.config.model import read_arch
 from quire.engine.step_record import StepRecord
+from quire.planner.accelerators import accelerator_named
+from quire.planner.cost import calibrated
 from quire.planner.serving import closed_batch_s
 
 GPT_20B: Final = {
@@ -47,6 +51,7 @@ COLUMNS: Final = {
     "speedup": "of one rank", "at_once": "at once", "expected_ms": "planner ms", "published_ms": "A100s ms",
 }  # fmt: skip
 """`at_once`: sequences that ran together at most: fewer than the batch where keys and values do not fit."""
+ERROR: Final = {"error": "error"}
 
 
 def lengths_of(text: str) -> list[tuple[int, int]]:
@@ -99,25 +104,45 @@ def rank_rows(folder: str, n_ranks: int, options: argparse.Namespace) -> list[Ro
     return rows
 
 
+def planned_rows(folder: str, n_ranks: int, options: argparse.Namespace) -> list[Row]:
+    """Without devices: what the planner expects of GPT-20B beside what was published."""
+    arch = read_arch(pathlib.Path(folder))
+    cost, known = calibrated(arch, accelerator_named(options.planned), mesh=Mesh(tp=n_ranks)), published()
+    batches, rows = numbers(options.batches or BATCHES["cuda"]), list[Row]()
+    for n_in, n_out in lengths_of(options.lengths):
+        for batch in batches:
+            said_ms = 1e3 * closed_batch_s(cost, [(n_in, n_out)] * batch, max(batches), STEP_TOKENS, 1 << 40)
+            known_ms = known.get((n_in, n_out, batch, n_ranks))
+            rows.append({
+                "input": n_in, "output": n_out, "batch": batch, "ranks": n_ranks, "ms": None, "expected_ms": said_ms,
+                "published_ms": known_ms, "error": said_ms / known_ms - 1 if known_ms else None,
+            })  # fmt: skip
+    return rows
+
+
 def main() -> None:
     parser = options_of(__doc__, "benchmarks/results/tensor_parallel_table_cpu.json")
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--lengths", default="20x8,60x20,128x20,80x200,200x200", help="input x output")
     parser.add_argument("--batches", default="", help=f"default: {BATCHES['cuda']} on GPUs, {BATCHES['cpu']} on a CPU")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--planned", default="", help="a GPU of the planner's table, in place of a measurement")
     options = parser.parse_args()
     check(options)
     rows: list[Row] = []
-    with model_folder(MODELS[options.device]) as folder:
+    model = MODELS["cuda" if options.planned else options.device]
+    columns = COLUMNS | ERROR if options.planned else COLUMNS
+    make = planned_rows if options.planned else rank_rows
+    with model_folder(model) as folder:
         for n_ranks in numbers(options.ranks):
-            found = rank_rows(folder, n_ranks, options)
+            found = make(folder, n_ranks, options)
             alone = {(one["input"], one["output"], one["batch"]): one["ms"] for one in rows if one["ranks"] == 1}
             for one in found:
-                key = one["input"], one["output"], one["batch"]
-                one["speedup"] = alone[key] / one["ms"] if key in alone else None
-            say(found, COLUMNS)
+                alone_ms = alone.get((one["input"], one["output"], one["batch"]))
+                one["speedup"] = alone_ms / one["ms"] if alone_ms and one["ms"] else None
+            say(found, columns)
             rows += found
-    record("tensor_parallel_table", options, rows, model=dict(MODELS[options.device]))
+    record("tensor_parallel_table", options, rows, model=dict(model))
 
 
 if __name__ == "__main__":

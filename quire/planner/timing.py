@@ -271,7 +271,8 @@ class StepTimer:
         if self.links is None:
             return 0.0
         n_hops = 1 if transfer.pattern is Pattern.SEND else max(1, (transfer.n_ranks - 1).bit_length())
-        latency_s = self.calibration.all_reduce_s or self.links.latency_s
+        is_sum = transfer.pattern is Pattern.ALL_REDUCE  # others go through NCCL
+        latency_s = (self.calibration.all_reduce_s if is_sum else 0.0) or self.links.latency_s
         return latency_s * n_hops + transfer.n_bytes / self.links.bytes_per_s(transfer.n_ranks * transfer.n_inner)
 
 
