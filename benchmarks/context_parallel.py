@@ -21,14 +21,13 @@ from benchmarks.rank_engines import (
     DTYPES,
     SMALL_LLAMA,
     Row,
-    check,
     engine,
     expected,
     model_folder,
     numbers,
     options_of,
     prompts_of,
-    record,
+    recording,
     say,
     took_s,
 )
@@ -124,11 +123,11 @@ def engine_rows(folder: str, options: argparse.Namespace, n_ranks: int, method: 
     return rows
 
 
-def model_rows(folder: str, options: argparse.Namespace) -> list[Row]:
+def add_rows(folder: str, options: argparse.Namespace, rows: list[Row]) -> None:
     """One rank, then both methods on several."""
-    rows = engine_rows(folder, options, 1, "")
-    alone = {row["tokens"]: row for row in rows}
-    say(rows, COLUMNS)
+    alone = {row["tokens"]: row for row in engine_rows(folder, options, 1, "")}
+    rows += alone.values()
+    say(list(alone.values()), COLUMNS)
     for n_ranks in numbers(options.ranks):
         for method in CALLS:
             found = engine_rows(folder, options, n_ranks, method)
@@ -140,11 +139,10 @@ def model_rows(folder: str, options: argparse.Namespace) -> list[Row]:
                 }
             say(found, COLUMNS)
             rows += found
-    return rows
 
 
 def main() -> None:
-    parser = options_of(__doc__, "benchmarks/results/context_parallel_cpu.json")
+    parser = options_of(__doc__)
     parser.add_argument("--lengths", default="", help=f"default: {LENGTHS['cuda']} on GPUs, {LENGTHS['cpu']} on a CPU")
     parser.add_argument("--ranks", default="2")
     parser.add_argument("--kv-heads", default="4,1", help="of the random model")
@@ -152,13 +150,12 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=0, help="tokens of a step, at most")
     parser.add_argument("--rounds", type=int, default=2, help="of which the fastest counts")
     options = parser.parse_args()
-    check(options)
-    model, rows = options.model or ("shape:llama-3.1-8b" if options.device == "cuda" else ""), list[Row]()
+    model = options.model or ("shape:llama-3.1-8b" if options.device == "cuda" else "")
     models = [model] if model else [SMALL_LLAMA | {"num_key_value_heads": n} for n in numbers(options.kv_heads)]
-    for one in models:
-        with model_folder(one) as folder:
-            rows += model_rows(folder, options)
-    record("context_parallel", options, rows, chunk=options.chunk or CHUNK[options.device])
+    with recording("context_parallel", options, chunk=options.chunk or CHUNK[options.device]) as rows:
+        for one in models:
+            with model_folder(one) as folder:
+                add_rows(folder, options, rows)
     divided = [row for row in rows if "formula_bytes" in row]
     as_said = [row for row in divided if row["sent_bytes"] == row["formula_bytes"]]
     equal = [row for row in divided if row["equal_tokens"]]

@@ -22,13 +22,12 @@ from collections.abc import Callable
 from benchmarks.rank_engines import (
     SMALL_LLAMA,
     Row,
-    check,
     engine,
     model_folder,
     numbers,
     options_of,
     prompts_of,
-    record,
+    recording,
     say,
     took_s,
 )
@@ -170,7 +169,7 @@ def rows_of(n_stages: int, micro: list[int], real: Measured | None, virtual: Mea
 
 
 def main() -> None:
-    parser = options_of(__doc__, "benchmarks/results/pipeline_bubbles_cpu.json")
+    parser = options_of(__doc__)
     parser.add_argument("--stages", default="2", help="such as 2,4")
     parser.add_argument("--simulated-stages", default="2,4,8", help="without devices, beside those that are measured")
     parser.add_argument("--micro-batches", default="1,2,4,8,16,32")
@@ -178,9 +177,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", default="", help="default: a random one of 8 layers")
     options = parser.parse_args()
-    check(options)
-    micro, stages, rows = numbers(options.micro_batches), numbers(options.stages), list[Row]()
-    with model_folder(options.model or MODEL) as folder:
+    micro, stages = numbers(options.micro_batches), numbers(options.stages)
+    virtual = f"{SIMULATED} on {SIMULATED_GPU}, {SIMULATED_CHUNK} tokens"
+    with (
+        model_folder(options.model or MODEL) as folder,
+        recording("pipeline_bubbles", options, virtual=virtual) as rows,
+    ):
         for n_stages in sorted({*stages, *numbers(options.simulated_stages)}):
             real = measured(folder, n_stages, options) if n_stages in stages else None
             if real is not None and options.device == "cuda":
@@ -188,7 +190,6 @@ def main() -> None:
             found = rows_of(n_stages, micro, real, simulated(n_stages, micro))
             say(found, COLUMNS)
             rows += found
-    record("pipeline_bubbles", options, rows, simulated=f"{SIMULATED} on {SIMULATED_GPU}, {SIMULATED_CHUNK} tokens")
 
 
 if __name__ == "__main__":

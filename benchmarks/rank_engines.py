@@ -40,12 +40,12 @@ DTYPES: Final = {"cpu": "float32", "cuda": "bfloat16"}
 Row = dict[str, Any]
 
 
-def options_of(description: str | None, output: str) -> argparse.ArgumentParser:
-    """Those that all have. output: where the record goes if nobody says."""
+def options_of(description: str | None) -> argparse.ArgumentParser:
+    """Those that all have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one GPU a rank, through NCCL")
     parser.add_argument(
-        "--output", default=output, help="JSON, with commit, hardware and command (default: %(default)s)"
+        "--output", help="JSON with commit, hardware and command; '': none; default: in benchmarks/results"
     )
     return parser
 
@@ -127,14 +127,19 @@ def say(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
         print(line, flush=True)
 
 
-def check(options: argparse.Namespace) -> None:
-    """ConfigError, before anything is measured, where the record cannot be written."""
-    if options.output:
-        check_report_path(options.output, "--output")
-
-
-def record(name: str, options: argparse.Namespace, rows: Sequence[Row], **more: object) -> None:
-    """Write what was measured."""
-    if options.output:
-        load = {"load_average": [round(one, 2) for one in os.getloadavg()]} if options.device == "cpu" else {}
-        write_report(options.output, build_report(name, vars(options), {**load, **more, "rows": list(rows)}))
+@contextlib.contextmanager
+def recording(name: str, options: argparse.Namespace, **more: object) -> Iterator[list[Row]]:
+    """Rows to be filled; they are written in the end, also where something failed on the way. ConfigError, before
+    anything is measured, where they cannot be written."""
+    path, rows = options.output, list[Row]()
+    if path is None:
+        path = f"benchmarks/results/{name}_{options.device}.json"
+    if path:
+        check_report_path(path, "--output")
+    try:
+        yield rows
+    finally:
+        if path and rows:
+            load = {"load_average": [round(one, 2) for one in os.getloadavg()]} if options.device == "cpu" else {}
+            write_report(path, build_report(name, vars(options), {**load, **more, "rows": rows}))
+            print(f"written to {path}")

@@ -21,13 +21,12 @@ from benchmarks.rank_engines import (
     SMALL_EXPERTS,
     SMALL_LLAMA,
     Row,
-    check,
     engine,
     model_folder,
     numbers,
     options_of,
     prompts_of,
-    record,
+    recording,
     say,
     took_s,
 )
@@ -115,20 +114,18 @@ def case_rows(case: str, model: Any, options: Row, n_ranks: int, device: str, n_
 
 
 def main() -> None:
-    parser = options_of(__doc__, "benchmarks/results/rank_traffic_cpu.json")
+    parser = options_of(__doc__)
     parser.add_argument("--ranks", default="2", help="numbers of ranks, such as 2,4")
     parser.add_argument("--model", default="", help="of tensor parallel; default: a random one of 2 layers")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt, which is one step")
     options = parser.parse_args()
-    check(options)
-    rows: list[Row] = []
-    for n_ranks in numbers(options.ranks):
-        for case, (model, given) in CASES.items():
-            chosen = options.model if options.model and model is SMALL_LLAMA else model
-            found = case_rows(f"{case}, {n_ranks}", chosen, given, n_ranks, options.device, options.prompt)
-            say(found, COLUMNS)
-            rows += found
-    record("rank_traffic", options, rows)
+    with recording("rank_traffic", options) as rows:
+        for n_ranks in numbers(options.ranks):
+            for case, (model, given) in CASES.items():
+                chosen = options.model if options.model and model is SMALL_LLAMA else model
+                found = case_rows(f"{case}, {n_ranks}", chosen, given, n_ranks, options.device, options.prompt)
+                say(found, COLUMNS)
+                rows += found
     names = (("calls", "formula_calls"), ("bytes", "formula_bytes"))
     differ = [row for row in rows if any(row[counted] != row[said] for counted, said in names)]
     print(f"{len(rows) - len(differ)} of {len(rows)} lines have as many calls and bytes as the formula says")

@@ -19,14 +19,13 @@ from typing import Final
 
 from benchmarks.rank_engines import (
     Row,
-    check,
     engine,
     expected,
     model_folder,
     numbers,
     options_of,
     prompts_of,
-    record,
+    recording,
     say,
     took_s,
 )
@@ -121,19 +120,18 @@ def planned_rows(folder: str, n_ranks: int, options: argparse.Namespace) -> list
 
 
 def main() -> None:
-    parser = options_of(__doc__, "benchmarks/results/tensor_parallel_table_cpu.json")
+    parser = options_of(__doc__)
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--lengths", default="20x8,60x20,128x20,80x200,200x200", help="input x output")
     parser.add_argument("--batches", default="", help=f"default: {BATCHES['cuda']} on GPUs, {BATCHES['cpu']} on a CPU")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median counts")
     parser.add_argument("--planned", default="", help="a GPU of the planner's table, in place of a measurement")
     options = parser.parse_args()
-    check(options)
-    rows: list[Row] = []
     model = MODELS["cuda" if options.planned else options.device]
     columns = COLUMNS | ERROR if options.planned else COLUMNS
     make = planned_rows if options.planned else rank_rows
-    with model_folder(model) as folder:
+    name = "tensor_parallel_table"
+    with model_folder(model) as folder, recording(name, options, model=dict(model)) as rows:
         for n_ranks in numbers(options.ranks):
             found = make(folder, n_ranks, options)
             alone = {(one["input"], one["output"], one["batch"]): one["ms"] for one in rows if one["ranks"] == 1}
@@ -142,7 +140,6 @@ def main() -> None:
                 one["speedup"] = alone_ms / one["ms"] if alone_ms and one["ms"] else None
             say(found, columns)
             rows += found
-    record("tensor_parallel_table", options, rows, model=dict(model))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ class CostModel:
         return self.timer.calibration.host_s + n_spans * self.timer.calibration.host_row_s
 
     def _device_s(self, spans: Spans, shared_prefixes: SharedPrefixes) -> float:
-        n_shared = sum(len(slots) * n_pages for slots, n_pages in shared_prefixes) * self.page_size
+        n_shared = 0
+        if shared_prefixes:
+            n_shared = sum(len(slots) * n_pages for slots, n_pages in shared_prefixes) * self.page_size
         return self.timer.step_s(spans, n_shared, n_shared)
 
     def round_s(self, spans: Spans, n_steps: float) -> float:

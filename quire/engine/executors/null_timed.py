@@ -67,14 +67,14 @@ class TimedNullExecutor:
         ranks_s, n, now_s = self._ranks_s(plan), plan.spans.wants.count(True), self._clock.now_s()
         n_stages = len(self._free_s[0])
         begin_s = max(now_s, self._tokens_back_s(plan)) if n_stages > 1 else now_s
-        ends_s = [
-            _through(stages, begin_s, seconds) for stages, seconds in zip(self._free_s, ranks_s, strict=True) if seconds
-        ]
-        end_s = max(ends_s, default=begin_s)
+        end_s, total_s = begin_s, 0.0
+        for stages, seconds in zip(self._free_s, ranks_s, strict=True):
+            if seconds:
+                end_s, total_s = max(end_s, _through(stages, begin_s, seconds)), total_s + seconds
         if n_stages > 1:
             spans = plan.spans
             self._tokens_s.update((slot, end_s) for slot, wants in zip(spans.slots, spans.wants, strict=True) if wants)
-        self.busy_s += sum(ranks_s) / len(ranks_s)
+        self.busy_s += total_s / len(ranks_s)
         result = StepResult(plan.step, [TOKEN] * n, [1] * n, timings=StepTimings(0.0, max(ranks_s)))
         return TimedFuture(result, end_s, self._clock)
 
