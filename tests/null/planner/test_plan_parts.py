@@ -350,6 +350,22 @@ def test_keys_go_round_where_they_are_fewer_bytes_and_behind_attention() -> None
     assert slow.step_s(spans) == pytest.approx(without_s + sent.n_times * slow.transfer_s(sent) - behind_s)
 
 
+def test_the_last_layer_spares_the_rows_of_one_rank() -> None:
+    """Of 8,192 rows one of four ranks has 2,048."""
+    one, four = (calibrated(LLAMA_8B, H200, mesh=mesh).timer for mesh in (Mesh(), Mesh(sp=4)))
+    assert four.spared_s(8192, 1) == one.spared_s(2048, 1) < one.spared_s(8192, 1) / 3
+
+
+def test_only_sums_go_through_memory_that_gpus_share() -> None:
+    """NCCL has what is sent otherwise, and its latency."""
+    timer = calibrated(LLAMA_8B, H200, mesh=Mesh(tp=2)).timer
+    summed, gathered = step_transfers(timer.parts, Mesh(tp=2), 1, 1, 2)
+    bytes_s = [one.n_bytes / H200.links.bytes_per_s(2) for one in (summed, gathered)]
+    assert timer.transfer_s(summed) - bytes_s[0] == pytest.approx(timer.calibration.all_reduce_s)
+    assert timer.transfer_s(gathered) - bytes_s[1] == pytest.approx(H200.links.latency_s)
+    assert 0 < timer.calibration.all_reduce_s < H200.links.latency_s
+
+
 def test_ranks_that_share_tokens_hold_longer_sequences() -> None:
     """Weights stay whole, so four ranks hold more than four times as much beside them."""
     limits = Limits(max_num_seqs=8)
