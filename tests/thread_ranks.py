@@ -10,11 +10,13 @@ from typing import Any
 from quire.compute.dist.gloo import GlooComm
 
 
-def on_ranks(size: int, folder: pathlib.Path, work: Callable[[GlooComm], Any]) -> list[Any]:
+def on_ranks(
+    size: int, folder: pathlib.Path, work: Callable[[GlooComm], Any], kind: type[GlooComm] = GlooComm
+) -> list[Any]:
     """What each rank makes of it."""
 
     def run(rank: int) -> Any:
-        comm = GlooComm(rank, size, str(folder / "meet"), timeout_s=30)
+        comm = kind(rank, size, str(folder / "meet"), timeout_s=30)
         comm.__dict__["_group"] = GlooComm.__dict__["_group"].func(comm)  # which threads would wait for in turn
         comm.join()  # one that asks nothing might leave before the others have come
         try:
