@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import torch
 
-from quire.compute.adapters.bank import Adapters
+from quire.compute.adapters.places import Adapters
 from quire.compute.dist.added import RankSum
 from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context

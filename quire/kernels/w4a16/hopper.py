@@ -21,7 +21,7 @@ from quire.kernels.gemm.wide import WidePlan, wide_plan
 from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
-from quire.kernels.w4a16.plan import CHUNK, MAX_FEW_ROWS, CodesShape, plan
+from quire.kernels.w4a16.plan import CHUNK, MAX_FEW_ROWS, Int4Shape, plan
 from quire.kernels.w4a16.weight import Int4Weight
 
 ROW_STEP = ALIGNMENT_BYTES // 2
@@ -86,7 +86,7 @@ def prepare(
     if (weight.codes.data_ptr() | weight.scales.data_ptr()) % ALIGNMENT_BYTES:
         return f"the address of the weights is not a multiple of {ALIGNMENT_BYTES} bytes"
     fused = (silu_mul, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
-    shape = CodesShape(m, weight.n, weight.k, weight.group, weight.has_zeros)
+    shape = Int4Shape(m, weight.n, weight.k, weight.group, weight.has_zeros)
     found = _prepared(shape, x.dtype, x.device, *fused, are_rows_alone())
     y = out if residual is None else residual
     if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
@@ -96,7 +96,7 @@ def prepare(
     return found
 
 
-def static_obstacle(product: CodesShape, dtype: torch.dtype, silu_mul: bool) -> str | None:
+def static_obstacle(product: Int4Shape, dtype: torch.dtype, silu_mul: bool) -> str | None:
     """Why no machine could run this with this kernel, or None."""
     if dtype not in DTYPES:
         return f"x is {dtype}: it must be bfloat16 or float16"
@@ -110,7 +110,7 @@ def static_obstacle(product: CodesShape, dtype: torch.dtype, silu_mul: bool) -> 
 
 @functools.cache
 def _prepared(
-    product: CodesShape,
+    product: Int4Shape,
     dtype: torch.dtype,
     device: torch.device,
     silu: bool,
@@ -131,7 +131,7 @@ def _prepared(
 
 
 def load(
-    product: CodesShape,
+    product: Int4Shape,
     plan: Plan | WidePlan,
     dtype: torch.dtype,
     silu: bool,
