@@ -232,6 +232,13 @@ def test_every_sequence_says_what_the_reference_says(windows: tuple[int, ...], h
     assert counts["preempted"] > 5 and counts["faults"] > 2 and counts["restored" if has_states else "beams"] > 10
 
 
+@pytest.mark.parametrize("seed, windows", [(275, (0,)), (303, (0,)), (355, (0, 3))])
+def test_what_was_found_once(seed: int, windows: tuple[int, ...], near: None) -> None:
+    """Two faults, one after the other; a sample that lacks logprobs of its prompt beside one that needs none; a search
+    that gives way in a step in which others enter elsewhere."""
+    traffic(seed, windows, has_states=False)
+
+
 def beams_enter_the_first_rank(patch: pytest.MonkeyPatch) -> None:
     def new_member(self: LiveSeqs, search: BeamSearch) -> Seq:
         member = real(self, search)
