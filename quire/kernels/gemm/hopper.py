@@ -1,7 +1,7 @@
 """Linear layers in CUDA C++ for Hopper (csrc/cuda/gemm.cu, gemm_wide.cu), built by the JIT once for each variant.
 
-Owns which build runs, and what stands before it. Does not own the kernels, how they are called (compiled.py), their
-tiling (plan.py, wide.py) nor which is best (estimate.py).
+Owns which build runs, and what stands before it. Does not own the kernels, how they are called (hopper_product.py),
+their tiling (plan.py, wide.py) nor which is best (estimate.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 from quire.kernels import jit
 from quire.kernels.around import Norm
-from quire.kernels.gemm.compiled import (
+from quire.kernels.gemm.estimate import fastest
+from quire.kernels.gemm.hopper_product import (
     ALIGNMENT_BYTES,
     DTYPES,
     MAX_ROWS,
@@ -24,7 +25,6 @@ from quire.kernels.gemm.compiled import (
     lies_wrong,
     n_processors_of,
 )
-from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import machine_obstacle

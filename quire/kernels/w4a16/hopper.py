@@ -1,7 +1,8 @@
 """Linear layers of 4 bits by the CUDA C++ kernels of `kernels/gemm`, built for codes (csrc/cuda/gemm.h).
 
-Owns which build runs. Does not own the kernels, how they are called (`gemm/compiled.py`) nor their tiling (`plan.py`,
-`gemm/wide.py`). Invariant: where rows are alone one kernel, that of many rows, multiplies any number of them.
+Owns which build runs. Does not own the kernels, how they are called (`gemm/hopper_product.py`) nor their tiling
+(`plan.py`, `gemm/wide.py`). Invariant: where rows are alone one kernel, that of many rows, multiplies any number of
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import torch
 
 from quire.kernels import around, jit
-from quire.kernels.gemm.compiled import (
+from quire.kernels.gemm.hopper_product import (
     ALIGNMENT_BYTES,
     DTYPES,
     MAX_ROWS,

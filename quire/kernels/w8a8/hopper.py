@@ -1,6 +1,6 @@
 """Linear layers in e4m3 by the CUDA C++ kernels of `kernels/gemm`, built for codes of a byte (csrc/cuda/gemm.h).
 
-Owns which of them runs. Does not own the kernels, how they are called (`gemm/compiled.py`), their tiling
+Owns which of them runs. Does not own the kernels, how they are called (`gemm/hopper_product.py`), their tiling
 (`gemm/plan.py`, `gemm/wide.py`) nor the rounding of x (`rounding`). Invariants: a chunk of 128 bytes takes as long
 whatever its codes are, so a product of k bytes is planned as one of k / 2 elements; shapes alone decide.
 """
@@ -13,7 +13,8 @@ from collections.abc import Callable
 import torch
 
 from quire.kernels import around, jit
-from quire.kernels.gemm.compiled import (
+from quire.kernels.gemm.estimate import MIN_WIDE_ROWS, estimate_alone_us, estimate_us
+from quire.kernels.gemm.hopper_product import (
     ALIGNMENT_BYTES,
     DTYPES,
     MAX_ROWS,
@@ -23,7 +24,6 @@ from quire.kernels.gemm.compiled import (
     lies_wrong,
     n_processors_of,
 )
-from quire.kernels.gemm.estimate import MIN_WIDE_ROWS, estimate_alone_us, estimate_us
 from quire.kernels.gemm.plan import MAX_FEW_ROWS, Plan, ProductShape, plan
 from quire.kernels.gemm.wide import WidePlan, wide_plan
 from quire.kernels.hopper import machine_obstacle

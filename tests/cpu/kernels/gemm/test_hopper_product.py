@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.kernels.gemm.compiled import Args, CompiledProduct, WideArgs, lies_wrong
+from quire.kernels.gemm.hopper_product import Args, CompiledProduct, WideArgs, lies_wrong
 from quire.kernels.gemm.plan import Plan
 from quire.kernels.gemm.wide import WidePlan
 
