@@ -14,8 +14,10 @@ namespace quire {
 // a zero point), x elements.
 #ifndef QUIRE_NIBBLES
 #define QUIRE_NIBBLES 0
-#define QUIRE_ZEROS 0
 #define QUIRE_CHUNK_GROUPS 1
+#endif
+#ifndef QUIRE_ZEROS
+#define QUIRE_ZEROS 0
 #endif
 constexpr bool IN_BYTES = QUIRE_FP8 || QUIRE_NIBBLES;       // what w is to the copy engine
 constexpr int ROW_BYTES = QUIRE_NIBBLES == 2 ? 32 : 128;    // of a chunk of w

@@ -19,6 +19,7 @@
 // QUIRE_LONE, and those of moe/codes.h, where w is in codes.
 #include "moe/few_codes.h"
 #include "moe/gating.h"
+#include "shared_memory.h"
 
 namespace quire {
 
@@ -405,13 +406,9 @@ int launch(const QuireMoeFewArgs& a, cudaStream_t stream) {
     cudaError_t error = encode_up(&up_map, a);
     if (error == cudaSuccess) error = encode_down(&down_map, a);
     if (error != cudaSuccess) return error;
-    static int allowed = 0;
     const int n_bytes = Layout(a).end;
-    if (n_bytes > allowed) {
-        error = cudaFuncSetAttribute(moe_few, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
-        if (error != cudaSuccess) return error;
-        allowed = n_bytes;
-    }
+    error = allow_shared_memory<moe_few>(n_bytes);
+    if (error != cudaSuccess) return error;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

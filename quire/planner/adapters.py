@@ -1,8 +1,8 @@
 """What adapters take beside the model and their places on the device: the largest step's small products, and those that
 the host keeps.
 
-Owns both terms. Does not own places (`compute/adapters/bank`) nor the equation (`memory`). An upper bound: each adapter
-is of the largest rank in every matrix.
+Owns both terms. Does not own places (`compute/adapters/places`) nor the equation (`memory`). An upper bound: each
+adapter is of the largest rank in every matrix.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 // Codes of 8 and 4 bits of experts' matrices: to elements in registers, and their scales. For moe_few.cu and moe_wide.cu.
 //
 // Macros: QUIRE_CODES (0: w is elements; 1: e4m3, 2: int8, 3: 4-bit integers, 4: e2m1), QUIRE_GROUP (0: a row has one
-// scale; 32, or a multiple of 64; bytes: 0, or 128 for blocks of 128 x 128), QUIRE_POINTS (3: and a zero point).
+// scale; 32, or a multiple of 64; bytes: 0, or 128 for blocks of 128 x 128), QUIRE_ZEROS (3: and a zero point).
 #pragma once
 #include "gemm/codes.h"
 
 #ifndef QUIRE_CODES
 #define QUIRE_CODES 0
 #define QUIRE_GROUP 0
-#define QUIRE_POINTS 0
 #endif
 
 namespace quire {
@@ -16,7 +15,7 @@ namespace quire {
 #if QUIRE_CODES
 constexpr bool IN_WORDS = QUIRE_CODES >= 3, IS_FP4 = QUIRE_CODES == 4;
 constexpr int GROUPS = QUIRE_GROUP == 32 ? 2 : 1;  // of 64 columns
-constexpr int SCALES = IN_WORDS ? GROUPS * (1 + QUIRE_POINTS) : 1;  // of 64 columns of a row
+constexpr int SCALES = IN_WORDS ? GROUPS * (1 + QUIRE_ZEROS) : 1;  // of 64 columns of a row
 
 // ---- codes to elements, two of a word -------------------------------------------------------------------------------
 
@@ -60,10 +59,10 @@ struct RowScales {  // of 64 columns of one row, as they lie in memory
     __device__ __forceinline__ float scale(int group) const {
         if (!IN_WORDS) return __uint_as_float(bits[0]);
         if (IS_FP4) return __uint_as_float((bits[0] >> group * 8 & 0xff) << 23);  // 2^-127 is taken for 0
-        return element(group * (1 + QUIRE_POINTS));
+        return element(group * (1 + QUIRE_ZEROS));
     }
     __device__ __forceinline__ float point(int group) const {
-        return QUIRE_POINTS ? element(group * 2 + 1) : 8.0f;
+        return QUIRE_ZEROS ? element(group * 2 + 1) : 8.0f;
     }
 };
 
@@ -77,8 +76,8 @@ __device__ __forceinline__ RowScales scales_at(const void* all, int expert, int 
     found.bits[0] = __ldg(static_cast<const uint32_t*>(all) + (int64_t(expert) * n_down + line) * n_right + at);
 #else
     constexpr int WIDE = QUIRE_GROUP ? QUIRE_GROUP : 1;
-    const int n_lines = QUIRE_GROUP ? (k + WIDE - 1) / WIDE * (1 + QUIRE_POINTS) : 1 + QUIRE_POINTS;
-    const int at = QUIRE_GROUP ? min(column, k - 64) / WIDE * (1 + QUIRE_POINTS) : 0;
+    const int n_lines = QUIRE_GROUP ? (k + WIDE - 1) / WIDE * (1 + QUIRE_ZEROS) : 1 + QUIRE_ZEROS;
+    const int at = QUIRE_GROUP ? min(column, k - 64) / WIDE * (1 + QUIRE_ZEROS) : 0;
     const int64_t first = (int64_t(expert) * n + row) * n_lines + at;
     if (IS_FP4) {
         found.bits[0] = __ldg(reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(all) + first));

@@ -1,7 +1,7 @@
 """An adapter from its folder: what its tensors are to the model's matrices, checked before memory is taken.
 
 Owns the names and shapes of PEFT's files. Does not own the keys of its configuration (`config/adapter`) nor how
-matrices are kept (`bank`). Invariant: whatever the files hold, the answer is an adapter that fits, or a LoadError or
+matrices are kept (`places`). Invariant: whatever the files hold, the answer is an adapter that fits, or a LoadError or
 ConfigError that names what does not; nothing outside of the folder that was allowed is read.
 """
 

@@ -1,6 +1,6 @@
-"""Adapters of one worker: read from folders, kept on the host, and put into places of the model's bank.
+"""Adapters of one worker: read from folders, kept on the host, and put into places beside the model.
 
-Owns what is kept on the host, by content. Does not own places on the device (`bank`), files (`files`), nor which
+Owns what is kept on the host, by content. Does not own places on the device (`places`), files (`files`), nor which
 adapter is where (`control/adapters`). Invariant: without --enable-lora nothing is kept, and it costs no memory.
 """
 
@@ -10,8 +10,8 @@ import logging
 
 import torch
 
-from quire.compute.adapters.bank import Kept, adapters_on, device_bytes
 from quire.compute.adapters.files import read_adapter
+from quire.compute.adapters.places import Kept, adapters_on, device_bytes
 from quire.compute.device.device import Device
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.config.arch import ModelArch

@@ -10,7 +10,7 @@ import contextlib
 import numpy as np
 import torch
 
-from quire.compute.adapters.bank import Adapters
+from quire.compute.adapters.places import Adapters
 from quire.compute.device.cuda import Staging
 from quire.kernels import lora
 from quire.kernels.lora.weight import most_tiles

@@ -277,7 +277,7 @@ def variants(
     cut: FewPlan | WidePlan, dtype: torch.dtype, codes: CodesShape = FLOATING
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(source in csrc/cuda, definitions) of both products in one, or of the first and the second."""
-    kept = {"CODES": codes.kind, "GROUP": codes.group, "POINTS": int(codes.points)} if codes.kind else {}
+    kept = {"CODES": codes.kind, "GROUP": codes.group, "ZEROS": int(codes.zeros)} if codes.kind else {}
     if isinstance(cut, WidePlan):
         return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu, **kept)) for silu in (1, 0))
     macros = {"UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}

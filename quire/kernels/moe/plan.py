@@ -47,7 +47,7 @@ class CodesShape:
     """QUIRE_CODES of csrc/cuda/moe/few_codes.h; 0: floating."""
     group: int = 0
     """Inputs that share a scale; 0: all."""
-    points: bool = False
+    zeros: bool = False
     """There are zero points."""
 
     @property

@@ -13,8 +13,8 @@ import pytest
 import torch
 from calling_device import CallingDevice, LivePlans
 
-from quire.compute.adapters.bank import StackedAdapters, device_bytes
 from quire.compute.adapters.files import Adapter, Pair, targets_of
+from quire.compute.adapters.places import StackedAdapters, device_bytes
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.graphs import GraphForward
 from quire.compute.models.decoder import Decoder, decoder_on

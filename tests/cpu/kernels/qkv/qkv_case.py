@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.kvstore import entry
 from quire.kernels.qkv import reference
 
@@ -102,14 +103,14 @@ def check_codes(function: Callable[..., torch.Tensor], shape: Shape, dtype: torc
     scales = entry.Scales(0.75, 2.5)
     floats = copied(given)
     expected_q = function(*floats)
-    pages = [torch.full(one.shape, POISON, device=device).to(entry.E4M3) for one in given[6:8]]  # type: ignore[union-attr]
+    pages = [torch.full(one.shape, POISON, device=device).to(E4M3) for one in given[6:8]]  # type: ignore[union-attr]
     q = function(*given[:6], *pages, given[8], scales)
     assert torch.equal(q, expected_q)
     cache_locs = given[8]
     real, n_cut = cache_locs[cache_locs > 0], 0  # type: ignore[operator,index]
     for wide, codes, scale in zip(floats[6:8], pages, scales, strict=True):
         wanted, got = ((x if x.dtype == dtype else x.float()).transpose(1, 2).flatten(0, 1) for x in (wide, codes))
-        wanted = (wanted[real].float() * (1 / scale)).clamp(-448, 448).to(entry.E4M3).float()
+        wanted = (wanted[real].float() * (1 / scale)).clamp(-448, 448).to(E4M3).float()
         assert torch.equal(got[real], wanted)
         n_cut += int((wanted.abs() == 448).sum())
         others = torch.ones(len(got), dtype=torch.bool, device=got.device)

@@ -28,7 +28,7 @@ from quire.kernels.gemm import Norm
 from quire.kernels.lora.weight import blocks_of, most_tiles
 
 Rows = lora.Tiles | lora.Groups
-"""Of a step, which have which adapter, as its bank takes it."""
+"""Of a step, which have which adapter, as its places take it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -96,7 +96,7 @@ class _StackedProduct(AdaptedProduct):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kept:
-    """An adapter on the host, as its bank takes it: of each product; or all in one tensor, and ranks behind it."""
+    """An adapter on the host, as its place takes it: of each product; or all in one tensor, and ranks behind it."""
 
     packed: Sequence[lora.Packed | None] = ()
     numbers: torch.Tensor | None = None
