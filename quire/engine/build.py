@@ -31,7 +31,7 @@ from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
-from quire.engine.adapters import registry_of
+from quire.engine.adapters import AdapterReader, registry_of
 from quire.engine.assembly import assemble, pace_of
 from quire.engine.capacity import (
     ITEMSIZES,
@@ -53,6 +53,7 @@ from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_matcher_processes
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
+from quire.engine.ranks.adapters import AdaptersOfRanks
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.leader import LeadingWorker
 from quire.engine.sleep import SleepMode
@@ -147,7 +148,7 @@ def _build(
     core.free_memory, core.ranks = worker.close, group
     if config.enable_lora:
         core.adapters = registry_of(
-            config, worker.adapters, core.scheduler, lambda: core.grammars.compiling, is_restart=is_restart
+            config, _adapter_reader(worker), core.scheduler, lambda: core.grammars.compiling, is_restart=is_restart
         )
     core.expert_load = ExpertLoad(worker.expert_loads) if worker.expert_loads() else None
     if config.enable_sleep_mode:
@@ -177,6 +178,11 @@ def _executor(worker: Worker) -> Executor:
     own: Executor = LaunchExecutor(worker) if worker.platform.computes_alone else ThreadExecutor(worker, worker.prepare)
     n_slots = 0 if worker.data is None else worker.data.n_slots
     return RanksExecutor(own, worker.group, n_slots) if isinstance(worker, LeadingWorker) else own
+
+
+def _adapter_reader(worker: Worker) -> AdapterReader:
+    """Of all ranks."""
+    return AdaptersOfRanks(worker.adapters, worker.group) if isinstance(worker, LeadingWorker) else worker.adapters
 
 
 def _structured_output(

@@ -51,7 +51,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Adapter:
-    """Of the projections of a model, by name."""
+    """Of the projections of a model, by name; of several ranks', this rank's parts."""
 
     pairs: Mapping[str, Pair]
     content_id: str
@@ -70,10 +70,11 @@ class Target:
 
 
 def targets_of(model: Decoder) -> dict[str, Target]:
-    """Name of a parameter, without its kind → what it is of."""
+    """Name of a parameter, without its kind → what it is of, in the whole model."""
     found: dict[str, Target] = {}
+    cuts = model.parts.cuts()
     for linear in model.adaptable():
-        matrix = linear.matrix
+        matrix, _ = cuts.get(linear.matrix.name, (linear.matrix, None))
         found |= {name: Target(((name, rows),), matrix.n_in) for name, rows in matrix.parts}
         if matrix.whole:
             found[matrix.whole] = Target(matrix.parts, matrix.n_in)
@@ -108,11 +109,12 @@ def read_adapter(path: str, root: str, model: Decoder, max_rank: int) -> Adapter
     config, targets = parse_adapter_config(text, files[0], max_rank), targets_of(model)
     content = _content(folder, files[1], targets, max_rank)
     entries = read_header(io.BytesIO(content), len(content), str(files[1]))
-    places = _places(entries, config, targets, Names(model.arch, in_gguf=False), str(files[1]))
+    places = _places(entries, config, targets, Names(model.parts.whole, in_gguf=False), str(files[1]))
     pairs = _pairs(content, places, config, str(files[1]))
+    rank = max(len(pair.a) for pair in pairs.values())
     digest = hashlib.blake2b(text, digest_size=16)  # the very bytes that were read above
     digest.update(content)
-    return Adapter(pairs, digest.hexdigest(), max(len(pair.a) for pair in pairs.values()))
+    return Adapter(_of_rank(pairs, model), digest.hexdigest(), rank)
 
 
 def _content(folder: pathlib.Path, file: pathlib.Path, targets: Mapping[str, Target], max_rank: int) -> bytes:
@@ -214,6 +216,19 @@ def _pairs(content: bytes, places: list[_Place], config: AdapterConfig, where: s
                 raise LoadError(f"{where}: {shown(place.module)}: the projection has an adapter already")
             found[name] = Pair(a, b[start : start + rows].contiguous())
             start += rows
+    return found
+
+
+def _of_rank(pairs: dict[str, Pair], model: Decoder) -> dict[str, Pair]:
+    """What a rank adds to its products, cut as these are: B where outputs are divided; A where inputs are, as what B
+    makes of the ranks' terms has their sum."""
+    found = dict(pairs)
+    for whole, mine in model.parts.cuts().values():
+        n_in, first = mine.matrix.n_in, mine.first_column
+        for (name, _), (_, rows), first_row in zip(whole.parts, mine.matrix.parts, mine.first_rows, strict=True):
+            if (pair := found.get(name)) is not None:
+                a = pair.a if n_in == whole.n_in else pair.a[:, first : first + n_in].contiguous()
+                found[name] = Pair(a, pair.b[first_row : first_row + rows].contiguous())
     return found
 
 

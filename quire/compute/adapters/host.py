@@ -13,6 +13,7 @@ import torch
 from quire.compute.adapters.bank import Kept, adapters_on, device_bytes
 from quire.compute.adapters.files import read_adapter
 from quire.compute.device.device import Device
+from quire.compute.dist.comm import Comm
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
@@ -34,12 +35,12 @@ class HostAdapters:
         self._model: Decoder | None = None
         """Which has places."""
 
-    def places_bytes(self, arch: ModelArch, dtype: torch.dtype) -> int:
-        """Of the places on the device."""
+    def places_bytes(self, arch: ModelArch, dtype: torch.dtype, comm: Comm) -> int:
+        """Of the places on the device. arch: the whole model, which the ranks of comm share."""
         config = self._config
         if not config.enable_lora:
             return 0
-        linears = decoder_on(torch.device("meta"), arch, dtype, 1).adaptable()
+        linears = decoder_on(torch.device("meta"), arch, dtype, 1, comm=comm).adaptable()
         return device_bytes(self._device, linears, config.max_loras, config.max_lora_rank, dtype)
 
     def attach(self, model: Decoder, dtype: torch.dtype) -> int:
