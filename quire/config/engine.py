@@ -229,6 +229,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         bool, _doc("Serve adapters (LoRA, in PEFT's layout) beside the model, many in one batch; a request names one as"
                    " its model. See docs/adapters.md.")
     ] = False  # fmt: skip
+    lora_experts: Annotated[bool, _doc("Adapters may be of experts; on a GPU places are much larger then.")] = False
     lora_modules: Annotated[
         list[str],
         _doc('Adapters to begin with, as NAME=FOLDER or {"name": NAME, "path": FOLDER}.', extra={"json_list": True}),
@@ -368,3 +369,5 @@ def _check_adapters(config: EngineConfig) -> None:
             " weights",
             param="enable_lora",
         )
+    if config.lora_experts and not config.enable_lora:
+        raise ConfigError("lora_experts needs enable_lora: add --enable-lora", param="lora_experts")

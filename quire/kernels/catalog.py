@@ -216,9 +216,9 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
     _hopper("moe", "experts", more="; SwiGLU without biases"),
-    _triton("moe", "route", "experts"),
+    _triton("moe", "route", "experts", "adapted_experts"),
     _native("moe", "route", "packed_experts"),
-    _reference("moe", "route", "experts", "packed_experts"),
+    _reference("moe", "route", "experts", "packed_experts", "adapted_experts"),
     _triton("sample", "choose_by", "lines", "penalise"),
     Implementation(
         "sample", "cpu", ("choose_by", "lines", "penalise"), ("cpu",), "numpy, torch; the compiled kernels if there"

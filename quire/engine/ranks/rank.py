@@ -82,9 +82,7 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
 class Rank:
     """What a worker is told."""
 
-    def __init__(
-        self, worker: Worker, done: DoneSteps, results: ResultWriter | None, adapters: RankAdapters
-    ) -> None:
+    def __init__(self, worker: Worker, done: DoneSteps, results: ResultWriter | None, adapters: RankAdapters) -> None:
         """results: where it is this rank that says them."""
         self._worker, self._done, self._results, self._adapters = worker, done, results, adapters
         self._unmasked: Launched | None = None

@@ -21,9 +21,9 @@ def add(x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm
     for place, first, count in tiles.tiles.tolist():
         rows = torch.tensor(order[first : first + count], dtype=torch.int64, device=x.device)
         start = 0
-        for part, (size, rank) in enumerate(zip(stack.sizes, ranks[place], strict=True)):
+        for part, (size, rank) in enumerate(zip(stack.sizes, ranks[place], strict=True) if count else ()):
             a = stack.a[place, part * stack.most : part * stack.most + rank]
-            if count and rank:
+            if rank:
                 _add(x, rows, a, stack.b[place, start : start + size, :rank], y[:, start : start + size], norm)
             start += size
 

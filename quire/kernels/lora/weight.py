@@ -60,7 +60,9 @@ class Tiles:
     order: torch.Tensor
     """int32 [n]: the rows that have one, those of an adapter together; the rest means nothing."""
     tiles: torch.Tensor
-    """int32 [n_tiles, 3]: place, first of `order`, how many; 0 rows: there is no more."""
+    """int32 [n_tiles, 3]: place, first of `order`, how many; 0 rows: there is no more, and no such place."""
+    places: torch.Tensor | None = None
+    """int32 [n]: of each row, -1: none; for those who sort rows again."""
 
 
 def most_tiles(n_rows: int, n_places: int) -> int:
@@ -101,6 +103,8 @@ class Groups:
     """int64 [n]; None: all rows, as they are."""
     spans: Sequence[tuple[int, int, int]]
     """(place, first of `order`, behind its last) of each adapter."""
+    places: np.ndarray
+    """int [n]: of each row, -1: none."""
 
 
 def groups_of(places: np.ndarray) -> Groups:
@@ -111,4 +115,4 @@ def groups_of(places: np.ndarray) -> Groups:
     ends = np.cumsum(counts).tolist()
     spans = list(zip(found.tolist(), [0, *ends[:-1]], ends, strict=True)) if ends else []
     is_whole = len(order) == len(places) and bool((order == np.arange(len(order))).all())
-    return Groups(None if is_whole else torch.from_numpy(order), spans)
+    return Groups(None if is_whole else torch.from_numpy(order), spans, places)

@@ -14,7 +14,8 @@ import torch
 from calling_device import CallingDevice, LivePlans
 
 from quire.compute.adapters.bank import StackedAdapters, device_bytes
-from quire.compute.adapters.files import Adapter, Pair, targets_of
+from quire.compute.adapters.files import Adapter, targets_of
+from quire.compute.adapters.pairs import Pair
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.graphs import GraphForward
 from quire.compute.models.decoder import Decoder, decoder_on
@@ -190,7 +191,7 @@ def adapter_of(model: Decoder, seed: int) -> Adapter:
             torch.randn(4 + seed, one.n_in, generator=generator) / 3,
             torch.randn(one.parts[0][1], 4 + seed, generator=generator) / 3,
         )
-        for name, one in targets_of(model).items()
+        for name, one in targets_of(model, with_experts=False).items()
         if len(one.parts) == 1
     }
     return Adapter(pairs, str(seed), 4 + seed)

@@ -20,6 +20,7 @@ from quire.compute.models.decoder import Decoder
 from quire.compute.weights.loader import load_model
 from quire.config.model import read_arch
 
+EXPERTS = ("gate_up_proj", "down_proj")
 CASES: dict[str, tuple[str, ...]] = {
     "mimo": DENSE,
     "phi3": ("qkv_proj", "gate_up_proj", "down_proj"),
