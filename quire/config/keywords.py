@@ -50,6 +50,7 @@ class EngineOptions(TypedDict, total=False):
     enable_expert_parallel: bool | None
     num_threads: int | None
     enable_lora: bool | None
+    lora_experts: bool | None
     lora_modules: str | list[str] | None
     max_loras: int | None
     max_lora_rank: int | None

@@ -198,8 +198,8 @@ def _adapted(shape: Shape, gating: Gating, n: int, setting: Setting) -> Argument
     places = torch.arange(n, dtype=torch.int32, device=setting.device) % N_ADAPTERS
     places[::4] = -1
     pairs = ((up, (shape.inner, shape.inner)), (down, (shape.hidden,)))
-    stacks = (_stack(shape.n_experts, sizes, matrices.shape[2], setting) for matrices, sizes in pairs)
-    return x, expert_ids, weights, up, down, ExpertAdapters(*stacks, places), gating
+    own_up, own_down = (_stack(shape.n_experts, sizes, matrices.shape[2], setting) for matrices, sizes in pairs)
+    return x, expert_ids, weights, up, down, ExpertAdapters(own_up, own_down, places), gating
 
 
 def _stack(n_experts: int, sizes: tuple[int, ...], k: int, setting: Setting) -> lora.Stack:

@@ -19,7 +19,8 @@ import torch
 
 from quire.compute.adapters.active import Active, Rows
 from quire.compute.adapters.experts import PackedExpertAdapters, StackedExpertAdapters, bank_bytes
-from quire.compute.adapters.files import Adapter, Pair
+from quire.compute.adapters.files import Adapter
+from quire.compute.adapters.pairs import Pair
 from quire.compute.device.device import Device
 from quire.compute.layers.experts import Experts
 from quire.compute.layers.linear import Linear

@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
             with pytest.raises((LoadError, ConfigError), match=words):
                 llm.engine.adapters.load("bad", str(tmp_path / "bad"))
     with engine(tmp_path, lora_experts=False) as llm:
-        with pytest.raises(ConfigError, match="target_parameters .* engines with --lora-experts"):
+        with pytest.raises(ConfigError, match=r"target_parameters .* engines with --lora-experts"):
             llm.engine.adapters.load("a", str(tmp_path / "a"))
         write_adapter(tmp_path / "b", apart(arrays("both", "adapter"), 4), {"peft_type": "LORA", "r": 4})
         with pytest.raises(LoadError, match=r"experts\.\d.*with --lora-experts alone"):
