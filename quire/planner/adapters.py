@@ -15,8 +15,6 @@ from quire.config.experts import ExpertsSpec
 from quire.config.parameters import Kept, Matrix, layer_parameters
 
 FLOAT32_BYTES: Final = 4
-TILE: Final = 64
-"""Of the CPU's kernels (`kernels/qgemm`)."""
 MOST_SUMS, SUM_INPUTS = 8, 512
 """Parts into which a GPU's first product divides its sum at most, inputs of each at least (`kernels/lora/triton`)."""
 
@@ -30,27 +28,21 @@ def adaptable(arch: ModelArch, *, with_experts: bool = False) -> Iterator[Matrix
 
 
 def kept_bytes(arch: ModelArch, rank: int, itemsize: int, *, with_experts: bool = False) -> int:
-    """Of one adapter on a CPU, which lays matrices out in tiles of outputs."""
-
-    def of_matrix(one: Matrix) -> int:
-        return _tiled(len(one.parts) * rank) * one.n_in + sum(_tiled(rows) for _, rows in one.parts) * rank
-
-    return itemsize * sum(map(of_matrix, adaptable(arch, with_experts=with_experts)))
-
-
-def _tiled(n_out: int) -> int:
-    return -(-n_out // TILE) * TILE
+    """Of one adapter on a CPU."""
+    found = adaptable(arch, with_experts=with_experts)
+    return itemsize * rank * sum(len(one.parts) * one.n_in + one.n_out for one in found)
 
 
 def row_bytes(arch: ModelArch, rank: int, itemsize: int, *, in_main: bool, with_experts: bool = False) -> int:
-    """Of one row of a step, of the matrix with most. in_main: on a CPU rows of an adapter are copied together, and what
-    lies between both products is of the model's type; on a GPU it is float32, for each part of the sum. Experts have
+    """Of one row of a step, of the matrix with most. in_main: on a CPU the
+    normed row, what lies between both products in float32, and gates with ups; on a GPU the second, for each part of
+    the sum. Experts have
     a row for each that a token chose, which is copied, and what is added to it."""
 
     def of_matrix(one: Matrix) -> int:
         inner = len(one.parts) * rank
         if in_main:
-            return itemsize * (one.n_in + one.n_out + inner)
+            return itemsize * (one.n_in + one.n_out) + inner * FLOAT32_BYTES
         return max(1, min(MOST_SUMS, one.n_in // SUM_INPUTS)) * (inner + 1) * FLOAT32_BYTES
 
     found = [of_matrix(one) for one in adaptable(arch)]

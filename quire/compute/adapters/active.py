@@ -9,10 +9,12 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
+import numpy as np
+
 from quire.kernels import lora
 
-Rows = lora.Tiles | lora.Groups
-"""Of a step, which have which adapter, as its bank takes it."""
+Rows = lora.Tiles | np.ndarray
+"""Of a step, which have which adapter, as its bank takes it; on a CPU the place of each, int [n], -1: none."""
 
 
 @dataclasses.dataclass(slots=True)

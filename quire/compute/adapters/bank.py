@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from quire.compute.adapters.active import Active, Rows
-from quire.compute.adapters.experts import PackedExpertAdapters, StackedExpertAdapters, bank_bytes
+from quire.compute.adapters.experts import LinesExpertAdapters, StackedExpertAdapters, bank_bytes
 from quire.compute.adapters.files import Adapter
 from quire.compute.adapters.pairs import Pair
 from quire.compute.device.device import Device
@@ -27,7 +27,7 @@ from quire.compute.layers.linear import Linear
 from quire.compute.schemes.scheme import Product
 from quire.config.parameters import Matrix
 from quire.core.errors import EngineError
-from quire.kernels import lora, qgemm
+from quire.kernels import lora
 from quire.kernels.act import silu_mul as silu_mul_op
 from quire.kernels.gemm import Norm
 from quire.kernels.lora.weight import blocks_of, most_tiles
@@ -68,14 +68,14 @@ class AdaptedProduct:
         return silu_mul_op(y) if silu_mul else y
 
 
-class _PackedProduct(AdaptedProduct):
-    def __init__(self, product: Product, active: Active, n_places: int) -> None:
+class _LinesProduct(AdaptedProduct):
+    def __init__(self, product: Product, active: Active, places: lora.Places) -> None:
         super().__init__(product, active)
-        self.places: list[lora.Packed | None] = [None] * n_places
+        self._places = places
 
     def _add(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> None:
         assert not isinstance(rows, lora.Tiles)
-        lora.add_packed(x, self.places, rows, y, norm)
+        lora.add_lines(x, self._places, rows, y, norm)
 
 
 class _StackedProduct(AdaptedProduct):
@@ -92,7 +92,7 @@ class _StackedProduct(AdaptedProduct):
 class Kept:
     """An adapter on the host, as its bank takes it: of each product; or all in one tensor, and ranks behind it."""
 
-    packed: Sequence[lora.Packed | None] = ()
+    lines: Sequence[lora.Lines | None] = ()
     numbers: torch.Tensor | None = None
     ranks: torch.Tensor | None = None
     experts: Sequence[Any] = ()
@@ -132,52 +132,49 @@ class Adapters:
         return self._active.step(rows, n_rows)
 
 
-class PackedAdapters(Adapters):
-    """On a CPU: each as its kernels have matrices."""
+class LinesAdapters(Adapters):
+    """On a CPU: each by itself."""
 
     def __init__(
         self, linears: Sequence[Linear], n_places: int, dtype: torch.dtype, experts: Sequence[Experts] = ()
     ) -> None:
         super().__init__(n_places)
-        linears = [*linears, *(linear for layer in experts for linear in layer.of_experts)]
-        self._matrices, self._dtype = [linear.matrix for linear in linears], dtype
-        self._products = [_PackedProduct(linear.product, self._active, n_places) for linear in linears]
-        for linear, product in zip(linears, self._products, strict=True):
-            linear.run = product
-        rest = iter(self._products[len(linears) - sum(len(layer.of_experts) for layer in experts) :])
+        self._dtype = dtype
+        of_experts = [linear for layer in experts for linear in layer.of_experts]
+        self._linears = [*linears, *of_experts]
+        for linear in self._linears:
+            matrix = linear.matrix
+            linear.places = places = lora.Places(n_places, matrix.n_out, matrix.n_in)
+            linear.run = _LinesProduct(linear.product, self._active, places)
         for layer in experts:
-            own = [product.places for product in itertools.islice(rest, len(layer.of_experts))]
-            PackedExpertAdapters(layer, self._active, own)
+            LinesExpertAdapters(layer, self._active)
 
     def keep(self, adapter: Adapter) -> Kept:
         """See `Adapters`."""
-        return Kept([self._packed(matrix, adapter) for matrix in self._matrices])
+        return Kept([self._lines(linear.matrix, adapter) for linear in self._linears])
 
-    def _packed(self, matrix: Matrix, adapter: Adapter) -> lora.Packed | None:
-        found: list[tuple[int, int, int, int, qgemm.PackedWeight]] = []
+    def _lines(self, matrix: Matrix, adapter: Adapter) -> lora.Lines | None:
+        parts: list[lora.Part] = []
         lines: list[torch.Tensor] = []
         row = column = 0
         for name, size in matrix.parts:
             pair = adapter.pairs.get(name)
             if pair is not None:
-                rank = len(pair.a)
-                found.append((row, row + rank, column, column + size, self._pack(pair.b)))
+                parts.append(lora.Part(row, column, pair.b.T.to(self._dtype).contiguous()))
                 lines.append(pair.a)
-                row += rank
+                row += len(pair.a)
             column += size
-        return lora.Packed(self._pack(torch.cat(lines)), tuple(found)) if found else None
-
-    def _pack(self, matrix: torch.Tensor) -> qgemm.PackedWeight:
-        return qgemm.pack_floats(matrix.to(self._dtype))
+        return lora.Lines(torch.cat(lines).to(self._dtype), tuple(parts)) if parts else None
 
     def put(self, place: int, kept: Kept) -> None:
         """See `Adapters`."""
-        for product, one in zip(self._products, kept.packed, strict=True):
-            product.places[place] = one
+        for linear, one in zip(self._linears, kept.lines, strict=True):
+            assert linear.places is not None
+            linear.places.put(place, one)
 
     def rows(self, places: np.ndarray) -> Rows:
         """See `Adapters`."""
-        return lora.groups_of(places)
+        return places
 
 
 class StackedAdapters(Adapters):
@@ -297,5 +294,5 @@ def adapters_on(
 ) -> Adapters:  # fmt: skip
     """Around these products of a finished model, and those of the experts of some layers."""
     if device.is_host:
-        return PackedAdapters(linears, n_places, dtype, experts)
+        return LinesAdapters(linears, n_places, dtype, experts)
     return StackedAdapters(linears, n_places, max_rank, dtype, device, experts)

@@ -29,18 +29,17 @@ Tensors = tuple[torch.Tensor, ...]
 OPTION: Final = "lora_experts"
 
 
-class PackedExpertAdapters:
+class LinesExpertAdapters:
     """`Experts.adapted` on a CPU: rows with adapters of these experts go through one expert after another."""
 
-    def __init__(self, layer: Experts, active: Active, places: Sequence[Sequence[lora.Packed | None]]) -> None:
-        """places: of each matrix of the experts, what is in each place; it may change."""
+    def __init__(self, layer: Experts, active: Active) -> None:
         if layer.up.matrices is not None or layer.down.matrices is not None:
             raise ConfigError(
                 "lora_experts = True: experts in one tensor are not adapted on a CPU, only those that its native"
                 " kernels have packed: leave --lora-experts out",
                 param=OPTION,
             )
-        self._layer, self._active, self._places = layer, active, places
+        self._layer, self._active = layer, active
         layer.adapted = self
 
     def __call__(
@@ -50,18 +49,21 @@ class PackedExpertAdapters:
         rows = self._active.rows
         if rows is None:
             return None
-        assert isinstance(rows, lora.Groups)
-        has = [place for place, *_ in rows.spans if any(matrix[place] is not None for matrix in self._places)]
-        is_own = np.isin(rows.places, has)
+        assert not isinstance(rows, lora.Tiles)
+        is_own = np.isin(rows, [place for place in np.unique(rows).tolist() if place >= 0 and self._has(place)])
         if not is_own.any():
             return self._without(x, expert_ids, weights, residual)
         y = torch.empty_like(x) if residual is None else residual
-        for is_here, places in ((is_own, rows.places[is_own]), (~is_own, None)):
+        for is_here, places in ((is_own, rows[is_own]), (~is_own, None)):
             at = torch.from_numpy(np.flatnonzero(is_here))
             if len(at):
                 given = x[at], expert_ids[at], weights[at], None if residual is None else residual[at]
                 y[at] = self._without(*given) if places is None else self._adapted(*given, places)
         return y
+
+    def _has(self, place: int) -> bool:
+        """Whether the adapter there has something for these experts."""
+        return any(one.places is not None and one.places[place] is not None for one in self._layer.of_experts)
 
     def _without(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
@@ -74,8 +76,7 @@ class PackedExpertAdapters:
         places: np.ndarray,
     ) -> torch.Tensor:  # fmt: skip
         def around(rows: torch.Tensor) -> AbstractContextManager[None]:
-            own = places[rows.numpy()]
-            return self._active.step(lora.groups_of(own), len(own))
+            return self._active.step(places[rows.numpy()], len(rows))
 
         return self._layer.in_turn(x, expert_ids, weights, residual, around)
 

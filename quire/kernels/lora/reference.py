@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 
 from quire.kernels.gemm import Norm
-from quire.kernels.lora.weight import Groups, Packed, Stack, Tiles
+from quire.kernels.lora.places import Places
+from quire.kernels.lora.weight import Stack, Tiles
 from quire.kernels.norm import reference as norm_reference
-from quire.kernels.qgemm.weight import unpack_floats
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """dtype → largest |kernel - reference| / (1 + |reference|) for outputs of unit variance."""
@@ -28,16 +27,15 @@ def add(x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm
             start += size
 
 
-def add_packed(
-    x: torch.Tensor, adapters: Sequence[Packed | None], groups: Groups, y: torch.Tensor, norm: Norm | None = None
-) -> None:
+def add_lines(x: torch.Tensor, adapters: Places, places: np.ndarray, y: torch.Tensor, norm: Norm | None = None) -> None:
     """See op.py."""
-    order = torch.arange(len(x)) if groups.order is None else groups.order
-    for place, at, until in groups.spans:
-        one, rows = adapters[place], order[at:until]
-        for first, last, start, end, b in () if one is None else one.parts:
-            assert one is not None
-            _add(x, rows, unpack_floats(one.a)[first:last], unpack_floats(b), y[:, start:end], norm)
+    for place in sorted({*places.tolist()} - {-1}):
+        rows = torch.from_numpy(np.flatnonzero(places == place))
+        lines = adapters[place]
+        for part in () if lines is None else lines.parts:
+            assert lines is not None
+            a = lines.a[part.first : part.first + len(part.b)]
+            _add(x, rows, a, part.b.T, y[:, part.start : part.start + part.b.shape[1]], norm)
 
 
 def _add(
