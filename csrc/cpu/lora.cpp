@@ -1,7 +1,10 @@
 // Adapters: two small products of each row's own, added to what a product has made (Hu et al. 2021, section 4.1).
 //
-// Sums are in float32, rounded once, into y. Invariant: a row's result depends on that row and its adapter alone, bit for
-// bit, whatever the other rows, their number and the threads: rows are taken together only to read a matrix once.
+// Rows are taken adapter by adapter, two at once where there are two, so that each matrix is read from end to end. Sums
+// are in float32, rounded once, into y. Invariant: a row's result depends on that row and its adapter alone, bit for bit,
+// whatever the other rows, their number and the threads.
+#include <cstring>
+
 #include "quire_cpu.h"
 #include "rows.h"
 #include "scratch.h"
@@ -11,99 +14,115 @@
 namespace quire {
 namespace {
 
-constexpr int TOGETHER = 2;  // neighbours with one adapter
-constexpr int AT_ONCE = 4;   // sums that do not wait for one another
-constexpr int64_t BLOCK = 8; // rows that a thread takes, of many
+constexpr int LINES = 16, OUTPUTS = 64;  // of a tile of A, and of B: quire/kernels/lora/places.py
+constexpr int TOGETHER = 2;              // rows of one adapter
+constexpr int CHAINS = 4;                // sums of one line that do not wait for one another
+constexpr int64_t BLOCK = 8;             // rows that a thread takes, of many
 
-// inner [N, n_lines] = x A^T for N rows.
-template <class T, int N, int L>
-QUIRE_INLINE void dot_lines(const T* const* x, const T* a, int64_t k, float* inner, int64_t n_lines, int64_t line) {
-    vf sums[N][L] = {};
-    const T* lines = a + line * k;
-    each_vector(k, [&](int64_t i, int n) {
-        vf given[N];
-        UNROLL for (int r = 0; r < N; r++) given[r] = get_lanes(x[r] + i, n);
-        UNROLL for (int j = 0; j < L; j++) {
-            const vf w = get_lanes(lines + j * k + i, n);
-            UNROLL for (int r = 0; r < N; r++) sums[r][j] = fma(given[r], w, sums[r][j]);
+// inner [N, LINES] = x times a tile of A, [k, LINES].
+template <class T, int N> QUIRE_INLINE void shrink_tile(const float* const* x, const T* a, int64_t k, float* const* inner) {
+    constexpr int V = LINES / W;
+    vf sums[CHAINS][N][V] = {};
+    const auto step = [&](int64_t i, int chain) {
+        UNROLL for (int v = 0; v < V; v++) {
+            const vf w = load(a + i * LINES + v * W);
+            UNROLL for (int r = 0; r < N; r++) sums[chain][r][v] = fma(set1(x[r][i]), w, sums[chain][r][v]);
         }
-    });
-    for (int r = 0; r < N; r++)
-        for (int j = 0; j < L; j++) inner[r * n_lines + line + j] = hsum(sums[r][j]);
+    };
+    int64_t i = 0;
+    for (; i + CHAINS <= k; i += CHAINS) UNROLL for (int chain = 0; chain < CHAINS; chain++) step(i + chain, chain);
+    for (; i < k; i++) step(i, 0);
+    UNROLL for (int r = 0; r < N; r++)
+        UNROLL for (int v = 0; v < V; v++)
+            store(inner[r] + v * W, (sums[0][r][v] + sums[1][r][v]) + (sums[2][r][v] + sums[3][r][v]));
 }
 
-template <class T, int N> void shrink(const T* const* x, const T* a, int64_t k, int64_t n_lines, float* inner) {
-    int64_t line = 0;
-    for (; line + AT_ONCE <= n_lines; line += AT_ONCE) dot_lines<T, N, AT_ONCE>(x, a, k, inner, n_lines, line);
-    for (; line < n_lines; line++) dot_lines<T, N, 1>(x, a, k, inner, n_lines, line);
-}
-
-// y [N, n] += inner B^T of one part, b [rank, n]. C vectors of n_live lanes from `column` on.
-template <class T, int N, int C>
-QUIRE_INLINE void add_columns(
-    const QuireAdapterPart& part, const float* inner, int64_t n_lines, T* const* y, int64_t column, int n_live) {
-    vf sums[N][C] = {};
-    for (int64_t rank = 0; rank < part.rank; rank++) {
-        const T* b = (const T*)part.b + rank * part.n + column;
-        UNROLL for (int j = 0; j < C; j++) {
-            const vf w = get_lanes(b + j * W, n_live);
-            UNROLL for (int r = 0; r < N; r++)
-                sums[r][j] = fma(set1(inner[r * n_lines + part.first + rank]), w, sums[r][j]);
-        }
-    }
-    for (int r = 0; r < N; r++)
-        for (int j = 0; j < C; j++) {
-            T* const at = y[r] + part.start + column + j * W;
-            put_lanes(at, get_lanes(at, n_live) + sums[r][j], n_live);
-        }
-}
-
+// y [N, n] += inner times a tile of B, [rank, OUTPUTS], of which n outputs exist.
 template <class T, int N>
-void expand(const QuireAdapterPart& part, const float* inner, int64_t n_lines, T* const* y) {
-    int64_t column = 0;
-    for (; column + AT_ONCE * W <= part.n; column += AT_ONCE * W)
-        add_columns<T, N, AT_ONCE>(part, inner, n_lines, y, column, W);
-    for (; column + W <= part.n; column += W) add_columns<T, N, 1>(part, inner, n_lines, y, column, W);
-    if (column < part.n) add_columns<T, N, 1>(part, inner, n_lines, y, column, (int)(part.n - column));
+QUIRE_INLINE void expand_tile(const float* const* inner, const T* b, int64_t rank, int64_t n, T* const* y) {
+    constexpr int V = OUTPUTS / W;
+    vf sums[N][V] = {};
+    for (int64_t i = 0; i < rank; i++)
+        UNROLL for (int v = 0; v < V; v++) {
+            const vf w = load(b + i * OUTPUTS + v * W);
+            UNROLL for (int r = 0; r < N; r++) sums[r][v] = fma(set1(inner[r][i]), w, sums[r][v]);
+        }
+    for (int r = 0; r < N; r++)
+        for (int v = 0; v < V && v * W < n; v++) {
+            const int live = n - v * W < W ? (int)(n - v * W) : W;
+            T* const at = y[r] + v * W;
+            put_lanes(at, get_lanes(at, live) + sums[r][v], live);
+        }
 }
 
-// N rows from `row` on, which have this adapter.
-template <class T, int N> void add_rows(const QuireLora& a, const QuireAdapter& adapter, int64_t row) {
-    const int64_t normed_bytes = a.norm != nullptr ? N * a.k * (int64_t)sizeof(T) : 0;
-    const Scratch own({N * adapter.n_lines * (int64_t)sizeof(float), normed_bytes});
-    float* inner = (float*)own.piece(0);
-    T* y[N];
-    const T* x[N];
-    for (int r = 0; r < N; r++) {
-        y[r] = (T*)a.y + (row + r) * a.y_row, x[r] = (const T*)a.x + (row + r) * a.x_row;
-        if (a.norm == nullptr) continue;
-        T* normed = (T*)own.piece(1) + r * a.k;
-        norm_row<T>(x[r], nullptr, nullptr, (const T*)a.norm, normed, a.k, a.eps);
-        x[r] = normed;
+// The row as floats, normed if it is to be.
+template <class T> void prepare(const QuireLora& a, int64_t row, T* normed, float* to) {
+    const T* x = (const T*)a.x + row * a.x_row;
+    if (a.norm != nullptr) {
+        norm_row<T>(x, nullptr, nullptr, (const T*)a.norm, normed, a.k, a.eps);
+        x = normed;
     }
-    shrink<T, N>(x, (const T*)adapter.a, a.k, adapter.n_lines, inner);
-    for (int64_t i = 0; i < adapter.n_parts; i++) expand<T, N>(adapter.parts[i], inner, adapter.n_lines, y);
+    each_vector(a.k, [&](int64_t i, int n) { put_lanes(to + i, get_lanes(x + i, n), n); });
 }
 
-// Of the row's adapter, or null.
-const QuireAdapter* adapter_of(const QuireLora& a, int64_t row) {
-    return a.places[row] < 0 ? nullptr : a.adapters[a.places[row]];
+// N rows that have this adapter.
+template <class T, int N> void add_rows(const QuireLora& a, const QuireAdapter& adapter, const int32_t* rows) {
+    const int64_t n_tiles = (adapter.n_lines + LINES - 1) / LINES, float_bytes = sizeof(float);
+    const Scratch own({N * a.k * float_bytes, N * n_tiles * LINES * float_bytes, a.k * (int64_t)sizeof(T)});
+    float *x[N], *inner[N];
+    for (int r = 0; r < N; r++) {
+        x[r] = (float*)own.piece(0) + r * a.k, inner[r] = (float*)own.piece(1) + r * n_tiles * LINES;
+        prepare<T>(a, rows[r], (T*)own.piece(2), x[r]);
+    }
+    for (int64_t tile = 0; tile < n_tiles; tile++) {
+        float* to[N];
+        for (int r = 0; r < N; r++) to[r] = inner[r] + tile * LINES;
+        shrink_tile<T, N>(x, (const T*)adapter.a + tile * a.k * LINES, a.k, to);
+    }
+    for (int64_t i = 0; i < adapter.n_parts; i++) {
+        const QuireAdapterPart& part = adapter.parts[i];
+        float* from[N];
+        for (int r = 0; r < N; r++) from[r] = inner[r] + part.first;
+        for (int64_t c = 0; c < part.n; c += OUTPUTS) {
+            T* y[N];
+            for (int r = 0; r < N; r++) y[r] = (T*)a.y + rows[r] * a.y_row + part.start + c;
+            const int64_t n = part.n - c < OUTPUTS ? part.n - c : OUTPUTS;
+            expand_tile<T, N>(from, (const T*)part.b + c * part.rank, part.rank, n, y);
+        }
+    }
+}
+
+// The rows that have an adapter, those of one together. ends: [n_places], behind the last of each. Returns their number.
+int64_t sort(const QuireLora& a, int32_t* rows, int64_t* ends) {
+    memset(ends, 0, a.n_places * sizeof(int64_t));
+    const auto is_in = [&](int64_t row) { return a.places[row] >= 0 && a.adapters[a.places[row]] != nullptr; };
+    for (int64_t row = 0; row < a.m; row++)
+        if (is_in(row)) ends[a.places[row]]++;
+    int64_t n = 0;
+    for (int64_t place = 0; place < a.n_places; place++) {
+        const int64_t own = ends[place];
+        ends[place] = n, n += own;
+    }
+    for (int64_t row = 0; row < a.m; row++)
+        if (is_in(row)) rows[ends[a.places[row]]++] = (int32_t)row;
+    return n;
 }
 
 template <class T> void run_lora(const QuireLora& a) {
-    int64_t cost = 0;  // of a row
-    for (int64_t row = 0; row < a.m && cost == 0; row++)
-        if (const QuireAdapter* one = adapter_of(a, row)) cost = one->n_lines * (a.k + a.n / one->n_parts);
-    if (cost == 0) return;
-    const int64_t block = a.m < BLOCK * a.n_threads ? 1 : BLOCK;
-    parallel_for((a.m + block - 1) / block, rows_a_chunk(cost * block / 8), a.n_threads, [&](int64_t b) {
-        const int64_t end = (b + 1) * block < a.m ? (b + 1) * block : a.m;
-        for (int64_t row = b * block; row < end;) {
-            const QuireAdapter* adapter = adapter_of(a, row);
-            const bool pair = row + 1 < end && a.places[row + 1] == a.places[row];
-            if (adapter != nullptr && pair) add_rows<T, TOGETHER>(a, *adapter, row);
-            else if (adapter != nullptr) add_rows<T, 1>(a, *adapter, row);
-            row += pair ? TOGETHER : 1;
+    const Scratch scratch({a.m * (int64_t)sizeof(int32_t), a.n_places * (int64_t)sizeof(int64_t)}, Use::LOOP);
+    int32_t* const rows = (int32_t*)scratch.piece(0);
+    const int64_t n = sort(a, rows, (int64_t*)scratch.piece(1));
+    if (n == 0) return;
+    const int64_t block = n <= TOGETHER * a.n_threads ? 1 : n < BLOCK * a.n_threads ? TOGETHER : BLOCK;
+    const int64_t cost = (a.k + a.n) * a.adapters[a.places[rows[0]]]->n_lines / 16;  // of a row, as rows_a_chunk has it
+    parallel_for((n + block - 1) / block, rows_a_chunk(cost * block), a.n_threads, [&](int64_t b) {
+        const int64_t end = (b + 1) * block < n ? (b + 1) * block : n;
+        for (int64_t i = b * block; i < end;) {
+            const int32_t place = a.places[rows[i]];
+            const bool pair = i + 1 < end && a.places[rows[i + 1]] == place;
+            if (pair) add_rows<T, TOGETHER>(a, *a.adapters[place], rows + i);
+            else add_rows<T, 1>(a, *a.adapters[place], rows + i);
+            i += pair ? TOGETHER : 1;
         }
     });
 }

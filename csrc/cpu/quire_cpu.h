@@ -116,12 +116,12 @@ QUIRE_API void quire_linear(const QuireLinear* args);
 
 // The adapter of one matrix [n, k] of several parts, one under another: y[part] += B (A x) of each part that has one.
 struct QuireAdapterPart {
-    const void* b;                  // [rank, n]: B transposed, its scale multiplied in
+    const void* b;                  // [ceil(n / 64), rank, 64]: B, its scale multiplied in
     int64_t first, rank, start, n;  // lines of a from `first` on; outputs from `start` on
 };
 
 struct QuireAdapter {
-    const void* a;  // [n_lines, k]: those of the parts one under another
+    const void* a;  // [ceil(n_lines / 16), k, 16]: lines of the parts one under another
     const QuireAdapterPart* parts;
     int64_t n_lines, n_parts;
 };
@@ -132,7 +132,7 @@ struct QuireLora {
     const void *x, *norm;                 // norm: as for QuireLinear
     void* y;
     const int32_t* places;                // [m]
-    int64_t m, n, k, x_row, y_row;
+    int64_t m, n, k, x_row, y_row, n_places;
     float eps;
     int32_t dtype, n_threads;
 };

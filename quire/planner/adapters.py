@@ -15,6 +15,8 @@ from quire.config.experts import ExpertsSpec
 from quire.config.parameters import Kept, Matrix, layer_parameters
 
 FLOAT32_BYTES: Final = 4
+LINES, OUTPUTS = 16, 64
+"""In a tile of the first product on a CPU, and of the second (`kernels/lora/places`)."""
 MOST_SUMS, SUM_INPUTS = 8, 512
 """Parts into which a GPU's first product divides its sum at most, inputs of each at least (`kernels/lora/triton`)."""
 
@@ -28,9 +30,17 @@ def adaptable(arch: ModelArch, *, with_experts: bool = False) -> Iterator[Matrix
 
 
 def kept_bytes(arch: ModelArch, rank: int, itemsize: int, *, with_experts: bool = False) -> int:
-    """Of one adapter on a CPU."""
-    found = adaptable(arch, with_experts=with_experts)
-    return itemsize * rank * sum(len(one.parts) * one.n_in + one.n_out for one in found)
+    """Of one adapter on a CPU, which lays matrices out in tiles of outputs."""
+
+    def of_matrix(one: Matrix) -> int:
+        outputs = sum(_tiled(rows, OUTPUTS) for _, rows in one.parts)
+        return _tiled(len(one.parts) * rank, LINES) * one.n_in + outputs * rank
+
+    return itemsize * sum(map(of_matrix, adaptable(arch, with_experts=with_experts)))
+
+
+def _tiled(n_out: int, n_each: int) -> int:
+    return -(-n_out // n_each) * n_each
 
 
 def row_bytes(arch: ModelArch, rank: int, itemsize: int, *, in_main: bool, with_experts: bool = False) -> int:

@@ -74,10 +74,10 @@ class _Inputs:
         starts = [0, *itertools.accumulate(self.stack.sizes)]
         for place, (a, b) in enumerate(zip(self.stack.a, self.stack.b, strict=True)):
             parts = [
-                lora.Part(part * RANK, start, b[start:end].T.contiguous())
+                (start, a[part * RANK : (part + 1) * RANK], b[start:end])
                 for part, (start, end) in enumerate(itertools.pairwise(starts))
             ]
-            found.put(place, lora.Lines(a, tuple(parts)))
+            found.put(place, lora.Lines.of(parts, a.dtype))
         return found
 
 

@@ -154,17 +154,13 @@ class LinesAdapters(Adapters):
         return Kept([self._lines(linear.matrix, adapter) for linear in self._linears])
 
     def _lines(self, matrix: Matrix, adapter: Adapter) -> lora.Lines | None:
-        parts: list[lora.Part] = []
-        lines: list[torch.Tensor] = []
-        row = column = 0
+        parts, start = [], 0
         for name, size in matrix.parts:
             pair = adapter.pairs.get(name)
             if pair is not None:
-                parts.append(lora.Part(row, column, pair.b.T.to(self._dtype).contiguous()))
-                lines.append(pair.a)
-                row += len(pair.a)
-            column += size
-        return lora.Lines(torch.cat(lines).to(self._dtype), tuple(parts)) if parts else None
+                parts.append((start, pair.a, pair.b))
+            start += size
+        return lora.Lines.of(parts, self._dtype) if parts else None
 
     def put(self, place: int, kept: Kept) -> None:
         """See `Adapters`."""

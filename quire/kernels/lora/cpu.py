@@ -26,5 +26,5 @@ def native_lora(x: torch.Tensor, adapters: Places, y: torch.Tensor, norm: Norm |
     weight, eps = (None, 0.0) if norm is None else norm
     return NativeLora(
         ctypes.addressof(adapters.table), x.data_ptr(), None if weight is None else weight.data_ptr(), y.data_ptr(),
-        None, 0, *adapters.shape, x.stride(0), y.stride(0), eps, native.DTYPES[x.dtype], 0,
+        None, 0, *adapters.shape, x.stride(0), y.stride(0), len(adapters), eps, native.DTYPES[x.dtype], 0,
     )  # fmt: skip

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+LINES, OUTPUTS = 16, 64
+"""Of A in a tile, and of B; csrc/cpu/lora.cpp."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,25 +25,62 @@ class Part:
     """Of a matrix of several parts, one that has an adapter."""
 
     first: int
-    """Its first line of A, of as many as B has."""
+    """Its first line of A, of as many as B has columns."""
     start: int
     """Its first output."""
+    n: int
+    """Its outputs."""
     b: torch.Tensor
-    """[rank, outputs]: B transposed, contiguous, the scale multiplied in."""
+    """[ceil(n / OUTPUTS), rank, OUTPUTS], contiguous, the scale multiplied in; zeros behind the last output."""
+
+    @property
+    def rank(self) -> int:
+        """Of its matrices."""
+        return self.b.shape[1]
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """B as it was given: [n, rank]."""
+        return self.b.transpose(1, 2).flatten(0, 1)[: self.n]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lines:
-    """The adapter of a matrix."""
+    """The adapter of a matrix, laid out so that both products read it from end to end."""
 
     a: torch.Tensor
-    """[sum of ranks, k], contiguous: those of the parts one under another."""
+    """[ceil(n_lines / LINES), k, LINES], contiguous: those of the parts one under another, and zeros."""
     parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int, torch.Tensor, torch.Tensor]], dtype: torch.dtype) -> Lines:
+        """parts: of each that has an adapter its first output, A [rank, k] and B [n, rank]."""
+        found, first = [], 0
+        for start, a, b in parts:
+            found.append(Part(first, start, len(b), _tiled(b, OUTPUTS).to(dtype)))
+            first += len(a)
+        return cls(_tiled(torch.cat([a for _, a, _ in parts]), LINES).to(dtype), tuple(found))
+
+    @property
+    def n_lines(self) -> int:
+        """Sum of the ranks."""
+        return sum(part.rank for part in self.parts)
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """A as it was given: [n_lines, k]."""
+        return self.a.transpose(1, 2).flatten(0, 1)[: self.n_lines]
 
     @property
     def n_bytes(self) -> int:
         """Of its numbers."""
         return self.a.nbytes + sum(part.b.nbytes for part in self.parts)
+
+
+def _tiled(matrix: torch.Tensor, n: int) -> torch.Tensor:
+    """[rows, columns] → [tiles, columns, n], n rows in each, zeros behind the last."""
+    padded = F.pad(matrix, (0, 0, 0, -len(matrix) % n))
+    return padded.unflatten(0, (-1, n)).transpose(1, 2).contiguous()  # type: ignore[no-untyped-call]
 
 
 class NativePart(ctypes.Structure):
@@ -57,7 +100,7 @@ class NativeLora(ctypes.Structure):
 
     _fields_ = (
         *((name, _P) for name in ("adapters", "x", "norm", "y", "places")),
-        *((name, _L) for name in ("m", "n", "k", "x_row", "y_row")),
+        *((name, _L) for name in ("m", "n", "k", "x_row", "y_row", "n_places")),
         ("eps", ctypes.c_float), ("dtype", _I), ("n_threads", _I),
     )  # fmt: skip
 
@@ -84,18 +127,15 @@ class Places:
         if lines is not None:
             self._check(lines)
             parts = (NativePart * len(lines.parts))(
-                *((one.b.data_ptr(), one.first, len(one.b), one.start, one.b.shape[1]) for one in lines.parts)
+                *((one.b.data_ptr(), one.first, one.rank, one.start, one.n) for one in lines.parts)
             )
-            adapter = NativeAdapter(lines.a.data_ptr(), ctypes.addressof(parts), len(lines.a), len(parts))
+            adapter = NativeAdapter(lines.a.data_ptr(), ctypes.addressof(parts), lines.n_lines, len(parts))
         self.table[place] = None if adapter is None else ctypes.addressof(adapter)
         self._lines[place], self._native[place] = lines, (adapter, parts)
 
     def _check(self, lines: Lines) -> None:
         n, k = self.shape
-        if lines.a.shape[1] != k or not lines.a.is_contiguous():
-            raise ValueError(f"a {tuple(lines.a.shape)} must be contiguous, of {k} inputs")
-        for part in lines.parts:
-            if not part.b.is_contiguous() or part.b.dtype != lines.a.dtype:
-                raise ValueError(f"b {part.b.dtype} must be contiguous and of a's dtype {lines.a.dtype}")
-            if part.start + part.b.shape[1] > n or part.first + len(part.b) > len(lines.a):
-                raise ValueError(f"the parts of an adapter do not fit {n} outputs and {len(lines.a)} lines")
+        if lines.a.shape[1] != k:
+            raise ValueError(f"an adapter of {lines.a.shape[1]} inputs does not fit {k}")
+        if any(part.start + part.n > n for part in lines.parts):
+            raise ValueError(f"the parts of an adapter do not fit {n} outputs")

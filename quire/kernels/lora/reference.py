@@ -34,8 +34,8 @@ def add_lines(x: torch.Tensor, adapters: Places, places: np.ndarray, y: torch.Te
         lines = adapters[place]
         for part in () if lines is None else lines.parts:
             assert lines is not None
-            a = lines.a[part.first : part.first + len(part.b)]
-            _add(x, rows, a, part.b.T, y[:, part.start : part.start + part.b.shape[1]], norm)
+            a = lines.matrix[part.first : part.first + part.rank]
+            _add(x, rows, a, part.matrix, y[:, part.start : part.start + part.n], norm)
 
 
 def _add(

@@ -42,15 +42,14 @@ class Made:
         a, b = a.to(case.dtype), b.to(case.dtype)
         self.lines = lora.Places(len(case.ranks), n_out, case.k)
         for place, ranks in enumerate(case.ranks):
-            lines, parts, start, row = [], [], 0, 0
+            parts, start = [], 0
             for part, (size, rank) in enumerate(zip(case.sizes, ranks, strict=True)):
                 if rank:
                     one, other = randn(rank, case.k) / case.k**0.5, randn(size, rank) / rank**0.5
                     a[place, part * most : part * most + rank], b[place, start : start + size, :rank] = one, other
-                    lines.append(one)
-                    parts.append(lora.Part(row, start, other.T.contiguous()))
-                start, row = start + size, row + rank
-            self.lines.put(place, lora.Lines(torch.cat(lines), tuple(parts)) if lines else None)
+                    parts.append((start, one, other))
+                start += size
+            self.lines.put(place, lora.Lines.of(parts, case.dtype) if parts else None)
         blocks = torch.tensor(blocks_of(case.sizes), dtype=torch.int32)
         self.stack = lora.Stack(a, b, torch.tensor(case.ranks, dtype=torch.int32), blocks, case.sizes)
 

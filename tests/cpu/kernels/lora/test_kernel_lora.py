@@ -14,7 +14,7 @@ import torch
 from lora_case import CASES, MIXED, Case, Made
 
 from quire.kernels import lora
-from quire.kernels.lora import reference
+from quire.kernels.lora import places, reference
 from quire.kernels.lora.weight import most_tiles
 from quire.planner import adapters
 
@@ -92,6 +92,7 @@ def test_the_planner_counts_with_the_same_sums() -> None:
     from quire.kernels.lora import triton
 
     assert (adapters.MOST_SUMS, adapters.SUM_INPUTS) == (triton.MOST_PARTS, triton.PART_IN)
+    assert (adapters.LINES, adapters.OUTPUTS) == (places.LINES, places.OUTPUTS)
 
 
 def test_triton(tmp_path: pathlib.Path) -> None:
