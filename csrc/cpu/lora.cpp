@@ -1,8 +1,9 @@
 // Adapters: two small products of each row's own, added to what a product has made (Hu et al. 2021, section 4.1).
 //
-// Rows are taken adapter by adapter, two at once where there are two, so that each matrix is read from end to end. Sums
-// are in float32, rounded once, into y. Invariant: a row's result depends on that row and its adapter alone, bit for bit,
-// whatever the other rows, their number and the threads.
+// Rows are taken adapter by adapter, two at once where there are two, so that each matrix is read from end to end, and
+// asked for ahead: a step's adapters do not stay in the caches. Sums are in float32, rounded once, into y.
+// Invariant: a row's result depends on that row and its adapter alone, bit for bit, whatever the other rows, their number
+// and the threads.
 #include <cstring>
 
 #include "quire_cpu.h"
@@ -18,6 +19,12 @@ constexpr int LINES = 16, OUTPUTS = 64;  // of a tile of A, and of B: quire/kern
 constexpr int TOGETHER = 2;              // rows of one adapter
 constexpr int CHAINS = 4;                // sums of one line that do not wait for one another
 constexpr int64_t BLOCK = 8;             // rows that a thread takes, of many
+constexpr int64_t AHEAD = 4096;          // bytes from what is read to what is asked for
+
+// Ask for the bytes that lie AHEAD of these; behind an adapter's end nobody minds.
+QUIRE_INLINE void ask_ahead(const void* at, int64_t n_bytes) {
+    for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch((const char*)at + AHEAD + i, 0, 2);
+}
 
 // inner [N, LINES] = x times a tile of A, [k, LINES].
 template <class T, int N> QUIRE_INLINE void shrink_tile(const float* const* x, const T* a, int64_t k, float* const* inner) {
@@ -30,7 +37,10 @@ template <class T, int N> QUIRE_INLINE void shrink_tile(const float* const* x, c
         }
     };
     int64_t i = 0;
-    for (; i + CHAINS <= k; i += CHAINS) UNROLL for (int chain = 0; chain < CHAINS; chain++) step(i + chain, chain);
+    for (; i + CHAINS <= k; i += CHAINS) {
+        ask_ahead(a + i * LINES, CHAINS * LINES * (int64_t)sizeof(T));
+        UNROLL for (int chain = 0; chain < CHAINS; chain++) step(i + chain, chain);
+    }
     for (; i < k; i++) step(i, 0);
     UNROLL for (int r = 0; r < N; r++)
         UNROLL for (int v = 0; v < V; v++)
@@ -42,11 +52,13 @@ template <class T, int N>
 QUIRE_INLINE void expand_tile(const float* const* inner, const T* b, int64_t rank, int64_t n, T* const* y) {
     constexpr int V = OUTPUTS / W;
     vf sums[N][V] = {};
-    for (int64_t i = 0; i < rank; i++)
+    for (int64_t i = 0; i < rank; i++) {
+        ask_ahead(b + i * OUTPUTS, OUTPUTS * (int64_t)sizeof(T));
         UNROLL for (int v = 0; v < V; v++) {
             const vf w = load(b + i * OUTPUTS + v * W);
             UNROLL for (int r = 0; r < N; r++) sums[r][v] = fma(set1(inner[r][i]), w, sums[r][v]);
         }
+    }
     for (int r = 0; r < N; r++)
         for (int v = 0; v < V && v * W < n; v++) {
             const int live = n - v * W < W ? (int)(n - v * W) : W;
@@ -120,9 +132,12 @@ template <class T> void run_lora(const QuireLora& a) {
         for (int64_t i = b * block; i < end;) {
             const int32_t place = a.places[rows[i]];
             const bool pair = i + 1 < end && a.places[rows[i + 1]] == place;
+            const int64_t next = i + (pair ? TOGETHER : 1);
+            if (next < end && a.places[rows[next]] != place)  // its beginning
+                ask_ahead((const char*)a.adapters[a.places[rows[next]]]->a - AHEAD, AHEAD);
             if (pair) add_rows<T, TOGETHER>(a, *a.adapters[place], rows + i);
             else add_rows<T, 1>(a, *a.adapters[place], rows + i);
-            i += pair ? TOGETHER : 1;
+            i = next;
         }
     });
 }

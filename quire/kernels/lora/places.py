@@ -46,7 +46,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lines:
-    """The adapter of a matrix, laid out so that both products read it from end to end."""
+    """The adapter of a matrix, laid out so that both products read it from end to end: A, then B of each part."""
 
     a: torch.Tensor
     """[ceil(n_lines / LINES), k, LINES], contiguous: those of the parts one under another, and zeros."""
@@ -55,11 +55,16 @@ class Lines:
     @classmethod
     def of(cls, parts: Sequence[tuple[int, torch.Tensor, torch.Tensor]], dtype: torch.dtype) -> Lines:
         """parts: of each that has an adapter its first output, A [rank, k] and B [n, rank]."""
+        lines = _tiled(torch.cat([a for _, a, _ in parts]), LINES)
+        tiles = [lines, *(_tiled(b, OUTPUTS) for _, _, b in parts)]
+        memory = torch.cat([one.flatten() for one in tiles]).to(dtype)  # in one piece, as it is asked for ahead
+        views = memory.split([one.numel() for one in tiles])  # type: ignore[no-untyped-call]
+        own_a, *own_b = (view.view(one.shape) for view, one in zip(views, tiles, strict=True))
         found, first = [], 0
-        for start, a, b in parts:
-            found.append(Part(first, start, len(b), _tiled(b, OUTPUTS).to(dtype)))
+        for (start, a, b), own in zip(parts, own_b, strict=True):
+            found.append(Part(first, start, len(b), own))
             first += len(a)
-        return cls(_tiled(torch.cat([a for _, a, _ in parts]), LINES).to(dtype), tuple(found))
+        return cls(own_a, tuple(found))
 
     @property
     def n_lines(self) -> int:
@@ -80,7 +85,7 @@ class Lines:
 def _tiled(matrix: torch.Tensor, n: int) -> torch.Tensor:
     """[rows, columns] → [tiles, columns, n], n rows in each, zeros behind the last."""
     padded = F.pad(matrix, (0, 0, 0, -len(matrix) % n))
-    return padded.unflatten(0, (-1, n)).transpose(1, 2).contiguous()  # type: ignore[no-untyped-call]
+    return padded.view(-1, n, matrix.shape[1]).transpose(1, 2).contiguous()
 
 
 class NativePart(ctypes.Structure):
@@ -127,7 +132,7 @@ class Places:
         if lines is not None:
             self._check(lines)
             parts = (NativePart * len(lines.parts))(
-                *((one.b.data_ptr(), one.first, one.rank, one.start, one.n) for one in lines.parts)
+                *(NativePart(one.b.data_ptr(), one.first, one.rank, one.start, one.n) for one in lines.parts)
             )
             adapter = NativeAdapter(lines.a.data_ptr(), ctypes.addressof(parts), lines.n_lines, len(parts))
         self.table[place] = None if adapter is None else ctypes.addressof(adapter)
