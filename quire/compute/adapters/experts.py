@@ -27,6 +27,8 @@ from quire.kernels.lora.weight import blocks_of
 
 Tensors = tuple[torch.Tensor, ...]
 OPTION: Final = "lora_experts"
+MOST_GROUPS: Final = 4096
+"""Of rows with one adapter and one expert, on a GPU: a program has a number for each."""
 
 
 class LinesExpertAdapters:
@@ -104,6 +106,13 @@ class StackedExpertAdapters:
                 "lora_experts = True: these experts are multiplied by one after another, as their weight scheme is"
                 f" {layer.of_experts[0].scheme.name}, and cannot be adapted on a GPU: leave --lora-experts out",
                 param=OPTION,
+            )
+        n_groups, n_experts = n_places * len(layer.up.linears), len(layer.up.linears)
+        if n_groups > MOST_GROUPS:
+            raise ConfigError(
+                f"lora_experts = True and max_loras = {n_places}: with {n_experts} experts these are {n_groups} groups"
+                f" of rows, of which {MOST_GROUPS} can be sorted: lower --max-loras to {MOST_GROUPS // n_experts}",
+                param="max_loras",
             )
         self._layer, self._active, self._device = layer, active, device
         self._n_places, self._most, self._dtype = n_places, max_rank, dtype

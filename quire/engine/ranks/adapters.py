@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from quire.core.errors import EngineError, LoadError, QuireError, shown
@@ -98,8 +98,8 @@ class RankAdapters:
     def do(self, order: AdapterOrder) -> None:
         """Waits for no file."""
         match order:
-            case ReadAdapter():
-                self._thread.submit(self._answer, order)
+            case ReadAdapter(number):
+                self._thread.submit(self._take, order).add_done_callback(functools.partial(self._answer, number))
             case KeepAdapter(number, content_id):
                 self._own.keep_adapter(content_id, self._read.pop(number))
             case ForgetAdapter(number):
@@ -107,12 +107,11 @@ class RankAdapters:
             case DropAdapter(content_id):
                 self._own.drop_adapter(content_id)
 
-    def _answer(self, order: ReadAdapter) -> None:
-        why = reason_of(lambda: self._take(order))
-        file = answer_file(self._meeting_point, order.number, self._rank)
+    def _answer(self, number: int, read: concurrent.futures.Future[None]) -> None:
+        file = answer_file(self._meeting_point, number, self._rank)
         new = file.with_suffix(".new")
         with contextlib.suppress(FileNotFoundError):  # rank 0 has removed the folder: nobody asks any more
-            new.write_text(why)
+            new.write_text(reason_of(read.exception()))
             new.rename(file)
 
     def _take(self, order: ReadAdapter) -> None:
@@ -122,15 +121,11 @@ class RankAdapters:
         self._read[order.number] = kept
 
 
-def reason_of(work: Callable[[], None]) -> str:
-    """Do it; why it failed, empty if it did not."""
-    try:
-        work()
-    except QuireError as error:
+def reason_of(error: BaseException | None) -> str:
+    """Why something failed, empty if it did not."""
+    if isinstance(error, QuireError):
         return error.message
-    except (OSError, MemoryError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
-    return ""
+    return "" if error is None else f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def answer_file(meeting_point: str, number: int, rank: int) -> pathlib.Path:

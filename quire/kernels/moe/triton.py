@@ -86,7 +86,8 @@ def adapted_experts(
     groups = _sorted(adapters.keys(expert_ids, n_experts), len(adapters.up.a), lora.TILE)
     tiles = lora.Tiles(groups.order, groups.table.t().contiguous())
     added = x.new_zeros(expert_ids.numel(), up.shape[1])
-    lora.add(x.repeat_interleave(k, 0), adapters.up, tiles, added)
+    given = x[:, None].expand(-1, k, -1).reshape(len(added), -1)  # a copy; repeat_interleave may ask the host
+    lora.add(given, adapters.up, tiles, added)
     inner = _up(x, blocks, up, k, gating, up_bias, added)
     added = x.new_zeros(expert_ids.numel(), down.shape[1])
     lora.add(inner, adapters.down, tiles, added)
