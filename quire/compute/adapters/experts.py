@@ -47,7 +47,7 @@ class LinesExpertAdapters:
     def __call__(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """See `Experts.adapted`."""
+        """See `Adapted`."""
         rows = self._active.rows
         if rows is None:
             return None
@@ -62,6 +62,11 @@ class LinesExpertAdapters:
                 given = x[at], expert_ids[at], weights[at], None if residual is None else residual[at]
                 y[at] = self._without(*given) if places is None else self._adapted(*given, places)
         return y
+
+    def build(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> None:
+        """See `Adapted`: the native kernels are there."""
 
     def _has(self, place: int) -> bool:
         """Whether the adapter there has something for these experts."""
@@ -175,17 +180,30 @@ class StackedExpertAdapters:
     def __call__(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """See `Experts.adapted`."""
-        tiles, layer = self._active.rows, self._layer
+        """See `Adapted`."""
+        tiles = self._active.rows
         if tiles is None:
             return None
         assert isinstance(tiles, lora.Tiles) and tiles.places is not None
+        return self._products(x, expert_ids, weights, residual, tiles.places)
+
+    def build(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> None:
+        """See `Adapted`: of rows without adapters."""
+        places = torch.full((len(x),), -1, dtype=torch.int32, device=x.device)
+        self._products(x, expert_ids, weights, residual, places)
+
+    def _products(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None,
+        places: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        layer = self._layer
         assert layer.up.matrices is not None and layer.down.matrices is not None
         up, down = (bank.stack for bank in self._banks)
         return moe.adapted_experts(
-            x, expert_ids, weights, layer.up.matrices, layer.down.matrices,
-            moe.ExpertAdapters(up, down, tiles.places), gating=layer.spec.gating, up_bias=layer.up.bias,
-            down_bias=layer.down.bias, residual=residual,
+            x, expert_ids, weights, layer.up.matrices, layer.down.matrices, moe.ExpertAdapters(up, down, places),
+            gating=layer.spec.gating, up_bias=layer.up.bias, down_bias=layer.down.bias, residual=residual,
         )  # fmt: skip
 
 

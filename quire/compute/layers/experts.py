@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -29,12 +29,26 @@ from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import ADD, SILU_MUL, WIDEN
 
 _CHOSEN_TYPES: Final = (torch.int32, torch.float32)
-Adapted = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None]
-"""Arguments and value of `Experts.plain_products`; None: no row has an adapter."""
 Around = Callable[[torch.Tensor], contextlib.AbstractContextManager[None]]
 """What is entered for the products of one expert, given the numbers of its rows."""
 LANES: Final = 16
 """Numbers that a CPU computes at once at most."""
+
+
+class Adapted(Protocol):
+    """The products where adapters may be of experts. Arguments of both: those of `Experts.plain_products`."""
+
+    def __call__(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """As `Experts.plain_products`; None: no row of this step has an adapter."""
+        ...
+
+    def build(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> None:
+        """Make what such a call needs, where that takes time."""
+        ...
 
 
 class Experts:
@@ -264,10 +278,9 @@ class Experts:
             x = torch.zeros(n_rows, up.shape[2], dtype=self.dtype, device=up.device)
             expert_ids, factors = moe.route(logits, evenly)
             expert_ids = self._held(expert_ids) if spec.n_held else expert_ids
-            moe.experts(
-                x, expert_ids, factors, up, down, gating=spec.gating, up_bias=self.up.bias, down_bias=self.down.bias,
-                residual=torch.zeros_like(x),
-            )  # fmt: skip
+            self.plain_products(x, expert_ids, factors, torch.zeros_like(x))
+            if self.adapted is not None:
+                self.adapted.build(x, expert_ids, factors, torch.zeros_like(x))
 
 
 def _packed(up: Bank, down: Bank) -> moe.PackedExperts | None:

@@ -94,6 +94,10 @@ def test_experts_in_one_tensor_are_the_merged_ones(
     adapters = StackedAdapters(list(model.adaptable()), 2, 8, torch.float32, CpuDevice(), experts)
     adapters.put(1, adapters.keep(read_adapter(str(tmp_path / "a"), "", model, 8, with_experts=True)))
     model.adapters = adapters
+    x, ids, factors = torch.zeros(3, 64), torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, 1)
+    for one in experts:
+        assert one.adapted is not None
+        one.adapted.build(x, ids, factors, None)
     places, found = np.ones(len(IDS), np.int32), []
     for rows in (places, -places, None):
         with torch.inference_mode(), model.adapted(rows):
