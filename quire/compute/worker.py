@@ -165,7 +165,7 @@ class Worker:
         key = dtype, quantization
         if key not in self._footprints:
             found = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
-            n_bytes = self.adapters.places_bytes(self._arch, TORCH_DTYPES[dtype])
+            n_bytes = self.adapters.places_bytes(self._arch, TORCH_DTYPES[dtype], self._sharing)
             self._footprints[key] = dataclasses.replace(
                 found, held_bytes=found.held_bytes + n_bytes, peak_bytes=found.peak_bytes + n_bytes
             )

@@ -238,6 +238,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         bool, _doc("Serve adapters (LoRA, in PEFT's layout) beside the model, many in one batch; a request names one as"
                    " its model. See docs/adapters.md.")
     ] = False  # fmt: skip
+    lora_experts: Annotated[bool, _doc("Adapters may be of experts; on a GPU places are much larger then.")] = False
     lora_modules: Annotated[
         list[str],
         _doc('Adapters to begin with, as NAME=FOLDER or {"name": NAME, "path": FOLDER}.', extra={"json_list": True}),
@@ -373,11 +374,14 @@ def _check_adapters(config: EngineConfig) -> None:
             f"max_cpu_loras = {config.max_cpu_loras} is less than max_loras = {config.max_loras}: raise it",
             param="max_cpu_loras",
         )
-    sizes = ("tensor", "pipeline", "data", "prefill_context")
-    is_alone = all(getattr(config, f"{name}_parallel_size") == 1 for name in sizes)
-    if config.enable_lora and (config.is_simulated or not is_alone):
+    sizes = ("pipeline", "data", "prefill_context")
+    shares_steps = all(getattr(config, f"{name}_parallel_size") == 1 for name in sizes)
+    if config.enable_lora and (config.is_simulated or not shares_steps):
         raise ConfigError(
-            "enable_lora works with one rank and a real device: leave --tensor-parallel-size, --pipeline-parallel-size,"
-            " --prefill-context-parallel-size and --data-parallel-size out, or serve merged weights",
+            "enable_lora works on a real device, with one rank or with --tensor-parallel-size: leave"
+            " --pipeline-parallel-size, --prefill-context-parallel-size and --data-parallel-size out, or serve merged"
+            " weights",
             param="enable_lora",
         )
+    if config.lora_experts and not config.enable_lora:
+        raise ConfigError("lora_experts needs enable_lora: add --enable-lora", param="lora_experts")

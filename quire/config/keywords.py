@@ -52,6 +52,7 @@ class EngineOptions(TypedDict, total=False):
     eplb_config: dict[str, Any] | None
     num_threads: int | None
     enable_lora: bool | None
+    lora_experts: bool | None
     lora_modules: str | list[str] | None
     max_loras: int | None
     max_lora_rank: int | None

@@ -167,7 +167,7 @@ REFUSED: Final = (
     Group("lora_dtype", "adapters have the model's dtype: leave it out"),
     Group("fully_sharded_loras! lora_target_modules* default_mm_loras enable_tower_connector_lora!"
           " specialize_active_lora! enable_mixed_moe_lora_format! enable_moe_shared_loras! lora_extra_vocab_size"
-          " enable_prompt_adapter!", "adapters are LoRA of dense layers as their folders say: leave it out"),
+          " enable_prompt_adapter!", "adapters are LoRA as their folders say: leave it out"),
     Group("spec_method spec_model spec_tokens speculative_model num_speculative_tokens",
           "give it in --speculative-config, for instance '{\"method\": \"ngram\", \"num_speculative_tokens\": 5}'"),
     Group("offload_backend offload_group_size offload_num_in_group offload_prefetch_step offload_params*"

@@ -33,7 +33,7 @@ from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
-from quire.engine.adapters import registry_of
+from quire.engine.adapters import AdapterReader, registry_of
 from quire.engine.assembly import assemble, pace_of
 from quire.engine.capacity import (
     ITEMSIZES,
@@ -57,6 +57,7 @@ from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_matcher_processes
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
+from quire.engine.ranks.adapters import AdaptersOfRanks
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.leader import LeadingWorker
 from quire.engine.sleep import SleepMode
@@ -151,7 +152,7 @@ def _build(
     core.free_memory, core.ranks = worker.close, group
     if config.enable_lora:
         core.adapters = registry_of(
-            config, worker.adapters, core.scheduler, lambda: core.grammars.compiling, is_restart=is_restart
+            config, _adapter_reader(worker), core.scheduler, lambda: core.grammars.compiling, is_restart=is_restart
         )
     core.expert_load = ExpertLoad(worker.expert_loads, balancer) if worker.expert_loads() else None
     if config.enable_sleep_mode:
@@ -183,6 +184,11 @@ def _executor(balancer: ExpertBalancer | None, worker: Worker) -> Executor:
         return own
     ranks = RanksExecutor(own, worker.group, 0 if worker.data is None else worker.data.n_slots)
     return ranks if balancer is None else BalancingExecutor(ranks, own.in_turn, worker.group, balancer, balancer.eplb)
+
+
+def _adapter_reader(worker: Worker) -> AdapterReader:
+    """Of all ranks."""
+    return AdaptersOfRanks(worker.adapters, worker.group) if isinstance(worker, LeadingWorker) else worker.adapters
 
 
 def _structured_output(

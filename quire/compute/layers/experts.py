@@ -8,8 +8,9 @@ each with all of its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
 
 import torch
 
@@ -29,8 +30,26 @@ from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import ADD, SILU_MUL, WIDEN
 
 _CHOSEN_TYPES: Final = (torch.int32, torch.float32)
+Around = Callable[[torch.Tensor], contextlib.AbstractContextManager[None]]
+"""What is entered for the products of one expert, given the numbers of its rows."""
 LANES: Final = 16
 """Numbers that a CPU computes at once at most."""
+
+
+class Adapted(Protocol):
+    """The products where adapters may be of experts. Arguments of both: those of `Experts.plain_products`."""
+
+    def __call__(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """As `Experts.plain_products`; None: no row of this step has an adapter."""
+        ...
+
+    def build(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> None:
+        """Make what such a call needs, where that takes time."""
+        ...
 
 
 class Experts:
@@ -72,6 +91,8 @@ class Experts:
         self.sum = ResidualSum(post_norm, scale)
         self.exchange: Exchange | None = None
         """Where rows go to experts of ranks that have other rows; to be set before there is a step."""
+        self.adapted: Adapted | None = None
+        """Where adapters may be of experts: asked first, in every step."""
         self.packed: moe.PackedExperts | None = None
         self.is_wide = self.router.matrix.kept is Kept.FLOAT32
         self.no_determinism = _no_determinism(spec)
@@ -110,6 +131,13 @@ class Experts:
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The sums over the experts of each row that are held, added to the residual if there is one."""
+        y = None if self.adapted is None else self.adapted(x, expert_ids, weights, residual)
+        return self.plain_products(x, expert_ids, weights, residual) if y is None else y
+
+    def plain_products(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The same of the model's own matrices: those of rows without adapters."""
         if (up := self.up.matrices) is not None and (down := self.down.matrices) is not None:
             return moe.experts(
                 x, expert_ids, weights, up, down, gating=self.spec.gating,
@@ -117,7 +145,7 @@ class Experts:
             )  # fmt: skip
         if (matrices := self._all_packed()) is not None:
             return moe.packed_experts(x, expert_ids, weights, matrices, residual=residual)
-        return self._in_turn(x, expert_ids, weights, residual)
+        return self.in_turn(x, expert_ids, weights, residual)
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [n, hidden] → (its experts [n, k] int32, as numbers among the slots held, -1: not held; their weights
@@ -179,20 +207,23 @@ class Experts:
             self.packed = _packed(self.up, self.down)
         return self.packed
 
-    def _in_turn(
-        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def in_turn(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None,
+        around: Around = lambda _: contextlib.nullcontext(),
+    ) -> torch.Tensor:  # fmt: skip
         """Each expert with all of its tokens, behind one another; a row's sum is in the order of its own choice."""
         n, k = expert_ids.shape
         flat = expert_ids.flatten()
         order = flat.argsort(stable=True)
         n_elsewhere, *ends = torch.bincount(flat + 1, minlength=1 + len(self.spec.held)).cumsum(0).tolist()
-        x_sorted, each = x[order // k], x.new_empty(n * k, x.shape[1])
+        rows = order // k
+        x_sorted, each = x[rows], x.new_empty(n * k, x.shape[1])
         start = n_elsewhere
         each[:start] = 0
         for up, down, end in zip(self.up.linears, self.down.linears, ends, strict=True):
             if start < end:
-                down(self._inner(up, x_sorted[start:end]), out=each[start:end])
+                with around(rows[start:end]):
+                    down(self._inner(up, x_sorted[start:end]), out=each[start:end])
             start = end
         placed = torch.empty_like(order)
         placed[order] = torch.arange(n * k, device=order.device)
@@ -214,8 +245,13 @@ class Experts:
         return self.router, *(linear for pair in both for linear in pair), *shared
 
     @property
+    def of_experts(self) -> list[Linear]:
+        """Those of the experts that are here."""
+        return [*self.up.linears, *self.down.linears]
+
+    @property
     def adaptable(self) -> tuple[Linear, ...]:
-        """See `Ffn`: what every token goes through; experts are not multiplied by one after another."""
+        """See `Ffn`: what every token goes through; of experts see `adapted`."""
         return () if self.shared_up is None or self.shared_down is None else (self.shared_up, self.shared_down)
 
     @property
@@ -253,10 +289,9 @@ class Experts:
             x = torch.zeros(n_rows, up.shape[2], dtype=self.dtype, device=up.device)
             expert_ids, factors = moe.route(logits, evenly)
             expert_ids = self._held(expert_ids) if spec.n_held else expert_ids
-            moe.experts(
-                x, expert_ids, factors, up, down, gating=spec.gating, up_bias=self.up.bias, down_bias=self.down.bias,
-                residual=torch.zeros_like(x),
-            )  # fmt: skip
+            self.plain_products(x, expert_ids, factors, torch.zeros_like(x))
+            if self.adapted is not None:
+                self.adapted.build(x, expert_ids, factors, torch.zeros_like(x))
 
 
 def _packed(up: Bank, down: Bank) -> moe.PackedExperts | None:

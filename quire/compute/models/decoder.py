@@ -67,7 +67,7 @@ class Decoder:
         the model cannot be divided."""
         comm = SoloComm() if comm is None else comm
         self.n_ranks = comm.size
-        self._parts = parts = RankParts(arch, schemes, comm.rank, comm.size, layers)
+        self.parts = parts = RankParts(arch, schemes, comm.rank, comm.size, layers)
         self.range = parts.range
         """Its layers among all."""
         self.arch = arch = parts.arch
@@ -114,7 +114,7 @@ class Decoder:
                     point.ranks = ranks
 
     def _embedding(self, make: Make, comm: Comm) -> Embedding:
-        share = self._parts.embedding
+        share = self.parts.embedding
         if comm.size > 1:
             return DividedEmbedding(make, share, comm)
         return Embedding(make, share.matrix.name, share.matrix.n_out, share.matrix.n_in)
@@ -231,7 +231,7 @@ class Decoder:
 
     def regions(self) -> dict[str, Region]:
         """Name as in `weights` or `wholes` → which part of the whole model's this rank has; not those that are all."""
-        return self._parts.regions()
+        return self.parts.regions()
 
     def owners(self) -> dict[str, Linear]:
         """Name as in `weights` → the layer that can be finished once all its names have their values."""

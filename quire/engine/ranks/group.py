@@ -197,6 +197,11 @@ class RankGroup:
         if self.loss is not None:
             raise self.loss
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the ranks are about to be ended; waits so long for it. Raises RanksLost once they are lost."""
+        self.check()
+        return self._stopping.wait(seconds)
+
     def _check_ring(self) -> None:
         """Raises RanksLost once nobody will make room in a full ring."""
         self.check()

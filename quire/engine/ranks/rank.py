@@ -16,6 +16,7 @@ from quire.config.model import read_arch
 from quire.core.errors import EngineError
 from quire.core.plan import StepMasks, StepPlan
 from quire.engine.fit import check_fit
+from quire.engine.ranks.adapters import RankAdapters
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.process import Pulse, tell_failure
 from quire.engine.ranks.results import ResultWriter
@@ -24,8 +25,12 @@ from quire.engine.ranks.start import RankStart
 from quire.engine.ranks.wire import (
     Allocate,
     BalanceExperts,
+    DropAdapter,
+    ForgetAdapter,
+    KeepAdapter,
     Measure,
     Order,
+    ReadAdapter,
     SleepRanks,
     Stop,
     TellLoads,
@@ -61,8 +66,9 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
 
         results = ResultWriter(start.results_fd, start.results_bell_fd, fail)
     pulse.done = done = DoneSteps(worker.platform.device.mark)
+    adapters = RankAdapters(worker.adapters, start.rank, start.meeting_point)
     reader = RingReader(memory, start.rank, start.bell_fd)
-    rank = Rank(worker, done, results, make_balancer(start.config, made))
+    rank = Rank(worker, done, results, make_balancer(start.config, made), adapters)
     while True:
         memory.set_state(start.rank, IDLE)
         said = decode(reader.get())
@@ -80,10 +86,16 @@ class Rank:
     """What a worker is told."""
 
     def __init__(
-        self, worker: Worker, done: DoneSteps, results: ResultWriter | None, balancer: ExpertBalancer | None
+        self,
+        worker: Worker,
+        done: DoneSteps,
+        results: ResultWriter | None,
+        balancer: ExpertBalancer | None,
+        adapters: RankAdapters,
     ) -> None:
         """results: where it is this rank that says them; balancer: where experts move."""
-        self._worker, self._done, self._results, self._balancer = worker, done, results, balancer
+        self._worker, self._done, self._results = worker, done, results
+        self._balancer, self._adapters = balancer, adapters
         self._unmasked: Launched | None = None
 
     def do(self, said: StepPlan | StepMasks | Order) -> None:
@@ -115,6 +127,8 @@ class Rank:
                 if self._balancer is None:
                     raise EngineError("experts are to move, but this rank was not told so at its start")
                 self._balancer.do(stage)
+            case ReadAdapter() | KeepAdapter() | ForgetAdapter() | DropAdapter():
+                self._adapters.do(said)
             case TellLoads():
                 if self._results is not None:
                     self._results.put_loads(self._worker.expert_loads())
