@@ -42,6 +42,8 @@ class DraftPolicy:
         self._drafted_at = -1
         """The step of the newest choice that gave any drafts."""
         self._seen = None if costs is None else SeenCosts(costs)
+        self._was_drafted = False
+        """The newest step that was timed."""
         self.saved_s = 0.0
         """What plain steps would have taken longer for the same tokens, by what they are known to take; below 0: lost.
         Of steps without prompts."""
@@ -106,7 +108,8 @@ class DraftPolicy:
         if is_drafted:
             plain_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
             self.saved_s += (1 + n_right / n_seqs) * plain_s - seconds
-        self._seen.time(n_seqs, n_drafted, is_drafted, seconds)
+        is_first, self._was_drafted = is_drafted and not self._was_drafted, is_drafted
+        self._seen.time(n_seqs, n_drafted, is_drafted, seconds, BEGINNING if is_first else 1.0)
 
     def count(
         self, seq: Seq, step: int, n_asked: int, n_verified: int, n_right: int, n_rows: int, *, is_sure: bool = False

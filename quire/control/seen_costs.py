@@ -55,13 +55,16 @@ class SeenCosts:
         seen = self._exposed.get(n_seqs.bit_length())
         return self._costs.exposed(n_seqs) if seen is None else seen.seconds
 
-    def time(self, n_seqs: int, n_drafted: Sequence[int], is_drafted: bool, seconds: float) -> None:
-        """A step of so many sequences took so long from the end of the one before it; n_drafted: as in `StepResult`."""
+    def time(
+        self, n_seqs: int, n_drafted: Sequence[int], is_drafted: bool, seconds: float, times: float = 1.0
+    ) -> None:
+        """A step of so many sequences took so long from the end of the one before it; n_drafted: as in `StepResult`.
+        times: what its kind exposes, of what others of its kind do."""
         self._n_steps += 1
         size, rows_s = n_seqs.bit_length(), self._costs.seconds(n_seqs + sum(n_drafted))
         beside_s = seconds - rows_s - self._costs.guesses_s(n_drafted)
         if is_drafted:
-            beside_s -= self.plain_s(n_seqs)
+            beside_s = (beside_s - self.plain_s(n_seqs)) / times
             known = self._exposed.setdefault(size, Seen(self._costs.exposed(n_seqs), self._n_steps - 1))
         else:
             known = self._plain.setdefault(size, Seen(self.plain_s(n_seqs), self._n_steps - 1))
