@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+from quire.control.repeats import Repeats
+
 MEMORY: Final = 0.9
 """Of a sequence's drafts before, weighed against one more."""
 LONG_MEMORY: Final = 0.98
@@ -25,6 +27,10 @@ class Acceptance:
     """Times in a row that it was asked and no draft was kept, or none was found."""
     n_streak: int | None = None
     """Right probes in a row; None: it was never left alone."""
+    repeats: Repeats | None = None
+    """Of a sequence that was left alone, where drafts are what stood before."""
+    until: int = 0
+    """The step up to which it would be left alone if it had not begun to copy."""
 
     @property
     def rate(self) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quire.control.acceptance import LONG_MEMORY, Acceptance
+from quire.control.repeats import STREAK, Repeats
 from quire.control.seen_costs import SeenCosts
 from quire.control.seq import Seq
 from quire.planner.drafts import LEAST_GAIN, DraftCosts
@@ -28,13 +29,23 @@ BEGINNING: Final = 1.25
 """Times what is exposed, of the first of a run of steps with drafts: the step behind the run waits, too."""
 MOST_QUIET: Final = 256
 """Steps after which a sequence is asked again at the latest."""
+TRIAL: Final = 12
+"""Steps with drafts, of one sequence, before drafts are thought not to pay: the chance of a draft and what such steps
+really take are known only then."""
+LEAST_TRIED: Final = 0.35
+"""Chance of a draft below which the trial is over."""
 
 
 class DraftPolicy:
-    """See the module. costs: None gives every sequence as many as it may have."""
+    """See the module. costs: None gives every sequence as many as it may have. copies: drafts are what stood before,
+    so that a text which repeats itself promises some."""
 
-    def __init__(self, most: int, costs: DraftCosts | None) -> None:
+    def __init__(self, most: int, costs: DraftCosts | None, *, copies: bool = False) -> None:
         self.most, self.costs = most, costs
+        self.watches = copies and most > 0 and costs is not None
+        """Sequences that are left alone are to be shown to `watch`."""
+        self._n_tried = 0
+        """Steps that were given drafts, up to `TRIAL`."""
         self._all = Acceptance(FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS)
         """Of all sequences: what a new one begins with."""
         self._is_drafting = False
@@ -66,12 +77,17 @@ class DraftPolicy:
         rates = [self._of(seq).rate_beside(self._all.rate) for seq in seqs]
         plain_s, exposed_s = self._beside(self._seen, n_rows, step)
         lengths = self.costs.choose(rates, most, n_rows, n_free, plain_s + exposed_s, plain_s)
-        n_left = n_free - sum(lengths)
         self._is_drafting = any(lengths)
+        if self._n_tried < TRIAL and not self._is_drafting and rates[0] >= LEAST_TRIED:
+            lengths[0] = most
+        n_left = n_free - sum(lengths)
         for i, seq in enumerate(seqs):
             own = self._of(seq)
             if lengths[i]:
                 own.n_streak = 0
+                continue
+            if own.until > step:  # it copies, which does not pay
+                seq.drafts_from = own.until
                 continue
             if own.n_streak is not None and n_left > 0:  # to see whether it has become better
                 lengths[i] = min(most, n_left, 4**own.n_streak)
@@ -80,7 +96,18 @@ class DraftPolicy:
             self._leave(seq, step, n_rows, MOST_QUIET)
         if any(lengths):
             self._drafted_at = step
+            self._n_tried = min(self._n_tried + 1, TRIAL)
         return lengths
+
+    def watch(self, seq: Seq) -> None:
+        """Tokens of a sequence that is left alone became known: it is asked in the next step if it copies now."""
+        own = self._of(seq)
+        if own.repeats is None:
+            own.repeats = Repeats(len(seq.tokens))
+        if own.repeats.read(seq.tokens):
+            n_right = min(own.repeats.streak, self.most)
+            own.count(n_right, n_right)
+            own.until, seq.drafts_from = seq.drafts_from, 0
 
     def takes(self, n_sure: int, n_rows: int, step: int) -> bool:
         """Whether a step of `n_rows` rows should have so many drafts more that are right for sure."""

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from quire.control.draft_policy import MOST_QUIET, PROBE_SHARE, DraftPolicy
+from quire.control.draft_policy import MOST_QUIET, PROBE_SHARE, TRIAL, DraftPolicy
+from quire.control.repeats import ENDING, STREAK
 from quire.control.seen_costs import SeenCosts
 from quire.control.seq import Seq
 from quire.control.slot_params import slot_params
@@ -75,6 +76,56 @@ def test_a_sequence_that_turns_to_copying_gets_drafts_again() -> None:
     assert live(policy, one, 1.0, 3 * MOST_QUIET)[-1] == MOST
 
 
+def test_drafts_that_seem_not_to_pay_are_tried_first() -> None:
+    """By what the start measured a draft never pays; they are all right, and steps with some take no longer."""
+    slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(5.0,))
+    policy, one, lengths = DraftPolicy(MOST, slow), seq(), list[int]()
+    for step in range(2 * TRIAL):
+        lengths += policy.choose([one], 1, 32, step) if one.drafts_from <= step else [0]
+        if lengths[-1]:
+            policy.count(one, step, lengths[-1], lengths[-1], lengths[-1], 1)
+        policy.time(1, [lengths[-1]], lengths[-1], lengths[-1] > 0, slow.seconds(1 + lengths[-1]))
+    assert lengths == [MOST] * 2 * TRIAL
+
+
+@pytest.mark.parametrize(("right", "n_tried"), [(0.8, TRIAL), (0.0, 2)])
+def test_a_trial_ends(right: float, n_tried: int) -> None:
+    slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(5.0,))
+    lengths = live(DraftPolicy(MOST, slow), seq(), right, 1000)
+    assert lengths[:n_tried] == [MOST] * n_tried and sum(lengths[n_tried:]) < TRIAL
+
+
+def test_a_trial_is_of_one_sequence() -> None:
+    slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(5.0,))
+    assert DraftPolicy(MOST, slow).choose([seq(), seq(), seq()], 3, 32, 0) == [MOST, 0, 0]
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_sequence_that_begins_to_copy_is_asked_at_once(copies: bool) -> None:
+    policy, one = DraftPolicy(MOST, COSTS, copies=copies), seq()
+    live(policy, one, 0.0, 300)
+    one.drafts_from, waits = 1000, 0
+    one.tokens = list(range(100, 140))
+    while policy.watches and one.drafts_from and waits < 30:
+        policy.watch(one)
+        one.tokens.append(100 + waits)  # from the fourth on look-up foretells them
+        waits += 1
+    assert policy.watches == copies
+    if copies:
+        assert waits - 2 == ENDING + STREAK, "the tokens of the copy that were seen"
+        assert policy.choose([one], 1, 32, 301)[0] > 1
+
+
+def test_a_copy_that_does_not_pay_waits_as_long_as_before() -> None:
+    slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(50.0,))
+    policy, one = DraftPolicy(MOST, slow, copies=True), seq()
+    live(policy, one, 0.8, 300)  # the trial is over
+    one.drafts_from, one.tokens = 1000, [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3
+    policy.watch(one)
+    assert one.drafts_from == 0
+    assert policy.choose([one], 1, 32, 301) == [0] and one.drafts_from == 1000
+
+
 def test_drafts_that_are_not_found_count_as_wrong() -> None:
     """Three are asked for, one is there and right: a step does not gain what three right ones would bring."""
     found, short = seq(), seq()
@@ -109,7 +160,8 @@ def test_a_new_sequence_begins_where_others_have_come() -> None:
 def test_what_steps_really_take_counts() -> None:
     """Steps with drafts that take ten times as long as was measured at the start stop the drafts."""
     policy, one = DraftPolicy(MOST, COSTS), seq()
-    assert policy.choose([one], 1, 32, 0)[0] > 1
+    for step in range(TRIAL):
+        assert policy.choose([one], 1, 32, step)[0] > 1
     for _ in range(100):
         policy.time(1, [MOST], 0, True, 10 * COSTS.seconds(1 + MOST))
         policy.time(1, [], 0, False, COSTS.seconds(1))
