@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from quire.control.acceptance import LONG_MEMORY, Acceptance
+from quire.control.acceptance import LONG_MEMORY, Acceptance, Places
 from quire.control.repeats import STREAK, Repeats
 from quire.control.seen_costs import SeenCosts
 from quire.control.seq import Seq
@@ -48,6 +48,7 @@ class DraftPolicy:
         """Steps that were given drafts, up to `TRIAL`."""
         self._all = Acceptance(FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS)
         """Of all sequences: what a new one begins with."""
+        self._places = Places(most)
         self._is_drafting = False
         """Whether the newest choice gave drafts that pay: a step with them is one anyway."""
         self._drafted_at = -1
@@ -76,7 +77,9 @@ class DraftPolicy:
             return [min(most, n_free // len(seqs))] * len(seqs)
         rates = [self._of(seq).rate_beside(self._all.rate) for seq in seqs]
         plain_s, exposed_s = self._beside(self._seen, n_rows, step)
-        lengths = self.costs.choose(rates, most, n_rows, n_free, plain_s + exposed_s, plain_s)
+        lengths = self.costs.choose(
+            rates, most, n_rows, n_free, plain_s + exposed_s, plain_s, self._places.factors
+        )
         self._is_drafting = any(lengths)
         if self._n_tried < TRIAL and not self._is_drafting and rates[0] >= LEAST_TRIED:
             lengths[0] = most
@@ -153,6 +156,7 @@ class DraftPolicy:
         own, rate = self._of(seq), self._of(seq).rate_beside(self._all.rate)
         own.count(n_asked, n_right)
         self._all.count(n_asked, n_right, LONG_MEMORY)
+        self._places.count(n_asked, n_right)
         if n_right < max(1, n_verified):
             own.n_streak = 0
         elif own.n_streak is not None:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from quire.control.acceptance import Places
 from quire.control.draft_policy import MOST_QUIET, PROBE_SHARE, TRIAL, DraftPolicy
 from quire.control.repeats import ENDING, STREAK
 from quire.control.seen_costs import SeenCosts
@@ -93,6 +94,16 @@ def test_a_trial_ends(right: float, n_tried: int) -> None:
     slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(5.0,))
     lengths = live(DraftPolicy(MOST, slow), seq(), right, 1000)
     assert lengths[:n_tried] == [MOST] * n_tried and sum(lengths[n_tried:]) < TRIAL
+
+
+def test_what_follows_a_right_draft_is_counted_by_its_place() -> None:
+    """The first draft is right every other time, those behind it always: 0.5 and 1, of 0.75 in all."""
+    places = Places(3)
+    assert places.factors == [1.0] * 3
+    for step in range(1000):
+        places.count(3, 3 * (step % 2))
+    overall = (0.5 + 0.5 + 0.5) / (1 + 0.5 + 0.5)
+    assert places.factors == pytest.approx([0.5 / overall, 1 / overall, 1 / overall], rel=0.1)
 
 
 def test_a_trial_is_of_one_sequence() -> None:
