@@ -267,3 +267,20 @@ def test_counts() -> None:
     policy.count(one, 1, 3, 3, 0, 1)
     policy.count(one, 2, 3, 0, 0, 1)
     assert (policy.n_spans, policy.n_verified, policy.n_right) == (2, 6, [1, 1, 0])
+
+
+def test_the_kind_of_step_that_does_not_come_follows_the_other() -> None:
+    """The machine was ten times as slow while both kinds were seen, and is not any more: whichever kind alone tells it,
+    the other is not thought to be slow for ever."""
+    for is_drafted in (True, False):
+        seen = SeenCosts(COSTS)
+        for step in range(400):
+            kind = bool(step % 2) if step < 200 else is_drafted
+            rows_s = COSTS.seconds(1 + kind) + kind * COSTS.guess_s
+            seen.time(1, [1] if kind else [], kind, rows_s + (0.1 + 0.2 * kind) * (10 if step < 200 else 1))
+            if step == 199:
+                assert seen.plain_s(1) > 0.8 and seen.exposed_s(1) > 1.5
+        if is_drafted:
+            assert seen.plain_s(1) + seen.exposed_s(1) == pytest.approx(0.3, rel=0.1) and seen.plain_s(1) < 0.35
+        else:
+            assert seen.plain_s(1) == pytest.approx(0.1, rel=0.1) and seen.exposed_s(1) < 1.3
