@@ -25,7 +25,7 @@ class Repeats:
 
     def __init__(self, n_known: int) -> None:
         """n_known: tokens that are there already."""
-        self._places: dict[tuple[int, ...], int] = {}
+        self._places: dict[tuple[int, int, int], int] = {}
         """Ending → where the token behind its latest place stands."""
         self._place = 0
         """The token that comes next by look-up; 0: none."""
@@ -36,16 +36,20 @@ class Repeats:
         """Tokens of the sequence, of which the newest are new: whether they say that it copies, which was not said
         before."""
         places, place, streak, begins = self._places, self._place, self.streak, False
-        end = min(len(tokens), self._n_read + MOST_READ)
-        for at in range(self._n_read, end):
-            if place and tokens[place] == tokens[at]:
+        start, end = self._n_read, min(len(tokens), self._n_read + MOST_READ)
+        if end <= start:
+            return False
+        second, third = tokens[start - 2 : start]
+        for at in range(start, end):
+            first, second, third = second, third, tokens[at]
+            if place and tokens[place] == third:
                 streak, place = streak + 1, place + 1
                 begins |= streak >= STREAK and not streak & (streak - 1)
             else:
                 streak = place = 0
-            ending = tuple(tokens[at + 1 - ENDING : at + 1])
+            ending = first, second, third
             if not place:
                 place = places.get(ending, 0)
             places[ending] = at + 1
-        self._place, self.streak, self._n_read = place, streak, max(self._n_read, end)
+        self._place, self.streak, self._n_read = place, streak, end
         return begins and end == len(tokens)
