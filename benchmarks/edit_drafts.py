@@ -12,6 +12,7 @@ import argparse
 import pathlib
 import random
 import re
+import sys
 from typing import Any
 
 import quire
@@ -28,7 +29,7 @@ NAMES = ("first", "second", "total", "entry", "source", "target", "part", "amoun
 
 
 class Edits:
-    """Prompts of `most` tokens at most: of a file, `most` - BEGUN less a few, and the copy's beginning."""
+    """Prompts: `input_len` - BEGUN tokens of a file, from a line at random, and BEGUN of the edited copy."""
 
     def __init__(self, llm: LLM, options: SpeculateOptions, rng: random.Random) -> None:
         self._encode, self._options, self._rng = llm.get_tokenizer().encode, options, rng
@@ -66,7 +67,8 @@ def measure(method: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main() -> int:
+    """1 if a token was another one with drafts."""
     parser = argparse.ArgumentParser(description="Edit tasks of the demo model with drafts and without.")
     parser.add_argument("--method", nargs="+", default=["ngram", "suffix"], choices=["ngram", "suffix"])
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 128])
@@ -79,7 +81,8 @@ def main() -> None:
     rows = [row for method in args.method for row in measure(method, args)]
     if args.output_json:
         write_report(args.output_json, build_report("edit_drafts", vars(args), {"cases": rows}))
+    return 1 if any(row["same_tokens"] is not True for row in rows) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
