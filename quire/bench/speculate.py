@@ -114,9 +114,7 @@ def _requests(llm: LLM, options: SpeculateOptions, n: int, tokens: list[int], rn
     return [BenchRequest([rng.randrange(most) for _ in range(options.input_len)], options.output_len) for _ in range(n)]
 
 
-def compare(
-    pair: Pair, options: SpeculateOptions, n: int, draw: Callable[[], list[BenchRequest]]
-) -> dict[str, object]:
+def compare(pair: Pair, options: SpeculateOptions, n: int, draw: Callable[[], list[BenchRequest]]) -> dict[str, object]:
     """A row: `n` requests with drafts and without, in turns. draw: those of the next turn, output_len tokens each.
 
     Three ratios of plain to drafting: of medians; of the fastest runs, which other work on the machine disturbed least;

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quire.control.acceptance import LONG_MEMORY, Acceptance, Places
-from quire.control.repeats import STREAK, Repeats
+from quire.control.repeats import Repeats
 from quire.control.seen_costs import SeenCosts
 from quire.control.seq import Seq
 from quire.planner.drafts import LEAST_GAIN, DraftCosts
@@ -34,6 +34,10 @@ TRIAL: Final = 12
 really take are known only then."""
 LEAST_TRIED: Final = 0.35
 """Chance of a draft below which the trial is over."""
+AGAIN_EVERY: Final = 1024
+"""Steps after which what was seen of steps with drafts is forgotten, if by that alone drafts do not pay: lone probes wait
+longer than the steps of a run, and what they taught may be of a busy minute. Twice as many each time."""
+MOST_AGAIN: Final = 1 << 15
 
 
 class DraftPolicy:
@@ -46,6 +50,9 @@ class DraftPolicy:
         """Sequences that are left alone are to be shown to `watch`."""
         self._n_tried = 0
         """Steps that were given drafts, up to `TRIAL`."""
+        self._forgets_from = AGAIN_EVERY
+        self._again_every = AGAIN_EVERY
+        """The step from which on that is forgotten, and how many there are from one time to the next."""
         self._all = Acceptance(FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS)
         """Of all sequences: what a new one begins with."""
         self._places = Places(most)
@@ -77,10 +84,17 @@ class DraftPolicy:
             return [min(most, n_free // len(seqs))] * len(seqs)
         rates = [self._of(seq).rate_beside(self._all.rate) for seq in seqs]
         plain_s, exposed_s = self._beside(self._seen, n_rows, step)
-        lengths = self.costs.choose(
-            rates, most, n_rows, n_free, plain_s + exposed_s, plain_s, self._places.factors
-        )
+        places = self._places.factors
+        lengths = self.costs.choose(rates, most, n_rows, n_free, plain_s + exposed_s, plain_s, places)
         self._is_drafting = any(lengths)
+        if not self._is_drafting and step >= self._forgets_from:
+            self._again_every = min(2 * self._again_every, MOST_AGAIN)
+            self._forgets_from = step + self._again_every
+            measured_s = plain_s + self.costs.exposed(n_rows)
+            lengths = self.costs.choose(rates, most, n_rows, n_free, measured_s, plain_s, places)
+            self._is_drafting = any(lengths)
+            if self._is_drafting:
+                self._seen.forget(n_rows)
         if self._n_tried < TRIAL and not self._is_drafting and rates[0] >= LEAST_TRIED:
             lengths[0] = most
         n_left = n_free - sum(lengths)

@@ -56,9 +56,11 @@ class SeenCosts:
         seen = self._exposed.get(n_seqs.bit_length())
         return self._costs.exposed(n_seqs) if seen is None else seen.seconds
 
-    def time(
-        self, n_seqs: int, n_drafted: Sequence[int], is_drafted: bool, seconds: float, times: float = 1.0
-    ) -> None:
+    def forget(self, n_seqs: int) -> None:
+        """What was seen of steps with drafts of so many sequences."""
+        self._exposed.pop(n_seqs.bit_length(), None)
+
+    def time(self, n_seqs: int, n_drafted: Sequence[int], is_drafted: bool, seconds: float, times: float = 1.0) -> None:
         """A step of so many sequences took so long from the end of the one before it; n_drafted: as in `StepResult`.
         times: what its kind exposes, of what others of its kind do."""
         self._n_steps += 1

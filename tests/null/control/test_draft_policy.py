@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from quire.control.acceptance import Places
-from quire.control.draft_policy import MOST_QUIET, PROBE_SHARE, TRIAL, DraftPolicy
+from quire.control.draft_policy import AGAIN_EVERY, MOST_QUIET, PROBE_SHARE, TRIAL, DraftPolicy
 from quire.control.repeats import ENDING, STREAK
 from quire.control.seen_costs import SeenCosts
 from quire.control.seq import Seq
@@ -104,6 +104,21 @@ def test_what_follows_a_right_draft_is_counted_by_its_place() -> None:
         places.count(3, 3 * (step % 2))
     overall = (0.5 + 0.5 + 0.5) / (1 + 0.5 + 0.5)
     assert places.factors == pytest.approx([0.5 / overall, 1 / overall, 1 / overall], rel=0.1)
+
+
+def test_drafts_that_lost_in_a_busy_minute_are_tried_again() -> None:
+    """Right drafts pay in a run of steps, as the start measured. While the machine was busy they did not, and lone
+    probes, which wait longer, never say that this is over."""
+    policy, one, lengths = DraftPolicy(MOST, COSTS), seq(), [0]
+    for step in range(6 * AGAIN_EVERY):
+        n = policy.choose([one], 1, 32, step)[0] if one.drafts_from <= step else 0
+        if n:
+            policy.count(one, step, n, n, n, 1)
+        exposed_s = 10.0 if step < AGAIN_EVERY or not lengths[-1] else COSTS.exposed(1)
+        policy.time(1, [n] if n else [], n, n > 0, COSTS.seconds(1 + n) + (exposed_s + n * COSTS.guess_s) * (n > 0))
+        lengths.append(n)
+    assert sum(lengths[AGAIN_EVERY // 2 : AGAIN_EVERY]) < 50, "probes"
+    assert lengths[-100:] == [MOST] * 100
 
 
 def test_a_trial_is_of_one_sequence() -> None:
