@@ -35,8 +35,8 @@ really take are known only then."""
 LEAST_TRIED: Final = 0.35
 """Chance of a draft below which the trial is over."""
 AGAIN_EVERY: Final = 1024
-"""Steps after which what was seen of steps with drafts is forgotten, if by that alone drafts do not pay: lone probes wait
-longer than the steps of a run, and what they taught may be of a busy minute. Twice as many each time."""
+"""Steps after which what was seen of steps with drafts is forgotten, if by that alone drafts do not pay: lone probes
+wait longer than the steps of a run, and what they taught may be of a busy minute. Twice as many each time."""
 MOST_AGAIN: Final = 1 << 15
 
 
