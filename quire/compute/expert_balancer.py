@@ -38,7 +38,8 @@ class ExpertBalancer:
         ConfigError where experts are stored so that they cannot move."""
         self._worker, self._comm, self.eplb, self._limit_bytes = worker, comm, eplb, limit_bytes
         self._before = torch.empty(0)
-        self._pending: collections.deque[tuple[Experts, list[int]]] = collections.deque()
+        self._pending: collections.deque[tuple[int, list[int]]] = collections.deque()
+        """Numbers of layers, which sleep may take away, and where their experts go."""
         self.facts = self._coming = BalanceFacts()
         """Up to the last rearrangement that is done, and of the one that goes on."""
         for layer in self._layers():
@@ -70,12 +71,12 @@ class ExpertBalancer:
         before, after, at = [], [], 0
         counts: list[int] = self._comm.all_reduce(self._loads() - self._before).tolist()
         self._pending.clear()
-        for layer in self._layers():
+        for number, layer in enumerate(self._layers()):
             loads, copies = counts[at : at + len(layer.load)], _copies(layer)
             at += len(loads)
             chosen = place(loads, copies.slots, copies.n_ranks)
             if chosen != copies.slots:
-                self._pending.append((layer, chosen))
+                self._pending.append((number, chosen))
             if any(loads):
                 before.append(imbalance(loads, copies.slots, copies.n_ranks))
                 after.append(imbalance(loads, chosen, copies.n_ranks))
@@ -86,7 +87,8 @@ class ExpertBalancer:
         self._count(0, 0, time.perf_counter() - start_s)
 
     def _move(self) -> None:
-        layer, chosen = self._pending.popleft()
+        number, chosen = self._pending.popleft()
+        layer = self._layers()[number]
         copies, device = _copies(layer), self._worker.platform.device
         device.synchronize()  # steps that are queued are not a part of it
         start_s = time.perf_counter()
