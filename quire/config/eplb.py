@@ -78,6 +78,8 @@ def balanced(config: EngineConfig) -> EplbConfig | None:
             f"pipeline_parallel_size = {config.pipeline_parallel_size}: experts of stages do not move yet: leave one of"
             " the two out"
         )
+    elif config.lora_experts:
+        why = "adapters of experts do not move with them: leave --lora-experts out"
     if why:
         raise ConfigError(f"enable_eplb = True, but {why}, or leave --enable-eplb out", param="enable_eplb")
     return found

@@ -1,6 +1,6 @@
 """What rows of the step that is computed now have which adapter.
 
-Owns that alone. Does not own who adds what (`bank`, `experts`).
+Owns that alone. Does not own who adds what (`places`, `experts`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from quire.kernels import lora
 
 Rows = lora.Tiles | np.ndarray
-"""Of a step, which have which adapter, as its bank takes it; on a CPU the place of each, int [n], -1: none."""
+"""Of a step, which have which adapter, as its places take it; on a CPU the place of each, int [n], -1: none."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -50,6 +50,7 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
     ({"enable_expert_parallel": False}, "a part of every expert.*add --enable-expert-parallel"),
     ({"tensor_parallel_size": 1}, "one rank has all experts: add --tensor-parallel-size or --data-parallel-size"),
     ({"pipeline_parallel_size": 2}, "pipeline_parallel_size = 2: experts of stages do not move yet"),
+    ({"enable_lora": True, "lora_experts": True}, "adapters of experts do not move with them: leave --lora-experts"),
 ])  # fmt: skip
 def test_what_ranks_cannot_do_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
