@@ -16,7 +16,7 @@ from quire.config.parameters import Kept, Matrix, layer_parameters
 FLOAT32_BYTES: Final = 4
 TILE: Final = 64
 """Of the CPU's kernels (`kernels/qgemm`)."""
-MOST_SUMS, SUM_INPUTS = 8, 512
+MOST_SUMS, SUM_INPUTS = 16, 512
 """Parts into which a GPU's first product divides its sum at most, inputs of each at least (`kernels/lora/triton`)."""
 
 

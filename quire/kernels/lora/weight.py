@@ -17,8 +17,10 @@ import torch
 from quire.kernels.qgemm import PackedWeight
 
 TILE: Final = 16
-"""Rows that a program takes, all of one adapter."""
-BLOCK_OUT: Final = 64
+"""Rows that a program multiplies at once, all of one adapter."""
+LARGE_TILE, MANY_ROWS = 64, 512
+"""Rows that a program takes, one `TILE` after another, in steps of more than so many rows."""
+BLOCK_OUT: Final = 256
 """Outputs that a program of the second product makes, all of one part."""
 
 
@@ -58,26 +60,37 @@ class Tiles:
     """Rows of a step in the order of their adapters."""
 
     order: torch.Tensor
-    """int32 [n]: the rows that have one, those of an adapter together; the rest means nothing."""
+    """int32 [n]: the rows, those of an adapter together."""
     tiles: torch.Tensor
-    """int32 [n_tiles, 3]: place, first of `order`, how many; 0 rows: there is no more."""
+    """int32 [n_tiles, 3]: place, -1: none; first of `order`, how many; 0 rows: there is no more."""
+
+
+def tile_of(n_rows: int) -> int:
+    """Rows of a tile in a step with so many rows."""
+    return TILE if n_rows <= MANY_ROWS else LARGE_TILE
 
 
 def most_tiles(n_rows: int, n_places: int) -> int:
-    """Of a step with so many rows."""
-    return min(n_rows, n_places + n_rows // TILE)
+    """Of a step with so many rows; those without an adapter have tiles too."""
+    return min(n_rows, n_places + 1 + n_rows // tile_of(n_rows))
+
+
+def tiles_room(n_rows: int, n_places: int) -> int:
+    """At least `most_tiles` of any step with at most so many rows."""
+    return min(n_rows, n_places + 1 + n_rows // TILE)
 
 
 def tiles_of(places: np.ndarray, n_tiles: int) -> tuple[np.ndarray, np.ndarray]:
     """places: of each row, int [n] → what `Tiles` has, `n_tiles` of them, at least `most_tiles`."""
     order = np.argsort(places, kind="stable").astype(np.int32)
-    first = int(np.count_nonzero(places < 0))
     tiles = np.zeros((n_tiles, 3), np.int32)
-    found, counts = np.unique(places[order[first:]], return_counts=True)
-    at = 0
+    tiles[:, 0] = -1
+    found, counts = np.unique(places, return_counts=True)
+    first = at = 0
+    tile = tile_of(len(places))
     for place, count in zip(found.tolist(), counts.tolist(), strict=True):
-        for start in range(0, count, TILE):
-            tiles[at] = place, first + start, min(TILE, count - start)
+        for start in range(0, count, tile):
+            tiles[at] = place, first + start, min(tile, count - start)
             at += 1
         first += count
     return order, tiles
