@@ -30,7 +30,8 @@ SLICES, SLICE = 4, 128
 """Inputs that a program of the first product multiplies at once: a slice for each of its warps."""
 BLOCK_RANK = 16
 EXPAND_WARPS = 8
-MAX_REGISTERS = 128
+MAX_REGISTERS = 80
+"""Of a thread of the second product, in two bytes and of one block of ranks, which needs no more."""
 
 
 def add(
@@ -46,23 +47,23 @@ def add(
         return
     step = part_inputs(k)
     n_sums, per_part = triton.cdiv(k, step), triton.cdiv(stack.most, BLOCK_RANK)
-    inner = torch.empty(n_sums, n, stack.a.shape[1], dtype=torch.float32, device=x.device)
-    squares = torch.empty(n_sums, n, dtype=torch.float32, device=x.device) if norm is not None else inner
+    inner = torch.empty(n, n_sums, stack.a.shape[1], dtype=torch.float32, device=x.device)
+    squares = torch.empty(n, n_sums, dtype=torch.float32, device=x.device) if norm is not None else inner
     dependent = has_dependent_launch(x.device)
     same = {"MOST": stack.most, "N_PARTS": len(stack.sizes), "HAS_NORM": norm is not None, "TILE": TILE}
-    same |= {"BLOCK_RANK": BLOCK_RANK, "DEPENDENT": dependent, "launch_pdl": dependent}
+    same |= {"N_SUMS": n_sums, "BLOCK_RANK": BLOCK_RANK, "DEPENDENT": dependent, "launch_pdl": dependent}
     _shrink[(len(stack.sizes) * per_part, n_sums, n_tiles)](
         x, x.stride(0), stack.a, stack.a.stride(0), stack.ranks, stack.ranks.stride(0), tiles.order, tiles.tiles,
-        x if norm is None else norm[0], inner, squares, n, k, step, PER_PART=per_part, SLICES=SLICES, SLICE=SLICE,
+        x if norm is None else norm[0], inner, squares, k, step, PER_PART=per_part, SLICES=SLICES, SLICE=SLICE,
         num_warps=SLICES, num_stages=1, **same,
     )  # fmt: skip
     n_blocks = len(stack.blocks) if activated is None else len(stack.blocks) // 2
     _expand[(n_blocks, n_tiles)](
         y, y.stride(0), y if activated is None else activated, stack.sizes[0], stack.b, stack.b.stride(0), stack.ranks,
-        stack.ranks.stride(0), tiles.order, tiles.tiles, stack.blocks, inner, squares, n, 1.0 / k,
-        0.0 if norm is None else norm[1], N_SUMS=n_sums, ACTIVATES=activated is not None,
+        stack.ranks.stride(0), tiles.order, tiles.tiles, stack.blocks, inner, squares, 1.0 / k,
+        0.0 if norm is None else norm[1], ACTIVATES=activated is not None,
         EVEN=all(size % 8 == 0 for size in stack.sizes), MANY=tile_of(len(tiles.order)) > TILE, BLOCK_OUT=BLOCK_OUT, num_warps=EXPAND_WARPS,
-        num_stages=1, maxnreg=MAX_REGISTERS, **same,
+        num_stages=1, maxnreg=_registers(stack), **same,
     )  # fmt: skip
 
 
@@ -72,10 +73,14 @@ def part_inputs(k: int) -> int:
     return triton.cdiv(triton.cdiv(k, n_parts), SLICES * SLICE) * SLICES * SLICE
 
 
-@triton.jit(do_not_specialize=["n"])  # type: ignore[untyped-decorator]
+def _registers(stack: Stack) -> int | None:
+    return MAX_REGISTERS if stack.most <= BLOCK_RANK and stack.b.element_size() == 2 else None
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _shrink(  # type: ignore[no-untyped-def]
-    x, x_row, a, a_place, ranks, ranks_place, order, tiles, weight, inner, squares, n, k, step, PER_PART: tl.constexpr,
-    MOST: tl.constexpr, N_PARTS: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr, TILE: tl.constexpr,
+    x, x_row, a, a_place, ranks, ranks_place, order, tiles, weight, inner, squares, k, step, PER_PART: tl.constexpr,
+    N_SUMS: tl.constexpr, MOST: tl.constexpr, N_PARTS: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr, TILE: tl.constexpr,
     SLICES: tl.constexpr, SLICE: tl.constexpr, BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
     """Products in slices x rows x ranks; A of the next is asked for before one is computed."""
@@ -114,16 +119,16 @@ def _shrink(  # type: ignore[no-untyped-def]
                 factor = tl.load(weight + i + ahead, mask=there, other=0.0).to(tl.float32)
                 numbers = (wide * factor).to(x.dtype.element_ty)
             total += tl.dot(numbers, tl.trans(now, (0, 2, 1)), input_precision="ieee")
-        to = (part_of_sum * n + at).to(tl.int64)
+        to = at.to(tl.int64) * N_SUMS + part_of_sum
         target = inner + to[:, None] * (N_PARTS * MOST) + part * MOST + columns[None, :]
         tl.store(target, tl.sum(total, 0), mask=live[:, None] & (columns[None, :] < rank))
         if HAS_NORM:
             tl.store(squares + to, tl.sum(square, 0), mask=at < tl.where(column == 0, last, first))
 
 
-@triton.jit(do_not_specialize=["n", "share", "eps"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["share", "eps"])  # type: ignore[untyped-decorator]
 def _expand(  # type: ignore[no-untyped-def]
-    y, y_row, activated, half, b, b_place, ranks, ranks_place, order, tiles, blocks, inner, squares, n, share, eps,
+    y, y_row, activated, half, b, b_place, ranks, ranks_place, order, tiles, blocks, inner, squares, share, eps,
     N_SUMS: tl.constexpr, MOST: tl.constexpr, N_PARTS: tl.constexpr, HAS_NORM: tl.constexpr, ACTIVATES: tl.constexpr,
     EVEN: tl.constexpr, MANY: tl.constexpr, DEPENDENT: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
@@ -141,12 +146,13 @@ def _expand(  # type: ignore[no-untyped-def]
     columns = begin + tl.arange(0, BLOCK_OUT)
     there = columns < end
     lines = b + place * b_place + columns[:, None].to(tl.int64) * MOST
-    matrix = _columns_of_b(lines, there, 0, rank, BLOCK_RANK)
+    matrix = _columns_of_b(lines, columns < tl.where(has, end, begin), 0, MOST, BLOCK_RANK)
     last = first + count
+    summed = tl.where(has, last, first)
     if ACTIVATES:
         up_rank = tl.load(ranks + place * ranks_place + 1, mask=has, other=0)
         up_lines = lines + tl.cast(half, tl.int64) * MOST
-        up_matrix = _columns_of_b(up_lines, there, 0, up_rank, BLOCK_RANK)
+        up_matrix = _columns_of_b(up_lines, columns < tl.where(has, end, begin), 0, MOST, BLOCK_RANK)
     else:
         last = tl.where(rank > 0, last, first)
     at = first + tl.arange(0, TILE)
@@ -175,20 +181,18 @@ def _expand(  # type: ignore[no-untyped-def]
                 up_before = tl.load(places + half, mask=mask, other=0.0, cache_modifier=".cg")
         factor = tl.full((TILE,), 1.0, tl.float32)
         if HAS_NORM:
-            if has:
-                square = tl.zeros((TILE,), tl.float32)
-                for i in tl.static_range(N_SUMS):
-                    square += tl.load(squares + (i * n + at).to(tl.int64), mask=live, other=0.0, cache_modifier=".cg")
-                factor = 1.0 / tl.sqrt(square * share + eps)
-        small = inner + at.to(tl.int64)[:, None] * (N_PARTS * MOST) + part * MOST
-        part_of_sum = tl.cast(n, tl.int64) * (N_PARTS * MOST)
+            square = tl.zeros((TILE,), tl.float32)
+            for i in tl.static_range(N_SUMS):
+                square += tl.load(squares + at * N_SUMS + i, mask=at < summed, other=0.0, cache_modifier=".cg")
+            factor = 1.0 / tl.sqrt(square * share + eps)
+        small = inner + at.to(tl.int64)[:, None] * (N_SUMS * N_PARTS * MOST) + part * MOST
         value = _added(
-            found, matrix, lines, there, rank, small, part_of_sum, live, factor, N_SUMS, MOST, TILE, BLOCK_OUT,
+            found, matrix, lines, there, rank, small, live, factor, N_SUMS, N_PARTS, MOST, TILE, BLOCK_OUT,
             BLOCK_RANK,
         )  # fmt: skip
         if ACTIVATES:
             up = _added(
-                up_found, up_matrix, up_lines, there, up_rank, small + MOST, part_of_sum, live, factor, N_SUMS, MOST,
+                up_found, up_matrix, up_lines, there, up_rank, small + MOST, live, factor, N_SUMS, N_PARTS, MOST,
                 TILE, BLOCK_OUT, BLOCK_RANK,
             )  # fmt: skip
             tl.store(to, swiglu(value, up, y.dtype.element_ty), mask=stored)
@@ -204,23 +208,22 @@ def _columns_of_b(lines, there, start, rank, BLOCK_RANK: tl.constexpr):  # type:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _added(  # type: ignore[no-untyped-def]
-    before, matrix, lines, there, rank, inner, part_of_sum, live, factor, N_SUMS: tl.constexpr, MOST: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_RANK: tl.constexpr,
+    before, matrix, lines, there, rank, inner, live, factor, N_SUMS: tl.constexpr, N_PARTS: tl.constexpr,
+    MOST: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
     """Rounded to the type of `before`, as float32; without a rank exactly that. matrix: the first ranks of B."""
+    total = tl.zeros((TILE, BLOCK_OUT), tl.float32)
+    for start in range(0, rank if MOST > BLOCK_RANK else BLOCK_RANK, BLOCK_RANK):
+        ranked = start + tl.arange(0, BLOCK_RANK)
+        mask = live[:, None] & (ranked[None, :] < rank)
+        small = tl.zeros((TILE, BLOCK_RANK), tl.float32)
+        for i in tl.static_range(N_SUMS):
+            place = inner + ranked[None, :] + i * N_PARTS * MOST
+            small += tl.load(place, mask=mask, other=0.0, cache_modifier=".cg")
+        small = (small * factor[:, None]).to(matrix.dtype)
+        total += tl.dot(small, tl.trans(matrix), input_precision="ieee")
+        if MOST > BLOCK_RANK:
+            then = tl.where(start + BLOCK_RANK < rank, start + BLOCK_RANK, 0)
+            matrix = _columns_of_b(lines, there, then, rank, BLOCK_RANK)
     value = before.to(tl.float32)
-    if rank > 0:
-        total = tl.zeros((TILE, BLOCK_OUT), tl.float32)
-        for start in range(0, rank if MOST > BLOCK_RANK else BLOCK_RANK, BLOCK_RANK):
-            ranked = start + tl.arange(0, BLOCK_RANK)
-            mask = live[:, None] & (ranked[None, :] < rank)
-            small = tl.zeros((TILE, BLOCK_RANK), tl.float32)
-            for i in tl.static_range(N_SUMS):
-                small += tl.load(inner + i * part_of_sum + ranked[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-            small = (small * factor[:, None]).to(matrix.dtype)
-            total += tl.dot(small, tl.trans(matrix), input_precision="ieee")
-            if MOST > BLOCK_RANK:
-                then = tl.where(start + BLOCK_RANK < rank, start + BLOCK_RANK, 0)
-                matrix = _columns_of_b(lines, there, then, rank, BLOCK_RANK)
-        value = (value + total).to(before.dtype).to(tl.float32)
-    return value
+    return tl.where(rank > 0, (value + total).to(before.dtype).to(tl.float32), value)

@@ -33,7 +33,7 @@ class Stack:
     b: torch.Tensor
     """[n_places, n, most], the scale multiplied in."""
     ranks: torch.Tensor
-    """int32 [n_places, n_parts]: how much of both counts; 0: the part has no adapter."""
+    """int32 [n_places, n_parts]: how much of both counts, zeros are behind it; 0: the part has no adapter."""
     blocks: torch.Tensor
     """int32 [n_blocks, 3]: part, and the first and last output of up to `BLOCK_OUT`."""
     sizes: tuple[int, ...]
