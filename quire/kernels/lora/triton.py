@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.act.triton import swiglu
 from quire.kernels.gemm import Norm
-from quire.kernels.launch import has_dependent_launch
+from quire.kernels.hopper import has_dependent_launch
 from quire.kernels.lora.weight import BLOCK_OUT, TILE, Stack, Tiles, tile_of
 from quire.kernels.norm import rms_norm
 
@@ -62,8 +62,8 @@ def add(
         y, y.stride(0), y if activated is None else activated, stack.sizes[0], stack.b, stack.b.stride(0), stack.ranks,
         stack.ranks.stride(0), tiles.order, tiles.tiles, stack.blocks, inner, squares, 1.0 / k,
         0.0 if norm is None else norm[1], ACTIVATES=activated is not None,
-        EVEN=all(size % 8 == 0 for size in stack.sizes), MANY=tile_of(len(tiles.order)) > TILE, BLOCK_OUT=BLOCK_OUT, num_warps=EXPAND_WARPS,
-        num_stages=1, maxnreg=_registers(stack), **same,
+        EVEN=all(size % 8 == 0 for size in stack.sizes), MANY=tile_of(len(tiles.order)) > TILE,
+        BLOCK_OUT=BLOCK_OUT, num_warps=EXPAND_WARPS, num_stages=1, maxnreg=_registers(stack), **same,
     )  # fmt: skip
 
 
@@ -80,8 +80,8 @@ def _registers(stack: Stack) -> int | None:
 @triton.jit  # type: ignore[untyped-decorator]
 def _shrink(  # type: ignore[no-untyped-def]
     x, x_row, a, a_place, ranks, ranks_place, order, tiles, weight, inner, squares, k, step, PER_PART: tl.constexpr,
-    N_SUMS: tl.constexpr, MOST: tl.constexpr, N_PARTS: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr, TILE: tl.constexpr,
-    SLICES: tl.constexpr, SLICE: tl.constexpr, BLOCK_RANK: tl.constexpr,
+    N_SUMS: tl.constexpr, MOST: tl.constexpr, N_PARTS: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
+    TILE: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr, BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
     """Products in slices x rows x ranks; A of the next is asked for before one is computed."""
     column, part_of_sum, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -130,7 +130,8 @@ def _shrink(  # type: ignore[no-untyped-def]
 def _expand(  # type: ignore[no-untyped-def]
     y, y_row, activated, half, b, b_place, ranks, ranks_place, order, tiles, blocks, inner, squares, share, eps,
     N_SUMS: tl.constexpr, MOST: tl.constexpr, N_PARTS: tl.constexpr, HAS_NORM: tl.constexpr, ACTIVATES: tl.constexpr,
-    EVEN: tl.constexpr, MANY: tl.constexpr, DEPENDENT: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_RANK: tl.constexpr,
+    EVEN: tl.constexpr, MANY: tl.constexpr, DEPENDENT: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
 ):  # fmt: skip
     """Adds to a block of y. ACTIVATES: to one of gates and the ups, `half` columns further, and stores what they make,
     of rows without an adapter too. y of the next rows is asked for before some are computed. EVEN: parts begin where 16

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.launch import has_dependent_launch
+from quire.kernels.hopper import has_dependent_launch
 from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, TokenMasks
 from quire.kernels.sample.floors import (
     LIST,

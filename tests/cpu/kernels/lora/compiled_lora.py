@@ -10,11 +10,14 @@ from quire.kernels.lora import triton
 SHAPE = {"TILE": 16, "BLOCK_RANK": 16, "DEPENDENT": True}
 
 
-def build_both(norm: bool, parts: int, sums: int, most: int, dtype: str = "*bf16", activates: bool = False, many: bool = False) -> None:
+def build_both(
+    norm: bool, parts: int, sums: int, most: int, dtype: str = "*bf16", activates: bool = False, many: bool = False
+) -> None:
     shape = SHAPE | {"MOST": most, "N_PARTS": parts, "HAS_NORM": norm, "N_SUMS": sums}
     build(
         triton._shrink, f"{dtype} i32 {dtype} i64 *i32 i32 *i32 *i32 {dtype} *fp32 *fp32 i32 i32", stages=1,
-        warps=triton.SLICES, waits=True, also=("k", "step"), PER_PART=most // 16, SLICES=triton.SLICES, SLICE=triton.SLICE, **shape,
+        warps=triton.SLICES, waits=True, also=("k", "step"), PER_PART=most // 16, SLICES=triton.SLICES,
+        SLICE=triton.SLICE, **shape,
     )  # fmt: skip
     build(
         triton._expand, f"{dtype} i32 {dtype} i32 {dtype} i64 *i32 i32 *i32 *i32 *i32 *fp32 *fp32 fp32 fp32",

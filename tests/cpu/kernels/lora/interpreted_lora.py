@@ -11,7 +11,6 @@ from quire.kernels.act import triton as act
 from quire.kernels.lora import reference, triton, weight
 
 
-
 def check_activated() -> None:
     """The same as added, then activated, bit for bit, of rows without an adapter too; in parts of any evenness."""
     for case in ACTIVATED:

@@ -54,7 +54,10 @@ def test_equals_float64_and_itself_alone(case: Case, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", [*ACTIVATED, dataclasses.replace(LARGE, sizes=(6144, 6144), ranks=((16, 16), (0, 16)), places=(0, 1, -1) * 50)])
+@pytest.mark.parametrize(
+    "case",
+    [*ACTIVATED, dataclasses.replace(LARGE, sizes=(6144, 6144), ranks=((16, 16), (0, 16)), places=(0, 1, -1) * 50)],
+)
 def test_activated_is_added_then_activated(case: Case, dtype: torch.dtype) -> None:
     made = Made(dataclasses.replace(case, dtype=dtype))
     x, stack, norm = on_gpu(made)
