@@ -70,7 +70,7 @@ def add(
 def part_inputs(k: int) -> int:
     """Inputs in each part of a sum over k."""
     n_parts = max(1, min(MOST_PARTS, k // PART_IN))
-    return triton.cdiv(triton.cdiv(k, n_parts), SLICES * SLICE) * SLICES * SLICE
+    return -(-k // (n_parts * SLICES * SLICE)) * SLICES * SLICE
 
 
 def _registers(stack: Stack) -> int | None:
