@@ -16,11 +16,12 @@ from typing import Any
 import msgspec
 
 from quire.bench.datasets import BenchRequest
-from quire.bench.offline import exact_params
+from quire.bench.offline import check_batches, exact_params
 from quire.bench.options import SpeculateOptions
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.prompts import TokensPrompt
+from quire.core.ticker import ticked
 from quire.engine.llm import LLM
 from quire.kernels.invariance import RowsAlone
 from quire.planner.drafts import DraftCosts, expected_tokens
@@ -79,6 +80,7 @@ def measure_speculation(
     """A row for each batch size: rates, acceptance and what they let expect; and what a step and a guess cost."""
     pair = Pair.load(config, options.acceptance)
     try:
+        check_batches(pair.plain, options.batch_sizes, "--batch-sizes")
         texts = _prompts(pair.plain, options)
         rows = [_measure(pair, options, n, texts, config.seed) for n in options.batch_sizes]
         return rows, pair.drafting.engine.scheduler.live.drafts.costs
@@ -114,7 +116,8 @@ def _requests(llm: LLM, options: SpeculateOptions, n: int, tokens: list[int], rn
 def _measure(pair: Pair, options: SpeculateOptions, n: int, tokens: list[int], seed: int) -> dict[str, object]:
     rng, times_s = random.Random(seed + n), {"plain": list[float](), "drafting": list[float]()}
     is_same, before = True, pair.drafting.stats()
-    for iteration in range(-options.num_iters_warmup, options.num_iters):
+    passes = range(-options.num_iters_warmup, options.num_iters)
+    for iteration in ticked(passes, f"pairs of passes of {n} requests"):
         requests = _requests(pair.plain, options, n, tokens, rng)
         outputs = {}
         turns = [("plain", pair.plain), ("drafting", pair.drafting)]

@@ -118,6 +118,11 @@ class LLM(VectorEngine):
         """Number of logits: token ids of prompts are below it."""
         return self._frontend.ready.logits_width
 
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once, over all replicas."""
+        return self._frontend.ready.max_num_seqs
+
     def get_tokenizer(self) -> Any:
         """vLLM's spelling of `tokenizer`."""
         return self._frontend.tokenizer
