@@ -25,7 +25,7 @@ from quire.compute.platform import Platform, platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Worker, not_deterministic
 from quire.config.arch import ModelArch
-from quire.config.eagle import read_head
+from quire.config.eagle import read_head, refuse_head
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh, depth_of, mesh_of, placed
 from quire.config.model import read_arch
@@ -239,11 +239,14 @@ def _draft_source(
     """folder: the checkpoint of the model, which is `arch`."""
     if speculative.model:
         folder = find_checkpoint(speculative.model, "", config.download_dir)
-    if speculative.method == "mtp":
-        head = mtp_head(folder, read_arch(folder) if speculative.model else arch, logger)
-        return HeadCheckpoint(folder, head, speculative.tree)
     if speculative.method == "eagle3":
         return HeadCheckpoint(folder, read_head(folder), speculative.tree)
-    if not speculative.model:
-        return None
-    return DraftCheckpoint(folder, read_arch(folder, {}, logger))
+    if speculative.model:
+        refuse_head(folder)
+        try:
+            arch = read_arch(folder, {}, logger)
+        except ConfigError as error:
+            raise ConfigError(f"{folder}, which is to draft: {error.message}", param="speculative_config") from None
+    if speculative.method == "mtp":
+        return HeadCheckpoint(folder, mtp_head(folder, arch, logger), speculative.tree)
+    return DraftCheckpoint(folder, arch) if speculative.model else None
