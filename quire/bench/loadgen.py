@@ -39,7 +39,7 @@ def arrival_offsets_s(n: int, request_rate: float, burstiness: float, seed: int)
 
 @contextlib.contextmanager
 def counted(n: int) -> Iterator[Callable[[], object]]:
-    """Gives what is to be called for each of n requests that is answered: a bar on a terminal, else lines of the log."""
+    """Gives what is to be called for each of n requests that is answered: a bar on a terminal, else the log's lines."""
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(tqdm(total=n, unit="req", disable=None))
         if not bar.disable:

@@ -12,7 +12,6 @@ from quire.bench.summary import PERCENTILES
 from quire.core.errors import ConfigError
 from quire.core.sampling import Temperature
 
-
 MOST_COMPARED = 16_384
 """Tokens of a sequence beyond which its attention in float64 takes hours on a CPU."""
 

@@ -195,6 +195,8 @@ class LLM(VectorEngine):
         if chat_template_content_format != "auto":
             limit = "'auto': the form is found out from the template"
             raise InvalidParameter("chat_template_content_format", chat_template_content_format, limit)
+        if isinstance(messages, str):
+            raise InvalidParameter("messages", messages, "a list of objects with role and content, or a list of such")
         conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [
             self._chat_prompt(

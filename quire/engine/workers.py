@@ -145,7 +145,7 @@ def make_worker(
     no_determinism = platform.no_determinism or not_deterministic(config)
     if config.deterministic and no_determinism:
         raise ConfigError(
-            f"deterministic = True cannot be promised: {no_determinism}; or leave --deterministic out",
+            f"deterministic = True cannot be promised: {no_determinism}; leave --deterministic out",
             param="deterministic",
         )
     limits = resolve(config, arch, platform.name, is_server=is_server)

@@ -183,7 +183,7 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
             f"no step was ever timed on the {name}: its peaks are published, how much of them is reached is assumed"
         )
     if task.arch.hidden_size < NARROWEST:
-        found.append("so small a model: the steps that were timed are of larger ones, and fixed costs of calls weigh most here")
+        found.append("so small a model: steps of larger ones were timed, and fixed costs weigh most here")
     if not task.device.runs:
         found.append(f"Quire has no kernels for the {name}: its figures say what the hardware would allow")
     if first.mesh.n_ranks > first.mesh.dp:

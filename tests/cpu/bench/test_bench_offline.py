@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from quire.bench.datasets import TOKEN_LIMIT, from_lengths
-from quire.bench.offline import check_batches, decode_step_times_s, measure_latency, measure_throughput
 from quire.bench.loadgen import counted
+from quire.bench.offline import check_batches, decode_step_times_s, measure_latency, measure_throughput
 from quire.bench.options import LatencyOptions, ThroughputOptions
 from quire.bench.timeline import Timeline
 from quire.bench.workloads import LatencyCase
