@@ -19,6 +19,7 @@
 // QUIRE_LONE, and those of moe/codes.h, where w is in codes.
 #include "moe/few_codes.h"
 #include "moe/gating.h"
+#include "moe/rounding.h"
 
 namespace quire {
 
@@ -101,15 +102,20 @@ struct FewBlock : FewCodes {
     template <class K> __device__ void stage_rows(const Tile& tile) const {
         const int n_cells = columns<K>() / 8, n_rows = K::IN_PARTS ? n_tiles() : tile.n;
         const int row_bytes = K::IN_PARTS ? a.inner * 2 : Layout::row_bytes(columns<K>());
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int warp = threadIdx.x / 32;
         const int warps_a_row = n_rows > 4 ? 1 : n_rows > 2 ? 2 : n_rows > 1 ? 4 : 8;
         for (int i = warp / warps_a_row; i < n_rows; i += WARPS / warps_a_row) {
             const int64_t pair = pairs()[tile.first + i];
             const Element* from = K::IS_UP ? static_cast<const Element*>(a.x) + pair / a.n_chosen * a.x_row
                                              : static_cast<const Element*>(a.h) + pair * a.inner;
+            const uint32_t to = base + at.x + i * row_bytes;
+#if QUIRE_CODES == 1
+            keep_rounded<QUIRE_GROUP != 0>(to, from, n_cells, warp % warps_a_row, warps_a_row);
+#else
 #pragma unroll 4
-            for (int c = warp % warps_a_row * 32 + lane; c < n_cells; c += warps_a_row * 32)
-                copy_16_bytes(base + at.x + i * row_bytes + c * 16, from + c * 8, true);
+            for (int c = warp % warps_a_row * 32 + threadIdx.x % 32; c < n_cells; c += warps_a_row * 32)
+                copy_16_bytes(to + c * 16, from + c * 8, true);
+#endif
         }
         copies_wait();
         named_sync(WORKERS_BARRIER, WORKERS);

@@ -44,6 +44,11 @@ class CodesShape:
     """There are zero points."""
 
     @property
+    def is_rounded(self) -> bool:
+        """Rows are multiplied in e4m3 too."""
+        return self.kind == 1
+
+    @property
     def width(self) -> int:
         """Columns in 128 bytes of a row."""
         return 256 if self.kind >= 3 else 128 if self.kind else CHUNK

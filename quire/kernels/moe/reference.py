@@ -1,17 +1,21 @@
 """Mixtures of experts in plain torch: the oracle. One expert after another, each for its own tokens.
 
-Arithmetic in float32, or in float64 for float64 inputs, where nothing is rounded between.
+Arithmetic in float32, or in float64 for float64 inputs, where nothing is rounded between, and where rows are rounded to
+e4m3: what is multiplied is what kernels multiply, code for code.
 """
 
 from __future__ import annotations
+
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
 
 from quire.config.experts import Gating, RoutingSpec, Scores
-from quire.kernels.moe.coded import Matrices
+from quire.kernels.moe.coded import CodedMatrices, Matrices
 from quire.kernels.moe.packed import PackedExperts
 from quire.kernels.qgemm.reference import linear
+from quire.kernels.w8a8.reference import quantise
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
 """dtype → largest |kernel - float64 reference| / (1 + |reference|) of `experts`, for results of about 1."""
@@ -91,16 +95,31 @@ def experts(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = torch.float64 if _is_rounding(up) else torch.promote_types(x.dtype, torch.float32)
     total = torch.zeros(x.shape, dtype=wide, device=x.device) if residual is None else residual.to(wide)
     for expert in sorted(set(expert_ids.flatten().tolist()) - {-1}):
         rows, places = torch.where(expert_ids == expert)
-        both = F.linear(x[rows].to(wide), up[expert].to(wide), None if up_bias is None else up_bias[expert].to(wide))
-        inner = gate(both, gating).to(x.dtype).to(wide)
+        both = F.linear(
+            _taken(x[rows], up).to(wide), up[expert].to(wide), None if up_bias is None else up_bias[expert].to(wide)
+        )
+        inner = _taken(gate(both, gating).to(x.dtype), down).to(wide)
         y = F.linear(inner, down[expert].to(wide), None if down_bias is None else down_bias[expert].to(wide))
         total.index_add_(0, rows, y * weights[rows, places, None].to(wide))
     target = out if residual is None else residual
     return total.to(x.dtype) if target is None else target.copy_(total)
+
+
+def _is_rounding(matrices: Matrices) -> TypeGuard[CodedMatrices]:
+    return isinstance(matrices, CodedMatrices) and matrices.rounds_inputs
+
+
+def _taken(rows: torch.Tensor, matrices: Matrices) -> torch.Tensor:
+    """What is multiplied by a matrix: the rows, or the numbers of their codes in float64."""
+    if not _is_rounding(matrices):
+        return rows
+    group = matrices.group or matrices.k
+    codes, scales = quantise(rows, matrices.codes.dtype, group)
+    return codes.double() * scales.double().repeat_interleave(group, 1)[:, : matrices.k]
 
 
 def packed_experts(

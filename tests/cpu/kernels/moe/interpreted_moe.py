@@ -12,6 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 import coded_experts
+import interpreted_codes  # noqa: F401
 import quick_interpreter  # noqa: F401
 import route_cases
 
@@ -59,15 +60,8 @@ def check_codes() -> None:
             biases = torch.randn(n_experts, 2 * inner, dtype=dtype), torch.randn(n_experts, hidden, dtype=dtype)
         ids = torch.rand(n, n_experts).argsort(1)[:, :k].int().contiguous()
         weights, gating = torch.rand(n, k), Gating(slope=1.702, offset=1.0, limit=1.0)
-        parts = [
-            coded_experts.wide(up),
-            coded_experts.wide(down),
-            gating,
-            *(None if b is None else b.double() for b in biases),
-        ]
-        close(
-            moe.experts(x, ids, weights, up, down, gating, *biases), reference.experts(x.double(), ids, weights, *parts)
-        )
+        arguments = (x, ids, weights, up, down, gating, *biases)
+        close(moe.experts(*arguments), coded_experts.expected(*arguments))
 
 
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:

@@ -1,7 +1,6 @@
 """The kernels of experts on Hopper without a GPU: emulated on host threads, against float64.
 
-Not shown: how fast they are, blocks that wait for one another, that copies and products are ordered as on a GPU; many
-rows of floating experts, where lanes of a warp go on together without being told.
+Not shown: how fast they are, blocks that wait for one another, that copies and products are ordered as on a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from coded_experts import CODINGS, Coding, wide
+from coded_experts import CODINGS, Coding, expected
 
 from quire.config.experts import Gating
 from quire.kernels import jit, moe
@@ -41,6 +40,16 @@ class One:
     gating: Gating = moe.SWIGLU
     wide_tokens: int = 0
     """Of the kernel for many rows; 0: the one for few."""
+    routing: str = "random"
+
+    def ids(self, k: int, n_experts: int) -> torch.Tensor:
+        """[n, k] int32."""
+        chosen = torch.rand(self.n, n_experts).argsort(1)[:, :k].int().contiguous()
+        if self.routing == "all to one":
+            chosen[:, 0], chosen[:, 1:] = 1, -1
+        elif self.routing == "holes":
+            chosen[chosen == 1] = -1
+        return chosen
 
 
 CASES = [  # a lone row and several; each kind of codes and of scales
@@ -50,7 +59,12 @@ CASES = [  # a lone row and several; each kind of codes and of scales
     One(4, torch.float16, CODINGS[3], CLAMPED),
     One(1, torch.bfloat16, CODINGS[4]),
     One(4, torch.bfloat16, CODINGS[6]),
+    One(3, torch.bfloat16, None, CLAMPED, wide_tokens=64),
     One(3, torch.bfloat16, CODINGS[2], CLAMPED, wide_tokens=64),
+    One(1, torch.float16, CODINGS[1], wide_tokens=64),
+    One(5, torch.bfloat16, CODINGS[2], wide_tokens=64, routing="holes"),
+    One(70, torch.float16, CODINGS[2], wide_tokens=128, routing="all to one"),
+    One(70, torch.bfloat16, CODINGS[1], CLAMPED, wide_tokens=128),
     One(3, torch.float16, CODINGS[3], wide_tokens=64),
     One(70, torch.bfloat16, CODINGS[6], wide_tokens=128),
     One(3, torch.float16, CODINGS[0], CLAMPED, wide_tokens=64),
@@ -81,10 +95,15 @@ def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert done.returncode == 0, done.stderr[-3000:]
         return getattr(ctypes.CDLL(str(made)), f"quire_{name.removesuffix('.cu')}")
 
+    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+        made = empty(*size, **options)
+        made.view(torch.uint8).fill_(0xFF)  # NaN, of all types
+        return made
+
+    empty = torch.empty
     monkeypatch.setattr(hopper, "_function", function)
+    monkeypatch.setattr(hopper.torch, "empty", poisoned)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
-
-
 
 
 def view(address: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -103,11 +122,12 @@ class Rows:
         args = given._obj
         ids = view(args.expert_ids, torch.int32, args.n_pairs).tolist()
         order = sorted(range(args.n_pairs), key=lambda pair: (ids[pair], pair))
-        slots, tiles, first = view(args.ranks, torch.int32, args.n_pairs), [], 0
-        for slot, pair in enumerate(order):
-            slots[pair] = slot
+        ranks, tiles, first = view(args.ranks, torch.int32, args.n_pairs), [], 0
+        starts = view(args.starts, torch.int32, args.n_experts)
         for expert in range(args.n_experts):
-            end = first + ids.count(expert)
+            own = [pair for pair in order if ids[pair] == expert]
+            starts[expert], end = first, first + len(own)
+            ranks[own] = torch.arange(len(own), dtype=torch.int32)
             while first < end:
                 n = min(args.tile_slots, end - first)
                 tiles.append([expert, first, n, 0])
@@ -119,8 +139,12 @@ class Rows:
     def quire_moe_spread(self, given: Any, stream: object) -> int:
         args = given._obj
         n_pairs = args.n_tokens * args.n_chosen
+        ids, starts = view(args.expert_ids, torch.int32, n_pairs), view(args.starts, torch.int32, args.n_experts)
         x, slots = view(args.x, self.dtype, args.n_tokens, args.h), view(args.slots, torch.int32, n_pairs)
-        view(args.sorted, self.dtype, n_pairs, args.h)[slots.long()] = x.repeat_interleave(args.n_chosen, 0)
+        real = ids >= 0
+        slots[real] += starts[ids[real].long()]
+        to = view(args.sorted, self.dtype, n_pairs, args.h)
+        to[slots[real].long()] = x.repeat_interleave(args.n_chosen, 0)[real]
         return 0
 
     def quire_moe_sum(self, given: Any, stream: object) -> int:
@@ -128,8 +152,10 @@ class Rows:
         n, k, h = args.n_tokens, args.n_chosen, args.h
         x, weights = view(args.x, self.dtype, n * k, h).float(), view(args.weights, torch.float32, n, k)
         if args.slots:
-            x = x[view(args.slots, torch.int32, n * k).long()]
-        total = view(args.residual, self.dtype, n, h) + (x.view(n, k, h) * weights[:, :, None]).sum(1)
+            x = x[view(args.slots, torch.int32, n * k).long() % len(x)]
+        real = view(args.expert_ids, torch.int32, n, k, 1) >= 0
+        each = (x.view(n, k, h) * weights[:, :, None]).where(real, torch.zeros(()))
+        total = view(args.residual, self.dtype, n, h) + each.sum(1)
         view(args.y, self.dtype, n, h).copy_(total)
         return 0
 
@@ -137,30 +163,26 @@ class Rows:
 @pytest.mark.parametrize("one", CASES, ids=str)
 def test_experts_match_float64(emulation: None, one: One) -> None:
     torch.manual_seed(0)
-    k, n_experts, hidden, inner = 2, 3, 576, 64
     coding = one.coding
+    k, n_experts, hidden, inner = 2, 3, 576, 192 if coding is not None and coding.dtype.is_floating_point else 64
     x, biases = torch.randn(one.n, hidden).to(one.dtype), (None, None)
     if one.gating is CLAMPED:
         biases = torch.randn(n_experts, 2 * inner).to(one.dtype), torch.randn(n_experts, hidden).to(one.dtype)
     if coding is None:
         up, down = torch.randn(n_experts, 2 * inner, hidden) * 0.04, torch.randn(n_experts, hidden, inner) * 0.1
         up, down = up.to(one.dtype), down.to(one.dtype)
-        numbers = [up.double(), down.double()]
     else:
         sizes = ((2 * inner, hidden), (hidden, inner))
         up, down = (coding.matrices(n_experts, *size, one.dtype) for size in sizes)
-        numbers = [wide(up), wide(down)]
-    ids = torch.rand(one.n, n_experts).argsort(1)[:, :k].int().contiguous()
+    ids = one.ids(k, n_experts)
     weights, residual = torch.rand(one.n, k), torch.randn(one.n, hidden).to(one.dtype)
     shape = ExpertsShape(one.n, k, n_experts, hidden, inner, hopper._codes(down))
     cut = WidePlan(one.wide_tokens) if one.wide_tokens else plan(shape)
     assert one.wide_tokens or (isinstance(cut, FewPlan) and cut.lone == (one.n == 1))
     products = tuple(hopper._function(*each) for each in hopper.variants(cut, one.dtype, shape.codes))
-    launch = hopper.Launch(products, Rows(one.dtype), cut, n_blocks=1)
-    wanted = reference.experts(
-        x.double(), ids, weights, *numbers, one.gating, *(None if b is None else b.double() for b in biases),
-        residual=residual.double(),
-    )  # fmt: skip
+    rounds = hopper._function("moe_round.cu", hopper._definitions(one.dtype)) if shape.codes.is_rounded else None
+    launch = hopper.Launch(products, Rows(one.dtype), cut, n_blocks=1, round=rounds)
+    wanted = residual.double() + expected(x, ids, weights, up, down, one.gating, *biases)
     got = launch(x, ids, weights, up, down, one.gating, *biases, residual=residual)
     error = float(((got.double() - wanted).abs() / (1 + wanted.abs())).max())
     assert error <= reference.TOLERANCE[one.dtype], error

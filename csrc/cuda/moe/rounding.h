@@ -1,0 +1,83 @@
+// Rows of x in e4m3, sixteen bytes of elements at a time: what quire/kernels/w8a8/reference.py makes of them, code for code.
+#pragma once
+#include "gemm.h"
+
+namespace quire {
+
+constexpr float LARGEST_CODE = 448.0f, LEAST_LARGEST = 1e-10f;
+constexpr int CELL = 8, GROUP_CELLS = 16;  // elements of a cell; cells of 128 columns, which share a scale
+
+struct Eight {
+    float x[CELL];
+
+    __device__ __forceinline__ explicit Eight(const int4& cell) {
+        const uint32_t words[] = {uint32_t(cell.x), uint32_t(cell.y), uint32_t(cell.z), uint32_t(cell.w)};
+#pragma unroll
+        for (int i = 0; i < CELL; i += 2) x[i] = low(words[i / 2]), x[i + 1] = high(words[i / 2]);
+    }
+    __device__ __forceinline__ float largest() const {
+        float found = 0.0f;
+#pragma unroll
+        for (int i = 0; i < CELL; i++) found = fmaxf(found, fabsf(x[i]));
+        return found;
+    }
+    __device__ __forceinline__ uint2 codes(float scale) const {
+        uint32_t pairs[CELL / 2];
+#pragma unroll
+        for (int i = 0; i < CELL; i += 2) pairs[i / 2] = codes_of(__fdiv_rn(x[i], scale), __fdiv_rn(x[i + 1], scale));
+        return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+    }
+};
+template <int LANES> __device__ __forceinline__ float largest_of_lanes(float x) {  // neighbours; all of a warp call it
+#pragma unroll
+    for (int step = LANES / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+__device__ __forceinline__ float scale_of(float largest) { return __fdiv_rn(fmaxf(largest, LEAST_LARGEST), LARGEST_CODE); }
+
+// What codes and their scale are, in elements.
+__device__ __forceinline__ uint32_t elements_of(uint32_t halves, float scale) {
+    const float2 two = __half22float2(reinterpret_cast<const __half2&>(halves));
+    return pack(two.x * scale, two.y * scale);
+}
+__device__ __forceinline__ uint4 elements_of(const uint2& codes, float scale) {
+    uint4 found;
+    found.x = elements_of(halves_of_low(codes.x), scale), found.y = elements_of(halves_of_high(codes.x), scale);
+    found.z = elements_of(halves_of_low(codes.y), scale), found.w = elements_of(halves_of_high(codes.y), scale);
+    return found;
+}
+
+// A row of n_cells into shared memory, as its codes and scales are, in elements: n_warps warps have 32 cells in turn, this
+// is the warp-th. IN_BLOCKS: 128 columns share a scale; else the row does, and each warp looks at all of it.
+template <bool IN_BLOCKS>
+__device__ __forceinline__ void keep_rounded(uint32_t to, const Element* row, int n_cells, int warp, int n_warps) {
+    constexpr int AT_ONCE = 4;  // loads on their way
+    const int4* from = reinterpret_cast<const int4*>(row);
+    const int lane = threadIdx.x % 32, step = 32 * n_warps;
+    const int4 nothing = make_int4(0, 0, 0, 0);
+    int4 cells[AT_ONCE];
+    float of_row = 0.0f;
+    for (int first = lane; !IN_BLOCKS && first < n_cells; first += 32 * AT_ONCE) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) cells[i] = first + 32 * i < n_cells ? load_here(from + first + 32 * i) : nothing;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) of_row = fmaxf(of_row, Eight(cells[i]).largest());
+    }
+    if (!IN_BLOCKS) of_row = largest_of_lanes<32>(of_row);
+    for (int first = warp * 32; first < n_cells; first += step * AT_ONCE) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int at = first + i * step + lane;
+            cells[i] = at < n_cells ? load_here(from + at) : nothing;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int at = first + i * step + lane;
+            const Eight eight(cells[i]);
+            const float scale = scale_of(IN_BLOCKS ? largest_of_lanes<GROUP_CELLS>(eight.largest()) : of_row);
+            if (at < n_cells) write16(to + at * 16, elements_of(eight.codes(scale), scale));
+        }
+    }
+}
+
+}  // namespace quire
