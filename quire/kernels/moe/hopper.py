@@ -111,7 +111,7 @@ class Launch:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Rows:
+class Rows:
     """What the kernel for many rows multiplies, in the order of the experts."""
 
     numbers: torch.Tensor
@@ -146,7 +146,7 @@ class _Call:
         added = residual if cut.lone else None
         (up, up_scales), (down, down_scales) = (_parts(one) for one in (self.up, self.down))
         pointers = (self.x, up, down, up_scales, down_scales, *self.biases, self.expert_ids, self.weights, added)
-        self._start(self.launch.products[0], _FewArgs(
+        _start(self.launch.products[0], self.x, _FewArgs(
             *(None if one is None else one.data_ptr() for one in pointers), inner.data_ptr(), each.data_ptr(),
             self.x.stride(0), gating.slope, gating.offset, gating.limit,
             shape.n_pairs, shape.n_chosen, shape.n_experts, shape.hidden, shape.inner, cut.n_stages,
@@ -163,38 +163,27 @@ class _Call:
         slots = tiles + 16 * cut.n_tiles(shape)
         starts, n_tiles = slots + 4 * pairs, slots + 4 * (pairs + n_experts)
         ids, rows = self.expert_ids.data_ptr(), self.launch.rows
-        self._start(rows.quire_moe_sort, _SortArgs(ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens))
+        _start(rows.quire_moe_sort, self.x, _SortArgs(ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens))
         inner, result = self._scratch(pairs, shape.inner), self._scratch(pairs, hidden)
         if self.launch.round is None:  # x in the order of the experts, where results lie once it has been read
-            self._start(rows.quire_moe_spread, _SpreadArgs(
+            _start(rows.quire_moe_spread, self.x, _SpreadArgs(
                 self.x.data_ptr(), ids, starts, slots, result.data_ptr(), self.x.stride(0),
                 shape.n, shape.n_chosen, n_experts, hidden,
             ))  # fmt: skip
-            self._multiply(0, _Rows(result), self.up, inner, tiles, n_tiles)
-            self._multiply(1, _Rows(inner), self.down, result, tiles, n_tiles)
+            self._multiply(0, Rows(result), self.up, inner, tiles, n_tiles)
+            self._multiply(1, Rows(inner), self.down, result, tiles, n_tiles)
         else:
-            x = self._rounded(self.launch.round, self.x, shape.n_chosen, ids, starts, slots)
+            in_blocks = shape.codes.group > 0
+            x = round_rows(self.launch.round, self.x, in_blocks, shape.n_chosen, n_experts, ids, starts, slots)
             self._multiply(0, x, self.up, inner, tiles, n_tiles)
-            between = self._rounded(self.launch.round, inner)
+            between = round_rows(self.launch.round, inner, in_blocks)
             self._multiply(1, between, self.down, result, tiles, n_tiles)
         self._sum(result, slots)
 
-    def _rounded(self, kernel: Kernel, x: torch.Tensor, n_each: int = 1, *places: int) -> _Rows:
-        """Rows of x [n, k] in e4m3, for each expert of a token, or where they stand. places: ids, starts, slots."""
-        (n, k), in_blocks, n_experts = x.shape, self.shape.codes.group > 0, self.shape.n_experts
-        codes = torch.empty(n * n_each, k, dtype=torch.float8_e4m3fn, device=x.device)
-        lines = (-(-k // BLOCK), -(-len(codes) // SCALES_STEP) * SCALES_STEP) if in_blocks else (len(codes),)
-        scales = torch.empty(lines, dtype=torch.float32, device=x.device)
-        self._start(kernel, _RoundArgs(
-            x.data_ptr(), *(places or (None, None, None)), codes.data_ptr(), scales.data_ptr(), x.stride(0),
-            n, n_each, n_experts, k, lines[-1], in_blocks,
-        ))  # fmt: skip
-        return _Rows(codes, scales)
-
-    def _multiply(self, which: int, x: _Rows, w: Matrices, y: torch.Tensor, tiles: int, n_tiles: int) -> None:
+    def _multiply(self, which: int, x: Rows, w: Matrices, y: torch.Tensor, tiles: int, n_tiles: int) -> None:
         """The first product, with the activation behind it, or the second."""
         gating, parts = self.gating, (x.numbers, *_parts(w), x.scales, self.biases[which])
-        self._start(self.launch.products[which], _WideArgs(
+        _start(self.launch.products[which], self.x, _WideArgs(
             *(None if one is None else one.data_ptr() for one in parts), tiles, n_tiles, y.data_ptr(),
             gating.slope, gating.offset, gating.limit, len(y), self.shape.n_experts, y.shape[1], x.numbers.shape[1],
             self.launch.n_blocks, 0 if x.scales is None else x.scales.shape[-1],
@@ -202,7 +191,7 @@ class _Call:
 
     def _sum(self, each: torch.Tensor, slots: int | None) -> None:
         shape, residual = self.shape, self.residual
-        self._start(self.launch.rows.quire_moe_sum, _SumArgs(
+        _start(self.launch.rows.quire_moe_sum, self.x, _SumArgs(
             each.data_ptr(), self.expert_ids.data_ptr(), self.weights.data_ptr(), slots,
             None if residual is None else residual.data_ptr(), self.y.data_ptr(),
             0 if residual is None else residual.stride(0), self.y.stride(0),
@@ -212,10 +201,27 @@ class _Call:
     def _scratch(self, n_rows: int, width: int) -> torch.Tensor:
         return torch.empty(n_rows, width, dtype=self.x.dtype, device=self.x.device)
 
-    def _start(self, kernel: Kernel, args: ctypes.Structure) -> None:
-        code = kernel(ctypes.byref(args), torch.cuda.current_stream(self.x.device).cuda_stream)
-        if code:
-            raise RuntimeError(f"experts for {self.shape} could not be launched: CUDA error {code}")
+
+def round_rows(
+    kernel: Kernel, x: torch.Tensor, in_blocks: bool, n_each: int = 1, n_experts: int = 0, *places: int
+) -> Rows:
+    """x [n, k] in e4m3: each row for the n_each experts of its token, or where it stands. places: addresses of ids,
+    starts, slots."""
+    n, k = x.shape
+    codes = torch.empty(n * n_each, k, dtype=torch.float8_e4m3fn, device=x.device)
+    lines = (-(-k // BLOCK), -(-len(codes) // SCALES_STEP) * SCALES_STEP) if in_blocks else (len(codes),)
+    scales = torch.empty(lines, dtype=torch.float32, device=x.device)
+    _start(kernel, x, _RoundArgs(
+        x.data_ptr(), *(places or (None, None, None)), codes.data_ptr(), scales.data_ptr(), x.stride(0),
+        n, n_each, n_experts, k, lines[-1], in_blocks,
+    ))  # fmt: skip
+    return Rows(codes, scales)
+
+
+def _start(kernel: Kernel, x: torch.Tensor, args: ctypes.Structure) -> None:
+    code = kernel(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
+    if code:
+        raise RuntimeError(f"experts of {tuple(x.shape)} could not be launched: CUDA error {code}")
 
 
 def prepare(

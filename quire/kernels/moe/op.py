@@ -60,21 +60,23 @@ def experts(
     x: [n, hidden], last dimension contiguous, n >= 1. expert_ids: [n, k] int32, contiguous, each from -1 to E - 1,
     those of a row distinct; -1 adds nothing, and its weight is not read. weights: [n, k] float32, contiguous.
     up: [E, 2 * inner, hidden], contiguous, x's dtype; of each expert the rows of the gate above those of up.
-    down: [E, hidden, inner], likewise. Either may be in codes, see `CodedMatrices`; x is multiplied as it is then, too.
+    down: [E, hidden, inner], likewise. Both may be in codes, see `CodedMatrices`. By e4m3 rows of x, and of the inner
+    vectors, are multiplied in e4m3, rounded as in `w8a8.linear_fp8`; by other codes as they are.
     gating: what makes [inner] of these [2 * inner], see `Gating`.
     up_bias: [E, 2 * inner], down_bias: [E, hidden], contiguous, x's dtype.
     residual: [n, hidden], x's dtype, contiguous rows; it takes the sum and is returned. out: the same, where to write;
     not with residual. x must not overlap either. Returns [n, hidden] of x's dtype, residual or out if given.
 
-    Sums are in float32; the inner vector is rounded to x's dtype, an expert's output may be, the result is, once.
+    Sums are in float32; the inner vector is rounded to x's dtype, an expert's output may be, the result is, once. The
+    kernel for few rows rounds what e4m3 makes of a row to x's dtype, before it is multiplied.
     A row's bits may depend on the other rows only through kernel choice by n; in determinism mode they do not.
     The bits of a call are the same at every call: no atomic additions of floating numbers.
     Nothing is read by the host and launches depend on shapes alone: it may be captured, and replayed with other ids.
     Two streams must not run experts at the same time: on Hopper the blocks of a launch wait for each other and count in
     one place. The first call for experts of a size compiles their kernels (seconds).
     Memory of scratch is allocated by torch: at most n * k * (hidden + inner) numbers of x's dtype, or of float32 where
-    outputs are not rounded, and integers of the order of n * k + E. An expert without tokens costs no read of its
-    weights. Raises ValueError on a mismatch.
+    outputs are not rounded, as many of e4m3 beside them where rows are, and integers of the order of n * k + E.
+    An expert without tokens costs no read of its weights. Raises ValueError on a mismatch.
     """
     _check_weights(x, up, down, up_bias, down_bias)
     if expert_ids.shape != weights.shape or expert_ids.dim() != 2 or len(expert_ids) != len(x):

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from quire.kernels import nibbles_triton as nibbles
 
-PLAIN, BYTES, INT4, FP4, E4M3 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
+PLAIN, BYTES, E4M3, INT4, FP4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
 """E4M3: rows are in e4m3, too."""
 SIDE = tl.constexpr(128)
 """Of a block of bytes with one scale."""
@@ -19,7 +19,7 @@ SIDE = tl.constexpr(128)
 @triton.jit  # type: ignore[untyped-decorator]
 def _columns(KEPT: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
     """[BK]: which columns of BK the places of a tile are."""
-    if KEPT == INT4 or KEPT == FP4:
+    if KEPT >= INT4:
         at = nibbles.columns()
     else:
         at = tl.arange(0, BK)
@@ -34,7 +34,7 @@ def _added(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """sums [BM, BN] + a [BM, BK] times the columns start .. of the rows `row` of a matrix. Scales of whole rows are
     left out. a_scales: [BM], E4M3 in blocks."""
-    if KEPT == INT4 or KEPT == FP4:
+    if KEPT >= INT4:
         LINES: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP * (2 if ZEROS else 1)
         w = nibbles.numbers(matrix, scales, row, is_row, start, 1, LINES, COLUMNS, GROUP, ZEROS, KEPT == FP4, BN)
         sums = tl.dot(a, tl.trans(w).to(a.dtype), sums, input_precision="ieee")
@@ -60,7 +60,7 @@ def _finished(  # type: ignore[no-untyped-def]
     sums, a_scales, scales, biases, row, is_row, KEPT: tl.constexpr, GROUP: tl.constexpr
 ):
     """Times the scales of rows, where they have one each, and the bias. a_scales: [BM], E4M3."""
-    if (KEPT == BYTES or KEPT == E4M3) and GROUP == 0:
+    if KEPT > PLAIN and GROUP == 0:
         own = tl.load(scales + row, mask=is_row, other=0.0)[None, :]
         if KEPT == E4M3:
             own = own * a_scales[:, None]

@@ -24,6 +24,7 @@ from quire.config.experts import Gating
 from quire.kernels import jit, moe
 from quire.kernels.moe import hopper, reference
 from quire.kernels.moe.plan import ExpertsShape, FewPlan, WidePlan, plan
+from quire.kernels.w8a8.reference import quantise
 
 EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
 FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
@@ -186,3 +187,15 @@ def test_experts_match_float64(emulation: None, one: One) -> None:
     got = launch(x, ids, weights, up, down, one.gating, *biases, residual=residual)
     error = float(((got.double() - wanted).abs() / (1 + wanted.abs())).max())
     assert error <= reference.TOLERANCE[one.dtype], error
+
+
+@pytest.mark.parametrize(("dtype", "in_blocks"), [(torch.bfloat16, False), (torch.float16, True)], ids=str)
+def test_codes_of_rows_are_those_of_the_reference(emulation: None, dtype: torch.dtype, in_blocks: bool) -> None:
+    """Digit for digit: rows of very different sizes, one with a half of zeros, and columns that fill no group."""
+    n, k = 6, 1216
+    x = torch.randn(n, k).mul_(torch.tensor([1e-3, 1e-2, 1.0, 30.0, 1e3, 1.0])[:, None]).to(dtype)
+    x[-1, k // 2 :] = 0
+    made = hopper.round_rows(hopper._function("moe_round.cu", hopper._definitions(dtype)), x, in_blocks)
+    codes, scales = quantise(x, torch.float8_e4m3fn, 128 if in_blocks else k)
+    assert torch.equal(made.numbers.view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(made.scales[:, :n], scales.T) if in_blocks else torch.equal(made.scales, scales[:, 0])
