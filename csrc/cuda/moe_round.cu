@@ -19,44 +19,37 @@ struct QuireMoeRoundArgs {  // _RoundArgs in quire/kernels/moe/hopper.py
 namespace quire {
 namespace {
 
-constexpr int THREADS = 128, WARPS = THREADS / 32;
+constexpr int WARPS = 2, THREADS = WARPS * 32;  // of a block: a few hundred rows should reach all multiprocessors
 
-// One block a row. A warp has 32 cells at once, of two groups of columns.
+// One warp a row. It has 32 cells at once, of two groups of columns; lane j knows the slot of the row's j-th expert.
 template <bool IN_BLOCKS>
 __global__ void __launch_bounds__(THREADS) round_kernel(const __grid_constant__ QuireMoeRoundArgs args) {
-    __shared__ int slots[MAX_CHOSEN];
-    __shared__ float of_warps[WARPS];
-    const int row = blockIdx.x, n_cells = args.h / CELL, lane = threadIdx.x % 32;
+    const int row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, n_cells = args.h / CELL;
     const int4* from = reinterpret_cast<const int4*>(static_cast<const Element*>(args.x) + row * args.x_row);
-    const int4 nothing = make_int4(0, 0, 0, 0);
     let_next_grid_start();
     wait_for_previous_grid();
-    if (args.expert_ids == nullptr) {
-        if (threadIdx.x == 0) slots[0] = row;
-    } else if (threadIdx.x < args.n_chosen) {
-        const int pair = row * args.n_chosen + threadIdx.x;
-        slots[threadIdx.x] = find_slot(args.expert_ids, args.starts, args.slots, pair, args.n_experts);
-    }
-    float of_row = 0.0f;
-    if (!IN_BLOCKS) {
-        for (int i = threadIdx.x; i < n_cells; i += THREADS) of_row = fmaxf(of_row, Eight(load_here(from + i)).largest());
-        of_row = largest_of_lanes<32>(of_row);
-        if (lane == 0) of_warps[threadIdx.x / 32] = of_row;
-    }
-    __syncthreads();
-    for (int i = 0; !IN_BLOCKS && i < WARPS; i++) of_row = fmaxf(of_row, of_warps[i]);
-    for (int first = threadIdx.x / 32 * 32; first < n_cells; first += THREADS) {
-        const int i = first + lane;
-        const Eight eight(i < n_cells ? load_here(from + i) : nothing);
-        const float scale = scale_of(IN_BLOCKS ? largest_of_lanes<GROUP_CELLS>(eight.largest()) : of_row);
-        if (i >= n_cells) continue;
-        const uint2 codes = eight.codes(scale);
-        const bool has_scale = i % GROUP_CELLS == 0 && (IN_BLOCKS || i == 0);
-        for (int j = 0; j < args.n_chosen; j++) {
-            const int slot = slots[j];
-            if (slot < 0) continue;
-            *reinterpret_cast<uint2*>(static_cast<char*>(args.codes) + int64_t(slot) * args.h + i * CELL) = codes;
-            if (has_scale) args.scales[int64_t(i / GROUP_CELLS) * args.scales_row + slot] = scale;
+    if (row >= args.n_tokens) return;
+    int own = row;
+    if (args.expert_ids != nullptr && lane < args.n_chosen)
+        own = find_slot(args.expert_ids, args.starts, args.slots, row * args.n_chosen + lane, args.n_experts);
+    const float of_row = IN_BLOCKS ? 0.0f : largest_of_row(from, n_cells);
+    int4 cells[AT_ONCE];
+    for (int first = lane; first < n_cells + lane; first += 32 * AT_ONCE) {
+        load_cells(cells, from, first, 32, n_cells);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int at = first + i * 32;
+            if (at >= n_cells + lane) break;
+            const Eight eight(cells[i]);
+            const float scale = scale_of(IN_BLOCKS ? largest_of_lanes<GROUP_CELLS>(eight.largest()) : of_row);
+            const uint2 codes = eight.codes(scale);
+            for (int j = 0; j < args.n_chosen; j++) {
+                const int slot = __shfl_sync(~0u, own, j);
+                if (slot < 0 || at >= n_cells) continue;
+                *reinterpret_cast<uint2*>(static_cast<char*>(args.codes) + int64_t(slot) * args.h + at * CELL) = codes;
+                if (at % GROUP_CELLS == 0 && (IN_BLOCKS || at == 0))
+                    args.scales[int64_t(at / GROUP_CELLS) * args.scales_row + slot] = scale;
+            }
         }
     }
 }
@@ -71,7 +64,7 @@ extern "C" __attribute__((visibility("default"))) int quire_moe_round(const Quir
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(args->n_tokens);
+    config.gridDim = dim3((args->n_tokens + WARPS - 1) / WARPS);
     config.blockDim = dim3(THREADS);
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = &overlap;

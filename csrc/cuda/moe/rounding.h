@@ -47,32 +47,39 @@ __device__ __forceinline__ uint4 elements_of(const uint2& codes, float scale) {
     return found;
 }
 
-// A row of n_cells into shared memory, as its codes and scales are, in elements: n_warps warps have 32 cells in turn, this
-// is the warp-th. IN_BLOCKS: 128 columns share a scale; else the row does, and each warp looks at all of it.
+// ---- cells of a row, `step` apart, by one warp ---------------------------------------------------------------------
+
+constexpr int AT_ONCE = 4;  // loads on their way
+
+__device__ __forceinline__ void load_cells(int4 (&cells)[AT_ONCE], const int4* from, int first, int step, int n_cells) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        cells[i] = first + i * step < n_cells ? load_here(from + first + i * step) : make_int4(0, 0, 0, 0);
+}
+__device__ __forceinline__ float largest_of_row(const int4* from, int n_cells) {
+    int4 cells[AT_ONCE];
+    float found = 0.0f;
+    for (int first = threadIdx.x % 32; first < n_cells; first += 32 * AT_ONCE) {
+        load_cells(cells, from, first, 32, n_cells);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) found = fmaxf(found, Eight(cells[i]).largest());
+    }
+    return largest_of_lanes<32>(found);
+}
+// A row into shared memory, as its codes and scales are, in elements: n_warps warps have 32 cells in turn, this is the
+// warp-th. IN_BLOCKS: 128 columns share a scale; else the row does, and each warp looks at all of it.
 template <bool IN_BLOCKS>
 __device__ __forceinline__ void keep_rounded(uint32_t to, const Element* row, int n_cells, int warp, int n_warps) {
-    constexpr int AT_ONCE = 4;  // loads on their way
     const int4* from = reinterpret_cast<const int4*>(row);
     const int lane = threadIdx.x % 32, step = 32 * n_warps;
-    const int4 nothing = make_int4(0, 0, 0, 0);
+    const float of_row = IN_BLOCKS ? 0.0f : largest_of_row(from, n_cells);
     int4 cells[AT_ONCE];
-    float of_row = 0.0f;
-    for (int first = lane; !IN_BLOCKS && first < n_cells; first += 32 * AT_ONCE) {
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) cells[i] = first + 32 * i < n_cells ? load_here(from + first + 32 * i) : nothing;
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) of_row = fmaxf(of_row, Eight(cells[i]).largest());
-    }
-    if (!IN_BLOCKS) of_row = largest_of_lanes<32>(of_row);
-    for (int first = warp * 32; first < n_cells; first += step * AT_ONCE) {
+    for (int first = warp * 32 + lane; first < n_cells + lane; first += step * AT_ONCE) {
+        load_cells(cells, from, first, step, n_cells);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            const int at = first + i * step + lane;
-            cells[i] = at < n_cells ? load_here(from + at) : nothing;
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int at = first + i * step + lane;
+            const int at = first + i * step;
+            if (at >= n_cells + lane) break;
             const Eight eight(cells[i]);
             const float scale = scale_of(IN_BLOCKS ? largest_of_lanes<GROUP_CELLS>(eight.largest()) : of_row);
             if (at < n_cells) write16(to + at * 16, elements_of(eight.codes(scale), scale));
