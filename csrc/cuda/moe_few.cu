@@ -110,7 +110,8 @@ struct FewBlock : FewCodes {
                                              : static_cast<const Element*>(a.h) + pair * a.inner;
             const uint32_t to = base + at.x + i * row_bytes;
 #if QUIRE_CODES == 1
-            keep_rounded<QUIRE_GROUP != 0>(to, from, n_cells, warp % warps_a_row, warps_a_row);
+            keep_rounded<QUIRE_GROUP != 0>(to, row_scales<K>(i), SCALES_STEP<K>, from, n_cells, warp % warps_a_row,
+                                           warps_a_row);
 #else
 #pragma unroll 4
             for (int c = warp % warps_a_row * 32 + threadIdx.x % 32; c < n_cells; c += warps_a_row * 32)
@@ -140,9 +141,11 @@ struct FewBlock : FewCodes {
         uint32_t x[EIGHTS][8];
 #pragma unroll
         for (int v = 0; v < EIGHTS; v++) read_x(x[v], x_at[v] + column * 2);
+        float2 by[EIGHTS];
+        read_row_scales<K>(by, column, 0);
 #pragma unroll
         for (int b = 0; b < K::BLOCKS; b++)
-            add(d + b * EIGHTS, w + warp * 64 / WIDTH * K::CHUNK_BYTES + b * 2048, warp % (WIDTH / 64), x, scales[b][0],
+            add(d + b * EIGHTS, w + warp * 64 / WIDTH * K::CHUNK_BYTES + b * 2048, warp % (WIDTH / 64), x, by, scales[b][0],
                 scales[b][1]);
     }
 #else
@@ -194,7 +197,9 @@ struct FewBlock : FewCodes {
             if (column >= a.inner) break;
             uint32_t x[EIGHTS][8];
             read_x(x[0], x_at + (part * a.inner + column) * 2);
-            add(d, w + j * 64 / WIDTH * 2048, j % (WIDTH / 64), x, scales[j][0], scales[j][1]);
+            float2 by[EIGHTS];
+            read_row_scales<Down>(by, column, part);
+            add(d, w + j * 64 / WIDTH * 2048, j % (WIDTH / 64), x, by, scales[j][0], scales[j][1]);
         }
     }
 #else

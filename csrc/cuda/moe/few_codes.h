@@ -41,6 +41,21 @@ struct FewCodes : FewLists {
             for (int i = 0; i < 4; i++) x[half * 4 + i] = four[i];
         }
     }
+    // What a thread's sums of e4m3 are scaled by, of its two tokens of each eight: rows of x are codes, too. Scales lie
+    // [group][TOKENS], and of the parts of a sum [part][group].
+    template <class K> __device__ __forceinline__ uint32_t row_scales(int row) const {
+        return base + this->at.scales + (K::IN_PARTS ? row * Layout::n_groups(columns<K>()) : row) * 4;
+    }
+    template <class K> static constexpr int SCALES_STEP = K::IN_PARTS ? 4 : TOKENS * 4;  // to the next group
+    template <class K> __device__ __forceinline__ void read_row_scales(float2 (&by)[EIGHTS], int column, int part) const {
+        const uint32_t from = row_scales<K>(part) + (QUIRE_GROUP ? column / 128 : 0) * SCALES_STEP<K>;
+#pragma unroll
+        for (int v = 0; v < EIGHTS; v++) {
+            by[v] = make_float2(1.0f, 1.0f);
+            if (QUIRE_CODES == 1 && K::IN_PARTS) by[v].x = by[v].y = read4(from);
+            if (QUIRE_CODES == 1 && !K::IN_PARTS) by[v] = read8(from + (v * 8 + threadIdx.x % 4 * 2) * 4);
+        }
+    }
     struct Codes {  // of 64 columns of both rows of a thread
         uint32_t upper[4], lower[4];  // words: [0], [1]
     };
@@ -71,7 +86,7 @@ struct FewCodes : FewLists {
     }
     // d += 64 columns of 16 rows of w times x.
     __device__ __forceinline__ static void add(float (*d)[4], uint32_t w, int part, const uint32_t (&x)[EIGHTS][8],
-                                               const RowScales& upper, const RowScales& lower) {
+                                               const float2 (&by)[EIGHTS], const RowScales& upper, const RowScales& lower) {
         const Codes codes = read_codes(w, part);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
@@ -87,8 +102,8 @@ struct FewCodes : FewLists {
             }
 #pragma unroll
             for (int v = 0; v < EIGHTS; v++) {
-                d[v][0] += sums[v][0] * above, d[v][1] += sums[v][1] * above;
-                d[v][2] += sums[v][2] * below, d[v][3] += sums[v][3] * below;
+                d[v][0] += sums[v][0] * (above * by[v].x), d[v][1] += sums[v][1] * (above * by[v].y);
+                d[v][2] += sums[v][2] * (below * by[v].x), d[v][3] += sums[v][3] * (below * by[v].y);
             }
         }
     }

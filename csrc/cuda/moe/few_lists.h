@@ -54,15 +54,22 @@ struct Barriers {
 
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
 struct Layout {
-    int x, sums, barriers, starts, counts, tiles, pairs, end;
+    int x, sums, scales, barriers, starts, counts, tiles, pairs, end;
     static __host__ __device__ int row_bytes(int columns) { return columns * 2 + 16; }  // rows in different banks
+    // e4m3: scales of the rows of x or h, of each group of columns; see FewCodes.
+    static __host__ __device__ int n_groups(int columns) { return QUIRE_GROUP ? (columns + 127) / 128 : 1; }
+    static __host__ __device__ int scale_bytes(const QuireMoeFewArgs& a) {
+        const int of_x = n_groups(a.hidden) * TOKENS, of_h = n_groups(a.inner) * (QUIRE_LONE ? a.n_pairs : TOKENS);
+        return QUIRE_CODES == 1 ? ((of_x > of_h ? of_x : of_h) * 4 + 7) / 8 * 8 : 0;
+    }
     __host__ __device__ explicit Layout(const QuireMoeFewArgs& a) {
         const int x_row = row_bytes(a.hidden), h_row = row_bytes(QUIRE_LONE ? a.n_pairs * a.inner : a.inner);
         const int most = a.n_experts + a.n_pairs / TOKENS;
         const int n_tiles = QUIRE_LONE || a.n_pairs < most ? a.n_pairs : most;
         x = a.n_stages * STAGE_BYTES;
         sums = x + (QUIRE_LONE ? 1 : TOKENS) * (x_row > h_row ? x_row : h_row);
-        barriers = sums + 2 * SUMS_BYTES;
+        scales = sums + 2 * SUMS_BYTES;
+        barriers = scales + scale_bytes(a);
         starts = barriers + int(sizeof(Barriers));
         counts = starts + (a.n_experts + 1) * 4;
         tiles = counts + (QUIRE_LONE ? 0 : SORTERS * a.n_experts * 4);

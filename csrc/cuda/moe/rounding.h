@@ -35,15 +35,15 @@ template <int LANES> __device__ __forceinline__ float largest_of_lanes(float x) 
 }
 __device__ __forceinline__ float scale_of(float largest) { return __fdiv_rn(fmaxf(largest, LEAST_LARGEST), LARGEST_CODE); }
 
-// What codes and their scale are, in elements.
-__device__ __forceinline__ uint32_t elements_of(uint32_t halves, float scale) {
+// The numbers of codes, which elements are exactly.
+__device__ __forceinline__ uint32_t elements_of(uint32_t halves) {
     const float2 two = __half22float2(reinterpret_cast<const __half2&>(halves));
-    return pack(two.x * scale, two.y * scale);
+    return pack(two.x, two.y);
 }
-__device__ __forceinline__ uint4 elements_of(const uint2& codes, float scale) {
+__device__ __forceinline__ uint4 elements_of(const uint2& codes) {
     uint4 found;
-    found.x = elements_of(halves_of_low(codes.x), scale), found.y = elements_of(halves_of_high(codes.x), scale);
-    found.z = elements_of(halves_of_low(codes.y), scale), found.w = elements_of(halves_of_high(codes.y), scale);
+    found.x = elements_of(halves_of_low(codes.x)), found.y = elements_of(halves_of_high(codes.x));
+    found.z = elements_of(halves_of_low(codes.y)), found.w = elements_of(halves_of_high(codes.y));
     return found;
 }
 
@@ -66,10 +66,11 @@ __device__ __forceinline__ float largest_of_row(const int4* from, int n_cells) {
     }
     return largest_of_lanes<32>(found);
 }
-// A row into shared memory, as its codes and scales are, in elements: n_warps warps have 32 cells in turn, this is the
-// warp-th. IN_BLOCKS: 128 columns share a scale; else the row does, and each warp looks at all of it.
+// A row into shared memory, its codes as elements, and its scales, `scales_step` bytes apart: n_warps warps have 32 cells in
+// turn, this is the warp-th. IN_BLOCKS: 128 columns share a scale; else the row does, and each warp looks at all of it.
 template <bool IN_BLOCKS>
-__device__ __forceinline__ void keep_rounded(uint32_t to, const Element* row, int n_cells, int warp, int n_warps) {
+__device__ __forceinline__ void keep_rounded(uint32_t to, uint32_t scales, int scales_step, const Element* row, int n_cells,
+                                             int warp, int n_warps) {
     const int4* from = reinterpret_cast<const int4*>(row);
     const int lane = threadIdx.x % 32, step = 32 * n_warps;
     const float of_row = IN_BLOCKS ? 0.0f : largest_of_row(from, n_cells);
@@ -82,7 +83,9 @@ __device__ __forceinline__ void keep_rounded(uint32_t to, const Element* row, in
             if (at >= n_cells + lane) break;
             const Eight eight(cells[i]);
             const float scale = scale_of(IN_BLOCKS ? largest_of_lanes<GROUP_CELLS>(eight.largest()) : of_row);
-            if (at < n_cells) write16(to + at * 16, elements_of(eight.codes(scale), scale));
+            if (at < n_cells) write16(to + at * 16, elements_of(eight.codes(scale)));
+            if (at < n_cells && at % GROUP_CELLS == 0 && (IN_BLOCKS || at == 0))
+                write4(scales + at / GROUP_CELLS * scales_step, scale);
         }
     }
 }

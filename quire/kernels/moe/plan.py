@@ -151,4 +151,7 @@ def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
         n_tiles, rows, inner, counts = shape.n_pairs, 1, shape.inner * shape.n_pairs, 0
     total = made.n_stages * made.stage_bytes + rows * (max(shape.hidden, inner) * 2 + 16)
     total += 2 * WARPS * made.tokens * 64 * (1 if made.lone else 2) + 2 * MAX_STAGES * 8
+    if shape.codes.is_rounded:
+        of_x, of_h = (math.ceil(k / 128) if shape.codes.group else 1 for k in (shape.hidden, shape.inner))
+        total += -(-4 * max(of_x * made.tokens, of_h * (shape.n_pairs if made.lone else made.tokens)) // 8) * 8
     return total + (shape.n_experts + 1) * 4 + counts + n_tiles * 12 + shape.n_pairs * 4
