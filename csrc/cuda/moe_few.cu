@@ -110,8 +110,8 @@ struct FewBlock : FewCodes {
                                              : static_cast<const Element*>(a.h) + pair * a.inner;
             const uint32_t to = base + at.x + i * row_bytes;
 #if QUIRE_CODES == 1
-            keep_rounded<QUIRE_GROUP != 0>(to, row_scales<K>(i), SCALES_STEP<K>, from, n_cells, warp % warps_a_row,
-                                           warps_a_row);
+            keep_rounded<QUIRE_GROUP != 0>(to, row_scales<K>(i), SCALES_STEP<K>, K::IN_PARTS ? __ldcg(a.weights + pair) : 1.0f,
+                                           from, n_cells, warp % warps_a_row, warps_a_row);
 #else
 #pragma unroll 4
             for (int c = warp % warps_a_row * 32 + threadIdx.x % 32; c < n_cells; c += warps_a_row * 32)
@@ -223,6 +223,9 @@ struct FewBlock : FewCodes {
     __device__ float weight_of(const Tile& tile, int i) const {
         return QUIRE_LONE ? __ldcg(a.weights + pairs()[tile.first + min(i, tile.n - 1)]) : 1.0f;
     }
+    __device__ float weight_of_h(const Tile& tile, int i) const {  // of e4m3 it is a part of the scales
+        return QUIRE_CODES == 1 ? 1.0f : weight_of(tile, i);
+    }
     template <class K> __device__ void store_pairs(float4 sum, const Tile& tile, int eight, int row) const {
         const int lane = threadIdx.x % 32, i = eight * 8 + lane / 4;  // once transposed
         Element* to = static_cast<Element*>(K::IS_UP ? a.h : a.y);
@@ -234,8 +237,8 @@ struct FewBlock : FewCodes {
         uint32_t upper = pack(sum.x, sum.y), lower = 0;
         if (K::IS_UP) {
             const int token = eight * 8 + lane % 4 * 2;
-            const float one = Gating{a.slope, a.offset, a.limit}(sum.x, sum.z) * weight_of(tile, token);
-            upper = pack(one, Gating{a.slope, a.offset, a.limit}(sum.y, sum.w) * weight_of(tile, token + 1));
+            const float one = Gating{a.slope, a.offset, a.limit}(sum.x, sum.z) * weight_of_h(tile, token);
+            upper = pack(one, Gating{a.slope, a.offset, a.limit}(sum.y, sum.w) * weight_of_h(tile, token + 1));
         } else {
             lower = transpose_matrix(pack(sum.z, sum.w));
         }

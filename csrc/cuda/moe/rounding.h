@@ -66,11 +66,11 @@ __device__ __forceinline__ float largest_of_row(const int4* from, int n_cells) {
     }
     return largest_of_lanes<32>(found);
 }
-// A row into shared memory, its codes as elements, and its scales, `scales_step` bytes apart: n_warps warps have 32 cells in
-// turn, this is the warp-th. IN_BLOCKS: 128 columns share a scale; else the row does, and each warp looks at all of it.
+// A row into shared memory, its codes as elements, and its scales times a factor, `scales_step` bytes apart: n_warps warps
+// have 32 cells in turn, this is the warp-th. IN_BLOCKS: 128 columns share a scale; else the row does, and each warp looks at all of it.
 template <bool IN_BLOCKS>
-__device__ __forceinline__ void keep_rounded(uint32_t to, uint32_t scales, int scales_step, const Element* row, int n_cells,
-                                             int warp, int n_warps) {
+__device__ __forceinline__ void keep_rounded(uint32_t to, uint32_t scales, int scales_step, float factor, const Element* row,
+                                             int n_cells, int warp, int n_warps) {
     const int4* from = reinterpret_cast<const int4*>(row);
     const int lane = threadIdx.x % 32, step = 32 * n_warps;
     const float of_row = IN_BLOCKS ? 0.0f : largest_of_row(from, n_cells);
@@ -85,7 +85,7 @@ __device__ __forceinline__ void keep_rounded(uint32_t to, uint32_t scales, int s
             const float scale = scale_of(IN_BLOCKS ? largest_of_lanes<GROUP_CELLS>(eight.largest()) : of_row);
             if (at < n_cells) write16(to + at * 16, elements_of(eight.codes(scale)));
             if (at < n_cells && at % GROUP_CELLS == 0 && (IN_BLOCKS || at == 0))
-                write4(scales + at / GROUP_CELLS * scales_step, scale);
+                write4(scales + at / GROUP_CELLS * scales_step, scale * factor);
         }
     }
 }

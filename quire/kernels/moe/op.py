@@ -67,8 +67,7 @@ def experts(
     residual: [n, hidden], x's dtype, contiguous rows; it takes the sum and is returned. out: the same, where to write;
     not with residual. x must not overlap either. Returns [n, hidden] of x's dtype, residual or out if given.
 
-    Sums are in float32; the inner vector is rounded to x's dtype, an expert's output may be, the result is, once. The
-    kernel for few rows rounds what e4m3 makes of a row to x's dtype, before it is multiplied.
+    Sums are in float32; the inner vector is rounded to x's dtype, an expert's output may be, the result is, once.
     A row's bits may depend on the other rows only through kernel choice by n; in determinism mode they do not.
     The bits of a call are the same at every call: no atomic additions of floating numbers.
     Nothing is read by the host and launches depend on shapes alone: it may be captured, and replayed with other ids.

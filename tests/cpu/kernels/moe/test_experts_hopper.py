@@ -195,6 +195,27 @@ def test_experts_match_float64(emulation: None, one: One) -> None:
     assert error <= reference.TOLERANCE[one.dtype], error
 
 
+def test_few_and_many_rows_in_e4m3_give_the_same(emulation: None) -> None:
+    """Both kernels multiply the same codes by the same scales, and sum in another order."""
+    torch.manual_seed(0)
+    k, n_experts, hidden, inner, dtype, coding = 2, 3, 576, 192, torch.bfloat16, CODINGS[2]
+    up, down = (coding.matrices(n_experts, *size, dtype) for size in ((2 * inner, hidden), (hidden, inner)))
+    x, weights, none = torch.randn(4, hidden).to(dtype), torch.rand(4, k), torch.zeros(4, hidden).to(dtype)
+    ids = torch.rand(4, n_experts).argsort(1)[:, :k].int().contiguous()
+    found = []
+    for n, cut in ((4, WidePlan(64)), (4, None), (1, None)):
+        shape = ExpertsShape(n, k, n_experts, hidden, inner, hopper._codes(down))
+        made = cut or plan(shape)
+        products = tuple(hopper._function(*each) for each in hopper.variants(made, dtype, shape.codes))
+        rounds = hopper._function("moe_round.cu", hopper._definitions(dtype))
+        launch = hopper.Launch(products, Rows(dtype), made, n_blocks=1, round=rounds)
+        parts = [one[:n].contiguous() for one in (x, ids, weights)]
+        found.append(launch(*parts, up, down, moe.SWIGLU, residual=none[:n].clone()).double())
+    many, few, lone = found
+    assert float((few - many).norm() / many.norm()) < 1e-3
+    assert float((lone - many[:1]).norm() / many[:1].norm()) < 4e-3, "which rounds no expert's output"
+
+
 @pytest.mark.parametrize(("dtype", "in_blocks"), [(torch.bfloat16, False), (torch.float16, True)], ids=str)
 def test_codes_of_rows_are_those_of_the_reference(emulation: None, dtype: torch.dtype, in_blocks: bool) -> None:
     """Digit for digit: rows of very different sizes, one with a half of zeros, and columns that fill no group."""
