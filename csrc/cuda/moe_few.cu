@@ -11,12 +11,12 @@
 // warps: results depend on no timing. x, or h, of the pairs of a tile stays in shared memory.
 //
 // QUIRE_LONE: there is one token, and y is the sum over its pairs: the second product's items are 16 rows of each chosen
-// expert, and h is weighted.
+// expert, and h is weighted, or its scales are.
 //
 // All blocks must run at the same time, one on each multiprocessor: two such launches at once may wait for each other.
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of a row of w, in a stage),
-// QUIRE_LONE, and those of moe/codes.h, where w is in codes.
+// QUIRE_LONE, and those of moe/codes.h, where w is in codes; e4m3 multiplies rows in e4m3 (moe/rounding.h).
 #include "moe/few_codes.h"
 #include "moe/gating.h"
 #include "moe/rounding.h"

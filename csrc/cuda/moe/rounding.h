@@ -67,7 +67,8 @@ __device__ __forceinline__ float largest_of_row(const int4* from, int n_cells) {
     return largest_of_lanes<32>(found);
 }
 // A row into shared memory, its codes as elements, and its scales times a factor, `scales_step` bytes apart: n_warps warps
-// have 32 cells in turn, this is the warp-th. IN_BLOCKS: 128 columns share a scale; else the row does, and each warp looks at all of it.
+// have 32 cells in turn, this is the warp-th. IN_BLOCKS: 128 columns share a scale; else the row does, and each warp looks
+// at all of it.
 template <bool IN_BLOCKS>
 __device__ __forceinline__ void keep_rounded(uint32_t to, uint32_t scales, int scales_step, float factor, const Element* row,
                                              int n_cells, int warp, int n_warps) {
