@@ -250,6 +250,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2, help="of each stage")
     parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--groups", type=int, default=1, help="data-parallel ranks")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path("rank_faults.log"))
     parser.add_argument("--output", default=str(RESULTS / "rank_faults.json"))
@@ -257,6 +258,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, it would be in what is started
     shared, trials = {path.name for path in SHARED.iterdir()}, list[dict[str, Any]]()
     sizes = ["--tensor-parallel-size", str(args.ranks), "--pipeline-parallel-size", str(args.stages)]
+    sizes += ["--data-parallel-size", str(args.groups)]
     with tempfile.TemporaryDirectory() as folder:
         server = Server(sizes, pathlib.Path(folder), args.log)
         try:

@@ -28,7 +28,8 @@ def write_adapter(
     size: float = 0.2,
     **config: Any,
 ) -> pathlib.Path:
-    """An adapter for every module of `oracle` whose name ends in one of targets; returns the folder."""
+    """An adapter for every module of `oracle` whose name ends in one of targets; returns the folder. target_parameters:
+    names of tensors with all experts."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, module in oracle.named_modules():
@@ -38,6 +39,12 @@ def write_adapter(
             at = f"base_model.model.{name}"
             tensors[f"{at}.lora_A.weight"] = torch.randn(own, n_in, generator=generator) * size
             tensors[f"{at}.lora_B.weight"] = torch.randn(n_out, own, generator=generator) * size
+    for name, parameter in oracle.named_parameters():
+        if name.rpartition(".")[2] in config.get("target_parameters", ()):
+            n_experts, n_out, n_in = parameter.shape
+            at = f"base_model.model.{name.rpartition('.')[0]}" + ".base_layer" * name.endswith("gate_up_proj")
+            tensors[f"{at}.lora_A.weight"] = torch.randn(n_experts * rank, n_in, generator=generator) * size
+            tensors[f"{at}.lora_B.weight"] = torch.randn(n_out, n_experts * rank, generator=generator) * size
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     values = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": list(targets), "bias": "none"}
@@ -75,6 +82,19 @@ def merged(oracle: transformers.PreTrainedModel, folder: pathlib.Path) -> Iterat
             alpha, rank = found[0] if found else config["lora_alpha"], b.shape[1]
             scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
             delta = scale * (b.double() @ tensors[key.replace("lora_B", "lora_A")].double())
+            if name.endswith((".experts", ".base_layer")):
+                of_experts = modules[name.removesuffix(".base_layer")]
+                _add_to_experts(of_experts, tensors, key, scale * rank / config["r"])
+                continue
             weight = modules[name].weight
             weight.add_((delta.T if type(modules[name]).__name__ == "Conv1D" else delta).to(weight.dtype))
         yield oracle
+
+
+def _add_to_experts(module: Any, tensors: dict[str, torch.Tensor], key: str, scale: float) -> None:
+    """As PEFT's `ParamWrapper` merges a pair for all experts."""
+    weight = module.gate_up_proj if ".base_layer." in key else module.down_proj
+    b, a = tensors[key].double(), tensors[key.replace("lora_B", "lora_A")].double()
+    n_experts = len(weight)
+    each_a, each_b = a.view(n_experts, -1, a.shape[1]), b.view(len(b), -1, n_experts)
+    weight.add_((torch.einsum("ore,eri->eoi", each_b, each_a) * scale).to(weight.dtype))

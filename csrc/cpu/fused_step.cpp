@@ -12,11 +12,13 @@
 namespace quire {
 namespace {
 
-// What of a step is the same for every operation.
+// What of a step is the same for every operation, but for what TAKE leaves.
 struct Running {
     const QuireStep& step;
     QuireAttnPlan& plan;  // its page table is that of the operation
     int64_t n_rows;       // all, or those wanted after TAKE
+    const int32_t* adapters;  // of these rows
+    int32_t* taken;           // room for those of the rows wanted
 };
 
 // Python may change it while the step runs (FusedStepCall.spread): each operation reads it once, whichever value that is.
@@ -66,6 +68,14 @@ void take(const QuireTake& a, const QuireStep& s) {
             memcpy((char*)a.rows + i * a.row_bytes, (const char*)a.rows + s.wanted[i] * a.row_bytes, a.row_bytes);
 }
 
+// Of the rows wanted, where rows have adapters.
+void take_adapters(Running& now) {
+    const QuireStep& s = now.step;
+    if (s.adapters == nullptr) return;
+    for (int64_t i = 0; i < s.n_wanted; i++) now.taken[i] = s.adapters[s.wanted[i]];
+    now.adapters = now.taken;
+}
+
 void norm(const QuireNorm& a, const Running& now) {
     by_dtype(a.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
@@ -109,6 +119,7 @@ void run(const QuireOp& op, Running& now) {
         }
         case QUIRE_TAKE: {
             now.n_rows = now.step.n_wanted;
+            take_adapters(now);
             return take(*(const QuireTake*)op.args, now.step);
         }
         case QUIRE_NORM: return norm(*(const QuireNorm*)op.args, now);
@@ -117,6 +128,15 @@ void run(const QuireOp& op, Running& now) {
             QuireRoute& a = *(QuireRoute*)op.args;
             a.n = now.n_rows, a.n_threads = n_threads_now(now.step);
             return quire_route(&a);
+        }
+        case QUIRE_LORA: {
+            QuireLora& a = *(QuireLora*)op.args;
+            a.m = now.n_rows, a.places = now.adapters, a.n_threads = n_threads_now(now.step);
+            return quire_lora(&a);
+        }
+        case QUIRE_SILU: {
+            const QuireSilu& a = *(const QuireSilu*)op.args;
+            return quire_silu_mul(a.dtype, a.x, 2 * a.width, a.out, now.n_rows, a.width, n_threads_now(now.step));
         }
         case QUIRE_EXPERTS: {
             QuireExperts& a = *(QuireExperts*)op.args;
@@ -162,8 +182,8 @@ int32_t cut(const QuireStep& s, int32_t* tiles, int64_t* work) {
     return n;
 }
 
-// All operations, then the choice. tiles: room for what `cut` gives.
-void run_step(const QuireOp* ops, int64_t n_ops, const QuireStep& s, int32_t* tiles) {
+// All operations, then the choice. tiles: room for what `cut` gives; taken: for a number of each row wanted.
+void run_step(const QuireOp* ops, int64_t n_ops, const QuireStep& s, int32_t* tiles, int32_t* taken) {
     QuireAttnPlan plan{};
     plan.q_indptr = s.q_indptr, plan.kv_lens = s.kv_lens, plan.kv_at = s.kv_at;
     plan.tree_paths = s.tree_paths, plan.tree_firsts = s.tree_firsts;
@@ -172,7 +192,7 @@ void run_step(const QuireOp* ops, int64_t n_ops, const QuireStep& s, int32_t* ti
     plan.head_dim = s.head_dim;
     plan.tiles = tiles;
     plan.n_tiles = cut(s, tiles, &plan.work);
-    Running now{s, plan, s.n_rows};
+    Running now{s, plan, s.n_rows, s.adapters, taken};
     for (int64_t i = 0; i < n_ops && now.n_rows > 0; i++) run(ops[i], now);
     if (s.choice != nullptr && s.n_wanted > 0) choose(s);
 }
@@ -219,11 +239,12 @@ void quire_fused_step(const QuireOp* ops, int64_t n_ops, const QuireStep* step) 
     const int64_t most_tiles = s.n_rows / s.tile_tokens + s.n_spans, n = s.n_places == nullptr ? 0 : s.n_wanted;
     const int64_t wide = n * (int64_t)sizeof(int64_t), narrow = (n + 1) * (int64_t)sizeof(int32_t);
     const Scratch scratch(
-        {most_tiles * 3 * (int64_t)sizeof(int32_t), wide, wide, wide, narrow, narrow, narrow}, Use::STEP);
-    int32_t* const tiles = (int32_t*)scratch.piece(0);
-    run_step(ops, n_ops, s, tiles);
+        {most_tiles * 3 * (int64_t)sizeof(int32_t), wide, wide, wide, narrow, narrow, narrow,
+         s.n_wanted * (int64_t)sizeof(int32_t)}, Use::STEP);
+    int32_t *const tiles = (int32_t*)scratch.piece(0), *const taken = (int32_t*)scratch.piece(7);
+    run_step(ops, n_ops, s, tiles, taken);
     if (n == 0) return;
     Links links(s, scratch, 1);
     for (int32_t place = 1; links.advance(n, place); place++)
-        run_step(ops + s.n_once, n_ops - s.n_once, links.step, tiles);
+        run_step(ops + s.n_once, n_ops - s.n_once, links.step, tiles, taken);
 }

@@ -114,6 +114,31 @@ struct QuireLinear {
 
 QUIRE_API void quire_linear(const QuireLinear* args);
 
+// The adapter of one matrix [n, k] of several parts, one under another: y[part] += B (A x) of each part that has one.
+struct QuireAdapterPart {
+    const void* b;                  // [ceil(n / 64), rank, 64]: B, its scale multiplied in
+    int64_t first, rank, start, n;  // lines of a from `first` on; outputs from `start` on
+};
+
+struct QuireAdapter {
+    const void* a;  // [ceil(n_lines / 16), k, 16]: lines of the parts one under another
+    const QuireAdapterPart* parts;
+    int64_t n_lines, n_parts;
+};
+
+// y [m, n] += what the adapter in the place of each row makes of norm(x) [m, k]; places below 0, and null: nothing.
+struct QuireLora {
+    const QuireAdapter* const* adapters;  // by place
+    const void *x, *norm;                 // norm: as for QuireLinear
+    void* y;
+    const int32_t* places;                // [m]
+    int64_t m, n, k, x_row, y_row, n_places;
+    float eps;
+    int32_t dtype, n_threads;
+};
+
+QUIRE_API void quire_lora(const QuireLora* args);
+
 // The n_chosen best of n_experts for each row of logits, the best first, and their weights. correction [n_experts] (or
 // null) is added to the scores for the choice. Scores and the rest: see RoutingSpec in quire/config/experts.py.
 enum QuireScores { QUIRE_SOFTMAX = 0, QUIRE_SIGMOID = 1, QUIRE_SPARSE_MIXER = 2, QUIRE_EVEN = 3 };
@@ -194,7 +219,7 @@ QUIRE_API int64_t quire_latest_match(const int32_t* tokens, int64_t n, int64_t s
 // structs are overwritten.
 enum QuireOpCode {
     QUIRE_EMBED = 0, QUIRE_LINEAR = 1, QUIRE_ROTATE = 2, QUIRE_ATTEND = 3, QUIRE_TAKE = 4, QUIRE_NORM = 5,
-    QUIRE_LOAD = 6, QUIRE_ROUTE = 7, QUIRE_EXPERTS = 8
+    QUIRE_LOAD = 6, QUIRE_ROUTE = 7, QUIRE_EXPERTS = 8, QUIRE_LORA = 9, QUIRE_SILU = 10
 };
 
 struct QuireOp {
@@ -244,6 +269,14 @@ struct QuireLoad {
     int64_t half_bytes;
 };
 
+// out [n, width] = silu(x[:, :width]) * x[:, width:], both of contiguous rows.
+struct QuireSilu {
+    const void* x;
+    void* out;
+    int64_t width;
+    int32_t dtype;
+};
+
 // A chain chooses n_places[i] tokens for the row wanted i, each from the one before it. Token k of all rows: choice's
 // token_ids from k * n_wanted on; it has room for as many as the longest chain has, the status for one a row. Behind the
 // first token the first n_once operations are left out.
@@ -259,6 +292,7 @@ struct QuireStep {
     QuireChoice* choice;
     const int32_t* n_places;                       // [n_wanted], not rising, at least 1; null: one each
     const int32_t* ids;                            // the token each logit stands for; null: its number
+    const int32_t* adapters;                       // [n_rows]: place of each row's, for LORA, of which a chain has none
     int64_t tokens_stride, table_stride, n_rows, n_spans, n_wanted, n_once;
     int32_t page_size, n_q_heads, n_kv_heads, head_dim, tile_tokens, n_threads;
 };

@@ -21,6 +21,7 @@
 #include "decode/merge.h"
 #include "decode/producer.h"
 #include "decode/writer.h"
+#include "shared_memory.h"
 
 #include <numeric>
 
@@ -95,15 +96,6 @@ cudaError_t encode_side(CUtensorMap* map, const void* base, int64_t page, int64_
     return encode_map(map, base, LAYOUT == RAGGED ? 4 : 5, sizes, strides, box);
 }
 
-cudaError_t allow_shared_memory() {  // once for each device
-    static bool allowed[64] = {};
-    int device = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error != cudaSuccess || (device < 64 && allowed[device])) return error;
-    error = cudaFuncSetAttribute(small_lines_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    if (error == cudaSuccess && device < 64) allowed[device] = true;
-    return error;
-}
 }  // namespace
 }  // namespace quire
 
@@ -119,7 +111,7 @@ extern "C" int quire_attention_small(const QuireAttnArgs* args, void* stream) {
     cudaError_t error = encode_side(&k_map, args->k, args->k_page, args->k_head, args->k_token, *args, shape);
     if (error == cudaSuccess)
         error = encode_side(&v_map, args->v, args->v_page, args->v_head, args->v_token, *args, shape);
-    if (error == cudaSuccess) error = allow_shared_memory();
+    if (error == cudaSuccess) error = allow_shared_memory<small_lines_kernel>(SHARED_BYTES);
     if (error != cudaSuccess) return error;
     return launch(small_lines_kernel, args->n_ctas, BLOCK_THREADS, SHARED_BYTES, stream, *args, k_map, v_map, shape);
 }

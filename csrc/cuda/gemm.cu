@@ -17,6 +17,7 @@
 // QUIRE_RESIDENT; the warpgroups take the chunks of one tile in turn.
 #include "gemm/consumer.h"
 #include "gemm/producer.h"
+#include "shared_memory.h"
 
 namespace quire {
 
@@ -57,13 +58,9 @@ int launch(const QuireGemmArgs& a, cudaStream_t stream) {
         error = encode_map(&x_map, a.x, 2, x_sizes, x_strides, x_box, L2_BY_128, SWIZZLED, QUIRE_FP8);
     }
     if (error != cudaSuccess) return error;
-    static int allowed = 0;
     const int n_bytes = Layout(a).end;
-    if (n_bytes > allowed) {
-        error = cudaFuncSetAttribute(gemm, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
-        if (error != cudaSuccess) return error;
-        allowed = n_bytes;
-    }
+    error = allow_shared_memory<gemm>(n_bytes);
+    if (error != cudaSuccess) return error;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = CLUSTER;

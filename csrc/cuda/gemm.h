@@ -14,8 +14,10 @@ namespace quire {
 // a zero point), x elements.
 #ifndef QUIRE_NIBBLES
 #define QUIRE_NIBBLES 0
-#define QUIRE_ZEROS 0
 #define QUIRE_CHUNK_GROUPS 1
+#endif
+#ifndef QUIRE_ZEROS
+#define QUIRE_ZEROS 0
 #endif
 constexpr bool IN_BYTES = QUIRE_FP8 || QUIRE_NIBBLES;       // what w is to the copy engine
 constexpr int ROW_BYTES = QUIRE_NIBBLES == 2 ? 32 : 128;    // of a chunk of w
@@ -103,11 +105,6 @@ __device__ __forceinline__ void write16(uint32_t address, uint4 x) {
 }
 __device__ __forceinline__ void write4(uint32_t address, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}
-__device__ __forceinline__ float read4(uint32_t address) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-    return x;
 }
 
 // Loads that stay behind the wait for the previous grid.

@@ -11,6 +11,7 @@
 // QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h; up to 192 tokens),
 // QUIRE_NIBBLES = 2, QUIRE_ZEROS (gemm.h).
 #include "gemm/codes.h"
+#include "shared_memory.h"
 
 struct QuireWideArgs {  // _WideArgs in quire/kernels/gemm/hopper.py
     const void* x;
@@ -469,12 +470,8 @@ int launch(const QuireWideArgs& a, cudaStream_t stream) {
                        QUIRE_SILU ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
     if (error != cudaSuccess) return error;
 #endif
-    static bool allowed = false;
-    if (!allowed) {
-        error = cudaFuncSetAttribute(gemm_wide, cudaFuncAttributeMaxDynamicSharedMemorySize, END);
-        if (error != cudaSuccess) return error;
-        allowed = true;
-    }
+    error = allow_shared_memory<gemm_wide>(END);
+    if (error != cudaSuccess) return error;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -131,6 +131,9 @@ __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, ui
 __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool real) {  // zeros unless real
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
+__device__ __forceinline__ void copy_4_bytes(uint32_t to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 __device__ __forceinline__ uint4 load_16_bytes(uint32_t address) {  // of shared memory
     uint4 x;

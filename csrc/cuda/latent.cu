@@ -16,6 +16,7 @@
 #include "decode/merge.h"
 #include "latent/consumer.h"
 #include "latent/producer.h"
+#include "shared_memory.h"
 
 #include <numeric>
 
@@ -60,16 +61,6 @@ bool fits(const QuireAttnArgs& args) {
            args.page_size % 8 == 0;
 }
 
-cudaError_t allow_shared_memory() {  // once for each device
-    static bool allowed[64] = {};
-    int device = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error != cudaSuccess || (device < 64 && allowed[device])) return error;
-    error = cudaFuncSetAttribute(latent_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    if (error == cudaSuccess && device < 64) allowed[device] = true;
-    return error;
-}
-
 int attend(const QuireAttnArgs& args, int n_blocks, bool is_large, void* stream) {
     if (!fits(args) || n_blocks < 0) return cudaErrorInvalidValue;
     if (n_blocks == 0) return cudaSuccess;
@@ -81,7 +72,7 @@ int attend(const QuireAttnArgs& args, int n_blocks, bool is_large, void* stream)
     const uint32_t box[5] = {64, 8, CHUNKS, box_rows / 8, 1};
     CUtensorMap map;
     cudaError_t error = encode_map(&map, args.k, 5, sizes, strides, box);
-    if (error == cudaSuccess) error = allow_shared_memory();
+    if (error == cudaSuccess) error = allow_shared_memory<latent_kernel>(SHARED_BYTES);
     if (error != cudaSuccess) return error;
     return launch(latent_kernel, n_blocks, THREADS, SHARED_BYTES, stream, args, map, static_cast<int>(box_rows),
                   is_large);

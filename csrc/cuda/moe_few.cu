@@ -4,7 +4,7 @@
 //
 // Reading the weights of each chosen expert once at the speed of memory is all that counts. Every block sorts the pairs
 // by expert for itself, the same way, so nothing waits for another launch. An item is 8 rows of gate and their 8 of up,
-// or 32 of down, of one expert for up to TOKENS of its pairs; blocks take equal runs of items, first of the one product,
+// or 32 of down (in codes two or four times as many), of one expert for up to TOKENS of its pairs; blocks take equal runs of items, first of the one product,
 // then of the other. One warp keeps a ring of shared memory filled with weights (TMA), without a pause between the
 // products: there the others wait for h of all blocks, which count themselves in global memory. They multiply, each a
 // part of the columns of a stage (mma.m16n8k16, rows of weights are the 16), then add their sums in the order of the
@@ -20,18 +20,12 @@
 #include "moe/few_codes.h"
 #include "moe/gating.h"
 #include "moe/rounding.h"
+#include "shared_memory.h"
 
 namespace quire {
 
 // How often blocks have finished the first product: n_blocks times in a launch, so never reset.
 __device__ unsigned long long n_finished;
-
-struct Ring {  // where a warp stands in it
-    int stage = 0, turn = 0;
-    __device__ void advance(int n_stages) {
-        if (++stage == n_stages) stage = 0, turn++;
-    }
-};
 
 struct FewBlock : FewCodes {
     using FewCodes::FewCodes;
@@ -41,6 +35,9 @@ struct FewBlock : FewCodes {
             barrier_init(full(i), 1);
             barrier_init(empty(i), WARPS);
         }
+#if QUIRE_CODES
+        init_scales();
+#endif
         barrier_init_fence();
     }
 
@@ -66,10 +63,14 @@ struct FewBlock : FewCodes {
         }
 #endif
     }
-    template <class K> __device__ void feed(const CUtensorMap* map, Ring& ring) const {
+    template <class K> __device__ void feed(const CUtensorMap* map, Ring& ring, Ring& scales_ring) const {
         const int end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
         for (int item = first_item<K>(blockIdx.x); item < end; item++) {
             const int row = item % n_row_tiles<K>() * K::OUT_ROWS, expert = tiles()[item / n_row_tiles<K>()].expert;
+#if QUIRE_CODES
+            copy_scales<K>(item, scales_ring);
+            if (threadIdx.x != WORKERS) continue;
+#endif
             for (int unit = 0; unit < n; unit++) {
                 if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
                 load<K>(map, ring.stage, expert, row, unit);
@@ -83,10 +84,14 @@ struct FewBlock : FewCodes {
     __device__ int fillings_before(const Ring& ring, int index) const {
         return ring.turn + (stage_of(index) < ring.stage) + index / WARPS / (a.n_stages / WARPS);
     }
-    __device__ void feed_parts(const CUtensorMap* map, const Ring& ring) const {
+    __device__ void feed_parts(const CUtensorMap* map, const Ring& ring, Ring& scales_ring) const {
         const int end = first_item<Down>(blockIdx.x + 1), n = n_units<Down>();
         int index = 0;
         for (int item = first_item<Down>(blockIdx.x); item < end; item++) {
+#if QUIRE_CODES
+            copy_scales<Down>(item, scales_ring);
+            if (threadIdx.x != WORKERS) continue;
+#endif
             for (int part = 0; part < n_tiles(); part++) {
                 for (int unit = 0; unit < n; unit++, index++) {
                     const int slot = stage_of(index), fillings = fillings_before(ring, index);
@@ -108,47 +113,21 @@ struct FewBlock : FewCodes {
             const int64_t pair = pairs()[tile.first + i];
             const Element* from = K::IS_UP ? static_cast<const Element*>(a.x) + pair / a.n_chosen * a.x_row
                                              : static_cast<const Element*>(a.h) + pair * a.inner;
-            const uint32_t to = base + at.x + i * row_bytes;
 #if QUIRE_CODES == 1
-            keep_rounded<QUIRE_GROUP != 0>(to, row_scales<K>(i), SCALES_STEP<K>, K::IN_PARTS ? __ldcg(a.weights + pair) : 1.0f,
-                                           from, n_cells, warp % warps_a_row, warps_a_row);
+            keep_rounded<IN_BLOCKS>(base + at.x + i * row_bytes, x_scales_of<K>(i), X_SCALES_STEP<K>,
+                                    K::IN_PARTS ? __ldcg(a.weights + pair) : 1.0f, from, n_cells, warp % warps_a_row,
+                                    warps_a_row);
 #else
 #pragma unroll 4
             for (int c = warp % warps_a_row * 32 + threadIdx.x % 32; c < n_cells; c += warps_a_row * 32)
-                copy_16_bytes(to + c * 16, from + c * 8, true);
+                copy_16_bytes(base + at.x + i * row_bytes + c * 16, from + c * 8, true);
 #endif
         }
         copies_wait();
         named_sync(WORKERS_BARRIER, WORKERS);
     }
 
-#if QUIRE_CODES
-    // A warp has 64 columns of a stage. upper, lower: the rows of the matrix that a thread has of 16.
-    template <class K> __device__ void find_scales(RowScales (&found)[K::BLOCKS][2], int item, int unit) const {
-        const int row = item % n_row_tiles<K>() * K::OUT_ROWS + threadIdx.x % 32 / 4;
-        const int expert = tiles()[item / n_row_tiles<K>()].expert, column = unit * K::COLUMNS + threadIdx.x / 32 * 64;
-#pragma unroll
-        for (int b = 0; b < K::BLOCKS; b++) {
-            found[b][0] = scales_of<K>(expert, row + b * 16, column);
-            found[b][1] = scales_of<K>(expert, K::IS_UP ? a.inner + row : row + b * 16 + 8, column);
-        }
-    }
-    template <class K>
-    __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, const uint32_t (&x_at)[EIGHTS], int unit,
-                             const RowScales (&scales)[K::BLOCKS][2]) const {
-        const int warp = threadIdx.x / 32, column = unit * K::COLUMNS + warp * 64;
-        if (column >= columns<K>()) return;
-        uint32_t x[EIGHTS][8];
-#pragma unroll
-        for (int v = 0; v < EIGHTS; v++) read_x(x[v], x_at[v] + column * 2);
-        float2 by[EIGHTS];
-        read_row_scales<K>(by, column, 0);
-#pragma unroll
-        for (int b = 0; b < K::BLOCKS; b++)
-            add(d + b * EIGHTS, w + warp * 64 / WIDTH * K::CHUNK_BYTES + b * 2048, warp % (WIDTH / 64), x, by, scales[b][0],
-                scales[b][1]);
-    }
-#else
+#if !QUIRE_CODES
     // x_at: where the lane's row of the fragments of x starts (of 16 pairs: lanes 16 .. have the last eight).
     template <class K>
     __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, uint32_t x_at, int unit) const {
@@ -176,33 +155,7 @@ struct FewBlock : FewCodes {
         }
     }
 
-#endif
-
     // A whole stage of one part by one warp.
-#if QUIRE_CODES
-    using PartScales = RowScales[WARPS][2];
-    __device__ void find_part_scales(PartScales& found, int item, int part, int unit) const {
-        const int row = item * Down::OUT_ROWS + threadIdx.x % 32 / 4, expert = tiles()[part].expert;
-#pragma unroll
-        for (int j = 0; j < WARPS; j++) {
-            found[j][0] = scales_of<Down>(expert, row, unit * Down::COLUMNS + j * 64);
-            found[j][1] = scales_of<Down>(expert, row + 8, unit * Down::COLUMNS + j * 64);
-        }
-    }
-    __device__ void multiply_part(float (&d)[2][4], uint32_t w, uint32_t x_at, int unit, int part,
-                                  const PartScales& scales) const {
-#pragma unroll
-        for (int j = 0; j < WARPS; j++) {
-            const int column = unit * Down::COLUMNS + j * 64;
-            if (column >= a.inner) break;
-            uint32_t x[EIGHTS][8];
-            read_x(x[0], x_at + (part * a.inner + column) * 2);
-            float2 by[EIGHTS];
-            read_row_scales<Down>(by, column, part);
-            add(d, w + j * 64 / WIDTH * 2048, j % (WIDTH / 64), x, by, scales[j][0], scales[j][1]);
-        }
-    }
-#else
     __device__ void multiply_part(float (&d)[2][4], uint32_t w, uint32_t x_at, int unit, int part) const {
         const int lane = threadIdx.x % 32, row = lane % 16, cell = lane / 16;
         const int n = min(Down::CHUNKS, a.inner / WIDTH - unit * Down::CHUNKS);
@@ -271,30 +224,29 @@ struct FewBlock : FewCodes {
             write16(sums + (warp * K::QUADS + v) * 512, bits);
         }
         named_sync(WORKERS_BARRIER, WORKERS);
-        const int quad = (warp + turn * K::QUADS) % WARPS;  // finished by this warp
-        if (quad >= K::QUADS || quad % EIGHTS * 8 >= tile.n) return;
+        const int quad = (warp + turn * K::ALL_QUADS) % WARPS;  // finished by this warp
+        const int source = K::ROW_GROUPS > 1 ? quad / K::QUADS * (K::COLUMN_WARPS - 1) * K::QUADS + quad : quad;
+        if (quad >= K::ALL_QUADS || quad % EIGHTS * 8 >= tile.n) return;
         float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int from = 0; from < WARPS; from++) {
-            const uint4 q = read16(sums + (from * K::QUADS + quad) * 512);
+        for (int from = 0; from < K::COLUMN_WARPS; from++) {
+            const uint4 q = read16(sums + (from * K::QUADS + source) * 512);
             sum.x += __uint_as_float(q.x), sum.y += __uint_as_float(q.y);
             sum.z += __uint_as_float(q.z), sum.w += __uint_as_float(q.w);
         }
         if (K::IN_PARTS) {
             store_lone(sum, row);
         } else {
-            store_pairs<K>(sum, tile, quad % EIGHTS, row + quad / EIGHTS * 16);
+            store_pairs<K>(sum, tile, quad % EIGHTS, row + quad / EIGHTS * (QUIRE_CODES ? K::BLOCK_ROWS : 16));
         }
     }
 
-    template <class K> __device__ void work(Ring& ring) const {
+    template <class K> __device__ void work(Ring& ring, Ring& scales_ring) const {
         const int lane = threadIdx.x % 32, first = first_item<K>(blockIdx.x), end = first_item<K>(blockIdx.x + 1);
         const int n = n_units<K>();
         int before = -1;
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
-        RowScales next[K::BLOCKS][2];
-        if (first < end) find_scales<K>(next, first, 0);
 #else
         uint32_t x_at = 0;
 #endif
@@ -314,29 +266,29 @@ struct FewBlock : FewCodes {
 #endif
             }
             float d[K::QUADS][4] = {};
-            for (int unit = 0; unit < n; unit++) {
 #if QUIRE_CODES
-                RowScales now[K::BLOCKS][2];
-#pragma unroll
-                for (int b = 0; b < K::BLOCKS; b++) now[b][0] = next[b][0], now[b][1] = next[b][1];
-                const bool is_last = unit + 1 == n;  // those of the stage after come while this one does
-                if (!is_last || item + 1 < end) find_scales<K>(next, item + is_last, is_last ? 0 : unit + 1);
+            wait_for_scales(scales_ring);
+#endif
+            for (int unit = 0; unit < n; unit++) {
                 barrier_wait(full(ring.stage), ring.turn & 1);
-                multiply<K>(d, stage(ring.stage), x_at, unit, now);
+#if QUIRE_CODES
+                multiply<K>(d, stage(ring.stage), x_at, unit, scales_of(scales_ring));
 #else
-                barrier_wait(full(ring.stage), ring.turn & 1);
                 multiply<K>(d, stage(ring.stage), x_at, unit);
 #endif
                 __syncwarp();
                 if (lane == 0) barrier_arrive(empty(ring.stage));
                 ring.advance(a.n_stages);
             }
+#if QUIRE_CODES
+            leave_scales(scales_ring);
+#endif
             finish<K>(d, tile, item % n_row_tiles<K>() * K::OUT_ROWS, item - first);
         }
     }
 
 #if QUIRE_LONE
-    __device__ void work_parts(const Ring& ring) const {
+    __device__ void work_parts(const Ring& ring, Ring& scales_ring) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = n_units<Down>();
         const int first = first_item<Down>(blockIdx.x), end = first_item<Down>(blockIdx.x + 1);
         const Tile tile{0, 0, 1};
@@ -345,37 +297,30 @@ struct FewBlock : FewCodes {
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
         find_x(x_at, tile, 0);
-        PartScales next;
-        const int n_indices = (end - first) * n_tiles() * n;
-        const auto find_next = [&](int index) {
-            if (index >= n_indices) return;
-            const int rest = index % (n_tiles() * n);
-            find_part_scales(next, first + index / (n_tiles() * n), rest / n, rest % n);
-        };
-        find_next(warp);
 #else
         const uint32_t x_at = base + at.x + lane / 8 % 2 * 16;
 #endif
         for (int item = first; item < end; item++) {
             const int before = (item - first) * n_tiles() * n, after = before + n_tiles() * n;
             float d[2][4] = {};
+#if QUIRE_CODES
+            wait_for_scales(scales_ring);
+#endif
             for (int index = before + (warp - before % WARPS + WARPS) % WARPS; index < after; index += WARPS) {
                 const int slot = stage_of(index), unit = (index - before) % n, part = (index - before) / n;
+                barrier_wait(full(slot), fillings_before(ring, index) & 1);
 #if QUIRE_CODES
-                PartScales now;
-#pragma unroll
-                for (int j = 0; j < WARPS; j++) now[j][0] = next[j][0], now[j][1] = next[j][1];
-                find_next(index + WARPS);
-                barrier_wait(full(slot), fillings_before(ring, index) & 1);
-                multiply_part(d, stage(slot), x_at[0], unit, part, now);
+                multiply_part(d, stage(slot), x_at[0], unit, part, scales_of(scales_ring));
 #else
-                barrier_wait(full(slot), fillings_before(ring, index) & 1);
                 multiply_part(d, stage(slot), x_at, unit, part);
 #endif
                 __syncwarp();
                 if (lane < WARPS) barrier_arrive(empty(slot));
             }
             const float sums[1][4] = {{d[0][0] + d[1][0], d[0][1] + d[1][1], d[0][2] + d[1][2], d[0][3] + d[1][3]}};
+#if QUIRE_CODES
+            leave_scales(scales_ring);
+#endif
             finish<Down>(sums, tile, item * Down::OUT_ROWS, item - first);
         }
     }
@@ -415,21 +360,21 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ CU
     } else {
         named_sync(LIST_BARRIER, THREADS);
     }
-    Ring ring;
+    Ring ring, scales_ring;  // of items
     if (!loads) {
-        block.work<Up>(ring);
+        block.work<Up>(ring, scales_ring);
         block.wait_for_all_blocks();
 #if QUIRE_LONE
-        block.work_parts(ring);
+        block.work_parts(ring, scales_ring);
 #else
-        block.work<Down>(ring);
+        block.work<Down>(ring, scales_ring);
 #endif
-    } else if (threadIdx.x == WORKERS) {
-        block.feed<Up>(&up_map, ring);
+    } else if (QUIRE_CODES || threadIdx.x == WORKERS) {
+        block.feed<Up>(&up_map, ring, scales_ring);
 #if QUIRE_LONE
-        block.feed_parts(&down_map, ring);
+        block.feed_parts(&down_map, ring, scales_ring);
 #else
-        block.feed<Down>(&down_map, ring);
+        block.feed<Down>(&down_map, ring, scales_ring);
 #endif
     }
 }
@@ -442,7 +387,7 @@ inline cudaError_t encode_codes(CUtensorMap* map, const void* codes, int k, int 
 }
 inline cudaError_t encode_up(CUtensorMap* map, const QuireMoeFewArgs& a) {
     const uint64_t rows[] = {uint64_t(a.inner), 2 * uint64_t(a.n_experts)};
-    const uint32_t box[] = {128, 8, 2};
+    const uint32_t box[] = {128, Up::OUT_ROWS, 2};
     return encode_codes(map, a.up, a.hidden, 3, rows, box);
 }
 inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
@@ -471,13 +416,9 @@ int launch(const QuireMoeFewArgs& a, cudaStream_t stream) {
     cudaError_t error = encode_up(&up_map, a);
     if (error == cudaSuccess) error = encode_down(&down_map, a);
     if (error != cudaSuccess) return error;
-    static int allowed = 0;
     const int n_bytes = Layout(a).end;
-    if (n_bytes > allowed) {
-        error = cudaFuncSetAttribute(moe_few, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
-        if (error != cudaSuccess) return error;
-        allowed = n_bytes;
-    }
+    error = allow_shared_memory<moe_few>(n_bytes);
+    if (error != cudaSuccess) return error;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -12,6 +12,7 @@
 // scales (moe_round.cu), and y is as without.
 #include "moe/gating.h"
 #include "moe/wide_codes.h"
+#include "shared_memory.h"
 
 struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
     const void* x;
@@ -435,12 +436,8 @@ int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
     error = encode_map(&y_map, a.y, 2, y_sizes, y_strides, y_box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                        QUIRE_SILU ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
     if (error != cudaSuccess) return error;
-    static bool allowed = false;
-    if (!allowed) {
-        error = cudaFuncSetAttribute(moe_wide, cudaFuncAttributeMaxDynamicSharedMemorySize, END);
-        if (error != cudaSuccess) return error;
-        allowed = true;
-    }
+    error = allow_shared_memory<moe_wide>(END);
+    if (error != cudaSuccess) return error;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -14,6 +14,7 @@
 // dimension 96 does not end with a chunk: there a box is one chunk, and blocks lie as [chunk][row].
 #include "prefill/consumer.h"
 #include "prefill/producer.h"
+#include "shared_memory.h"
 
 namespace quire {
 
@@ -101,7 +102,7 @@ cudaError_t launch(const QuireAttnArgs& args, cudaStream_t stream) {
     if ((error = cudaGetDevice(&device)) != cudaSuccess) return error;
     if ((error = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device)) != cudaSuccess) return error;
     constexpr int SHARED_BYTES = sizeof(Shared) + 1024;
-    error = cudaFuncSetAttribute(attention_large, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    error = allow_shared_memory<attention_large>(SHARED_BYTES);
     if (error != cudaSuccess) return error;
     const int n_items = args.n_large * args.n_kv_heads;
     // Behind small lines it starts where they are done, on what was there before them: their kernel waited for that.

@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(THREADS) silu_mul_kernel(const __grid_constant
 
 // ---- codes of e4m3, divided by the scale of a row or of 128 columns of it (16 threads) ------------------------------
 
-constexpr float LARGEST_CODE = 448.f, LEAST = 1e-10f;  // quire/kernels/w8a8/reference.py
+constexpr float LARGEST_CODE = 448.f, LEAST = 1e-10f;  // quire/kernels/e4m3.py, w8a8/reference.py
 
 template <int CELLS, bool BLOCKS>
 __global__ void __launch_bounds__(MAX_WARPS * 32) round_kernel(const __grid_constant__ QuireRoundArgs args) {

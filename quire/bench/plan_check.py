@@ -14,6 +14,8 @@ from typing import Any, Final
 from quire.bench.shape import FOLDER
 from quire.bench.workloads import THROUGHPUT_WORKLOADS, throughput_dataset
 from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.config.mesh import mesh_of
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
 from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
@@ -77,13 +79,17 @@ def device_of_result(result: Mapping[str, Any]) -> Accelerator:
 def cost_of_result(
     result: Mapping[str, Any], device: Accelerator | None = None, calibration: Calibration | None = None
 ) -> CostModel:
-    """With the formats of the run."""
+    """With the formats and the ranks of the run."""
     config, device = result["config"], device or device_of_result(result)
     arch = arch_of_result(config["model"], config.get("hf_overrides"))
     quantization = config.get("quantization", "none")
     weights = "auto" if quantization in ("auto", "none") else quantization
     formats = formats_named(weights, config.get("kv_cache_dtype", "auto"), arch.dtype)
-    return calibrated(arch, device, formats=formats, calibration=calibration or calibration_for(device))
+    ranks = {name: config[name] for name in EngineConfig.__struct_fields__ if "parallel" in name and name in config}
+    return calibrated(
+        arch, device, formats=formats, mesh=mesh_of(EngineConfig(**ranks)),
+        calibration=calibration or calibration_for(device),
+    )  # fmt: skip
 
 
 def arch_of_result(model: str, overrides: Mapping[str, Any] | None = None) -> ModelArch:

@@ -10,7 +10,7 @@ import dataclasses
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -80,7 +80,10 @@ def measure_speculation(
     pair = Pair.load(config, options.acceptance)
     try:
         texts = _prompts(pair.plain, options)
-        rows = [_measure(pair, options, n, texts, config.seed) for n in options.batch_sizes]
+        rows = []
+        for n in options.batch_sizes:
+            rng = random.Random(config.seed + n)
+            rows.append(compare(pair, options, n, lambda n=n, rng=rng: _requests(pair.plain, options, n, texts, rng)))
         return rows, pair.drafting.engine.scheduler.live.drafts.costs
     finally:
         pair.shutdown()
@@ -111,23 +114,30 @@ def _requests(llm: LLM, options: SpeculateOptions, n: int, tokens: list[int], rn
     return [BenchRequest([rng.randrange(most) for _ in range(options.input_len)], options.output_len) for _ in range(n)]
 
 
-def _measure(pair: Pair, options: SpeculateOptions, n: int, tokens: list[int], seed: int) -> dict[str, object]:
-    rng, times_s = random.Random(seed + n), {"plain": list[float](), "drafting": list[float]()}
+def compare(pair: Pair, options: SpeculateOptions, n: int, draw: Callable[[], list[BenchRequest]]) -> dict[str, object]:
+    """A row: `n` requests with drafts and without, in turns. draw: those of the next turn, output_len tokens each.
+
+    Three ratios of plain to drafting: of medians; of the fastest runs, which other work on the machine disturbed least;
+    of the processor time of medians, which counts what another core hides in plain steps.
+    """
+    wall_s = {"plain": list[float](), "drafting": list[float]()}
+    cpu_s = {"plain": list[float](), "drafting": list[float]()}
     is_same, before = True, pair.drafting.stats()
     for iteration in range(-options.num_iters_warmup, options.num_iters):
-        requests = _requests(pair.plain, options, n, tokens, rng)
+        requests = draw()
         outputs = {}
         turns = [("plain", pair.plain), ("drafting", pair.drafting)]
         for name, llm in turns if iteration % 2 else reversed(turns):
             llm.reset_prefix_cache()
-            took_s, outputs[name] = _outputs(llm, requests, options.temperature)
+            took_s, used_s, outputs[name] = _outputs(llm, requests, options.temperature)
             if iteration >= 0:
-                times_s[name].append(took_s)
+                wall_s[name].append(took_s)
+                cpu_s[name].append(used_s)
         is_same &= outputs["plain"] == outputs["drafting"]
         if iteration == -1:
             before = pair.drafting.stats()
     after = pair.drafting.stats()
-    plain_s, drafting_s = (statistics.median(times_s[name]) for name in ("plain", "drafting"))
+    plain_s, drafting_s = (statistics.median(wall_s[name]) for name in ("plain", "drafting"))
     n_tokens = n * options.output_len
     n_steps, n_spans = after.steps - before.steps, after.n_drafts - before.n_drafts
     n_drafted, n_right = after.draft_tokens - before.draft_tokens, after.accepted_tokens - before.accepted_tokens
@@ -137,14 +147,18 @@ def _measure(pair: Pair, options: SpeculateOptions, n: int, tokens: list[int], s
         "plain_tokens_per_second": n_tokens / plain_s,
         "drafting_tokens_per_second": n_tokens / drafting_s,
         "speedup": plain_s / drafting_s,
+        "speedup_of_fastest": min(wall_s["plain"]) / min(wall_s["drafting"]),
+        "speedup_of_processor_time": statistics.median(cpu_s["plain"]) / statistics.median(cpu_s["drafting"]),
         "same_tokens": _same(is_same, pair, options),
         "tokens_per_step": n * (options.output_len - 1) * options.num_iters / max(1, n_steps),
         "drafts_per_span": mean_drafts,
         "accepted_per_span": mean_right,
         "acceptance": acceptance_of(mean_right, mean_drafts),
         "drafting_spans": n_spans,
-        "plain_times_s": times_s["plain"],
-        "drafting_times_s": times_s["drafting"],
+        "plain_times_s": wall_s["plain"],
+        "drafting_times_s": wall_s["drafting"],
+        "plain_processor_s": cpu_s["plain"],
+        "drafting_processor_s": cpu_s["drafting"],
     }
 
 
@@ -158,13 +172,14 @@ def _same(is_same: bool, pair: Pair, options: SpeculateOptions) -> bool | str:
     return is_same or (f"no: {worker.no_determinism}" if worker.no_determinism else False)
 
 
-def _outputs(llm: LLM, requests: Sequence[BenchRequest], temperature: float) -> tuple[float, list[list[int]]]:
-    """Seconds and tokens; each request has its own seed, the same in both engines."""
+def _outputs(llm: LLM, requests: Sequence[BenchRequest], temperature: float) -> tuple[float, float, list[list[int]]]:
+    """Seconds, of which the processor's, and tokens; each request has its own seed, the same in both engines."""
     prompts = [TokensPrompt(prompt_token_ids=request.prompt_token_ids) for request in requests]
     params = [msgspec.structs.replace(one, seed=seed) for seed, one in enumerate(exact_params(requests, temperature))]
-    begin_s = time.perf_counter()
+    begin_s, used_s = time.perf_counter(), time.process_time()
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    return time.perf_counter() - begin_s, [one.outputs[0].token_ids for one in outputs]
+    took_s, used_s = time.perf_counter() - begin_s, time.process_time() - used_s
+    return took_s, used_s, [one.outputs[0].token_ids for one in outputs]
 
 
 def acceptance_of(mean_right: float, mean_drafts: float) -> float:

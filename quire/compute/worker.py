@@ -165,7 +165,7 @@ class Worker:
         key = dtype, quantization
         if key not in self._footprints:
             found = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
-            n_bytes = self.adapters.places_bytes(self._arch, TORCH_DTYPES[dtype])
+            n_bytes = self.adapters.places_bytes(self._arch, TORCH_DTYPES[dtype], self._sharing)
             self._footprints[key] = dataclasses.replace(
                 found, held_bytes=found.held_bytes + n_bytes, peak_bytes=found.peak_bytes + n_bytes
             )
@@ -327,6 +327,8 @@ class Worker:
             max_model_len=self._limits.max_model_len, load_format=config.load_format, seed=config.seed,
             quantization=config.quantization, check_finite=config.check_weights, comm=comm, layers=layers,
         )  # fmt: skip
+        if self._limits.kv_dtype == "fp8" and config.load_format != "dummy":
+            model.kv_scales = read_kv_scales(folder, arch.family, model.range)
         self.platform.device.synchronize()
         took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
         logger.info("weights: %.1f M parameters, %s in memory, in %.2f s", arch.n_parameters / 1e6, size, took_s)
@@ -337,8 +339,7 @@ class Worker:
         limits = msgspec.structs.replace(self._limits, max_model_len=allocation.max_model_len)
         layout = None if allocation.layout is None else stage_layout(allocation.layout, self._layers)
         pool = KVPool(self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, layout)
-        if limits.kv_dtype == "fp8" and self._config.load_format != "dummy":
-            pool.scales = read_kv_scales(self._folder, self._layers)
+        pool.scales = model.kv_scales
         if self.arch.state_specs:
             dtype = TORCH_DTYPES[limits.dtype]
             pool.states = StatePool(self.arch, limits.max_num_seqs, allocation.n_snapshots, dtype, device)

@@ -33,7 +33,7 @@ REFUSED: Final[Mapping[str, str]] = {
     " is merged into with quire merge MODEL ADAPTER OUTDIR, and load that",
     "modules_to_save": "whole layers that replace the model's are not applied: " + MERGE,
     "trainable_token_indices": "rows of the embedding that replace the model's are not applied: " + MERGE,
-    "target_parameters": "parameters that are no linear layer (experts in one tensor) are not adapted: " + MERGE,
+    "target_parameters": "experts in one tensor are adapted by engines with --lora-experts: add it, or " + MERGE,
     "layer_replication": "layers that are computed twice are not built: " + MERGE,
     "use_qalora": "its inputs are pooled before the product, which is not built: " + MERGE,
     "lora_bias": "biases of an adapter are not applied: " + MERGE,
@@ -43,6 +43,8 @@ REFUSED: Final[Mapping[str, str]] = {
 """Key → why an adapter that sets it is refused."""
 MERGEABLE: Final = ("use_dora",)
 """Of those: what can be merged into the checkpoint."""
+OF_EXPERTS: Final = ("target_parameters",)
+"""And what is of experts."""
 CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq")
 """Beginnings of init_lora_weights that change the base's weights too."""
 
@@ -58,6 +60,8 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     alpha_pattern: Mapping[str, float] = {}
     targets: tuple[str, ...] | None = None
     """Names, or ends of names, of the modules that it adapts; None: its tensors say which."""
+    parameters: tuple[str, ...] = ()
+    """Likewise of parameters that are no linear layer: experts in one tensor."""
     base: str = ""
     """Name of the model that it was trained for."""
     is_dora: bool = False
@@ -80,14 +84,19 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         return any(module == target or module.endswith("." + target) for target in self.targets)
 
 
-def parse_adapter_config(text: bytes, path: pathlib.Path, max_rank: int, *, to_merge: bool = False) -> AdapterConfig:
-    """What was read from `path`, of PEFT. to_merge: into the checkpoint, not beside it. ConfigError for what cannot be
-    applied, naming key, value and limit."""
+def parse_adapter_config(
+    text: bytes, path: pathlib.Path, max_rank: int, *, to_merge: bool = False, with_experts: bool = False
+) -> AdapterConfig:
+    """What was read from `path`, of PEFT. to_merge: into the checkpoint, not beside it; with_experts: they may be
+    adapted. ConfigError for what cannot be applied, naming key, value and limit."""
     values = parse_object(text, path)
     kind = values.get("peft_type")
     if kind != "LORA":
         raise ConfigError(f"{path}: peft_type = {shown(kind)}; only 'LORA' is applied")
-    _check_refused(path, values, MERGEABLE if to_merge else ())
+    _check_refused(path, values, (MERGEABLE if to_merge else ()) + (OF_EXPERTS if with_experts else ()))
+    parameters = values.get("target_parameters") or []
+    if not isinstance(parameters, list) or not all(isinstance(one, str) for one in parameters):
+        raise ConfigError(f"{path}: target_parameters = {shown(parameters)} must be a list of names")
     rank = _rank(path, "r", values.get("r", 8), max_rank)
     targets = values.get("target_modules")
     if isinstance(targets, list) and all(isinstance(one, str) for one in targets):
@@ -107,6 +116,7 @@ def parse_adapter_config(text: bytes, path: pathlib.Path, max_rank: int, *, to_m
             for key, one in _pattern(path, "alpha_pattern", values).items()
         },
         targets=targets,
+        parameters=tuple(parameters),
         base=str(values.get("base_model_name_or_path") or ""),
         is_dora=values.get("use_dora") is True,
     )

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.config.adapter import MAX_RANK
+from quire.config.eplb import read_eplb
 from quire.config.speculative import read_speculative
 from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
@@ -74,14 +75,13 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "none", "int8", "int8-g32", "int4", "int4-g32", "int4-g128", "fp8"],
         _doc(
             "auto rounds nothing, and keeps what kernels here can multiply by as it is: quantised matrices of a"
-            " checkpoint, which says itself how it is quantised, and on a CPU the Q8_0 and Q4_0 blocks of a GGUF"
-            " file; none decodes those too. fp8, on a GPU, rounds weights while loading, those of experts too, and"
-            " activations in each product, to e4m3. With the others, on a CPU, weights are rounded, to 8 or 4 bits"
-            " with one scale an output channel (int8), for each 64 weights (int4) or for each 32 or 128 (-g32,"
-            " -g128): smaller groups are usually more exact and take more memory. Activations are rounded to 8 bits"
-            " in each product; embeddings and norms keep their type, and so does the KV cache without kv_cache_dtype."
-            " On Intel CPUs with AMX, prompts are read with vector instructions where groups are of 32, else with"
-            " tile registers.",
+            " checkpoint, which says itself how it is quantised, and on a CPU the Q8_0 and Q4_0 blocks of a GGUF file;"
+            " none decodes those too. fp8, on a GPU, rounds weights, of experts too, and activations in each product,"
+            " to e4m3. With the others, on a CPU, weights are rounded, to 8 or 4 bits with one scale an output channel"
+            " (int8), for each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller groups are usually more"
+            " exact and take more memory. Activations are rounded to 8 bits in each product; embeddings and norms keep"
+            " their type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with AMX, prompts are read"
+            " with vector instructions where groups are of 32, else with tile registers.",
             extra={
                 "refused": {
                     FOREIGN_QUANTIZATIONS: "a checkpoint says itself how it is quantised, and so does a .gguf"
@@ -223,6 +223,14 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         bool, _doc("All ranks together divide the experts of a model, whole ones, instead of a part of each; their"
                    " number must be divisible by that of the ranks.")
     ] = False  # fmt: skip
+    enable_eplb: Annotated[
+        bool, _doc("Move experts between ranks by their load, so that all have as much to do (docs/parallel.md).")
+    ] = False
+    eplb_config: Annotated[
+        dict[str, Any], _doc("How, as a JSON object. num_redundant_experts: copies of hot experts in each layer, all"
+                             " ranks together (0); step_interval: steps between two rearrangements (3000); window_size:"
+                             " steps before one whose loads count (1000).")
+    ] = {}  # fmt: skip
     num_threads: Annotated[
         int, _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024)
     ] = 0
@@ -230,6 +238,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         bool, _doc("Serve adapters (LoRA, in PEFT's layout) beside the model, many in one batch; a request names one as"
                    " its model. See docs/adapters.md.")
     ] = False  # fmt: skip
+    lora_experts: Annotated[bool, _doc("Adapters may be of experts; on a GPU places are much larger then.")] = False
     lora_modules: Annotated[
         list[str],
         _doc('Adapters to begin with, as NAME=FOLDER or {"name": NAME, "path": FOLDER}.', extra={"json_list": True}),
@@ -319,19 +328,14 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"engine options: {error}") from None
         _check_names(self.served_model_name)
         read_speculative(self.speculative_config)
+        read_eplb(self)
         _check_adapters(self)
         if 0 < self.max_stall_factor <= 1:
             raise ConfigError(
                 f"max_stall_factor = {self.max_stall_factor:g} leaves no time for prompts beside decodes: give more "
                 "than 1 (1.5 to 3 are usual), or 0 for the default"
             )
-        if parse_bytes(self.structured_outputs_compile_memory) < MIN_COMPILE_BYTES:
-            raise ConfigError(
-                f"structured_outputs_compile_memory = {self.structured_outputs_compile_memory!r} is too little: "
-                f"give at least {format_bytes(MIN_COMPILE_BYTES)}"
-            )
-        if self.kv_cache_memory_bytes and parse_bytes(self.kv_cache_memory_bytes) <= 0:
-            raise ConfigError(f"kv_cache_memory_bytes = {self.kv_cache_memory_bytes!r} must be more than 0 bytes")
+        _check_sizes(self)
 
 
 def _check_names(names: list[str]) -> None:
@@ -347,6 +351,16 @@ def _check_names(names: list[str]) -> None:
             raise ConfigError(f"{where} is given twice: give each name once")
 
 
+def _check_sizes(config: EngineConfig) -> None:
+    if parse_bytes(config.structured_outputs_compile_memory) < MIN_COMPILE_BYTES:
+        raise ConfigError(
+            f"structured_outputs_compile_memory = {config.structured_outputs_compile_memory!r} is too little: "
+            f"give at least {format_bytes(MIN_COMPILE_BYTES)}"
+        )
+    if config.kv_cache_memory_bytes and parse_bytes(config.kv_cache_memory_bytes) <= 0:
+        raise ConfigError(f"kv_cache_memory_bytes = {config.kv_cache_memory_bytes!r} must be more than 0 bytes")
+
+
 def _check_adapters(config: EngineConfig) -> None:
     modules = [lora_module(one) for one in config.lora_modules]
     if modules and not config.enable_lora:
@@ -360,11 +374,14 @@ def _check_adapters(config: EngineConfig) -> None:
             f"max_cpu_loras = {config.max_cpu_loras} is less than max_loras = {config.max_loras}: raise it",
             param="max_cpu_loras",
         )
-    sizes = ("tensor", "pipeline", "data", "prefill_context")
-    is_alone = all(getattr(config, f"{name}_parallel_size") == 1 for name in sizes)
-    if config.enable_lora and (config.is_simulated or not is_alone):
+    sizes = ("pipeline", "data", "prefill_context")
+    shares_steps = all(getattr(config, f"{name}_parallel_size") == 1 for name in sizes)
+    if config.enable_lora and (config.is_simulated or not shares_steps):
         raise ConfigError(
-            "enable_lora works with one rank and a real device: leave --tensor-parallel-size, --pipeline-parallel-size,"
-            " --prefill-context-parallel-size and --data-parallel-size out, or serve merged weights",
+            "enable_lora works on a real device, with one rank or with --tensor-parallel-size: leave"
+            " --pipeline-parallel-size, --prefill-context-parallel-size and --data-parallel-size out, or serve merged"
+            " weights",
             param="enable_lora",
         )
+    if config.lora_experts and not config.enable_lora:
+        raise ConfigError("lora_experts needs enable_lora: add --enable-lora", param="lora_experts")

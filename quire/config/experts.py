@@ -95,24 +95,38 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared: SharedExpert | None = None
     are_apart: bool = False
     """Each rank has whole experts, as many as every other; what all tokens go through is divided in any case."""
+    n_redundant: int | None = None
+    """Copies beyond one of each expert. They have slots behind the others, in which experts come in turn again, until
+    they are rearranged. None: experts stay where they are."""
     block: tuple[int, int] = (0, 1)
-    """(number, of how many): then only this part of the experts is for the ranks to divide. Data-parallel ranks have
+    """(number, of how many): then only this part of the slots is for the ranks to divide. Data-parallel ranks have
     one each, and send one another the rows for it."""
     first: int = 0
     n_held: int = 0
-    """Of a rank: experts from `first` on; 0: all."""
+    """Of a rank: slots from `first` on; 0: one of each expert."""
 
     @property
-    def held(self) -> range:
-        """The experts whose matrices are there; the router knows all."""
-        return range(self.first, self.first + (self.n_held or self.n_experts))
+    def n_slots(self) -> int:
+        """Experts and copies of them, in all ranks together."""
+        return self.n_experts + (self.n_redundant or 0)
+
+    @property
+    def held(self) -> list[int]:
+        """The experts whose matrices are there, as they are loaded; the router knows all."""
+        slots = range(self.first, self.first + (self.n_held or self.n_experts))
+        return [slot % self.n_experts for slot in slots]
 
     @property
     def of_block(self) -> range:
-        """The experts that the ranks are to divide."""
+        """The slots that the ranks are to divide."""
         number, n_blocks = self.block
-        n_each = part_of(f"there are {self.n_experts} experts", self.n_experts, n_blocks)
+        n_each = self._part(n_blocks)
         return range(number * n_each, (number + 1) * n_each)
+
+    def _part(self, n_ranks: int) -> int:
+        """Slots of one of them."""
+        copies = f" and {self.n_redundant} copies" if self.n_redundant else ""
+        return part_of(f"there are {self.n_experts} experts{copies}", self.n_slots, n_ranks)
 
     @property
     def is_plain(self) -> bool:
@@ -155,8 +169,8 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
         one, of_block = FeedForwardSpec(size=self.size, bias=self.bias), self.of_block
         for expert in self.held:
             for place, matrix in one.matrices(f"{at}mlp.experts.{expert}.", hidden_size).items():
-                turn = expert - of_block.start, len(of_block)
-                apart = {"cut": Cut.EXPERT, "turn": turn} if self.are_apart else {}
+                numbers = tuple(slot - of_block.start for slot in range(expert, self.n_slots, self.n_experts))
+                apart = {"cut": Cut.EXPERT, "turns": (numbers, len(of_block))} if self.are_apart else {}
                 bank = f"{at}mlp.experts.{place}"
                 matrices[f"{place}.{expert}"] = msgspec.structs.replace(matrix, bank=bank, **apart)
         if self.shared is not None:
@@ -176,8 +190,8 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
             shared = msgspec.structs.replace(shared, size=own)
         if self.are_apart:
             of_block = self.of_block
-            n_held = part_of(f"there are {self.n_experts} experts", self.n_experts, n_ranks * self.block[1])
-            if n_held == self.n_experts:
+            n_held = self._part(n_ranks * self.block[1])
+            if n_ranks * self.block[1] == 1:
                 return self
             return msgspec.structs.replace(self, first=of_block.start + rank * n_held, n_held=n_held, shared=shared)
         size = part_of(f"an expert is {self.size} wide", self.size, n_ranks)

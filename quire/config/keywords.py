@@ -48,8 +48,11 @@ class EngineOptions(TypedDict, total=False):
     context_parallel_method: Literal["auto", "ulysses", "ring"] | None
     ulysses_degree: int | None
     enable_expert_parallel: bool | None
+    enable_eplb: bool | None
+    eplb_config: dict[str, Any] | None
     num_threads: int | None
     enable_lora: bool | None
+    lora_experts: bool | None
     lora_modules: str | list[str] | None
     max_loras: int | None
     max_lora_rank: int | None

@@ -13,6 +13,7 @@ import msgspec
 from quire.config.arch import ModelArch
 from quire.config.context import check_alone, n_dividing_heads, n_turns
 from quire.config.engine import EngineConfig
+from quire.config.eplb import balanced, check_copies
 from quire.config.experts import ExpertsSpec
 from quire.core.errors import ConfigError
 
@@ -101,6 +102,7 @@ def mesh_of(config: EngineConfig) -> Mesh:
             param="speculative_config",
         )
     check_alone(config)
+    balanced(config)  # or it is refused
     ep = tp * dp if config.enable_expert_parallel else 1
     return Mesh(tp=tp, pp=pp, dp=dp, ep=ep, sp=n_dividing_heads(config), ring=n_turns(config))
 
@@ -125,12 +127,19 @@ def placed(arch: ModelArch, config: EngineConfig, dp_rank: int = 0) -> ModelArch
             f"enable_expert_parallel = True but {arch.family} has no experts: leave --enable-expert-parallel out",
             param="enable_expert_parallel",
         )
-    return _with_experts(arch, are_apart=True, block=(dp_rank, config.data_parallel_size))
+    block, eplb = (dp_rank, config.data_parallel_size), balanced(config)
+    if eplb is None:
+        return _with_experts(arch, are_apart=True, block=block)
+    n_redundant, n_ranks = eplb.num_redundant_experts, mesh_of(config).ep
+    for layer in arch.layers:
+        if isinstance(layer.ffn, ExpertsSpec):
+            check_copies(layer.ffn.n_experts, n_redundant, n_ranks)
+    return _with_experts(arch, are_apart=True, block=block, n_redundant=n_redundant)
 
 
 def undivided(arch: ModelArch) -> ModelArch:
     """The model before it was `placed`."""
-    return _with_experts(arch, are_apart=False, block=(0, 1))
+    return _with_experts(arch, are_apart=False, block=(0, 1), n_redundant=None)
 
 
 def _with_experts(arch: ModelArch, **changes: object) -> ModelArch:

@@ -39,7 +39,7 @@ class Cut(enum.Enum):
     VOCABULARY = "vocabulary"
     """Rows are divided as COLUMN, in the order of token ids; the last rank has fewer where they do not divide."""
     EXPERT = "expert"
-    """One rank has all of it, and the others nothing: see `Matrix.turn`."""
+    """One rank has all of it, or several have, and the others nothing: see `Matrix.turns`."""
 
 
 @enum.unique
@@ -71,9 +71,9 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     kept: Kept = Kept.BY_SCHEME
     bank: str = ""
     """Name that it shares with those alike, one of each expert, which a device may multiply by together; '': alone."""
-    turn: tuple[int, int] = (0, 1)
-    """(number, of how many) among matrices that are alike, of which each rank has as many neighbours (`Cut.EXPERT`). A
-    number that is not among them is of no rank here."""
+    turns: tuple[tuple[int, ...], int] = ((0,), 1)
+    """(numbers, of how many) of its copies among matrices that are alike, of which each rank has as many neighbours
+    (`Cut.EXPERT`). A number that is not among them is of no rank here."""
 
     @property
     def name(self) -> str:

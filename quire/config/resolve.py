@@ -21,6 +21,7 @@ class AdapterLimits(msgspec.Struct, frozen=True):
     """On the host."""
     in_main: bool
     """The device's memory is the host's."""
+    with_experts: bool = False
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
@@ -92,8 +93,14 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
         max_drafts=0 if speculative is None else speculative.n_drafts,
         max_num_batched_tokens=_batched_tokens(config.max_num_batched_tokens, max_num_seqs, device),
         max_stall_factor=config.max_stall_factor or (DEFAULT_STALL_FACTOR[device] if is_server else 0.0),
-        adapters=AdapterLimits(config.max_lora_rank, n_kept(config), device == "cpu") if config.enable_lora else None,
+        adapters=_adapter_limits(config, device),
     )
+
+
+def _adapter_limits(config: EngineConfig, device: str) -> AdapterLimits | None:
+    if not config.enable_lora:
+        return None
+    return AdapterLimits(config.max_lora_rank, n_kept(config), device == "cpu", config.lora_experts)
 
 
 def n_kept(config: EngineConfig) -> int:

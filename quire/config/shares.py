@@ -71,8 +71,8 @@ def share(matrix: Matrix, rank: int, n_ranks: int, *, row_step: int = 1, column_
 
 def is_held(matrix: Matrix, rank: int, n_ranks: int) -> bool:
     """Whether a rank has any of it."""
-    number, n_alike = matrix.turn
-    return matrix.cut is not Cut.EXPERT or number * n_ranks // n_alike == rank
+    numbers, n_alike = matrix.turns
+    return matrix.cut is not Cut.EXPERT or any(number * n_ranks // n_alike == rank for number in numbers)
 
 
 def share_norm(table: NormTable, rank: int, n_ranks: int) -> NormTable:

@@ -72,6 +72,8 @@ OF_METHOD: Final = {
     ),
 }  # fmt: skip
 """Keys that mean something for one method alone."""
+COPYING: Final = ("ngram", "suffix")
+"""Methods whose drafts are what stood before in a text."""
 WITH_MODEL: Final = {"draft_model": "a model", "eagle3": "a head", "mtp": ""}
 """Method → what the key "model" must name for it, if it must; the others take none."""
 BRANCHING: Final = {"branching": ("suffix", "eagle3", "mtp"), "speculative_token_tree": ("eagle3", "mtp")}

@@ -153,8 +153,8 @@ REFUSED: Final = (
           " dp_supervisor_probe_failure_threshold dcp_comm_backend enable_dbo! ubatch_size dbo_decode_token_threshold"
           " dbo_prefill_token_threshold ray_workers_use_nsight! worker_use_ray! all2all_backend",
           "ranks are of one machine: leave it out, and run one server a machine behind a balancer"),
-    Group("enable_ep_weight_filter! enable_elastic_ep! enable_eplb! eplb_config"
-          " expert_placement_strategy", "experts stay where the checkpoint's order puts them: leave it out"),
+    Group("enable_ep_weight_filter! enable_elastic_ep! expert_placement_strategy",
+          "the checkpoint's order says where experts are at first; --enable-eplb moves them: leave it out"),
     Group("mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode"
           " enable_mamba_cache_stochastic_rounding! mamba_cache_philox_rounds",
           "recurrent states and their snapshots are sized by the memory that is there: leave it out"),
@@ -167,7 +167,7 @@ REFUSED: Final = (
     Group("lora_dtype", "adapters have the model's dtype: leave it out"),
     Group("fully_sharded_loras! lora_target_modules* default_mm_loras enable_tower_connector_lora!"
           " specialize_active_lora! enable_mixed_moe_lora_format! enable_moe_shared_loras! lora_extra_vocab_size"
-          " enable_prompt_adapter!", "adapters are LoRA of dense layers as their folders say: leave it out"),
+          " enable_prompt_adapter!", "adapters are LoRA as their folders say: leave it out"),
     Group("spec_method spec_model spec_tokens speculative_model num_speculative_tokens",
           "give it in --speculative-config, for instance '{\"method\": \"ngram\", \"num_speculative_tokens\": 5}'"),
     Group("offload_backend offload_group_size offload_num_in_group offload_prefetch_step offload_params*"

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+from quire.control.repeats import Repeats
+
 MEMORY: Final = 0.9
 """Of a sequence's drafts before, weighed against one more."""
 LONG_MEMORY: Final = 0.98
 """Of those of all sequences."""
+PRIOR: Final = 8.0
+"""Drafts at each place that are taken to have gone as those at all places do."""
 OTHERS: Final = 2.0
 """Drafts that are taken to have gone as those of all do, beside a sequence's own."""
 
@@ -25,6 +29,10 @@ class Acceptance:
     """Times in a row that it was asked and no draft was kept, or none was found."""
     n_streak: int | None = None
     """Right probes in a row; None: it was never left alone."""
+    repeats: Repeats | None = None
+    """Of a sequence that was left alone, where drafts are what stood before."""
+    until: int = 0
+    """The step up to which it would be left alone if it had not begun to copy."""
 
     @property
     def rate(self) -> float:
@@ -42,3 +50,26 @@ class Acceptance:
         self.n_right = faded * self.n_right + n_right
         self.n_verified = faded * self.n_verified + n_trials
         self.n_vain = 0 if n_right else self.n_vain + 1
+
+
+class Places:
+    """What became of the drafts of all sequences, by their place behind the known token: the first guess of a head is
+    wrong more often than those that follow a right one."""
+
+    def __init__(self, most: int) -> None:
+        self._n_right, self._n_tried = [0.0] * most, [0.0] * most
+
+    def count(self, n_asked: int, n_right: int) -> None:
+        """As `Acceptance.count`."""
+        n_trials = min(n_asked, n_right + 1)
+        self._n_tried = [LONG_MEMORY * n + (place < n_trials) for place, n in enumerate(self._n_tried)]
+        self._n_right = [LONG_MEMORY * n + (place < n_right) for place, n in enumerate(self._n_right)]
+
+    @property
+    def factors(self) -> list[float]:
+        """Of each place the chance of a draft behind right ones, over that of all drafts."""
+        mean = sum(self._n_right) / max(1.0, sum(self._n_tried))
+        if not mean:
+            return [1.0] * len(self._n_tried)
+        columns = zip(self._n_right, self._n_tried, strict=True)
+        return [(right + PRIOR * mean) / (tried + PRIOR) / mean for right, tried in columns]

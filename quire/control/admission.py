@@ -40,7 +40,7 @@ def with_room(live: LiveSeqs, builder: PlanBuilder) -> list[int]:
 class Admission:
     """One step's admissions.
 
-    committed: the last step whose result has come; prompts: the running sequences that have prompt left; dp_ranks:
+    committed: the last step whose result has come; prompts: sequences that had prompt left and ran before it; dp_ranks:
     those `with_room`; n_seqs: most sequences that may run on one, if not as many as there are slots.
     """
 
@@ -59,7 +59,7 @@ class Admission:
         self.admitted: list[Seq] = []
         self.claimed_pages = [0] * live.config.n_dp_ranks
         """Pages that running prompts and deferred siblings will take soon, of each data-parallel rank."""
-        for seq in prompts:
+        for seq in [one for one in prompts if one.state is SeqState.RUNNING]:  # others were preempted in this step
             self.claimed_pages[seq.dp_rank] += live.cache.needed(seq.prefill_end, seq.tables, seq.held_from)
         self._dp_ranks = dp_ranks
         self._lacks_place = False
@@ -112,8 +112,9 @@ class Admission:
         return not self._lacks_place or places.may_pass(seq, step)
 
     def _sibling(self, seq: Seq) -> Seq | None:
-        """The running sequence of the same request that has the most of the prompt, for a sample that has not begun."""
-        if seq.request.params.n == 1 or len(seq.tokens) > seq.prompt_len:
+        """The running sequence of the same request that has the most of the prompt, for a sample that has not begun and
+        does not have to compute all of it."""
+        if seq.request.params.n == 1 or len(seq.tokens) > seq.prompt_len or seq.needs_every_row:
             return None
         siblings = self.live.requests[seq.request.request_id]
         can_fork = self.live.cache.can_fork

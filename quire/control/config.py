@@ -54,6 +54,8 @@ class SchedulerConfig:
     """Most drafts that a span verifies behind the token of a decoding sequence."""
     draft_costs: DraftCosts | None = None
     """By which the number is chosen for each span; None: as many as there is room for."""
+    drafts_copy: bool = False
+    """Drafts are what stood before in a text."""
     max_sampled: int = 0
     """Most tokens that one step chooses, drafts counted in; 0: `max_num_seqs`, or one sequence with all its drafts."""
     pace: Pace | None = None

@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from quire.control.acceptance import LONG_MEMORY, Acceptance
+from quire.control.acceptance import LONG_MEMORY, Acceptance, Places
+from quire.control.repeats import Repeats
 from quire.control.seen_costs import SeenCosts
 from quire.control.seq import Seq
 from quire.planner.drafts import LEAST_GAIN, DraftCosts
@@ -28,20 +29,40 @@ BEGINNING: Final = 1.25
 """Times what is exposed, of the first of a run of steps with drafts: the step behind the run waits, too."""
 MOST_QUIET: Final = 256
 """Steps after which a sequence is asked again at the latest."""
+TRIAL: Final = 12
+"""Steps with drafts, of one sequence, before drafts are thought not to pay: the chance of a draft and what such steps
+really take are known only then."""
+LEAST_TRIED: Final = 0.35
+"""Chance of a draft below which the trial is over."""
+AGAIN_EVERY: Final = 1024
+"""Steps after which what was seen of steps with drafts is forgotten, if by that alone drafts do not pay: lone probes
+wait longer than the steps of a run, and what they taught may be of a busy minute. Twice as many each time."""
+MOST_AGAIN: Final = 1 << 15
 
 
 class DraftPolicy:
-    """See the module. costs: None gives every sequence as many as it may have."""
+    """See the module. costs: None gives every sequence as many as it may have. copies: drafts are what stood before,
+    so that a text which repeats itself promises some."""
 
-    def __init__(self, most: int, costs: DraftCosts | None) -> None:
+    def __init__(self, most: int, costs: DraftCosts | None, *, copies: bool = False) -> None:
         self.most, self.costs = most, costs
+        self.watches = copies and most > 0 and costs is not None
+        """Sequences that are left alone are to be shown to `watch`."""
+        self._n_tried = 0
+        """Steps that were given drafts, up to `TRIAL`."""
+        self._forgets_from = AGAIN_EVERY
+        self._again_every = AGAIN_EVERY
+        """The step from which on that is forgotten, and how many there are from one time to the next."""
         self._all = Acceptance(FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS)
         """Of all sequences: what a new one begins with."""
+        self._places = Places(most)
         self._is_drafting = False
         """Whether the newest choice gave drafts that pay: a step with them is one anyway."""
         self._drafted_at = -1
         """The step of the newest choice that gave any drafts."""
         self._seen = None if costs is None else SeenCosts(costs)
+        self._was_drafted = False
+        """The newest step that was timed."""
         self.saved_s = 0.0
         """What plain steps would have taken longer for the same tokens, by what they are known to take; below 0: lost.
         Of steps without prompts."""
@@ -63,13 +84,27 @@ class DraftPolicy:
             return [min(most, n_free // len(seqs))] * len(seqs)
         rates = [self._of(seq).rate_beside(self._all.rate) for seq in seqs]
         plain_s, exposed_s = self._beside(self._seen, n_rows, step)
-        lengths = self.costs.choose(rates, most, n_rows, n_free, plain_s + exposed_s, plain_s)
-        n_left = n_free - sum(lengths)
+        places = self._places.factors
+        lengths = self.costs.choose(rates, most, n_rows, n_free, plain_s + exposed_s, plain_s, places)
         self._is_drafting = any(lengths)
+        if not self._is_drafting and step >= self._forgets_from:
+            self._again_every = min(2 * self._again_every, MOST_AGAIN)
+            self._forgets_from = step + self._again_every
+            measured_s = plain_s + self.costs.exposed(n_rows)
+            lengths = self.costs.choose(rates, most, n_rows, n_free, measured_s, plain_s, places)
+            self._is_drafting = any(lengths)
+            if self._is_drafting:
+                self._seen.forget(n_rows)
+        if self._n_tried < TRIAL and not self._is_drafting and rates[0] >= LEAST_TRIED:
+            lengths[0] = most
+        n_left = n_free - sum(lengths)
         for i, seq in enumerate(seqs):
             own = self._of(seq)
             if lengths[i]:
                 own.n_streak = 0
+                continue
+            if own.until > step:  # it copies, which does not pay
+                seq.drafts_from = own.until
                 continue
             if own.n_streak is not None and n_left > 0:  # to see whether it has become better
                 lengths[i] = min(most, n_left, 4**own.n_streak)
@@ -78,7 +113,18 @@ class DraftPolicy:
             self._leave(seq, step, n_rows, MOST_QUIET)
         if any(lengths):
             self._drafted_at = step
+            self._n_tried = min(self._n_tried + 1, TRIAL)
         return lengths
+
+    def watch(self, seq: Seq) -> None:
+        """Tokens of a sequence that is left alone became known: it is asked in the next step if it copies now."""
+        own = self._of(seq)
+        if own.repeats is None:
+            own.repeats = Repeats(len(seq.tokens))
+        if own.repeats.read(seq.tokens):
+            n_right = min(own.repeats.streak, self.most)
+            own.count(n_right, n_right)
+            own.until, seq.drafts_from = seq.drafts_from, 0
 
     def takes(self, n_sure: int, n_rows: int, step: int) -> bool:
         """Whether a step of `n_rows` rows should have so many drafts more that are right for sure."""
@@ -106,7 +152,8 @@ class DraftPolicy:
         if is_drafted:
             plain_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
             self.saved_s += (1 + n_right / n_seqs) * plain_s - seconds
-        self._seen.time(n_seqs, n_drafted, is_drafted, seconds)
+        is_first, self._was_drafted = is_drafted and not self._was_drafted, is_drafted
+        self._seen.time(n_seqs, n_drafted, is_drafted, seconds, BEGINNING if is_first else 1.0)
 
     def count(
         self, seq: Seq, step: int, n_asked: int, n_verified: int, n_right: int, n_rows: int, *, is_sure: bool = False
@@ -123,6 +170,7 @@ class DraftPolicy:
         own, rate = self._of(seq), self._of(seq).rate_beside(self._all.rate)
         own.count(n_asked, n_right)
         self._all.count(n_asked, n_right, LONG_MEMORY)
+        self._places.count(n_asked, n_right)
         if n_right < max(1, n_verified):
             own.n_streak = 0
         elif own.n_streak is not None:

@@ -21,6 +21,10 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     if not live.drafts.most:
         return {}
     step = builder.step
+    if live.drafts.watches:
+        for seq in live.running:
+            if seq.drafts_from > step and seq.can_draft and len(seq.tokens) > seq.prompt_len:
+                live.drafts.watch(seq)
     asked = [seq for seq in live.running if seq.drafts_from <= step or seq.foretold is not None]
     seqs = [seq for seq in asked if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
     n_seqs = len(live.running) + sum([search.n_lacking for search in live.searches.values() if search.is_ready])

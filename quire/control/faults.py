@@ -52,7 +52,7 @@ def _distrust(live: LiveSeqs, builders: list[PlanBuilder], origin: Seq, first_ba
         bad_pages.update(origin.copied_pages)
     suspects = {seq for builder in builders for seq in builder.seqs}.union(live.running) - {origin}
     suspects = {seq for seq in suspects if seq.dp_rank == origin.dp_rank}
-    tainted, fresh = [origin], [(origin, first_bad)]
+    tainted, fresh = {origin: first_bad}, [(origin, first_bad)]
     while fresh:
         seq, index = fresh.pop()
         bad_pages.update(page for table in _tables(seq) for page in table[index:])
@@ -64,14 +64,16 @@ def _distrust(live: LiveSeqs, builders: list[PlanBuilder], origin: Seq, first_ba
         bad_pages.discard(0)  # no page
         found = [(other, _first_tainted(other, bad_pages, bad_nodes, live.config.page_size)) for other in suspects]
         fresh += [(other, index) for other, index in found if index is not None]
-        tainted += [other for other, index in found if index is not None]
+        tainted |= {other: index for other, index in found if index is not None}
         suspects.difference_update(tainted)
-    for seq in tainted:
+    for seq, index in tainted.items():
+        good = [table[:index] for table in _tables(seq)]
         if seq.state is SeqState.RUNNING:
             live.preempt(seq, trusted=False)
         elif seq.state is SeqState.WAITING:
             seq.ignore_through = seq.last_step
-        seq.left_tables, seq.copied_pages = [], []  # its spans in flight are void, and others may get these pages
+        # Its spans in flight are void, and others may get these pages; a later one may show that the rest is bad, too.
+        seq.left_tables, seq.copied_pages = good, []
     if cache.snapshots is not None:
         for seq in tainted:
             cache.snapshots.drop_all(seq)

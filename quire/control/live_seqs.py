@@ -54,7 +54,7 @@ class LiveSeqs:
         self.finished = {reason.value: 0 for reason in FinishReason}
         self.n_submitted = 0
         self.preemptions = 0
-        self.drafts = DraftPolicy(config.num_speculative_tokens, config.draft_costs)
+        self.drafts = DraftPolicy(config.num_speculative_tokens, config.draft_costs, copies=config.drafts_copy)
         self.history: History | None = None
         self._arrivals = 0
 

@@ -1,7 +1,8 @@
 """What steps take beside their rows and guesses, as the engine sees it, for each number of sequences.
 
 Owns two estimates by powers of two of sequences. Does not own what is measured at the start (`planner/drafts.py`).
-Invariant: a size that was never seen has what the start measured, a plain step of it what the nearest seen size has.
+Invariants: a size that was never seen has what the start measured, a plain step of it what the nearest seen size has.
+Of the two kinds of steps one may not come for a long time; it is taken to have become slower or faster as the other.
 """
 
 from __future__ import annotations
@@ -55,14 +56,27 @@ class SeenCosts:
         seen = self._exposed.get(n_seqs.bit_length())
         return self._costs.exposed(n_seqs) if seen is None else seen.seconds
 
-    def time(self, n_seqs: int, n_drafted: Sequence[int], is_drafted: bool, seconds: float) -> None:
-        """A step of so many sequences took so long from the end of the one before it; n_drafted: as in `StepResult`."""
+    def forget(self, n_seqs: int) -> None:
+        """What was seen of steps with drafts of so many sequences."""
+        self._exposed.pop(n_seqs.bit_length(), None)
+
+    def time(self, n_seqs: int, n_drafted: Sequence[int], is_drafted: bool, seconds: float, times: float = 1.0) -> None:
+        """A step of so many sequences took so long from the end of the one before it; n_drafted: as in `StepResult`.
+        times: what its kind exposes, of what others of its kind do."""
         self._n_steps += 1
         size, rows_s = n_seqs.bit_length(), self._costs.seconds(n_seqs + sum(n_drafted))
         beside_s = seconds - rows_s - self._costs.guesses_s(n_drafted)
         if is_drafted:
-            beside_s -= self.plain_s(n_seqs)
+            beside_s = (beside_s - self.plain_s(n_seqs)) / times
             known = self._exposed.setdefault(size, Seen(self._costs.exposed(n_seqs), self._n_steps - 1))
-        else:
-            known = self._plain.setdefault(size, Seen(self.plain_s(n_seqs), self._n_steps - 1))
+            known.see(beside_s, rows_s, self._n_steps)
+            if known.seconds < 0 and size in self._plain:  # it takes what a plain one does: that is less by now
+                self._plain[size].seconds += known.seconds
+                known.seconds = 0.0
+            return
+        known = self._plain.setdefault(size, Seen(self.plain_s(n_seqs), self._n_steps - 1))
+        before_s = rows_s + known.seconds
         known.see(beside_s, rows_s, self._n_steps)
+        exposed = self._exposed.get(size)
+        if exposed is not None and before_s > 0:  # the machine is slower, or faster, for both kinds
+            exposed.seconds *= max(0.0, rows_s + known.seconds) / before_s

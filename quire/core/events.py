@@ -8,6 +8,7 @@ from typing import Union
 import msgspec
 
 from quire.core.adapters import AdapterFacts
+from quire.core.balance import BalanceFacts
 from quire.core.failure import Failure
 from quire.core.logprobs import PackedLogprobs
 
@@ -87,6 +88,8 @@ class EngineStats(msgspec.Struct):
     preemptions: int = 0
     expert_imbalance: float = 0.0
     """Tokens of a layer's busiest expert over those of its mean one, the mean of all layers; 0 without experts."""
+    expert_balance: BalanceFacts | None = None
+    """Of the last rearrangement of experts; None: they stay where they are."""
     dp_running: list[int] = []
     """Sequences that run on each data-parallel rank; empty where there is one."""
     dp_pages_free: list[int] = []

@@ -16,6 +16,8 @@ import msgspec
 from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StateRestore, StateSave, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
 
+SharedPrefixes = list[tuple[list[int], int]]
+"""As in `StepPlan`."""
 HasSlot = TypeVar("HasSlot", SlotOpen, PageAppend, PageCopy, StateRestore, StateSave)
 
 
@@ -64,6 +66,17 @@ def rows_of(plan: StepPlan, n_dp_ranks: int, n_slots: int) -> list[int]:
     for slot, length in zip(plan.spans.slots, plan.spans.lengths, strict=True):
         rows[slot // n_slots] += length
     return rows
+
+
+def spans_of(plan: StepPlan, n_dp_ranks: int, n_slots: int) -> list[tuple[Spans, SharedPrefixes]]:
+    """Spans and shared prefixes of each rank, under the slots of all: what its time depends on. O(spans)."""
+    found: list[tuple[Spans, SharedPrefixes]] = [(Spans([], [], [], [], []), []) for _ in range(n_dp_ranks)]
+    whole = plan.spans
+    for slot, start, length, wants in zip(whole.slots, whole.starts, whole.lengths, whole.wants, strict=True):
+        found[slot // n_slots][0].add(slot, start, length, wants)
+    for slots, n_pages in plan.shared_prefixes:
+        found[slots[0] // n_slots][1].append((slots, n_pages))
+    return found
 
 
 def joined(plan: StepPlan, results: Sequence[StepResult], n_slots: int) -> StepResult:

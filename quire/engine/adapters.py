@@ -16,8 +16,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-import msgspec
-
 from quire.config.engine import EngineConfig
 from quire.config.resolve import n_kept
 from quire.control.live_seqs import LiveSeqs
@@ -27,17 +25,14 @@ from quire.core.adapters import AdapterFacts, check_adapter_name, lora_module
 from quire.core.clock import Clock, MonotonicClock
 from quire.core.errors import ConfigError, InvalidParameter, QuireError, RequestError, RequestExpired, shown
 from quire.core.events import EngineStats, SeqDelta
-from quire.core.failure import Code
 from quire.core.request import Request
 from quire.engine.command_reader import refusals
+from quire.engine.time_limits import TimedRequest
 
 logger = logging.getLogger("quire.engine")
 
 READ_WAIT_S = 0.005
 """How long an engine with nothing else to do waits for an adapter before it looks for commands again."""
-
-LEAST_S = 1e-6
-"""What is left of a limit on time when it has not passed: 0 would be no limit."""
 
 Reading = concurrent.futures.Future[tuple[str, int, Any]]
 """(hash of the content, rank, the weights)."""
@@ -64,37 +59,14 @@ class Loading:
     reading: Reading
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Waiting:
+@dataclasses.dataclass(slots=True)
+class Waiting(TimedRequest):
     """A request whose adapter is not on the host."""
 
-    request: Request
     path: str
     """The folder of its adapter."""
     root: str
     """In which that must lie."""
-    since_s: float
-
-    @property
-    def limit(self) -> tuple[float, Code]:
-        """(seconds that it may wait, 0: any; the code of the limit)."""
-        terms = self.request.terms
-        limits = ((terms.queue_limit_s, Code.QUEUE_TIMEOUT), (terms.time_limit_s, Code.REQUEST_TIMEOUT))
-        return min((one for one in limits if one[0] > 0), default=(0.0, Code.QUEUE_TIMEOUT))
-
-    def is_late(self, now_s: float) -> bool:
-        """Whether its limit has passed."""
-        return 0 < self.limit[0] <= now_s - self.since_s
-
-    def queued(self, now_s: float) -> Request:
-        """The request, with what is left of its limits."""
-        terms, waited_s = self.request.terms, now_s - self.since_s
-        queue_s, time_s = (
-            max(limit_s - waited_s, LEAST_S) if limit_s else 0.0
-            for limit_s in (terms.queue_limit_s, terms.time_limit_s)
-        )
-        self.request.terms = msgspec.structs.replace(terms, queue_limit_s=queue_s, time_limit_s=time_s)
-        return self.request
 
 
 class AdapterRegistry:
@@ -211,7 +183,7 @@ class AdapterRegistry:
         if self._want(facts.content_id):
             return True
         root, now_s = self._roots[request.adapter], self._clock.now_s()
-        self._waiting[request.request_id] = Waiting(request, facts.path, root, now_s)
+        self._waiting[request.request_id] = Waiting(request, now_s, facts.path, root)
         return False
 
     def ready(self, wait_s: float = 0.0) -> list[Ready]:

@@ -11,6 +11,7 @@ from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
 from quire.config.mesh import depth_of
 from quire.config.resolve import EngineLimits
+from quire.config.speculative import COPYING
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock
@@ -71,6 +72,7 @@ def assemble(
             max_sampled=limits.max_sampled,
             n_adapters=config.max_loras if config.enable_lora else 0,
             draft_costs=draft_costs,
+            drafts_copy=config.speculative_config.get("method") in COPYING,
         ),
         clock,
     )

@@ -6,6 +6,7 @@ Owns the order in which things are made. Does not own any of the parts, nor what
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pathlib
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from quire.compute.expert_balancer import ExpertBalancer
 from quire.compute.facts import WorkerFacts
 from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
@@ -31,7 +33,7 @@ from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
-from quire.engine.adapters import registry_of
+from quire.engine.adapters import AdapterReader, registry_of
 from quire.engine.assembly import assemble, pace_of
 from quire.engine.capacity import (
     ITEMSIZES,
@@ -41,8 +43,10 @@ from quire.engine.capacity import (
     size_pool,
     snapshots_within,
     tightest,
+    whole_bytes,
 )
 from quire.engine.core import EngineCore
+from quire.engine.executors.balancing import BalancingExecutor
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
@@ -53,10 +57,11 @@ from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_matcher_processes
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
+from quire.engine.ranks.adapters import AdaptersOfRanks
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.leader import LeadingWorker
 from quire.engine.sleep import SleepMode
-from quire.engine.workers import fit_case, make_leader
+from quire.engine.workers import fit_case, make_balancer, make_leader
 from quire.kernels.invariance import RowsAlone
 from quire.planner.accelerators import accelerator_named, calibration_for, engine_calibration
 from quire.planner.cost import calibrated
@@ -130,8 +135,8 @@ def _build(
         logger.info("token ids %d to %d have no token: they are never chosen", len(tokenizer), arch.vocab_size - 1)
     vocab_limit = None if tokenizer is None else len(tokenizer)
     worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
-    executor = _executor(worker)
-    all_bytes = sum(one.weights_bytes for one in facts.stages) * mesh_of(config).tp
+    executor_of = functools.partial(_executor, balancer := make_balancer(config, made))
+    all_bytes = whole_bytes(config, arch, sum(one.weights_bytes for one in facts.stages))
     pace = pace_of(limits, arch, engine_calibration(platform.name, platform.device_name), all_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
     n_masks *= config.data_parallel_size
@@ -139,7 +144,7 @@ def _build(
     if is_server:
         structured.start()
     core = assemble(
-        config, limits, layout, executor, MonotonicClock(), n_pages, structured,
+        config, limits, layout, executor_of(worker), MonotonicClock(), n_pages, structured,
         0 if deals_tokens(config) else platform.min_shared_tokens, pace,
         worker.draft_costs(), deterministic_apart=platform.rows_alone is not RowsAlone.NEVER,
         has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
@@ -147,12 +152,12 @@ def _build(
     core.free_memory, core.ranks = worker.close, group
     if config.enable_lora:
         core.adapters = registry_of(
-            config, worker.adapters, core.scheduler, lambda: core.grammars.compiling, is_restart=is_restart
+            config, _adapter_reader(worker), core.scheduler, lambda: core.grammars.compiling, is_restart=is_restart
         )
-    core.expert_load = ExpertLoad(worker.expert_loads) if worker.expert_loads() else None
+    core.expert_load = ExpertLoad(worker.expert_loads, balancer) if worker.expert_loads() else None
     if config.enable_sleep_mode:
-        core.sleep_mode = SleepMode(worker, _executor)
-    ready = _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
+        core.sleep_mode = SleepMode(worker, executor_of)
+    ready = _ready(config, limits, arch, platform.name, n_pages, all_bytes)
     ready = msgspec.structs.replace(ready, device_name=platform.device_name, no_determinism=worker.no_determinism)
     return core, ready
 
@@ -172,11 +177,18 @@ def device_of(config: EngineConfig) -> str:
     return platform_of(config).name
 
 
-def _executor(worker: Worker) -> Executor:
-    """Steps of the worker in this process, and of the ranks that it leads."""
-    own: Executor = LaunchExecutor(worker) if worker.platform.computes_alone else ThreadExecutor(worker, worker.prepare)
-    n_slots = 0 if worker.data is None else worker.data.n_slots
-    return RanksExecutor(own, worker.group, n_slots) if isinstance(worker, LeadingWorker) else own
+def _executor(balancer: ExpertBalancer | None, worker: Worker) -> Executor:
+    """Steps of the worker in this process, and of the ranks that it leads. balancer: where experts move."""
+    own = LaunchExecutor(worker) if worker.platform.computes_alone else ThreadExecutor(worker, worker.prepare)
+    if not isinstance(worker, LeadingWorker):
+        return own
+    ranks = RanksExecutor(own, worker.group, 0 if worker.data is None else worker.data.n_slots)
+    return ranks if balancer is None else BalancingExecutor(ranks, own.in_turn, worker.group, balancer, balancer.eplb)
+
+
+def _adapter_reader(worker: Worker) -> AdapterReader:
+    """Of all ranks."""
+    return AdaptersOfRanks(worker.adapters, worker.group) if isinstance(worker, LeadingWorker) else worker.adapters
 
 
 def _structured_output(

@@ -14,14 +14,16 @@ import msgspec
 from quire.config.arch import ModelArch
 from quire.config.context import page_tokens
 from quire.config.engine import EngineConfig
+from quire.config.experts import ExpertsSpec
 from quire.config.kv import KVLayout, tokens_in_flight
-from quire.config.mesh import depth_of, mesh_of
+from quire.config.mesh import depth_of, mesh_of, placed
 from quire.config.resolve import EngineLimits
 from quire.config.stages import layout_over
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
 from quire.planner.formats import kv_number_bytes
 from quire.planner.memory import MemoryEquation, Room, n_passing
+from quire.planner.parts import EXPERTS, parameters_by_part
 
 logger = logging.getLogger("quire.engine")
 
@@ -80,6 +82,19 @@ def equation(
         n_passing=n_passing(config.pipeline_depth, config.pipeline_parallel_size),
         adapters=limits.adapters,
     )
+
+
+def whole_bytes(config: EngineConfig, arch: ModelArch, held_bytes: int) -> int:
+    """Of a model's weights, each counted once, where a rank holds held_bytes: of stages, a rank of each together.
+    Ranks share what is no expert within a data-parallel rank, and experts, with their copies, may be shared by all."""
+    mesh, parts = mesh_of(config), parameters_by_part(arch)
+    n_experts = sum(number for part, number in parts.items() if part.startswith(EXPERTS))
+    n_others, copies = sum(parts.values()) - n_experts, 1.0
+    for layer in placed(arch, config).layers:
+        if isinstance(layer.ffn, ExpertsSpec):
+            copies = layer.ffn.n_slots / layer.ffn.n_experts
+    n_held = n_others / mesh.tp + n_experts * copies / max(mesh.ep, mesh.tp)
+    return round(held_bytes * (n_others + n_experts) / n_held)
 
 
 def layout_of(config: EngineConfig, limits: EngineLimits, arch: ModelArch) -> KVLayout:

@@ -64,7 +64,7 @@ class EngineCore:
         self.on_step: Callable[[StepRecord], None] | None = None
         self.on_wait: Callable[[], None] | None = None
         self.grammars = grammars or StructuredOutput(None)
-        self.grammars.on_wait = self._waits
+        self.grammars.on_wait, self.grammars.clock = self._waits, clock
         n_drafts = scheduler.config.num_speculative_tokens
         self.grammars.most_foretold = 1 + n_drafts if n_drafts else 0
         self.on_plan: Callable[[Sequence[PlanBuilder]], None] | None = None
@@ -336,7 +336,7 @@ class EngineCore:
         stats.is_late = self.ranks is not None and self.ranks.is_late
         self.adapters.note(stats, self.scheduler.live)
         if self.expert_load is not None and not self.is_asleep:
-            stats.expert_imbalance = self.expert_load.imbalance(self.clock.now_s())
+            self.expert_load.note(stats, self.clock.now_s())
         return stats
 
     def shutdown(self) -> None:

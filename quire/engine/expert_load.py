@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
+
+from quire.core.balance import BalanceFacts
+from quire.core.events import EngineStats
 
 PERIOD_S: Final = 10.0
 Loads = list[list[int]]
 """Of each layer with experts, how many tokens chose each of them."""
 
 
+class Balancer(Protocol):
+    """What moves experts, see `ExpertBalancer`."""
+
+    @property
+    def facts(self) -> BalanceFacts: ...
+
+
 class ExpertLoad:
     """Since the engine's start, without what starts and wakings run themselves."""
 
-    def __init__(self, read: Callable[[], Loads]) -> None:
-        """read: what compute has counted; from nothing again, where weights were given up in between."""
-        self._read = read
+    def __init__(self, read: Callable[[], Loads], balancer: Balancer | None = None) -> None:
+        """read: what compute has counted; from nothing again, where weights were given up in between. balancer: None
+        where experts stay."""
+        self._read, self._balancer = read, balancer
         self._past: Loads = []
         self._before: Loads | None = read()
         self._next_s, self._imbalance = 0.0, 0.0
@@ -39,6 +50,12 @@ class ExpertLoad:
     def go_on(self) -> None:
         """Behind it."""
         self._before = self._read()
+
+    def note(self, stats: EngineStats, now_s: float) -> None:
+        """Its figures."""
+        stats.expert_imbalance = self.imbalance(now_s)
+        if self._balancer is not None:
+            stats.expert_balance = self._balancer.facts
 
     def imbalance(self, now_s: float) -> float:
         """See `imbalance`, at most PERIOD_S old."""

@@ -149,6 +149,8 @@ def check_fit(case: FitCase) -> None:
 def _table(case: FitCase) -> list[str]:
     sizes, config, terms = case.sizes, case.config, equation(case.config, case.limits, case.arch)
     scheme = case.limits.dtype if config.quantization in NOT_ROUNDED else config.quantization
+    if n_copies := config.eplb_config.get("num_redundant_experts", 0):
+        scheme += f"; a part of {n_copies} copies of experts in each layer: fewer num_redundant_experts take less"
     if config.num_gpu_blocks_override or config.kv_cache_memory_bytes:
         kv, what = "KV pool", "as asked"
     elif config.max_model_len:

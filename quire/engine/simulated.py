@@ -7,17 +7,20 @@ Owns what such a machine is taken to have: its memory, and the seconds of a step
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 from quire.config.arch import ModelArch
+from quire.config.context import attending, deals_tokens, page_tokens, settled
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
-from quire.config.mesh import Mesh, mesh_of, placed
+from quire.config.mesh import mesh_of, placed
 from quire.config.resolve import MIN_SHARED_TOKENS, NOT_ROUNDED, EngineLimits, resolve
 from quire.config.shares import share_arch
 from quire.config.stages import LayerRange, layer_range, stage_arch, stage_layout
 from quire.core.clock import VirtualClock
 from quire.core.errors import ConfigError
 from quire.core.plan import StepPlan
+from quire.core.plan_parts import spans_of
 from quire.core.units import format_bytes
 from quire.engine.assembly import assemble, pace_of
 from quire.engine.capacity import ITEMSIZES, StagePool, layout_of, size_pool, snapshots_within, tightest
@@ -29,6 +32,11 @@ from quire.planner.cost import CostModel
 from quire.planner.engine_cost import engine_cost
 from quire.planner.memory import Room
 from quire.planner.pace import Pace
+
+SIZES: Final = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size",
+)  # fmt: skip
+"""Options that ask for several ranks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,31 +78,20 @@ class SimulatedMachine:
             raise ConfigError("drafts are not simulated, since nobody knows which are right: leave them out")
         if config.quantization not in NOT_ROUNDED:
             raise ConfigError("weights that are rounded while loading are not simulated: leave --quantization out")
-        if config.prefill_context_parallel_size > 1:
-            raise ConfigError(
-                f"prefill_context_parallel_size = {config.prefill_context_parallel_size} is not simulated: leave it"
-                " out, and see `quire plan --mesh sp=N` or `ring=N` for what such ranks would do",
-                param="prefill_context_parallel_size",
-            )
+        config = settled(config, arch)
         mesh = mesh_of(config)
         if mesh.n_ranks > 1 and device == "cpu":
-            name = "tensor_parallel_size" if mesh.tp > 1 else "pipeline_parallel_size"
+            name = next(one for one in SIZES if getattr(config, one) > 1)
             raise ConfigError(
                 f"{name} = {getattr(config, name)} is not simulated on a CPU: leave it out, or choose a --gpu",
                 param=name,
             )
-        if config.data_parallel_size > 1:
-            raise ConfigError(
-                f"data_parallel_size = {config.data_parallel_size} is not simulated: leave it out, and see `quire plan`"
-                " for what data-parallel ranks would do",
-                param="data_parallel_size",
-            )
         limits = resolve(config, arch, device, is_server=is_server)
         own = share_arch(placed(arch, config), 0, mesh.tp)
-        layout = layout_of(config, limits, own)
+        layout = layout_of(config, limits, attending(own, config, 0))
         room, itemsize = Room(memory_bytes, memory_bytes, is_main=device == "cpu"), ITEMSIZES[limits.dtype]
         ranges = [layer_range(own, stage, mesh.pp) for stage in range(mesh.pp)]
-        pools = [_pool(own, layout, layers, mesh, itemsize, room) for layers in ranges]
+        pools = [_pool(own, config, layout, layers, itemsize, room) for layers in ranges]
         weights_bytes = max(pool.weights_bytes for pool in pools)
         if weights_bytes >= memory_bytes:
             raise ConfigError(
@@ -113,29 +110,47 @@ class SimulatedMachine:
         pace = pace_of(limits, arch, calibration, ITEMSIZES[limits.dtype])
         return cls(config, arch, limits, layout, device, n_pages, n_snapshots, cost, pace)
 
-    def step_s(self, plan: StepPlan) -> float:
-        """Seconds of a step. What several sequences share is read once."""
-        return self.cost.step_s(plan.spans, plan.shared_prefixes)
+    @property
+    def kv_slots(self) -> int:
+        """Tokens that pages have room for, over all ranks."""
+        return (self.n_pages - 1) * self.page_tokens * self.config.data_parallel_size
+
+    @property
+    def page_tokens(self) -> int:
+        """Of a page, as sequences have them."""
+        return page_tokens(self.config)
+
+    def ranks_s(self, plan: StepPlan) -> list[float]:
+        """Seconds of a step on each data-parallel rank. What several sequences share is read once."""
+        n = self.config.data_parallel_size
+        if n == 1:
+            return [self.cost.step_s(plan.spans, plan.shared_prefixes)]
+        return self.cost.ranks_s(spans_of(plan, n, self.limits.max_num_seqs))
 
     def engine(self) -> SimulatedEngine:
         """A new one."""
         clock = VirtualClock()
-        executor = TimedNullExecutor(clock, self.step_s, self.config.pipeline_parallel_size)
-        limits, device = self.limits, self.device
+        executor = TimedNullExecutor(
+            clock, self.ranks_s, self.config.pipeline_parallel_size, self.config.data_parallel_size
+        )  # fmt: skip
+        limits = self.limits
+        min_shared = 0 if self.config.deterministic or deals_tokens(self.config) else MIN_SHARED_TOKENS[self.device]
         core = assemble(
-            self.config, limits, self.layout, executor, clock, self.n_pages, StructuredOutput(None),
-            0 if self.config.deterministic else MIN_SHARED_TOKENS[device],
-            self.pace,
-            has_states=bool(self.arch.state_specs), n_snapshots=self.n_snapshots,
+            self.config, limits, self.layout, executor, clock, self.n_pages, StructuredOutput(None), min_shared,
+            self.pace, has_states=bool(self.arch.state_specs), n_snapshots=self.n_snapshots,
         )  # fmt: skip
         return SimulatedEngine(core, clock, executor)
 
 
-def _pool(own: ModelArch, layout: KVLayout, layers: LayerRange, mesh: Mesh, itemsize: int, room: Room) -> StagePool:
+def _pool(
+    own: ModelArch, config: EngineConfig, layout: KVLayout, layers: LayerRange, itemsize: int, room: Room
+) -> StagePool:
     """Of a rank of the stage that has these layers, of which `own` is a rank's part. room: before weights are there."""
     arch, tied = stage_arch(own, layers), own.tie_embeddings
     n_tables = layers.is_first or layers.is_last if tied else layers.is_first + layers.is_last
-    n_foreign = (1 if tied else 2) - n_tables / mesh.tp  # the description has whole vocabularies, at both ends
+    # the description has whole vocabularies, at both ends
+    n_foreign = (1 if tied else 2) - n_tables / config.tensor_parallel_size
     weights_bytes = round((arch.n_parameters - n_foreign * own.vocab_size * own.hidden_size) * itemsize)
     room = dataclasses.replace(room, free_bytes=room.total_bytes - weights_bytes)
+    arch = attending(arch, config, 0)  # weights of all heads, and pages of its own
     return StagePool(arch, stage_layout(layout, layers), weights_bytes, 0, room)

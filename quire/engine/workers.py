@@ -21,12 +21,14 @@ from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.loaded import DraftSource
 from quire.compute.draft.small import DraftCheckpoint
 from quire.compute.draft.with_head import HeadCheckpoint
+from quire.compute.expert_balancer import ExpertBalancer
 from quire.compute.platform import Platform, platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Worker, not_deterministic
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
+from quire.config.eplb import balanced
 from quire.config.mesh import Mesh, depth_of, mesh_of, placed
 from quire.config.model import read_arch
 from quire.config.mtp import mtp_head
@@ -34,7 +36,7 @@ from quire.config.resolve import EngineLimits, resolve
 from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core import host
 from quire.core.errors import ConfigError
-from quire.engine.capacity import layout_of
+from quire.engine.capacity import ITEMSIZES, layout_of
 from quire.engine.fit import FitCase
 from quire.engine.progress import STEP_LIMIT_S
 from quire.engine.ranks.done import DoneSteps
@@ -192,6 +194,16 @@ def make_worker(
         context=context,
     )  # fmt: skip
     return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline or data or context, worker))
+
+
+def make_balancer(config: EngineConfig, made: Made) -> ExpertBalancer | None:
+    """What moves experts of a loaded worker; None where they stay. Raises ConfigError where they cannot move."""
+    eplb, meeting = balanced(config), made.meeting
+    if eplb is None or meeting is None:
+        return None
+    limits, arch = made.limits, made.worker.arch
+    row_bytes = arch.hidden_size * ITEMSIZES[limits.dtype]  # of the normed input, which a step has at least
+    return ExpertBalancer(made.worker, meeting.comm, eplb, limits.max_num_batched_tokens * row_bytes)
 
 
 def _check_exchange(shape: Mesh, config: EngineConfig, platform: Platform) -> None:

@@ -196,8 +196,8 @@ CATALOGUE: tuple[Implementation, ...] = (
     _triton("mxfp4", "linear"),
     _reference("mxfp4", "linear"),
     _triton("lora", "add"),
-    Implementation("lora", "cpu", ("add_packed",), ("cpu",), "torch; products of packed matrices, adapter by adapter"),
-    _reference("lora", "add", "add_packed"),
+    _native("lora", "add_lines"),
+    _reference("lora", "add", "add_lines"),
     _hopper("norm", *_NORMS, more="; up to 512 rows"),
     _triton("norm", *_NORMS, "layer_norm"),
     _native("norm", *_NORMS),
@@ -216,9 +216,9 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
     _hopper("moe", "experts", more="; SwiGLU without biases"),
-    _triton("moe", "route", "experts"),
+    _triton("moe", "route", "experts", "adapted_experts"),
     _native("moe", "route", "packed_experts"),
-    _reference("moe", "route", "experts", "packed_experts"),
+    _reference("moe", "route", "experts", "packed_experts", "adapted_experts"),
     _triton("sample", "choose_by", "lines", "penalise"),
     Implementation(
         "sample", "cpu", ("choose_by", "lines", "penalise"), ("cpu",), "numpy, torch; the compiled kernels if there"

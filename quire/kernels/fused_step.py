@@ -23,6 +23,8 @@ from quire.kernels.attention.cpu.work import TILE_ROWS
 from quire.kernels.attention.schedule.plan import Trees
 from quire.kernels.attention.variant import Variant
 from quire.kernels.gemm import Norm
+from quire.kernels.lora import Places
+from quire.kernels.lora.cpu import native_lora
 from quire.kernels.moe import PackedExperts
 from quire.kernels.moe.cpu import native_experts, native_route
 from quire.kernels.qgemm import PackedWeight
@@ -30,7 +32,7 @@ from quire.kernels.qgemm import cpu as products
 from quire.kernels.sample.cpu import NativeChoice
 from quire.kernels.sample.draw import INVERSE, UNIFORM
 
-EMBED, LINEAR, ROTATE, ATTEND, TAKE, NORM, LOAD, ROUTE, EXPERTS = range(9)
+EMBED, LINEAR, ROTATE, ATTEND, TAKE, NORM, LOAD, ROUTE, EXPERTS, LORA, SILU = range(11)
 """QuireOpCode in csrc/cpu/quire_cpu.h."""
 
 N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -69,11 +71,15 @@ class _Norm(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Silu(ctypes.Structure):
+    _fields_ = (("x", _P), ("out", _P), ("width", _L), ("dtype", _I))
+
+
 class _Step(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("slots", "positions", "places", "q_indptr", "kv_lens", "kv_at")),
         *((name, _P) for name in ("tree_paths", "tree_firsts", "wanted")),
-        *((name, _P) for name in ("tokens", "page_table", "choice", "n_places", "ids")),
+        *((name, _P) for name in ("tokens", "page_table", "choice", "n_places", "ids", "adapters")),
         *((name, _L) for name in ("tokens_stride", "table_stride", "n_rows", "n_spans", "n_wanted", "n_once")),
         *((name, _I) for name in ("page_size", "n_q_heads", "n_kv_heads", "head_dim", "tile_tokens", "n_threads")),
     )
@@ -128,8 +134,13 @@ class FusedStep:
     """
 
     def __init__(
-        self, tokens: torch.Tensor, page_tables: torch.Tensor, page_size: int, n_q_heads: int, n_kv_heads: int, d: int
-    ) -> None:
+        self, tokens: torch.Tensor, page_tables: torch.Tensor, page_size: int, n_q_heads: int, n_kv_heads: int, d: int,
+        *, has_adapters: bool = False,
+    ) -> None:  # fmt: skip
+        """has_adapters: its rows may have some, and `run` is always told which."""
+        self.has_adapters = has_adapters
+        self._between: dict[int, torch.Tensor] = {}
+        """By width."""
         self._ops: list[_Op] = []
         self._table_stride = page_tables.stride(0)
         self._kept: list[Any] = [tokens, page_tables]
@@ -260,6 +271,21 @@ class FusedStep:
         call = native_experts(x, expert_ids, weights, matrices, out, scratch, adds=True)
         self._add(EXPERTS, call, x, expert_ids, weights, matrices, scratch, out)
 
+    def between(self, out: torch.Tensor, width: int) -> torch.Tensor:
+        """Memory for as many rows as `out` has, of another width, for what lies between two operations."""
+        if width not in self._between:
+            self._between[width] = out.new_zeros(len(out), width)
+        return self._between[width]
+
+    def add_lines(self, x: torch.Tensor, adapters: Places, y: torch.Tensor, *, norm: Norm | None) -> None:
+        """As `lora.add_lines`, of the adapters of the step's rows."""
+        call = native_lora(x, adapters, y, norm)
+        self._add(LORA, call, x, adapters, y, norm)
+
+    def silu_mul(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """out = silu(gates) * ups of the rows of x, gates first. Both contiguous."""
+        self._add(SILU, _Silu(x.data_ptr(), out.data_ptr(), out.shape[1], native.DTYPES[x.dtype]), x, out)
+
     def run(
         self,
         row_slots: np.ndarray,
@@ -270,26 +296,29 @@ class FusedStep:
         wanted: np.ndarray,
         *,
         trees: TreeRows | None = None,
+        adapters: np.ndarray | None = None,
         is_link: bool = False,
     ) -> None:
         """One step: int64 [n_rows] x 2, int32 [n_spans + 1], [n_spans] x 2, int64 [n_wanted]; all contiguous.
 
         The rows of a span are the last tokens of the kv_lens ones of its slot; wanted: rows that `take` leaves.
-        trees: where some spans are trees. is_link: operations before `begin_link` are left out.
+        trees: where some spans are trees. adapters: int32 [n_rows], contiguous, place of each row's, -1: none. is_link:
+        operations before `begin_link` are left out.
         """
-        call = self._call(None, (row_slots, row_positions, q_indptr, kv_lens, span_slots, wanted), trees)
+        call = self._call(None, (row_slots, row_positions, q_indptr, kv_lens, span_slots, wanted), trees, adapters)
         if is_link:
             call.leave_out(self._step.n_once)
         call.run()
 
     def choosing(
-        self, logits: torch.Tensor, controls: np.ndarray, *step: np.ndarray, trees: TreeRows | None = None
-    ) -> tuple[FusedStepCall, np.ndarray, np.ndarray]:
+        self, logits: torch.Tensor, controls: np.ndarray, *step: np.ndarray, trees: TreeRows | None = None,
+        adapters: np.ndarray | None = None,
+    ) -> tuple[FusedStepCall, np.ndarray, np.ndarray]:  # fmt: skip
         """A call that does `run` and finds a token for each row wanted, written behind its row; and where it will put
         them: ids int32 and status uint8 [n_wanted].
 
         logits: float32 [>= n_wanted, width], which the call fills. controls: as in `kernels.sample.choose_by`, of rows
-        that are not truncated. step, trees: arguments of `run`.
+        that are not truncated. step, trees, adapters: arguments of `run`.
         """
         token_ids, status = np.empty(len(step[-1]), np.int32), np.empty(len(step[-1]), np.uint8)
         lines, line_bytes = _address(controls), controls.strides[0]
@@ -297,7 +326,7 @@ class FusedStep:
             logits.data_ptr(), lines + UNIFORM * line_bytes, lines + INVERSE * line_bytes, None,
             _address(token_ids), _address(status), logits.stride(0), logits.shape[1],
         )  # fmt: skip
-        return self._call(choice, (*step, controls, token_ids, status), trees), token_ids, status
+        return self._call(choice, (*step, controls, token_ids, status), trees, adapters), token_ids, status
 
     def chain(
         self, logits: torch.Tensor, n_places: np.ndarray, *step: np.ndarray, ids: np.ndarray | None = None
@@ -314,14 +343,15 @@ class FusedStep:
             logits.data_ptr(), _address(greedy), _address(greedy), None, _address(found), _address(status),
             logits.stride(0), logits.shape[1],
         )  # fmt: skip
-        call = self._call(choice, step, None)
+        call = self._call(choice, step, None, None)
         call.repeat(_address(n_places), None if ids is None else _address(ids))
         call.run()
         return found
 
     def _call(
-        self, choice: NativeChoice | None, arrays: tuple[np.ndarray, ...], trees: TreeRows | None
-    ) -> FusedStepCall:
+        self, choice: NativeChoice | None, arrays: tuple[np.ndarray, ...], trees: TreeRows | None,
+        adapters: np.ndarray | None,
+    ) -> FusedStepCall:  # fmt: skip
         """arrays: those of `run`, and what else is to be kept."""
         step = _Step.from_buffer_copy(self._step)
         step.slots, step.positions, step.q_indptr = map(_address, arrays[:3])
@@ -330,11 +360,13 @@ class FusedStep:
         if trees is not None:
             of_trees = trees.places, trees.trees.paths, trees.trees.firsts
             step.places, step.tree_paths, step.tree_firsts = map(_address, of_trees)
+        if adapters is not None:
+            step.adapters = _address(adapters)
         step.n_rows, step.n_spans, step.n_wanted = len(arrays[0]), len(arrays[3]), len(arrays[5])
         step.choice, step.n_threads = None if choice is None else ctypes.addressof(choice), torch.get_num_threads()
         if self._array is None:
             self._array = (_Op * len(self._ops))(*self._ops)
-        return FusedStepCall(self._array, step, (choice, trees, *arrays))
+        return FusedStepCall(self._array, step, (choice, trees, adapters, *arrays))
 
     def _link(self, matrix: products.NativeMatrix) -> None:
         """Each matrix names the one of the next product, the last one the first of the next step."""

@@ -52,6 +52,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "quire_rope": [_I, _P, _L, _L, _I, _P, _L, _L, _I, _L, _P, _I, _P, _I, _I],
     "quire_silu_mul": [_I, _P, _L, _P, _L, _L, _I],
     "quire_linear": [_P],
+    "quire_lora": [_P],
     "quire_route": [_P],
     "quire_experts": [_P],
     "quire_pack": [_P],

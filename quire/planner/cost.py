@@ -33,11 +33,27 @@ class CostModel:
     def step_s(self, spans: Spans, shared_prefixes: SharedPrefixes = ()) -> float:
         """Seconds of one step with these spans, what nothing hides included: of the device, or of the host beside it
         where that takes longer. Of a pipeline: in one of its stages, each of which computes another step meanwhile."""
-        timer, calibration, n_shared = self.timer, self.timer.calibration, 0
+        return max(self._host_s(len(spans.slots)), self._device_s(spans, shared_prefixes))
+
+    def ranks_s(self, parts: Sequence[tuple[Spans, SharedPrefixes]]) -> list[float]:
+        """The same of each data-parallel rank, whose part of the step may have no spans: it takes no time then. Where
+        rows go to experts of other ranks, all wait in each layer for the one that is the last to send its rows."""
+        timer, rows = self.timer, [sum(spans.lengths) for spans, _ in parts]
+        host_s = self._host_s(sum(len(spans.slots) for spans, _ in parts))
+        alone_s = [self._device_s(*part) if n else 0.0 for n, part in zip(rows, parts, strict=True)]
+        if not timer.mesh.sends_rows:
+            return [max(host_s, one_s) if n else 0.0 for n, one_s in zip(rows, alone_s, strict=True)]
+        apart_s = max(one_s - timer.exchanged_s(n, n) for n, one_s in zip(rows, alone_s, strict=True) if n)
+        return [max(host_s, apart_s + timer.exchanged_s(max(rows), sum(rows) / len(rows)))] * len(rows)
+
+    def _host_s(self, n_spans: int) -> float:
+        return self.timer.calibration.host_s + n_spans * self.timer.calibration.host_row_s
+
+    def _device_s(self, spans: Spans, shared_prefixes: SharedPrefixes) -> float:
+        n_shared = 0
         if shared_prefixes:
             n_shared = sum(len(slots) * n_pages for slots, n_pages in shared_prefixes) * self.page_size
-        host_s = calibration.host_s + len(spans.slots) * calibration.host_row_s
-        return max(host_s, timer.step_s(spans, n_shared, n_shared))
+        return self.timer.step_s(spans, n_shared, n_shared)
 
     def round_s(self, spans: Spans, n_steps: float) -> float:
         """Seconds until each of `n_steps` steps like this one is through, and its sequences can have their next one.

@@ -20,6 +20,9 @@ APART_GAIN: Final = 0.015
 """More for each doubling of sequences: those that began together end apart, so that the last ones run in small steps.
 128 of the 8B shape on an H100: a gain of 1.17 was expected, 0.91 measured."""
 
+LEAST_CHANCE: Final = 0.05
+"""Of a draft that counts, below which none is given, however cheap its row."""
+
 
 def expected_tokens(rate: float, n_drafts: int) -> float:
     """Tokens that a step keeps on average when each draft is right with the chance `rate`, and the ones before it."""
@@ -74,16 +77,26 @@ class DraftCosts:
         return max(lengths, default=0) * self.place_s + sum(lengths) * self.guess_s
 
     def choose(
-        self, rates: Sequence[float], most: int, n_rows: int, n_free: int, exposed_s: float, plain_s: float
+        self,
+        rates: Sequence[float],
+        most: int,
+        n_rows: int,
+        n_free: int,
+        exposed_s: float,
+        plain_s: float,
+        by_place: Sequence[float] = (),
     ) -> list[int]:
         """Drafts for each of some sequences in a step of `n_rows` rows without them: those that make tokens a second
         the most, all 0 if plain decoding has nearly as many.
 
         rates: the chance of each sequence's drafts. most: drafts of a sequence. n_free: drafts of all together.
-        exposed_s, plain_s: of a step with drafts and of one without, what is beside rows and guesses. Rows go one by
-        one to the sequence whose next draft has the best chance; of these ways to give some, the best is taken.
+        exposed_s, plain_s: of a step with drafts and of one without, what is beside rows and guesses. by_place: what a
+        rate is multiplied with for the draft at each place, as those behind right ones are right more often or less.
+        Rows go one by one to the sequence whose next draft has the best chance; of these ways to give some, the best is
+        taken.
         """
-        heap = [(-rate, i) for i, rate in enumerate(rates) if rate > 0]
+        factors = by_place or [1.0] * most
+        heap = [(-min(1.0, rate * factors[0]), i) for i, rate in enumerate(rates) if rate > 0]
         heapq.heapify(heap)
         tokens, extra_s = float(n_rows), exposed_s
         best = least_gain(n_rows) * n_rows / (self.seconds(n_rows) + plain_s)
@@ -91,10 +104,12 @@ class DraftCosts:
         n_best, deepest, lengths = 0, 0, [0] * len(rates)
         while heap and len(given) < n_free:
             chance, i = -heap[0][0], heap[0][1]
+            if chance < LEAST_CHANCE:
+                break
             given.append(i)
             lengths[i] += 1
             if lengths[i] < most:
-                heapq.heapreplace(heap, (-chance * rates[i], i))
+                heapq.heapreplace(heap, (-chance * min(1.0, rates[i] * factors[lengths[i]]), i))
             else:
                 heapq.heappop(heap)
             tokens += chance

@@ -210,14 +210,17 @@ class MemoryEquation:
         if self.adapters is None:
             return 0
         rank, in_main = self.adapters.max_rank, self.adapters.in_main
-        return self.max_num_batched_tokens * row_bytes(self.arch, rank, self.itemsize, in_main=in_main)
+        return self.max_num_batched_tokens * row_bytes(
+            self.arch, rank, self.itemsize, in_main=in_main, with_experts=self.adapters.with_experts
+        )
 
     @property
     def kept_adapters_bytes(self) -> int:
         """Of those that the host keeps, where its memory is the device's."""
         if self.adapters is None or not self.adapters.in_main:
             return 0
-        return self.adapters.n_kept * kept_bytes(self.arch, self.adapters.max_rank, self.itemsize)
+        own = self.adapters
+        return own.n_kept * kept_bytes(self.arch, own.max_rank, self.itemsize, with_experts=own.with_experts)
 
     @property
     def page_bytes(self) -> int:

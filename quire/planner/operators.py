@@ -18,7 +18,7 @@ from quire.planner.calibration import Ceilings
 from quire.planner.communication import step_transfers
 from quire.planner.formats import Formats
 from quire.planner.mesh import own_rows
-from quire.planner.parts import AttentionGroup, Product, rank_parts
+from quire.planner.parts import AttentionGroup, Product, RankParts, rank_parts
 
 STATE_FLOPS = 6
 """Operations of a token and a number of a state: decay, outer product, sum, and reading it out (Dao and Gu 2024)."""
@@ -124,10 +124,19 @@ def step_operators(
         ))  # fmt: skip
     found += [
         Operator(name=one.name, kind=Kind.COLLECTIVE, n_times=one.n_times, wire_bytes=one.n_bytes)
-        for one in step_transfers(parts, mesh, n_all, n_wants, formats.itemsize)
+        for one in step_transfers(parts, mesh, n_all, n_wants, formats.itemsize, held_bytes(parts, spans, formats))
     ]
     if n_wants:
         found.append(product_operator(parts.head, n_wants, formats))
+    return found
+
+
+def held_bytes(parts: RankParts, spans: Spans, formats: Formats) -> dict[AttentionGroup, float]:
+    """Of keys and values that the spans see in a layer, of those that a rank has."""
+    found = {}
+    for group in parts.attentions:
+        token_bytes = group.token_numbers * formats.kv_itemsize(group.head_dim)
+        found[group] = seen(spans.starts, spans.lengths, group.window).n_read * token_bytes
     return found
 
 

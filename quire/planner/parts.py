@@ -10,6 +10,7 @@ import collections
 import functools
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -26,6 +27,8 @@ NAMES = {"qkv": "qkv", "out": "o", "up": "gate_up", "down": "down", "in": "in", 
          "kv_b": "kv b", "router": "router", "shared_up": "shared gate_up", "shared_down": "shared down",
          "shared_gate": "shared gate"}  # fmt: skip
 """Place → operator, where it has another name for people."""
+EXPERTS: Final = "experts "
+"""What the name of one of their matrices begins with."""
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,7 +270,7 @@ def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mes
     whole = kinds.experts if mesh.ep == 1 else _kinds(spec, hidden_size).experts
     return found + [
         replace(
-            _product(kind, matrix, formats), name=f"experts {NAMES.get(kind, kind)}", n_of=n_all // mesh.ep,
+            _product(kind, matrix, formats), name=f"{EXPERTS}{NAMES.get(kind, kind)}", n_of=n_all // mesh.ep,
             n_of_all=n_all, n_chosen=used * n_all, is_late=True,
             row_factor=mesh.ep / mesh.tp if mesh.ep > 1 else 1.0,
         )
@@ -304,7 +307,7 @@ def parameters_by_part(arch: ModelArch) -> dict[str, int]:
 
 def _part_name(place: str) -> str:
     kind, _, number = place.partition(".")
-    return f"experts {NAMES.get(kind, kind)}" if number else NAMES.get(kind, kind)
+    return f"{EXPERTS}{NAMES.get(kind, kind)}" if number else NAMES.get(kind, kind)
 
 
 def active_parameters(arch: ModelArch) -> int:

@@ -115,7 +115,7 @@ def error_bar(timer: StepTimer) -> float:
     """Relative: the calibration's, and what is added for each thing that nobody measured there."""
     mesh, parts, calibration = timer.mesh, timer.parts, timer.calibration
     unmeasured = (
-        mesh.n_ranks > mesh.dp, any(one.is_experts for one in parts.products), bool(parts.states),
+        mesh.n_ranks > mesh.dp or mesh.sends_rows, any(one.is_experts for one in parts.products), bool(parts.states),
         timer.formats.weights.products not in calibration.products,
     )  # fmt: skip
     return calibration.error + UNMEASURED * sum(unmeasured)

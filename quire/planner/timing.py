@@ -14,11 +14,20 @@ from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.calibration import SHARPNESS, Calibration, Curve
 from quire.planner.captured import padded_rows
-from quire.planner.communication import Pattern, Transfer, logits_transfers, step_transfers
+from quire.planner.communication import (
+    Pattern,
+    Transfer,
+    context_transfers,
+    exchange_transfers,
+    logits_transfers,
+    n_late_sums,
+    step_transfers,
+    sum_transfer,
+)
 from quire.planner.formats import Formats
 from quire.planner.links import Links
 from quire.planner.mesh import own_rows
-from quire.planner.operators import STATE_FLOPS, Seen, seen
+from quire.planner.operators import STATE_FLOPS, Seen, held_bytes, seen
 from quire.planner.parts import AttentionGroup, Product, RankParts, rank_parts
 
 HALF_PAIR = 0.5
@@ -46,7 +55,10 @@ class StepTimer:
         """links: how devices are joined; None for one device. parts: those of the mesh, where they are known."""
         self.arch, self.calibration, self.formats, self.mesh, self.links = arch, calibration, formats, mesh, links
         self.parts = parts or rank_parts(arch, mesh, formats)
+        self._captured = () if mesh.sends_rows or mesh.ring > 1 else calibration.captured
+        """Sizes to which decode steps are filled up. Those that exchange rows, or merge states, are not captured."""
         self._rows_s: dict[int, float] = {}
+        self._exchanged_s: dict[tuple[int, float], float] = {}
         self._wants_s: dict[int, float] = {}
         self._spared_s: dict[tuple[int, int], float] = {}
         self._by_counts_s: dict[tuple[int, int, bool], float] = {}
@@ -66,22 +78,23 @@ class StepTimer:
             total_s = self._by_counts_s[counts] = self._counted_s(*counts)
         if self._reads:
             by_size = ((spans.starts, spans.lengths), NO_SPANS) if counts[2] else self._by_size(spans)
-            total_s += self._attention_s(*by_size, shared_tokens, shared_pairs)
+            attention_s = self._attention_s(*by_size, shared_tokens, shared_pairs)
+            total_s += attention_s if self.mesh.ring == 1 else attention_s - self._hidden_s(spans, n_rows, attention_s)
         if self.parts.states:
             total_s += self._states_s(spans)
         return total_s / self.mesh.pp + self.calibration.step_s
 
     def _counted_s(self, n_rows: int, n_wants: int, are_decodes: bool) -> float:
         """What follows from the numbers of a step's rows and tokens alone."""
-        if are_decodes and self.calibration.captured:
-            n_rows = n_wants = padded_rows(n_rows, self.calibration.captured)
+        if are_decodes and self._captured:
+            n_rows = n_wants = padded_rows(n_rows, self._captured)
         return self.rows_s(n_rows) - self.spared_s(n_rows, n_wants) + self.wants_s(n_wants)
 
     def parts_s(self, spans: Spans) -> dict[str, float]:
         """A step as a profile's breakdown has it: linear, attention, other kernels."""
         n_rows, n_wants = sum(spans.lengths), sum(spans.wants)
-        if n_rows == len(spans) and self.calibration.captured:
-            n_rows = n_wants = padded_rows(n_rows, self.calibration.captured)
+        if n_rows == len(spans) and self._captured:
+            n_rows = n_wants = padded_rows(n_rows, self._captured)
         by_rows = dict(self.row_parts_s(n_rows))
         others_s = by_rows.pop(ROW_KERNELS) + n_wants * self.calibration.row_s + self.calibration.step_s
         head_s = self._head_s(n_wants) if n_wants else 0.0
@@ -107,15 +120,32 @@ class StepTimer:
         ]
         return found
 
+    def exchanged_s(self, n_most: int, n_mean: float) -> float:
+        """Experts of data-parallel ranks that send each other rows, and the sending; a part of `rows_s`, which takes
+        all to have as many rows. n_most: of the rank that has the most; n_mean: of all in the mean."""
+        found = self._exchanged_s.get((n_most, n_mean))
+        if found is None:
+            experts = [one for one in self.parts.products if one.is_experts]
+            sent = exchange_transfers(self.parts, self.mesh, n_most, n_mean, self.formats.itemsize)
+            found = sum(one.n_times * self.product_s(one, n_mean) for one in experts)
+            found += sum(one.n_times * self.transfer_s(one) for one in sent)
+            self._exchanged_s[n_most, n_mean] = found
+        return found
+
     def spared_s(self, n_rows: int, n_wants: int) -> float:
-        """What the last layer saves, as only rows that want a token go on behind its attention."""
-        if n_wants == n_rows:
+        """What the last layer saves, as only rows that want a token go on behind its attention; all do where other
+        ranks wait for them."""
+        if n_wants == n_rows or self.mesh.sends_rows:
             return 0.0
         key = (n_rows, n_wants)
         found = self._spared_s.get(key)
         if found is None:
-            most = max(1, n_wants)
-            found = sum(max(0.0, self.product_s(one, n_rows) - self.product_s(one, most)) for one in self.parts.last)
+            most, own = max(1, n_wants), own_rows(self.mesh, n_rows)
+            found = sum(max(0.0, self.product_s(one, own) - self.product_s(one, most)) for one in self.parts.last)
+            n_late, size = n_late_sums(self.parts, self.mesh), self.formats.itemsize
+            if n_late:
+                whole, wanted = (sum_transfer(self.parts, self.mesh, n_late, n, size) for n in (own, most))
+                found += n_late * (self.transfer_s(whole) - self.transfer_s(wanted))
             self._spared_s[key] = found
         return found
 
@@ -172,6 +202,22 @@ class StepTimer:
             total_s += group.n_times * one_s
         return total_s
 
+    def _hidden_s(self, spans: Spans, n_rows: int, attention_s: float) -> float:
+        """What a ring takes less than queries that are waited for, which `rows_s` counts: keys and values go round
+        where they are fewer bytes, and while a rank computes with one part, the next one comes."""
+        if own_rows(self.mesh, n_rows) == n_rows:
+            return 0.0
+        held = held_bytes(self.parts, spans, self.formats)
+        queries_s, sent_s = (
+            sum(
+                one.n_times * self.transfer_s(one)
+                for one in context_transfers(self.parts, self.mesh, n_rows, self.formats.itemsize, of)
+                if one.pattern is Pattern.SEND
+            )
+            for of in (None, held)
+        )
+        return queries_s - sent_s + min(sent_s, attention_s * (self.mesh.ring - 1) / self.mesh.ring)
+
     def _read_s(self, group: AttentionGroup) -> float:
         """Of the keys and values of one token in one layer."""
         n_bytes = group.token_numbers * self.formats.kv_itemsize(group.head_dim)
@@ -225,12 +271,9 @@ class StepTimer:
         if self.links is None:
             return 0.0
         n_hops = 1 if transfer.pattern is Pattern.SEND else max(1, (transfer.n_ranks - 1).bit_length())
-        latency_s = self.calibration.all_reduce_s or self.links.latency_s
-        return latency_s * n_hops + transfer.n_bytes / self.links.bytes_per_s(transfer.n_ranks * self._span(transfer))
-
-    def _span(self, transfer: Transfer) -> int:
-        """Devices between two neighbours of a transfer: those of inner kinds of parallelism lie together."""
-        return self.mesh.n_stage_ranks if transfer.pattern is Pattern.SEND else 1
+        is_sum = transfer.pattern is Pattern.ALL_REDUCE  # others go through NCCL
+        latency_s = (self.calibration.all_reduce_s if is_sum else 0.0) or self.links.latency_s
+        return latency_s * n_hops + transfer.n_bytes / self.links.bytes_per_s(transfer.n_ranks * transfer.n_inner)
 
 
 def _joined(memory_s: float, arithmetic_s: float) -> float:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -216,6 +217,33 @@ def test_masks_for_lost_ranks_free_rank_0_and_its_step_says_why(
     with pytest.raises(RanksLost, match="SIGKILL"):
         future.result(0)
     ranks.stop()
+
+
+@pytest.mark.parametrize("is_deaf", [True, False])
+def test_a_group_that_cannot_be_left_holds_nobody_up(
+    is_deaf: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither where another rank does not come along, nor where all others have left."""
+    monkeypatch.setattr(group, "HANG_S", 0.4)
+    aborted = threading.Event()
+
+    def hang() -> None:  # as a shutdown in a library, which nothing ends
+        aborted.wait(20)
+        time.sleep(20)
+
+    worker = LeadingWorker.__new__(LeadingWorker)
+    worker.group = started(tmp_path, monkeypatch)
+    (pid,) = worker.group.pids
+    worker.group.abandon = aborted.set
+    worker.meeting = types.SimpleNamespace(close=hang)  # type: ignore[assignment]
+    monkeypatch.setattr(Worker, "close", lambda self: is_deaf or os.kill(pid, signal.SIGKILL))
+    closing, _ = begin(worker.close)
+    closing.join(10)
+    assert not closing.is_alive() and is_gone(pid) and aborted.is_set()
+    assert worker.group.loss is not None
+    who = f"rank 1 (process {pid})" if is_deaf else "rank 0"
+    assert worker.group.loss.message == f"{who} did not leave the groups of ranks in 0.4 s"
+    assert worker.group.loss.message in caplog.text
 
 
 def test_what_fails_while_ranks_are_ended_has_a_reason(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

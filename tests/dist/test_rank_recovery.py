@@ -100,14 +100,19 @@ async def ending(stream: RequestStream) -> str:
     return "without a word"
 
 
-async def test_a_killed_rank_of_a_server_costs_no_request_its_end(model: str, temporary: pathlib.Path) -> None:
-    llm = await AsyncLLM.create(EngineConfig(model=model, **SIZE, tensor_parallel_size=2))
+@pytest.mark.parametrize("divided, number", [
+    ("tensor", signal.SIGKILL), ("pipeline", signal.SIGKILL), ("data", signal.SIGSTOP),
+])  # fmt: skip
+async def test_a_lost_rank_of_a_server_costs_no_request_its_end(
+    divided: str, number: signal.Signals, model: str, temporary: pathlib.Path
+) -> None:
+    llm = await AsyncLLM.create(EngineConfig(model=model, **SIZE, **{f"{divided}_parallel_size": 2}))
     try:
         assert llm.healthy() and llm._supervisor is not None and llm._supervisor.pid is not None
         (rank,) = ranks_below(llm._supervisor.pid)
         engine = psutil.Process(llm._supervisor.pid)
         streams = [await llm.submit(f"{number} one two three", LONG) for number in range(3)]
-        rank.kill()
+        rank.send_signal(number)
         ends = asyncio.gather(*map(ending, streams))
         while llm.healthy():
             await asyncio.sleep(0.01)

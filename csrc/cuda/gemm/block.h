@@ -17,7 +17,7 @@ struct QuireGemmArgs {  // _Args in quire/kernels/gemm/hopper.py
     int32_t token_bits;                  // m <= 2 ^ token_bits <= QUIRE_TOKENS
     int32_t x_scale_step, w_scale_step;
     int32_t group;                       // nibbles: columns with one scale; w_scale: [k / group][n] elements, with zero
-                                         // points [k / group][scale, point][n]
+                                         // points [k / group][scale, zero][n]
     float eps;
 };
 

@@ -25,6 +25,11 @@ __device__ __forceinline__ uint2 read_pair(uint32_t address) {
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
     return x;
 }
+__device__ __forceinline__ uint32_t read_word(uint32_t address) {
+    uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+    return x;
+}
 __device__ __forceinline__ uint32_t read_two_bytes(uint32_t address) {
     uint16_t x;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(address) : "memory");

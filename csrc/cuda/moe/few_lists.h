@@ -18,6 +18,7 @@ struct QuireMoeFewArgs {  // _FewArgs in quire/kernels/moe/hopper.py
     int64_t x_row;              // elements
     float slope, offset, limit;  // h = (u + offset) g sigmoid(slope g); limit > 0: g, u are cut to it before
     int32_t n_pairs, n_chosen, n_experts, hidden, inner, n_stages, n_blocks;
+    int32_t n_scales;  // QUIRE_CODES: items whose scales there is room for
 };
 
 namespace quire {
@@ -29,20 +30,40 @@ constexpr int WARPS = 8, WORKERS = WARPS * 32, THREADS = WORKERS + 32, SORTERS =
 template <bool FIRST> struct Kind {  // of the two products
     static constexpr bool IS_UP = FIRST, IN_PARTS = QUIRE_LONE && !IS_UP;  // parts: the experts that are summed
     static constexpr int CHUNKS = IS_UP ? QUIRE_UP_CHUNKS : QUIRE_DOWN_CHUNKS;  // of 128 bytes, in a stage
-    static constexpr int BLOCKS = IS_UP || QUIRE_LONE ? 1 : 2;                  // of 16 rows of w in an item
+    static constexpr int COLUMNS = CHUNKS * WIDTH;                              // of a stage
+    static constexpr int BLOCKS = QUIRE_CODES ? (QUIRE_LONE ? 512 : 1024) / COLUMNS  // of 16 rows of w in an item
+                                              : IS_UP || QUIRE_LONE ? 1 : 2;
+    static constexpr int COLUMN_WARPS = QUIRE_CODES ? COLUMNS / 64 : WARPS;     // that share the columns of a stage;
+    static constexpr int ROW_GROUPS = WARPS / COLUMN_WARPS, OWN_BLOCKS = BLOCKS / ROW_GROUPS;  // others have other rows
     static constexpr int CHUNK_BYTES = BLOCKS * 16 * 128, BYTES = CHUNKS * CHUNK_BYTES;
     static constexpr int STEPS = CHUNKS * 4 / WARPS;  // of 16 columns, of a warp in a stage
-    static constexpr int OUT_ROWS = IS_UP ? 8 : BLOCKS * 16;
-    static constexpr int QUADS = BLOCKS * EIGHTS;     // sums of a thread come in fours
-    static constexpr int COLUMNS = CHUNKS * WIDTH;    // of a stage
-    static_assert(QUIRE_CODES ? COLUMNS == WARPS * 64 : CHUNKS * 4 % WARPS == 0);
+    static constexpr int BLOCK_ROWS = IS_UP ? 8 : 16, OUT_ROWS = BLOCKS * BLOCK_ROWS;
+    static constexpr int QUADS = OWN_BLOCKS * EIGHTS, ALL_QUADS = BLOCKS * EIGHTS;  // sums of a thread come in fours
+    static_assert(ROW_GROUPS * COLUMN_WARPS == WARPS && OWN_BLOCKS * ROW_GROUPS == BLOCKS);
+    static_assert(QUIRE_CODES || CHUNKS * 4 % WARPS == 0);
 };
 using Up = Kind<true>;
 using Down = Kind<false>;
 
 constexpr int STAGE_BYTES = Up::BYTES > Down::BYTES ? Up::BYTES : Down::BYTES;
 constexpr int SUMS_BYTES = WARPS * (Down::QUADS > Up::QUADS ? Down::QUADS : Up::QUADS) * 32 * 16;  // two in turn
-constexpr int MAX_STAGES = 32, WORKERS_BARRIER = 1, LIST_BARRIER = 2;
+constexpr int MAX_STAGES = 32, MAX_SCALES = 4, WORKERS_BARRIER = 1, LIST_BARRIER = 2;
+
+#if QUIRE_CODES
+// Scales of consecutive rows of one matrix, as they are copied: they lie side by side, from a multiple of 16 bytes on.
+constexpr bool IN_BLOCKS = QUIRE_CODES <= 2 && QUIRE_GROUP;
+__host__ __device__ inline int scales_row_bytes(int columns) {  // in memory; in blocks: of all rows of a block
+    constexpr int WIDE = QUIRE_GROUP ? QUIRE_GROUP : 1;
+    return (QUIRE_GROUP ? (columns + WIDE - 1) / WIDE : 1) * (!IN_WORDS ? 4 : IS_FP4 ? 1 : 2 * (1 + QUIRE_ZEROS));
+}
+__host__ __device__ inline int scales_step(int columns) {  // from row to row in shared memory: in different banks
+    const int n_bytes = scales_row_bytes(columns);
+    return IN_BLOCKS ? 0 : n_bytes % 16 ? n_bytes : n_bytes + 16;
+}
+__host__ __device__ inline int scales_part_bytes(int n_rows, int columns) {
+    return IN_BLOCKS ? (scales_row_bytes(columns) + 15) / 16 * 16 : n_rows * scales_step(columns);
+}
+#endif
 
 struct Tile {  // of pairs of one expert: those of slots first .. first + n
     int expert, first, n;
@@ -50,17 +71,27 @@ struct Tile {  // of pairs of one expert: those of slots first .. first + n
 
 struct Barriers {
     uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+#if QUIRE_CODES
+    uint64_t scales_full[MAX_SCALES], scales_empty[MAX_SCALES];
+#endif
 };
 
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
 struct Layout {
-    int x, sums, scales, barriers, starts, counts, tiles, pairs, end;
+    int x, sums, x_scales, scales, scales_bytes, barriers, starts, counts, tiles, pairs, end;
     static __host__ __device__ int row_bytes(int columns) { return columns * 2 + 16; }  // rows in different banks
+    template <class K> static __host__ __device__ int part_bytes(int columns) {
+#if QUIRE_CODES
+        return scales_part_bytes(K::OUT_ROWS, columns);
+#else
+        return 0;
+#endif
+    }
     // e4m3: scales of the rows of x or h, of each group of columns; see FewCodes.
     static __host__ __device__ int n_groups(int columns) { return QUIRE_GROUP ? (columns + 127) / 128 : 1; }
-    static __host__ __device__ int scale_bytes(const QuireMoeFewArgs& a) {
+    static __host__ __device__ int x_scales_bytes(const QuireMoeFewArgs& a) {
         const int of_x = n_groups(a.hidden) * TOKENS, of_h = n_groups(a.inner) * (QUIRE_LONE ? a.n_pairs : TOKENS);
-        return QUIRE_CODES == 1 ? ((of_x > of_h ? of_x : of_h) * 4 + 7) / 8 * 8 : 0;
+        return QUIRE_CODES == 1 ? ((of_x > of_h ? of_x : of_h) * 4 + 15) / 16 * 16 : 0;
     }
     __host__ __device__ explicit Layout(const QuireMoeFewArgs& a) {
         const int x_row = row_bytes(a.hidden), h_row = row_bytes(QUIRE_LONE ? a.n_pairs * a.inner : a.inner);
@@ -68,13 +99,23 @@ struct Layout {
         const int n_tiles = QUIRE_LONE || a.n_pairs < most ? a.n_pairs : most;
         x = a.n_stages * STAGE_BYTES;
         sums = x + (QUIRE_LONE ? 1 : TOKENS) * (x_row > h_row ? x_row : h_row);
-        scales = sums + 2 * SUMS_BYTES;
-        barriers = scales + scale_bytes(a);
+        x_scales = sums + 2 * SUMS_BYTES;
+        scales = x_scales + x_scales_bytes(a);
+        const int up_scales = 2 * part_bytes<Up>(a.hidden), down_scales = part_bytes<Down>(a.inner) * (QUIRE_LONE ? a.n_pairs : 1);
+        scales_bytes = up_scales > down_scales ? up_scales : down_scales;  // of an item
+        barriers = scales + a.n_scales * scales_bytes;
         starts = barriers + int(sizeof(Barriers));
         counts = starts + (a.n_experts + 1) * 4;
         tiles = counts + (QUIRE_LONE ? 0 : SORTERS * a.n_experts * 4);
         pairs = tiles + n_tiles * int(sizeof(Tile));
         end = pairs + a.n_pairs * 4;
+    }
+};
+
+struct Ring {  // where a warp stands in it
+    int stage = 0, turn = 0;
+    __device__ void advance(int n_stages) {
+        if (++stage == n_stages) stage = 0, turn++;
     }
 };
 

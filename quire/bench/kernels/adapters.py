@@ -6,6 +6,7 @@ The limit is the time to read what is added to and each adapter that some row ha
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from quire.bench.kernels.case import Case, Check, Contender, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.timing import Call
-from quire.kernels import lora, qgemm
+from quire.kernels import lora
 from quire.kernels.lora import reference
 from quire.kernels.lora.weight import blocks_of, most_tiles
 from quire.kernels.selector import select
@@ -66,16 +67,18 @@ class _Inputs:
         if self.x.device.type != "cpu":
             run = select("lora", "add", self.x)
             return functools.partial(run, self.x, self.stack, self.tiles, self.y, None)
-        packed = [self._packed(place) for place in range(len(self.stack.a))]
-        return functools.partial(lora.add_packed, self.x, packed, lora.groups_of(self.places), self.y)
+        return functools.partial(lora.add_lines, self.x, self._lines(), self.places, self.y)
 
-    def _packed(self, place: int) -> lora.Packed:
-        parts, start = [], 0
-        for part, size in enumerate(self.stack.sizes):
-            b = qgemm.pack_floats(self.stack.b[place, start : start + size])
-            parts.append((part * RANK, (part + 1) * RANK, start, start + size, b))
-            start += size
-        return lora.Packed(qgemm.pack_floats(self.stack.a[place]), tuple(parts))
+    def _lines(self) -> lora.Places:
+        found = lora.Places(len(self.stack.a), sum(self.stack.sizes), self.stack.a.shape[2])
+        starts = [0, *itertools.accumulate(self.stack.sizes)]
+        for place, (a, b) in enumerate(zip(self.stack.a, self.stack.b, strict=True)):
+            parts = [
+                (start, a[part * RANK : (part + 1) * RANK], b[start:end])
+                for part, (start, end) in enumerate(itertools.pairwise(starts))
+            ]
+            found.put(place, lora.Lines.of(parts, a.dtype))
+        return found
 
 
 def _contenders(shape: Shape, n_rows: int, setting: Setting) -> Iterable[Contender]:

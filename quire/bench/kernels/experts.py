@@ -16,8 +16,9 @@ from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.timing import Call
 from quire.config.experts import Gating, RoutingSpec
-from quire.kernels import catalog, nibbles, qgemm
-from quire.kernels.moe import SWIGLU, CodedMatrices, Codes, PackedExperts, reference
+from quire.kernels import catalog, lora, nibbles, qgemm
+from quire.kernels.lora.weight import blocks_of
+from quire.kernels.moe import SWIGLU, CodedMatrices, Codes, ExpertAdapters, PackedExperts, reference
 from quire.kernels.w8a8 import BLOCK
 
 CHOICES = 256
@@ -27,6 +28,8 @@ CODES = {"mxfp4": 4.25, "int4 g128": 4.125, "fp8": 8.0, "fp8 blocks": 8.0}
 IN_E4M3 = ("fp8", "fp8 blocks")
 """Of them those whose rows are rounded to the same: a GPU makes twice as many of such products as of bf16, of which a
 run measures the rate."""
+N_ADAPTERS, RANK, ADAPTED = 4, 16, (8, 256)
+"""Of the cases with adapters; ADAPTED: rows. Bytes are those of the experts alone."""
 PACKED = "int4"
 """How matrices are packed for the CPU."""
 
@@ -81,6 +84,10 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
                 flops = work.flops * (0.5 if form in IN_E4M3 else 1.0)
                 moved = Work(w_bytes * n_bits / 8 / setting.element_bytes + x_bytes, x_bytes, flops)
                 yield Case(op, f"{name} {form}, {n} rows", moved, contenders, in_flops=n > 1000)
+            if setting.device.type == "cuda" and n in ADAPTED:
+                own = functools.partial(_adapted, shape, SWIGLU, n, setting)
+                contenders = functools.partial(_contenders, "adapted_experts", own, w_bytes, setting)
+                yield Case(op, f"{name}, {N_ADAPTERS} adapters, {n} rows", work, contenders)
             if setting.device.type == "cpu":
                 pack = functools.partial(_contenders, "packed_experts", functools.partial(_packed, make), 0.0, setting)
                 n_bytes = w_bytes / setting.element_bytes * qgemm.SCHEMES[PACKED].bytes_per_weight
@@ -92,6 +99,9 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
     """The products at small sizes, an assignment that is none among them."""
     for name, (shape, gating, n) in SMALL.items():
         for implementation in catalog.runnable(op, setting.device.type):
+            if implementation.name != "reference" and "adapted_experts" in implementation.functions:
+                error = functools.partial(_adapted_error, shape, gating, n, setting, implementation)
+                yield Check(op, f"{name}, adapters", implementation.name, error, reference.TOLERANCE[setting.dtype])
             if implementation.name != "reference" and "experts" in implementation.functions:
                 for form in ("", *CODES):
                     error = functools.partial(_error, shape, gating, n, setting, implementation, form)
@@ -154,7 +164,7 @@ def _contenders(function: str, make: Callable[[], Arguments], w_bytes: float, se
     for implementation in catalog.runnable("moe", setting.device.type):
         if function in implementation.functions:
             is_peer = implementation.name == "reference"
-            if is_peer and function == "packed_experts":
+            if is_peer and function in ("packed_experts", "adapted_experts"):
                 continue  # it would take minutes
             calls = functools.partial(_calls, implementation, function, copies)
             yield Contender("torch" if is_peer else implementation.name, calls, is_peer, capture=not is_peer)
@@ -190,6 +200,36 @@ def _error(
     exact = torch.empty_like(x, dtype=torch.float64)
     expected = reference.experts(x, expert_ids, weights, up, down, gating, out=exact)
     got = _function(implementation, "experts", arguments)(*arguments).double()
+    return float(((got - expected).abs() / (1 + expected.abs())).max())
+
+
+def _adapted(shape: Shape, gating: Gating, n: int, setting: Setting) -> Arguments:
+    """Products of rows of which every fourth has no adapter, and the others take turns with some."""
+    x, expert_ids, weights, up, down, _ = _products(shape, gating, n, setting)
+    places = torch.arange(n, dtype=torch.int32, device=setting.device) % N_ADAPTERS
+    places[::4] = -1
+    pairs = ((up, (shape.inner, shape.inner)), (down, (shape.hidden,)))
+    own_up, own_down = (_stack(shape.n_experts, sizes, matrices.shape[2], setting) for matrices, sizes in pairs)
+    return x, expert_ids, weights, up, down, ExpertAdapters(own_up, own_down, places), gating
+
+
+def _stack(n_experts: int, sizes: tuple[int, ...], k: int, setting: Setting) -> lora.Stack:
+    """Of all adapters and experts, of the largest rank."""
+    n = N_ADAPTERS * n_experts
+    a = setting.randn(n, len(sizes) * RANK, k).mul_(k**-0.5)
+    b = setting.randn(n, sum(sizes), RANK).mul_(RANK**-0.5)
+    ranks = torch.full((n, len(sizes)), RANK, dtype=torch.int32, device=setting.device)
+    return lora.Stack(a, b, ranks, torch.tensor(blocks_of(sizes), dtype=torch.int32, device=setting.device), sizes)
+
+
+def _adapted_error(
+    shape: Shape, gating: Gating, n: int, setting: Setting, implementation: catalog.Implementation
+) -> float:
+    """Largest |got - reference| / (1 + |reference|)."""
+    arguments = _adapted(shape, gating, n, setting)
+    x, *rest = arguments
+    expected = reference.adapted_experts(x.double(), *rest)
+    got = _function(implementation, "adapted_experts", arguments)(*arguments).double()
     return float(((got - expected).abs() / (1 + expected.abs())).max())
 
 

@@ -17,6 +17,7 @@ from quire.bench.kernels.limits import Work
 from quire.kernels.attention import op
 from quire.kernels.attention.schedule.plan import AttnPlan, Heads, SharedPrefix
 from quire.kernels.attention.variant import Variant
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.kvstore import entry
 
 LLAMA = Heads(32, 8, 128)
@@ -122,7 +123,7 @@ class Inputs:
             shape = (int(batch.kv_lens.sum()), heads.n_kv_heads, heads.head_dim)
         pool_bytes = 2.0 * np.prod(shape) * (1 if batch.coded else setting.element_bytes)
         n_copies = n_copies or setting.timer.n_copies(pool_bytes)
-        dtype = entry.E4M3 if batch.coded else setting.dtype
+        dtype = E4M3 if batch.coded else setting.dtype
         self.pools = [(setting.randn(*shape).to(dtype), setting.randn(*shape).to(dtype)) for _ in range(n_copies)]
         if poison and not batch.ragged:
             self._poison()

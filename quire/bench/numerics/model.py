@@ -21,6 +21,7 @@ from quire.config.arch import ModelArch
 from quire.kernels import attention
 from quire.kernels.attention import reference
 from quire.kernels.attention.variant import Variant
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.hopper import converts_to_e4m3
 from quire.kernels.kvstore import entry
 from quire.kernels.qkv import rotate_and_store
@@ -193,7 +194,7 @@ def rows(
             if rounding == "none" and n > CHUNK:
                 yield row(name, OURS, f"{CHUNK} tokens", n, Pages(arch, dtype, n, device), model, CHUNK)
             for low in LOW_KEYS[device.type] if rounding == "none" else ():
-                if low == entry.E4M3 and not converts_to_e4m3(device):
+                if low == E4M3 and not converts_to_e4m3(device):
                     continue
                 pages = Pages(arch, dtype, n, device, kv_dtype=low)
                 yield row(f"{name}, {type_word(low)} keys", ROUNDED, "whole", n, pages, model, n)

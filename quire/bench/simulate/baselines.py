@@ -57,7 +57,7 @@ class Policy:
 
     def __init__(self, machine: SimulatedMachine) -> None:
         self.machine = machine
-        self.page_size = machine.config.block_size
+        self.page_size = machine.page_tokens
         self.n_slots = (machine.n_pages - 1) * self.page_size
         self.log = StepLog(kv_slots=self.n_slots)
         self.queue: collections.deque[Job] = collections.deque()

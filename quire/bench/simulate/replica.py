@@ -56,8 +56,8 @@ class EngineReplica:
 
     def __init__(self, machine: SimulatedMachine) -> None:
         self.engine = machine.engine()
-        self.log = StepLog(kv_slots=(machine.n_pages - 1) * machine.config.block_size)
-        self._page_size = machine.config.block_size
+        self.log = StepLog(kv_slots=machine.kv_slots)
+        self._page_size = machine.page_tokens
         self._open: dict[str, Outcome] = {}
         self._fresh: set[str] = set()
         """Without a token."""

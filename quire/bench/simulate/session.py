@@ -48,9 +48,11 @@ class Variant:
     def run(self, requests: Sequence[SimRequest]) -> Run:
         """All requests at their times."""
         options, machine = self.options, self.machine
+        n_ranks = machine.config.data_parallel_size
         router = router_named(
-            options.router, options.replicas, machine.config.block_size, machine.n_pages, machine.limits.max_num_seqs
-        )
+            options.router, options.replicas, machine.page_tokens, n_ranks * machine.n_pages,
+            n_ranks * machine.limits.max_num_seqs,
+        )  # fmt: skip
         return Fleet([self.make(machine) for _ in range(options.replicas)], router).run(requests)
 
     def at(self, requests: list[SimRequest], rate: float | None) -> Run:
@@ -113,12 +115,13 @@ def _attained(variant: Variant, requests: list[SimRequest], rate: float, slo: Sl
 def baselines(variant: Variant) -> list[Variant]:
     """Those of the past, oldest first, then the engine without its prefix tree and with it."""
     options, machine = variant.options, variant.machine
-    n_stages = machine.config.pipeline_parallel_size
-    if n_stages > 1:
-        raise ConfigError(
-            f"--baselines have no stages, and --pipeline-parallel-size is {n_stages}: leave one of them out",
-            param="pipeline_parallel_size",
-        )
+    for name, lacking in (("pipeline_parallel_size", "stages"), ("data_parallel_size", "data-parallel ranks")):
+        n = getattr(machine.config, name)
+        if n > 1:
+            raise ConfigError(
+                f"--baselines have no {lacking}, and --{name.replace('_', '-')} is {n}: leave one of them out",
+                param=name,
+            )
     size, delay_s = options.baseline_batch, 1e-3 * options.baseline_delay_ms
     sizes = [size // 4, size // 2, size]
 

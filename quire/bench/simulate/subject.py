@@ -14,7 +14,7 @@ from quire.bench.shape import FOLDER, PREFIX
 from quire.bench.simulate.options import SimulateOptions
 from quire.bench.simulate.requests import SimRequest, rate_of
 from quire.bench.simulate.session import Variant
-from quire.config.mesh import mesh_of
+from quire.config.mesh import Mesh, mesh_of
 from quire.core.counts import format_count
 from quire.core.units import format_bytes
 from quire.planner.accelerators import USUAL_CPU, accelerator_named
@@ -22,6 +22,7 @@ from quire.planner.report import error_bar
 
 WIDTH: Final = 12
 COMPUTED: Final = "; those of several GPUs are computed, never measured"
+EAGER: Final = ", and their decode steps are not captured in graphs: what launches take beyond that is not in them"
 Facts = dict[str, Any]
 
 
@@ -32,7 +33,8 @@ def subject(variant: Variant, requests: Sequence[SimRequest]) -> Facts:
     return {
         "model": _model_name(machine.config.model), "n_parameters": machine.arch.n_parameters,
         "dtype": machine.limits.dtype, **_device(variant), "memory_bytes": options.memory_bytes,
-        "n_ranks": mesh.n_ranks, "n_stages": mesh.pp, "workload": _workload(options), "n_requests": len(requests),
+        "n_ranks": mesh.n_ranks, "n_stages": mesh.pp, "mesh": mesh.words, "ranks": _ranks(mesh),
+        "times": _times(mesh), "workload": _workload(options), "n_requests": len(requests),
         "arrivals": _arrivals(options, requests), "replicas": options.replicas, "router": options.router,
     }  # fmt: skip
 
@@ -52,19 +54,37 @@ def lines(variants: Sequence[Variant], requests: Sequence[SimRequest]) -> Iterat
 
 def _rows(facts: Facts) -> dict[str, str]:
     error = "how far they are off is not known" if facts["error"] is None else f"times ± {100 * facts['error']:.0f} %"
-    n_sharing, n_stages = facts["n_ranks"] // facts["n_stages"], facts["n_stages"]
-    ranks = f"{n_sharing} GPUs share each layer" if n_sharing > 1 else "one device"
-    if n_stages > 1:
-        ranks = f"{n_stages} stages of layers" + (f", {ranks}" if n_sharing > 1 else "")
     router = f", chosen by {facts['router']}" if facts["replicas"] > 1 else ""
     return {
         "model": f"{facts['model']}, {format_count(facts['n_parameters'])} parameters in {facts['dtype']}",
         "device": f"{facts['device']}, {format_bytes(facts['memory_bytes'])}; {error}",
-        "times": facts["source"] + (COMPUTED if facts["n_ranks"] > 1 else ""),
-        "ranks": ranks,
+        "times": facts["source"] + facts["times"],
+        "ranks": facts["ranks"],
         "workload": f"{facts['workload']}: {facts['n_requests']:,} requests, {facts['arrivals']}",
         "replicas": f"{facts['replicas']:,}{router}",
     }
+
+
+def _ranks(mesh: Mesh) -> str:
+    """What each has."""
+    found = []
+    if mesh.dp > 1:
+        found.append(f"{mesh.dp} data-parallel ranks" + (", experts divided among all" if mesh.sends_rows else ""))
+    if mesh.pp > 1:
+        found.append(f"{mesh.pp} stages of layers")
+    if mesh.tp > 1:
+        found.append(f"{mesh.tp} GPUs share each layer")
+    if mesh.n_token_ranks > 1:
+        ways = [f"{n} {what}" for n, what in ((mesh.sp, "with heads of their own"), (mesh.ring, "in turn")) if n > 1]
+        found.append(f"{mesh.n_token_ranks} GPUs share the tokens of long steps, {' times '.join(ways)}")
+    return ", ".join(found) or "one device"
+
+
+def _times(mesh: Mesh) -> str:
+    """What of them was not measured."""
+    if mesh.n_ranks == mesh.dp and not mesh.sends_rows:
+        return ""
+    return COMPUTED + (EAGER if mesh.sends_rows or mesh.ring > 1 else "")
 
 
 def _model_name(model: str) -> str:

@@ -1,7 +1,7 @@
 """An adapter from its folder: what its tensors are to the model's matrices, checked before memory is taken.
 
 Owns the names and shapes of PEFT's files. Does not own the keys of its configuration (`config/adapter`) nor how
-matrices are kept (`bank`). Invariant: whatever the files hold, the answer is an adapter that fits, or a LoadError or
+matrices are kept (`places`). Invariant: whatever the files hold, the answer is an adapter that fits, or a LoadError or
 ConfigError that names what does not; nothing outside of the folder that was allowed is read.
 """
 
@@ -10,20 +10,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import math
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-import torch
-
+from quire.compute.adapters.expert_files import stacks_of
+from quire.compute.adapters.pairs import TENSOR_NAME, Pair, Target, check_dtype, finite_tensor, upright
 from quire.compute.weights.header import Entry, read_header
 from quire.compute.weights.names import Names, Rows, rearrange
 from quire.config.adapter import CONFIG, MAX_CONFIG_BYTES, AdapterConfig, parse_adapter_config
 from quire.config.arch import ModelArch
-from quire.config.families import Order
-from quire.config.parameters import HEAD, shapes
+from quire.config.parameters import HEAD, layer_parameters, shapes
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.files import read_regular
 
@@ -32,26 +29,12 @@ if TYPE_CHECKING:
 
 WEIGHTS: Final = "adapter_model.safetensors"
 MAX_HEADER_BYTES: Final = 64 << 20
-DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 LISTED: Final = 5
-TENSOR_NAME: Final = re.compile(
-    r"^(?:base_model\.model\.)?(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(?:\.default)?(?:\.weight)?$"
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pair:
-    """What is added to one projection: B A."""
-
-    a: torch.Tensor
-    """float32 [rank, n_in]."""
-    b: torch.Tensor
-    """float32 [rows, rank], in the order of the model's rows, the scale multiplied in."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Adapter:
-    """Of the projections of a model, by name."""
+    """Of the projections of a model, by name; of several ranks', this rank's parts."""
 
     pairs: Mapping[str, Pair]
     content_id: str
@@ -60,20 +43,15 @@ class Adapter:
     """The largest."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Target:
-    """A projection, or several that a checkpoint has as one, that an adapter may add to."""
-
-    parts: tuple[tuple[str, int], ...]
-    """(name, rows) of each."""
-    n_in: int
-
-
-def targets_of(model: Decoder) -> dict[str, Target]:
-    """Name of a parameter, without its kind → what it is of."""
+def targets_of(model: Decoder, *, with_experts: bool) -> dict[str, Target]:
+    """Name of a parameter, without its kind → what it is of, in the whole model; of all experts, whoever has them."""
     found: dict[str, Target] = {}
-    for linear in model.adaptable():
-        matrix = linear.matrix
+    cuts, whole = model.parts.cuts(), model.parts.whole
+    matrices = [cuts.get(linear.matrix.name, (linear.matrix, None))[0] for linear in model.adaptable()]
+    for number, spec in enumerate(whole.layers if with_experts else ()):
+        ffn = layer_parameters(spec, whole.hidden_size, number).ffn
+        matrices += [matrix for matrix in ffn.matrices.values() if matrix.bank]
+    for matrix in matrices:
         found |= {name: Target(((name, rows),), matrix.n_in) for name, rows in matrix.parts}
         if matrix.whole:
             found[matrix.whole] = Target(matrix.parts, matrix.n_in)
@@ -97,29 +75,37 @@ def inside(path: str, root: str) -> pathlib.Path:
     return found
 
 
-def read_adapter(path: str, root: str, model: Decoder, max_rank: int) -> Adapter:
-    """Of a folder in PEFT's layout, for `model`. root: as `inside`. Raises LoadError and ConfigError."""
+def read_adapter(path: str, root: str, model: Decoder, max_rank: int, *, with_experts: bool = False) -> Adapter:
+    """Of a folder in PEFT's layout, for `model`. root: as `inside`; with_experts: it may be of experts too. Raises
+    LoadError and ConfigError."""
     folder = inside(path, root)
     files = [folder / name for name in (CONFIG, WEIGHTS)]
     for file in files:
         if file.exists() and root and not file.resolve().is_relative_to(pathlib.Path(root).resolve()):
             raise ConfigError(f"{file} is a link that leads out of the folder of --lora-root", param="lora_path")
     text = read_file(files[0], MAX_CONFIG_BYTES)
-    config, targets = parse_adapter_config(text, files[0], max_rank), targets_of(model)
+    config = parse_adapter_config(text, files[0], max_rank, with_experts=with_experts)
+    targets = targets_of(model, with_experts=with_experts)
     content = _content(folder, files[1], targets, max_rank)
     entries = read_header(io.BytesIO(content), len(content), str(files[1]))
-    places = _places(entries, config, targets, Names(model.arch, in_gguf=False), str(files[1]))
-    pairs = _pairs(content, places, config, str(files[1]))
+    names, where = Names(model.parts.whole, in_gguf=False), str(files[1])
+    stacks, rest = stacks_of(entries, config, targets, names, where)
+    places = _places(rest, config, targets, names, where, is_all=not stacks)
+    pairs = _pairs(content, places, config, where)
+    for stack in stacks:
+        for name, pair in stack.pairs(content, config, where):
+            if name in pairs:
+                raise LoadError(f"{where}: {shown(stack.module)}: the projection has an adapter already")
+            pairs[name] = pair
+    rank = max(len(pair.a) for pair in pairs.values())
     digest = hashlib.blake2b(text, digest_size=16)  # the very bytes that were read above
     digest.update(content)
-    return Adapter(pairs, digest.hexdigest(), max(len(pair.a) for pair in pairs.values()))
+    return Adapter(_of_rank(pairs, model), digest.hexdigest(), rank)
 
 
 def _content(folder: pathlib.Path, file: pathlib.Path, targets: Mapping[str, Target], max_rank: int) -> bytes:
     """Of the weights, which are as many bytes as any adapter for these targets can have, at most."""
-    most = MAX_HEADER_BYTES + 8 * max_rank * sum(
-        one.n_in + sum(rows for _, rows in one.parts) for one in targets.values()
-    )
+    most = MAX_HEADER_BYTES + 8 * max_rank * sum(one.n_in + one.n_out for one in targets.values())
     if not file.exists() and (folder / "adapter_model.bin").exists():
         raise LoadError(f"{folder} has pickled weights only, which can run code: save it with safe_serialization=True")
     return read_file(file, most)
@@ -144,9 +130,15 @@ class _Place:
 
 
 def _places(
-    entries: list[Entry], config: AdapterConfig, targets: Mapping[str, Target], names: Names, where: str
+    entries: list[Entry],
+    config: AdapterConfig,
+    targets: Mapping[str, Target],
+    names: Names,
+    where: str,
+    *,
+    is_all: bool,
 ) -> list[_Place]:
-    """Raises LoadError for names, shapes and types that do not fit."""
+    """Raises LoadError for names, shapes and types that do not fit. is_all: there is nothing beside."""
     found: dict[str, _Place] = {}
     for entry in entries:
         match = TENSOR_NAME.match(entry.name)
@@ -166,7 +158,7 @@ def _places(
         if kind in found[module].entries:
             raise LoadError(f"{where}: module {shown(module)} has lora_{kind} twice")
         found[module].entries[kind] = entry
-    if not found:
+    if not found and is_all:
         raise LoadError(f"{where} has no tensors")
     absent = [one for one in config.targets or () if not any(m == one or m.endswith("." + one) for m in found)]
     if absent:
@@ -181,14 +173,14 @@ def _no_target(parameter: str, arch: ModelArch) -> str:
     if parameter.startswith(HEAD) or "embed" in parameter:
         return "adapters of the embedding and the head are not applied"
     if ".experts." in parameter:
-        return "adapters of experts are not applied"
+        return "adapters of experts are applied by an engine with --lora-experts alone, to matrices of that shape"
     if any(name == parameter for name, _ in shapes(arch)):
         return "adapters of this matrix are not applied: routers, and what makes keys and values of latent attention"
     return "the model has no such linear layer"
 
 
 def _check_shapes(place: _Place, config: AdapterConfig, where: str) -> None:
-    rank, n_rows = config.rank_of(place.module), sum(rows for _, rows in place.target.parts)
+    rank, n_rows = config.rank_of(place.module), place.target.n_out
     for kind, shape in (("A", (rank, place.target.n_in)), ("B", (n_rows, rank))):
         entry = place.entries.get(kind)
         if entry is None:
@@ -197,8 +189,7 @@ def _check_shapes(place: _Place, config: AdapterConfig, where: str) -> None:
             raise LoadError(
                 f"{where}: {shown(entry.name)} has shape {entry.shape}; {CONFIG} and the model imply {shape}"
             )
-        if entry.dtype not in DTYPES:
-            raise LoadError(f"{where}: {shown(entry.name)} has dtype {entry.dtype}; usable are {', '.join(DTYPES)}")
+        check_dtype(entry, where)
 
 
 def _pairs(content: bytes, places: list[_Place], config: AdapterConfig, where: str) -> dict[str, Pair]:
@@ -206,8 +197,7 @@ def _pairs(content: bytes, places: list[_Place], config: AdapterConfig, where: s
     for place in places:
         a, b = (finite_tensor(content, place.entries[kind], where) for kind in "AB")
         b = b * config.scale_of(place.module)
-        if place.rows.order is not Order.TRANSPOSED:  # PEFT has B the right way round, whatever it is added to
-            rearrange(b, place.rows)
+        rearrange(b, upright(place.rows))
         start = 0
         for name, rows in place.target.parts:
             if name in found:
@@ -217,10 +207,14 @@ def _pairs(content: bytes, places: list[_Place], config: AdapterConfig, where: s
     return found
 
 
-def finite_tensor(content: bytes, entry: Entry, where: str) -> torch.Tensor:
-    """Of a file that was read, one of DTYPES; float32, its own memory. LoadError unless it is finite."""
-    raw = torch.frombuffer(bytearray(content[entry.start : entry.start + entry.n_bytes]), dtype=DTYPES[entry.dtype])
-    numbers = raw.to(torch.float32).view(entry.shape)
-    if not math.isfinite(float(numbers.abs().max())):
-        raise LoadError(f"{where}: {shown(entry.name)} has NaN or infinite values")
-    return numbers
+def _of_rank(pairs: dict[str, Pair], model: Decoder) -> dict[str, Pair]:
+    """What a rank adds to its products, cut as these are: B where outputs are divided; A where inputs are, as what B
+    makes of the ranks' terms has their sum."""
+    found = dict(pairs)
+    for whole, mine in model.parts.cuts().values():
+        n_in, first = mine.matrix.n_in, mine.first_column
+        for (name, _), (_, rows), first_row in zip(whole.parts, mine.matrix.parts, mine.first_rows, strict=True):
+            if (pair := found.get(name)) is not None:
+                a = pair.a if n_in == whole.n_in else pair.a[:, first : first + n_in].contiguous()
+                found[name] = Pair(a, pair.b[first_row : first_row + rows].contiguous())
+    return found

@@ -1,6 +1,6 @@
-"""Adapters of one worker: read from folders, kept on the host, and put into places of the model's bank.
+"""Adapters of one worker: read from folders, kept on the host, and put into places beside the model.
 
-Owns what is kept on the host, by content. Does not own places on the device (`bank`), files (`files`), nor which
+Owns what is kept on the host, by content. Does not own places on the device (`places`), files (`files`), nor which
 adapter is where (`control/adapters`). Invariant: without --enable-lora nothing is kept, and it costs no memory.
 """
 
@@ -10,9 +10,11 @@ import logging
 
 import torch
 
-from quire.compute.adapters.bank import Kept, adapters_on, device_bytes
 from quire.compute.adapters.files import read_adapter
+from quire.compute.adapters.places import Kept, adapters_on, device_bytes
 from quire.compute.device.device import Device
+from quire.compute.dist.comm import Comm
+from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
@@ -34,29 +36,36 @@ class HostAdapters:
         self._model: Decoder | None = None
         """Which has places."""
 
-    def places_bytes(self, arch: ModelArch, dtype: torch.dtype) -> int:
-        """Of the places on the device."""
+    def places_bytes(self, arch: ModelArch, dtype: torch.dtype, comm: Comm) -> int:
+        """Of the places on the device. arch: the whole model, which the ranks of comm share."""
         config = self._config
         if not config.enable_lora:
             return 0
-        linears = decoder_on(torch.device("meta"), arch, dtype, 1).adaptable()
-        return device_bytes(self._device, linears, config.max_loras, config.max_lora_rank, dtype)
+        model = decoder_on(torch.device("meta"), arch, dtype, 1, comm=comm)
+        sizes = config.max_loras, config.max_lora_rank, dtype
+        return device_bytes(self._device, model.adaptable(), *sizes, self._experts(model))
+
+    def _experts(self, model: Decoder) -> list[Experts]:
+        """Those that adapters may be of."""
+        return [one for layer in model.layers if isinstance(one := layer.ffn, Experts) and self._config.lora_experts]
 
     def attach(self, model: Decoder, dtype: torch.dtype) -> int:
         """Places around a finished model's products; bytes that they take."""
         config = self._config
         if not config.enable_lora:
             return 0
-        linears = list(model.adaptable())
+        linears, experts = list(model.adaptable()), self._experts(model)
+        if config.lora_experts and not experts:
+            raise ConfigError("lora_experts = True, and the model has no experts: leave --lora-experts out")
         self._model = model
-        one_bytes, free = device_bytes(self._device, linears, 1, config.max_lora_rank, dtype), free_bytes()
+        one_bytes, free = device_bytes(self._device, linears, 1, config.max_lora_rank, dtype, experts), free_bytes()
         if n_kept(config) * one_bytes > free > 0:
             logger.warning(
                 "the host keeps up to %d adapters of %s each, more than the %s that are free: lower --max-cpu-loras or"
                 " --max-lora-rank, or some of them will not be loaded",
                 n_kept(config), format_bytes(one_bytes), format_bytes(free),
             )  # fmt: skip
-        model.adapters = adapters_on(self._device, linears, config.max_loras, config.max_lora_rank, dtype)
+        model.adapters = adapters_on(self._device, linears, config.max_loras, config.max_lora_rank, dtype, experts)
         return model.adapters.n_bytes
 
     def detach(self) -> None:
@@ -71,7 +80,7 @@ class HostAdapters:
             raise ConfigError("this engine has no adapters: start it with --enable-lora", param="enable_lora")
         if model is None or model.adapters is None:
             raise ConfigError("the engine sleeps, and its model is not in memory: wake it up first", param="lora_path")
-        adapter = read_adapter(path, root, model, self._config.max_lora_rank)
+        adapter = read_adapter(path, root, model, self._config.max_lora_rank, with_experts=self._config.lora_experts)
         try:
             return adapter.content_id, adapter.rank, model.adapters.keep(adapter)
         except (MemoryError, RuntimeError) as error:  # torch says the latter

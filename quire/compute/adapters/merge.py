@@ -17,7 +17,8 @@ from typing import Final
 import msgspec
 import torch
 
-from quire.compute.adapters.files import MAX_HEADER_BYTES, TENSOR_NAME, WEIGHTS, finite_tensor, inside, read_file
+from quire.compute.adapters.files import MAX_HEADER_BYTES, WEIGHTS, inside, read_file
+from quire.compute.adapters.pairs import TENSOR_NAME, finite_tensor
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.coded import DTYPES
 from quire.compute.weights.header import Entry, read_header

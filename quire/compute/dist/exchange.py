@@ -17,10 +17,8 @@ from typing import Final
 import torch
 
 from quire.compute.dist.comm import MeetingComm
+from quire.planner import exchange as volumes
 
-COUNTS_BYTES: Final = 1 << 20
-"""What a dispatch takes beside its rows, as bytes: ranks tell one another how many come, and the host waits for that. A
-guess: not measured on GPUs."""
 NOT_HELD: Final = -1
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -34,10 +32,10 @@ class Exchange:
     """One rank's end."""
 
     def __init__(
-        self, comm: MeetingComm, place: int, n_sharing: int, max_rows: int, counts_bytes: int = COUNTS_BYTES
+        self, comm: MeetingComm, place: int, n_sharing: int, max_rows: int, counts_bytes: int = volumes.COUNTS_BYTES
     ) -> None:
         """comm: of all ranks, neighbours sharing layers; place: among the n_sharing of them; max_rows: that experts are
-        to compute at once. counts_bytes: see `COUNTS_BYTES`."""
+        to compute at once. counts_bytes: see `planner/exchange`."""
         self._comm, self._place, self._n_sharing, self._max_rows = comm, place, n_sharing, max_rows
         self._counts_bytes = counts_bytes
         self._rows = [0] * comm.size
@@ -60,7 +58,7 @@ class Exchange:
         def held(rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
             return self._computed(rows, chosen, n_held, compute)
 
-        if self.gathers(x, expert_ids.shape[1]):
+        if self.gathers(x, expert_ids.shape[1], n_held):
             y = self._gathered(x[mine], chosen, held)
         else:
             y = self._dispatched(x[mine], chosen, n_held, held)
@@ -70,13 +68,12 @@ class Exchange:
         whole[mine] = y
         return whole
 
-    def gathers(self, x: torch.Tensor, n_chosen: int) -> bool:
+    def gathers(self, x: torch.Tensor, n_chosen: int, n_held: int) -> bool:
         """Whether this step's rows, like x, of n_chosen experts each, take fewer bytes if every rank gets all of them.
         Gathered, each rank sends as many as the fullest; dispatched, they go to the ranks of experts chosen evenly."""
-        n_ranks, n_most = self._comm.size, max(self._rows)
-        row_bytes = (n_ranks - 1) * (2 * x.shape[1] * x.element_size() + 8 * n_chosen)
-        n_dispatched = sum(self._rows) / n_ranks * (1 - (1 - 1 / n_ranks) ** n_chosen)
-        return n_most * row_bytes <= n_dispatched * row_bytes + self._counts_bytes
+        row_bytes, n_ranks = x.shape[1] * x.element_size(), self._comm.size
+        n_most, n_mean = max(self._rows), sum(self._rows) / n_ranks
+        return volumes.gathers(n_most, n_mean, row_bytes, n_chosen, n_held * n_ranks, n_ranks, self._counts_bytes)
 
     def _gathered(self, x: torch.Tensor, chosen: torch.Tensor, held: Held) -> torch.Tensor:
         n, n_most = len(x), max(self._rows)

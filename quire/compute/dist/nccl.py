@@ -129,6 +129,7 @@ class NcclComm:
 
     def close(self) -> None:
         """See `Comm`. Captured graphs that hold its calls must be gone: NCCL waits for them."""
-        group = self.__dict__.pop("_group", None)
+        group = self.__dict__.get("_group")
         if group is not None and not self._is_void:
-            group.shutdown()
+            group.shutdown()  # an `abort` from another thread ends it
+        self.__dict__.pop("_group", None)

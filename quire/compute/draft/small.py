@@ -107,6 +107,7 @@ class SmallModel:
                 param="kv_cache_dtype",
             )
         own = KVPool(arch, pool.k.shape[1], tables.page_size, pool.k.dtype, device)
+        own.scales = self.model.kv_scales
         sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=vocab_limit)
         tail = Tail(device, self.model, tables, sampler)
         for slot in range(limits.max_num_seqs):

@@ -6,6 +6,7 @@ Owns the measuring. Invariant: afterwards no slot is open, and only the dummy pa
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from typing import Final
@@ -18,6 +19,9 @@ from quire.core.plan import SlotOpen, Spans, StepPlan
 from quire.planner.drafts import DraftCosts
 
 ROUNDS: Final = 5
+MORE_ROUNDS: Final = 25
+"""Of steps shorter than `SHORT_S`, of which five end before threads are awake and a disturbance is over."""
+SHORT_S: Final = 0.002
 CONTEXT: Final = 32
 """Tokens of the sequences that are timed; their keys are all on the dummy page."""
 ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
@@ -42,41 +46,44 @@ def measure(
     branches: bool = False,
     of_all: Callable[[float], float] = lambda seconds: seconds,
 ) -> DraftCosts:
-    """The best of a few rounds each. most: drafts of a sequence; n_slots: that can be open at once. branches: drafts
+    """The best of some rounds each. most: drafts of a sequence; n_slots: that can be open at once. branches: drafts
     are trees, of which no more nodes are asked together than n_slots. of_all: seconds of a step on one rank → those of
     the slowest, by which all ranks time as many steps."""
     context = min(CONTEXT, max_model_len - 2 - most)
     opened = [SlotOpen(slot, [0] * (context + 1), context, GREEDY) for slot in range(min(n_slots, ROWS[-1]))]
     runner.launch(_plan([0], context, 0, opened)).result()
+    first_s = of_all(_step_s(runner, _plan([0], context), ROUNDS))
+    rounds = ROUNDS if first_s > SHORT_S else MORE_ROUNDS
     rows, step_s = list[int](), list[float]()
     for n in (n for n in ROWS if n <= n_slots):
         if rows and rows[-1] >= LEAST_ROWS and step_s[-1] > LONG_S:
             break
         rows.append(n)
-        step_s.append(of_all(_step_s(runner, _plan(list(range(n)), context))))
+        step_s.append(of_all(_step_s(runner, _plan(list(range(n)), context), rounds)))
+    step_s = list(itertools.accumulate(reversed(step_s), min))[::-1]  # fewer rows never take longer: that was noise
     n_together = min(TOGETHER, max(1, len(opened) // most) if branches else len(opened))
-    guess_s, together_s = (_guess_s(drafter, n, context, most, branches) for n in (1, n_together))
+    guess_s, together_s = (_guess_s(drafter, n, context, most, branches, rounds) for n in (1, n_together))
     each_s, place_s = _shares(guess_s / most, together_s / most, n_together)
     costs = DraftCosts(tuple(rows), tuple(step_s), each_s, place_s=place_s)
     exposed = {}
     for n in (n for n in SEQUENCES if n == 1 or 2 * n <= rows[-1]):
         each = most if n == 1 else min(most, rows[-1] // n - 1)
         known_s = costs.guesses_s([each] * n) + costs.seconds(n * (1 + each))
-        exposed[n] = max(0.0, _best_step(runner, _plan(list(range(n)), context, each)) - known_s)
+        exposed[n] = max(0.0, _best_step(runner, _plan(list(range(n)), context, each), rounds) - known_s)
     for one in opened:
         runner.close(one.slot)
     return dataclasses.replace(costs, exposed_s=tuple(exposed.values()), exposed_seqs=tuple(exposed))
 
 
-def _best_step(runner: Runner, plan: StepPlan) -> float:
+def _best_step(runner: Runner, plan: StepPlan, rounds: int) -> float:
     """Of a step that waits for nothing and is waited for."""
-    return _best(lambda: runner.launch(plan).result())
+    return _best(lambda: runner.launch(plan).result(), rounds)
 
 
-def _guess_s(drafter: Drafter, n: int, context: int, most: int, branches: bool) -> float:
+def _guess_s(drafter: Drafter, n: int, context: int, most: int, branches: bool, rounds: int) -> float:
     """Of `most` guesses for each of n sequences, asked together."""
     tokens = np.zeros(context + 1, np.int32)
-    return _best(lambda: drafter.guess([DraftContext(slot, tokens, most, branches) for slot in range(n)]))
+    return _best(lambda: drafter.guess([DraftContext(slot, tokens, most, branches) for slot in range(n)]), rounds)
 
 
 def _shares(one_s: float, together_s: float, n: int) -> tuple[float, float]:
@@ -87,14 +94,14 @@ def _shares(one_s: float, together_s: float, n: int) -> tuple[float, float]:
     return each_s, one_s - each_s
 
 
-def _step_s(runner: Runner, plan: StepPlan) -> float:
+def _step_s(runner: Runner, plan: StepPlan, rounds: int) -> float:
     """Of a step that was made ready before, where steps are; else of one of several that are queued at once."""
     ready = runner.prepare(plan)
     if ready is None:
         n = 1 if runner.tables.is_shared else N_QUEUED
-        return _best(lambda: [one.result() for one in [runner.launch(plan) for _ in range(n)]]) / n
+        return _best(lambda: [one.result() for one in [runner.launch(plan) for _ in range(n)]], rounds) / n
     ready.hurry()
-    return _best(ready.compute)
+    return _best(ready.compute, rounds)
 
 
 def _plan(slots: list[int], context: int, n_drafts: int = 0, opened: list[SlotOpen] | None = None) -> StepPlan:
@@ -103,10 +110,10 @@ def _plan(slots: list[int], context: int, n_drafts: int = 0, opened: list[SlotOp
     return StepPlan(0, spans, n * (1 + n_drafts), opened=opened or [])
 
 
-def _best(work: Callable[[], object]) -> float:
+def _best(work: Callable[[], object], rounds: int) -> float:
     """Seconds of the fastest round."""
     best = float("inf")
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         start_s = time.perf_counter()
         work()
         best = min(best, time.perf_counter() - start_s)

@@ -10,7 +10,7 @@ import contextlib
 import numpy as np
 import torch
 
-from quire.compute.adapters.bank import Adapters
+from quire.compute.adapters.places import Adapters
 from quire.compute.device.cuda import Staging
 from quire.kernels import lora
 from quire.kernels.lora.weight import most_tiles
@@ -21,6 +21,7 @@ class AdaptedRows:
 
     def __init__(self, staging: Staging, adapters: Adapters, n_rows: int) -> None:
         self._adapters = adapters
+        self._places = staging.section((n_rows,), torch.int32)
         self._order = staging.section((n_rows,), torch.int32)
         self._tiles = staging.section((most_tiles(n_rows, adapters.n_places), 3), torch.int32)
 
@@ -29,6 +30,8 @@ class AdaptedRows:
         padded = np.full(size, -1, np.int32)
         if places is not None:
             padded[: len(places)] = places
+        self._places.host[:size] = padded
+        self._places.filled(size)
         n_tiles = most_tiles(size, self._adapters.n_places)
         self._order.host[:size], self._tiles.host[:n_tiles] = lora.tiles_of(padded, n_tiles)
         self._order.filled(size)
@@ -37,4 +40,4 @@ class AdaptedRows:
     def active(self, size: int) -> contextlib.AbstractContextManager[None]:
         """What is launched inside reads it."""
         tiles = self._tiles.device[: most_tiles(size, self._adapters.n_places)]
-        return self._adapters.active(lora.Tiles(self._order.device[:size], tiles), size)
+        return self._adapters.active(lora.Tiles(self._order.device[:size], tiles, self._places.device[:size]), size)

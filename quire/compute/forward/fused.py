@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from quire.compute.device.device import Device
+from quire.compute.layers.experts import Experts
 from quire.compute.layers.fused_rows import LayerRows, expert_rows
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch, build_batch
@@ -69,12 +70,19 @@ def step_rows(device: Device, model: Decoder, pool: KVPool, max_rows: int) -> La
     )  # fmt: skip
 
 
-def new_fused_step(model: Decoder, tables: SlotTables) -> fused_step.FusedStep:
+def new_fused_step(model: Decoder, tables: SlotTables, *, has_adapters: bool = False) -> fused_step.FusedStep:
     """Without operations."""
     arch = model.arch
     return fused_step.FusedStep(
-        tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
-    )
+        tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim,
+        has_adapters=has_adapters,
+    )  # fmt: skip
+
+
+def may_adapt(model: Decoder) -> bool:
+    """Whether steps of rows with adapters can be fused too: none is of experts, which take turns then."""
+    of_experts = any(isinstance(layer.ffn, Experts) and layer.ffn.adapted is not None for layer in model.layers)
+    return model.adapters is not None and not of_experts
 
 
 class FusedForward:
@@ -97,19 +105,30 @@ class FusedForward:
         self._x = memory.x
         self._logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
         self._allowed = self._logits[:, : tail.vocab_limit]
+        joined = None if pool.features is None else torch.zeros_like(self._x)
         self._fused = new_fused_step(model, tables)
-        self._fused.embed(model.embed.weight, self._x)
+        self._record(self._fused, model, pool, memory, joined)
+        self._adapted: fused_step.FusedStep | None = None
+        """Of steps with adapters."""
+        if may_adapt(model):
+            self._adapted = new_fused_step(model, tables, has_adapters=True)
+            self._record(self._adapted, model, pool, memory, joined)
+
+    def _record(
+        self, fused: fused_step.FusedStep, model: Decoder, pool: KVPool, memory: LayerRows, joined: torch.Tensor | None
+    ) -> None:
+        """joined: memory for features, where there are some."""
+        fused.embed(model.embed.weight, self._x)
         features, n_layers = pool.features, len(model.layers)
-        joined = None if features is None else torch.zeros_like(self._x)
         for index, layer in enumerate(model.layers):
             if features is not None and joined is not None:
-                features.record(self._fused, index, self._x, joined)
+                features.record(fused, index, self._x, joined)
             ends = index == n_layers - 1 and (features is None or not features.reads(n_layers))
-            layer.record(self._fused, memory, is_last=ends)
+            layer.record(fused, memory, is_last=ends)
         if features is not None and joined is not None and features.reads(n_layers):
-            features.record(self._fused, n_layers, self._x, joined)
-            self._fused.take(self._x)
-        tail.record(self._fused, self._x, self._logits)
+            features.record(fused, n_layers, self._x, joined)
+            fused.take(self._x)
+        self._tail.record(fused, self._x, self._logits)
 
     def stage(self, _: Step) -> None:
         """A host computes when it is called: `ready` is what can be done before."""
@@ -121,9 +140,9 @@ class FusedForward:
             return None
         controls = self._tail.native_controls(step)
         if controls is None:
-            self._fused.run(*_arrays(step.batch), trees=step.batch.trees)
+            self._of(step).run(*_arrays(step.batch), trees=step.batch.trees, adapters=step.adapters)
         else:
-            call, token_ids, status = self._choosing(step.batch, controls)
+            call, token_ids, status = self._choosing(step, controls)
             call.run()
             choice = Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
         return States(
@@ -141,20 +160,28 @@ class FusedForward:
         controls = self._tail.native_controls(step) if self._fits(step) else None
         if controls is None:
             return None
-        return ReadyStep(step.plan, step.batch, *self._choosing(step.batch, controls), time.perf_counter() - start_s)
+        return ReadyStep(step.plan, step.batch, *self._choosing(step, controls), time.perf_counter() - start_s)
 
     def _fits(self, step: Step) -> bool:
-        return not step.wants_all and step.adapters is None and len(step.batch.sampled_rows) <= len(self._logits)
+        is_there = step.adapters is None or self._adapted is not None
+        return not step.wants_all and is_there and len(step.batch.sampled_rows) <= len(self._logits)
+
+    def _of(self, step: Step) -> fused_step.FusedStep:
+        """The operations for a step that fits."""
+        return self._fused if step.adapters is None or self._adapted is None else self._adapted
 
     def chain(self, spans: Spans, n_places: list[int]) -> np.ndarray:
         """The best n_places[i], not rising, tokens behind each span, all of which want one: see `FusedStep.chain`."""
         return self._fused.chain(self._allowed, np.array(n_places, np.int32), *_arrays(build_batch(spans)))
 
     def _choosing(
-        self, batch: FlatBatch, controls: np.ndarray
+        self, step: Step, controls: np.ndarray
     ) -> tuple[fused_step.FusedStepCall, np.ndarray, np.ndarray]:
         """A call that runs the step; where new tokens, also in the token table, and their status are after it."""
-        return self._fused.choosing(self._allowed, controls, *_arrays(batch), trees=batch.trees)
+        batch = step.batch
+        return self._of(step).choosing(
+            self._allowed, controls, *_arrays(batch), trees=batch.trees, adapters=step.adapters
+        )
 
 
 class ReadyStep:

@@ -36,6 +36,10 @@ class Bank:
         """Beside those of the linears."""
         return iter(())
 
+    def of_slot(self, slot: int) -> list[torch.Tensor]:
+        """All that is stored of one expert, once it is finished; contiguous."""
+        return list(self.linears[slot].tensors())
+
 
 class Stack(Bank):
     """All in one tensor [E, n_out, n_in]."""
@@ -56,6 +60,10 @@ class Stack(Bank):
             yield self.matrices
         if self.bias is not None:
             yield self.bias
+
+    def of_slot(self, slot: int) -> list[torch.Tensor]:
+        """See `Bank`."""
+        return [one[slot] for one in self.tensors()]
 
 
 class CodedStack(Bank):
@@ -82,6 +90,10 @@ class CodedStack(Bank):
         yield from self.stored.values()
         if self.bias is not None:
             yield self.bias
+
+    def of_slot(self, slot: int) -> list[torch.Tensor]:
+        """See `Bank`."""
+        return [one[slot] for one in self.tensors()]
 
 
 class Slice(Linear):

@@ -8,13 +8,15 @@ each with all of its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
 
 import torch
 
 from quire.compute.dist.exchange import Exchange
 from quire.compute.layers.expert_banks import Bank, bank_of
+from quire.compute.layers.expert_copies import ExpertCopies
 from quire.compute.layers.fused_rows import LayerRows
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm
@@ -28,8 +30,26 @@ from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import ADD, SILU_MUL, WIDEN
 
 _CHOSEN_TYPES: Final = (torch.int32, torch.float32)
+Around = Callable[[torch.Tensor], contextlib.AbstractContextManager[None]]
+"""What is entered for the products of one expert, given the numbers of its rows."""
 LANES: Final = 16
 """Numbers that a CPU computes at once at most."""
+
+
+class Adapted(Protocol):
+    """The products where adapters may be of experts. Arguments of both: those of `Experts.plain_products`."""
+
+    def __call__(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """As `Experts.plain_products`; None: no row of this step has an adapter."""
+        ...
+
+    def build(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> None:
+        """Make what such a call needs, where that takes time."""
+        ...
 
 
 class Experts:
@@ -63,9 +83,16 @@ class Experts:
         self.dtype = like.dtype
         self.load = torch.zeros(spec.n_experts, dtype=torch.int64, device=like.device)
         """Tokens that chose each expert, rows that fill a captured step up among them."""
+        self.copies: ExpertCopies | None = None
+        """Where experts may be in other slots than at first, some in several."""
+        if spec.n_redundant is not None and spec.n_held:
+            n_ranks, (block, _) = spec.n_slots // spec.n_held, spec.block
+            self.copies = ExpertCopies(spec.n_experts, spec.n_slots, n_ranks, block, like.device)
         self.sum = ResidualSum(post_norm, scale)
         self.exchange: Exchange | None = None
         """Where rows go to experts of ranks that have other rows; to be set before there is a step."""
+        self.adapted: Adapted | None = None
+        """Where adapters may be of experts: asked first, in every step."""
         self.packed: moe.PackedExperts | None = None
         self.is_wide = self.router.matrix.kept is Kept.FLOAT32
         self.no_determinism = _no_determinism(spec)
@@ -104,6 +131,13 @@ class Experts:
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The sums over the experts of each row that are held, added to the residual if there is one."""
+        y = None if self.adapted is None else self.adapted(x, expert_ids, weights, residual)
+        return self.plain_products(x, expert_ids, weights, residual) if y is None else y
+
+    def plain_products(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The same of the model's own matrices: those of rows without adapters."""
         if (up := self.up.matrices) is not None and (down := self.down.matrices) is not None:
             return moe.experts(
                 x, expert_ids, weights, up, down, gating=self.spec.gating,
@@ -111,26 +145,27 @@ class Experts:
             )  # fmt: skip
         if (matrices := self._all_packed()) is not None:
             return moe.packed_experts(x, expert_ids, weights, matrices, residual=residual)
-        return self._in_turn(x, expert_ids, weights, residual)
+        return self.in_turn(x, expert_ids, weights, residual)
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [n, hidden] → (its experts [n, k] int32, as numbers among those held, -1: not held; their weights [n, k]
-        float32)."""
+        """x: [n, hidden] → (its experts [n, k] int32, as numbers among the slots held, -1: not held; their weights
+        [n, k] float32)."""
         expert_ids, weights = self._routed(x)
         return self._held(expert_ids) if self.spec.n_held else expert_ids, weights
 
     def _routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, with numbers among all experts."""
+        """The same, with numbers among all slots, which are experts where there are no copies."""
         if self.is_wide:
             logits = self.router(x.float())
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
         correction = None if self.correction is None else self.correction.values
-        return moe.route(logits, self.spec.routing, correction, self.load)
+        expert_ids, weights = moe.route(logits, self.spec.routing, correction, self.load)
+        return (expert_ids if self.copies is None else self.copies.of(expert_ids)), weights
 
     def _held(self, expert_ids: torch.Tensor) -> torch.Tensor:
-        """Numbers among the experts of this rank; -1 of those that others have."""
+        """Numbers among the slots of this rank; -1 of those that others have."""
         own = expert_ids - self.spec.first
         return own.masked_fill_((own < 0) | (own >= self.spec.n_held), -1)
 
@@ -172,20 +207,23 @@ class Experts:
             self.packed = _packed(self.up, self.down)
         return self.packed
 
-    def _in_turn(
-        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def in_turn(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None,
+        around: Around = lambda _: contextlib.nullcontext(),
+    ) -> torch.Tensor:  # fmt: skip
         """Each expert with all of its tokens, behind one another; a row's sum is in the order of its own choice."""
         n, k = expert_ids.shape
         flat = expert_ids.flatten()
         order = flat.argsort(stable=True)
         n_elsewhere, *ends = torch.bincount(flat + 1, minlength=1 + len(self.spec.held)).cumsum(0).tolist()
-        x_sorted, each = x[order // k], x.new_empty(n * k, x.shape[1])
+        rows = order // k
+        x_sorted, each = x[rows], x.new_empty(n * k, x.shape[1])
         start = n_elsewhere
         each[:start] = 0
         for up, down, end in zip(self.up.linears, self.down.linears, ends, strict=True):
             if start < end:
-                down(self._inner(up, x_sorted[start:end]), out=each[start:end])
+                with around(rows[start:end]):
+                    down(self._inner(up, x_sorted[start:end]), out=each[start:end])
             start = end
         placed = torch.empty_like(order)
         placed[order] = torch.arange(n * k, device=order.device)
@@ -207,14 +245,23 @@ class Experts:
         return self.router, *(linear for pair in both for linear in pair), *shared
 
     @property
+    def of_experts(self) -> list[Linear]:
+        """Those of the experts that are here."""
+        return [*self.up.linears, *self.down.linears]
+
+    @property
     def adaptable(self) -> tuple[Linear, ...]:
-        """See `Ffn`: what every token goes through; experts are not multiplied by one after another."""
+        """See `Ffn`: what every token goes through; of experts see `adapted`."""
         return () if self.shared_up is None or self.shared_down is None else (self.shared_up, self.shared_down)
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """See `Ffn`."""
         return () if self.correction is None else (self.correction,)
+
+    def slot_tensors(self) -> list[list[torch.Tensor]]:
+        """Of each slot of this rank all that is stored of its expert."""
+        return [self.up.of_slot(slot) + self.down.of_slot(slot) for slot in range(len(self.spec.held))]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """See `Ffn`."""
@@ -242,10 +289,9 @@ class Experts:
             x = torch.zeros(n_rows, up.shape[2], dtype=self.dtype, device=up.device)
             expert_ids, factors = moe.route(logits, evenly)
             expert_ids = self._held(expert_ids) if spec.n_held else expert_ids
-            moe.experts(
-                x, expert_ids, factors, up, down, gating=spec.gating, up_bias=self.up.bias, down_bias=self.down.bias,
-                residual=torch.zeros_like(x),
-            )  # fmt: skip
+            self.plain_products(x, expert_ids, factors, torch.zeros_like(x))
+            if self.adapted is not None:
+                self.adapted.build(x, expert_ids, factors, torch.zeros_like(x))
 
 
 def _packed(up: Bank, down: Bank) -> moe.PackedExperts | None:

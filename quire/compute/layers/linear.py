@@ -14,10 +14,10 @@ from quire.compute.schemes.packed import PackedProduct, Scheme
 from quire.compute.schemes.plain import PlainProduct
 from quire.compute.schemes.scheme import FilledScheme, Product
 from quire.config.parameters import Kept, Matrix, Tensor
-from quire.kernels import gemm
+from quire.kernels import gemm, lora
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.gemm import Norm
-from quire.kernels.qgemm.cpu import NOTHING
+from quire.kernels.qgemm.cpu import NOTHING, SILU_MUL
 
 Make = Callable[..., torch.Tensor]
 """`make(*shape)`: an uninitialised tensor of the model's dtype, where the model lives."""
@@ -44,6 +44,8 @@ class Linear:
             self.product = PlainProduct(self.weight)
         self.run: Product = self.product
         """What a call goes through: the product, or what adapters have put around it."""
+        self.places: lora.Places | None = None
+        """On a CPU what adapters add to it, where it has any."""
         self.bias = self._made(make, matrix.n_out) if matrix.bias else None
 
     def _begun(self, scheme: FilledScheme, device: torch.device) -> Product:
@@ -76,9 +78,18 @@ class Linear:
     def record(
         self, fused: FusedStep, x: torch.Tensor, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING
     ) -> None:
-        """The packed product as the next operation of `fused`, on the rows of `x` and into those of `out`."""
+        """The packed product as the next operation of `fused`, on the rows of `x` and into those of `out`, and what
+        adapters add to it where rows may have some."""
         assert isinstance(self.product, PackedProduct)
-        self.product.record(fused, x, self.bias, out, norm=norm, then=then)
+        if not fused.has_adapters or self.places is None:
+            self.product.record(fused, x, self.bias, out, norm=norm, then=then)
+            return
+        is_gated = then == SILU_MUL  # which is done with what is added, too
+        target = fused.between(out, self.matrix.n_out) if is_gated else out
+        self.product.record(fused, x, self.bias, target, norm=norm, then=NOTHING if is_gated else then)
+        fused.add_lines(x, self.places, target, norm=norm)
+        if is_gated:
+            fused.silu_mul(target, out)
 
     def kernel(
         self, *, norm: bool = False, silu_mul: bool = False, residual: bool = False, wide: bool = False

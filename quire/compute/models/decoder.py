@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import torch
 
-from quire.compute.adapters.bank import Adapters
+from quire.compute.adapters.places import Adapters
 from quire.compute.dist.added import RankSum
 from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
@@ -35,6 +35,7 @@ from quire.config.shares import Region
 from quire.config.stages import LayerRange
 from quire.core.errors import EngineError
 from quire.kernels import gemm
+from quire.kernels.kvstore.entry import Scales
 
 Enter = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 Part = Embedding | Linear | Norm | Table
@@ -66,7 +67,7 @@ class Decoder:
         the model cannot be divided."""
         comm = SoloComm() if comm is None else comm
         self.n_ranks = comm.size
-        self._parts = parts = RankParts(arch, schemes, comm.rank, comm.size, layers)
+        self.parts = parts = RankParts(arch, schemes, comm.rank, comm.size, layers)
         self.range = parts.range
         """Its layers among all."""
         self.arch = arch = parts.arch
@@ -78,6 +79,8 @@ class Decoder:
         """Of parameters and products."""
         self.n_begun = 0
         """Layers that `forward` has come to: a sign that a long step goes on."""
+        self.kv_scales: dict[int, Scales] = {}
+        """Of a cache in e4m3, by layer, where a checkpoint brings other ones than 1."""
         self._embeddings: list[Embedding] = []
         if self.range.is_first or (self.range.is_last and arch.tie_embeddings):
             self.embed = self._embedding(make, comm)
@@ -111,7 +114,7 @@ class Decoder:
                     point.ranks = ranks
 
     def _embedding(self, make: Make, comm: Comm) -> Embedding:
-        share = self._parts.embedding
+        share = self.parts.embedding
         if comm.size > 1:
             return DividedEmbedding(make, share, comm)
         return Embedding(make, share.matrix.name, share.matrix.n_out, share.matrix.n_in)
@@ -228,7 +231,7 @@ class Decoder:
 
     def regions(self) -> dict[str, Region]:
         """Name as in `weights` or `wholes` → which part of the whole model's this rank has; not those that are all."""
-        return self._parts.regions()
+        return self.parts.regions()
 
     def owners(self) -> dict[str, Linear]:
         """Name as in `weights` → the layer that can be finished once all its names have their values."""

@@ -26,6 +26,7 @@ class RankParts:
         """arch: the whole model. rank, n_ranks: among those that share each layer; layers: those that they have, None:
         all. Raises ConfigError where the model, or a matrix under its scheme, cannot be divided."""
         self._schemes, self._rank, self._n_ranks = schemes, rank, n_ranks
+        self.whole = arch
         layers = LayerRange(0, arch.n_layers, arch.n_layers) if layers is None else layers
         self.range = layers
         self.arch = stage_arch(share_arch(arch, rank, n_ranks), layers)
@@ -75,6 +76,10 @@ class RankParts:
         if self._n_ranks > 1 and whole.cut not in (Cut.REPLICATED, Cut.EXPERT):
             self._cuts.append((whole, mine))
         return mine
+
+    def cuts(self) -> dict[str, tuple[Matrix, Share]]:
+        """Name of a matrix → the whole one, and this rank's share; not those of which it has all."""
+        return {whole.name: (whole, mine) for whole, mine in self._cuts}
 
     def regions(self) -> dict[str, Region]:
         """Name of a parameter with its kind, or of several as one, → its place, where it is not all of it."""

@@ -12,8 +12,8 @@ from typing import Final
 import torch
 
 from quire.config.quantize import Format
+from quire.kernels.e4m3 import E4M3, E4M3_MAX
 
-E4M3_MAX: Final = 448.0
 SHARES: Final = tuple(1 - step / 20 for step in range(9))
 """Of the scale that cuts nothing off: those tried in 4 bits."""
 
@@ -54,7 +54,7 @@ class Grid:
     def codes(self, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """The nearest of each value, as numbers of weight's dtype. scales: of each value, or what broadcasts to it."""
         if self.form.is_float:
-            return (weight / scales).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(weight.dtype)
+            return (weight / scales).clamp(-E4M3_MAX, E4M3_MAX).to(E4M3).to(weight.dtype)
         half = 2 ** (self.form.n_bits - 1)
         return (weight / scales).round().clamp(-half, half - 1)
 

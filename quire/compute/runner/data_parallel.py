@@ -17,7 +17,7 @@ from quire.compute.forward.strategy import Forward
 from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.runner import Launched, Runner
+from quire.compute.runner.runner import Launched, Runner, UntoldStep
 from quire.compute.runner.settled import Settled
 from quire.compute.runner.step import Step
 from quire.compute.runner.tables import PageWrites, SlotTables
@@ -26,20 +26,6 @@ from quire.core.plan import OnDrafts, StepMasks, StepPlan
 from quire.core.plan_parts import masks_of, part_of, rows_of
 from quire.core.result import StepResult
 from quire.kernels.invariance import RowsAlone
-
-
-class IdleStep:
-    """A step of which this rank has no rows."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def mask(self, masks: StepMasks) -> None:
-        """Nothing is chosen here."""
-
-    def result(self) -> StepResult:
-        """Nothing, of this step."""
-        return StepResult(self._step)
 
 
 class PartStep:
@@ -76,6 +62,8 @@ class DataParallelRunner(Runner):
         """model: whose experts are told of the exchange, if there is one."""
         super().__init__(pool, tables, tail, forwards, ahead, alone=alone)
         self._data = data
+        self._newest: tuple[StepPlan, StepPlan] | None = None
+        """A plan, and this rank's part of it."""
         self._experts = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts)]
         for one in self._experts:
             one.exchange = data.exchange
@@ -93,7 +81,7 @@ class DataParallelRunner(Runner):
             if data.exchange is not None:
                 for one in self._experts:
                     one.join(self._no_rows)
-            return IdleStep(plan.step)
+            return UntoldStep(plan.step)
         return PartStep(super().launch(part), part, plan, self._data)
 
     def stage(self, plan: StepPlan) -> Callable[[], Launched] | None:
@@ -115,4 +103,8 @@ class DataParallelRunner(Runner):
         return step
 
     def _part(self, plan: StepPlan) -> StepPlan:
-        return part_of(plan, self._data.dp_rank, self._data.n_slots)
+        """Cut once: a plan that could not be made ready before its turn comes again."""
+        newest = self._newest
+        if newest is None or newest[0] is not plan:
+            self._newest = newest = plan, part_of(plan, self._data.dp_rank, self._data.n_slots)
+        return newest[1]

@@ -53,6 +53,20 @@ class Launched(Protocol):
         ...
 
 
+class UntoldStep:
+    """A step whose result other ranks tell: it has no rows here, or they were sent on."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def mask(self, masks: StepMasks) -> None:
+        """Nothing is chosen here."""
+
+    def result(self) -> StepResult:
+        """Nothing, of this step."""
+        return StepResult(self._step)
+
+
 class LaunchedStep:
     """A step whose work is queued on the device; the choice of its tokens too, unless the plan has `masked` spans.
 

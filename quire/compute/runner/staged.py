@@ -21,13 +21,12 @@ from quire.compute.dist.comm import Sent
 from quire.compute.dist.pipeline import Link, Pipeline
 from quire.compute.forward.strategy import Forward
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.runner import Launched, LaunchedStep, Runner
+from quire.compute.runner.runner import Launched, LaunchedStep, Runner, UntoldStep
 from quire.compute.runner.step import Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Fetched, Read, Tail
 from quire.compute.sample.sampler import Sampled
 from quire.core.plan import OnDrafts, StepMasks, StepPlan
-from quire.core.result import StepResult
 from quire.kernels.invariance import RowsAlone
 
 
@@ -92,20 +91,6 @@ class Asked:
     arrival: Sent
 
 
-class PassedStep:
-    """A step whose rows were sent on: the last stage has its result."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def mask(self, masks: StepMasks) -> None:
-        """Nothing is chosen here."""
-
-    def result(self) -> StepResult:
-        """Nothing, of this step."""
-        return StepResult(self._step)
-
-
 class StageRunner(Runner):
     """See the module. No step of it has drafts."""
 
@@ -145,7 +130,7 @@ class StageRunner(Runner):
         if pipeline.after is not None:
             pipeline.after.send(states.hidden[:n_rows])
             self._ask(step)
-            return PassedStep(plan.step)
+            return UntoldStep(plan.step)
         if not plan.masked:
             launched.mask(None)
         return launched

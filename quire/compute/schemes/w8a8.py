@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 
@@ -20,11 +19,9 @@ from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
 from quire.core.errors import ConfigError, LoadError
 from quire.kernels import moe, w8a8
+from quire.kernels.e4m3 import E4M3, E4M3_MAX
 from quire.kernels.hopper import converts_to_e4m3
 from quire.kernels.w8a8 import BLOCK
-
-E4M3: Final = torch.float8_e4m3fn
-LARGEST: Final = 448.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +109,8 @@ class RoundedFp8(MatrixScheme):
         for first in range(0, len(weight), BLOCK):
             rows = slice(first, first + BLOCK)
             wide = weight[rows].float()
-            scales[rows] = wide.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny * LARGEST) / LARGEST
-            codes[rows] = (wide / scales[rows, None]).clamp_(-LARGEST, LARGEST).to(E4M3)
+            scales[rows] = wide.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny * E4M3_MAX) / E4M3_MAX
+            codes[rows] = (wide / scales[rows, None]).clamp_(-E4M3_MAX, E4M3_MAX).to(E4M3)
         if not bool(scales.isfinite().all()):
             raise LoadError("a matrix with an infinity or a NaN cannot be quantised: run without --quantization")
         return product({"weight": codes, "scale": scales})

@@ -1,8 +1,9 @@
 """Scales of a KV cache in e4m3 that a checkpoint brings: one of all keys of a layer, one of all values.
 
 Owns their names and checks. Does not own what is done with them (`kernels.kvstore.entry`): number = code * scale, as in
-vLLM. Names: compressed-tensors and vLLM write `self_attn.k_scale`, ModelOpt `self_attn.k_proj.k_scale`, older ones
-`self_attn.k_proj.output_scale`, or one `kv_scale` of both. A layer without any has scales of 1, as in vLLM.
+vLLM. Names: in a layer, compressed-tensors and vLLM write `self_attn.k_scale`, ModelOpt `self_attn.k_proj.k_scale`,
+older ones `self_attn.k_proj.output_scale`, or one `kv_scale` of both; what a layer is called is the family's. A layer
+without any has scales of 1, as in vLLM.
 """
 
 from __future__ import annotations
@@ -19,30 +20,40 @@ import torch
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.header import Entry
 from quire.compute.weights.pieces import TORCH_DTYPES
+from quire.config.families import family_named
 from quire.config.gguf import is_gguf
+from quire.config.parameters import LAYER
 from quire.config.stages import LayerRange
 from quire.core.errors import LoadError
 from quire.kernels.kvstore.entry import Scales
 
-NAME: Final = re.compile(
-    r"(?:.*\.)?layers\.(\d+)\.[a-z_]*at[a-z_]*\.(?:[a-z_]+\.)*"
+IN_LAYER: Final = (
+    r"(\d+)\.(?:[a-z_]+\.)+"
     r"(?:(?P<k>k_scale|k_proj\.output_scale)|(?P<v>v_scale|v_proj\.output_scale)|(?P<kv>kv_scale))"
 )
 
 
-def read_kv_scales(folder: pathlib.Path, layers: LayerRange) -> dict[int, Scales]:
-    """Of the layers of a stage that have some, by their numbers in it. Raises LoadError for scales that are not one
-    positive number each."""
+def read_kv_scales(folder: pathlib.Path, family: str, layers: LayerRange) -> dict[int, Scales]:
+    """Of the layers of a stage that have some, by their numbers in it; family: of the model. Raises LoadError for
+    scales that are not one positive number each."""
     if is_gguf(folder):
         return {}
+    pattern = _pattern(family)
     found: dict[int, dict[str, float]] = collections.defaultdict(dict)
     for shard in open_checkpoint(folder):
-        named = [(entry, match) for entry in shard.entries if (match := NAME.fullmatch(entry.name))]
+        named = [(entry, match) for entry in shard.entries if (match := pattern.fullmatch(entry.name))]
         for entry, match in named:
             layer, kind = int(match[1]), str(match.lastgroup)
             if layers.first <= layer < layers.end:
                 found[layer - layers.first][kind] = _read(shard, entry)
     return {layer: _scales(kinds) for layer, kinds in found.items()}
+
+
+def _pattern(family: str) -> re.Pattern[str]:
+    """Of a scale's name in the model's own layers: another tower of the checkpoint has layers by other names."""
+    names = (LAYER, *family_named(family).names)
+    before = {re.escape(name.partition("{}")[0]) for name in names if "{}" in name}
+    return re.compile(f"(?:{'|'.join(sorted(before))}){IN_LAYER}")
 
 
 def _scales(kinds: Mapping[str, float]) -> Scales:

@@ -121,6 +121,10 @@ class LaunchExecutor:
         if future is not None:
             future.mask(masks)
 
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """Do it behind the steps that were launched. It must not raise."""
+        work()
+
     def shutdown(self) -> None:
         """Nothing runs in the background."""
 
@@ -203,6 +207,10 @@ class ThreadExecutor:
 
     def mask(self, masks: StepMasks) -> None:
         self._masks.put(masks)
+
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """Do it behind the steps that were submitted, in their thread. It must not raise."""
+        self._pool.submit(work)
 
     def shutdown(self) -> None:
         self._masks.put(None)

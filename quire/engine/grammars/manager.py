@@ -17,7 +17,8 @@ import numpy as np
 
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq
-from quire.core.errors import QuireError, RequestError, error_of
+from quire.core.clock import Clock, MonotonicClock
+from quire.core.errors import QuireError, RequestError, RequestExpired, error_of
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.plan import SpanDrafts, StepMasks, StepPlan
 from quire.core.request import Request
@@ -25,6 +26,7 @@ from quire.core.structured import StructuredOutputsParams
 from quire.engine.grammars.links import MatcherLinks
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, Passed, key_of
+from quire.engine.time_limits import TimedRequest
 from quire.text.leading import lead_bound
 from quire.text.matchers import End
 
@@ -37,10 +39,9 @@ def n_matcher_processes() -> int:
 
 
 @dataclasses.dataclass(slots=True)
-class _Asked:
+class _Asked(TimedRequest):
     """A request whose grammar is not ready."""
 
-    request: Request
     key: bytes
     trial: concurrent.futures.Future[Passed] | None
     """None once it has passed and its matchers are being made."""
@@ -86,6 +87,8 @@ class StructuredOutput:
         """Of sequences, which nobody has been told."""
         self._made: StepMasks | None = None
         """The newest masks, until they are used."""
+        self.clock: Clock = MonotonicClock()
+        """The scheduler's, by which limits on a request's time count."""
         self.most_foretold = 0
         """Tokens that sequences are to be told of beforehand where their grammar leaves no choice."""
         self.on_wait: Callable[[], None] | None = None
@@ -125,16 +128,17 @@ class StructuredOutput:
         assert params is not None
         params.verify()
         key, n_chars = key_of(params)
-        passed = trials.passed(key)
+        passed, now_s = trials.passed(key), self.clock.now_s()
         if passed is not None:
-            self._asked[request.request_id] = _Asked(request, key, None)
+            self._asked[request.request_id] = _Asked(request, now_s, key, None)
             self._begin(request, key, passed)
         else:
             trial = trials.submit(key, n_chars, params, request.terms.tenant)
-            self._asked[request.request_id] = _Asked(request, key, trial)
+            self._asked[request.request_id] = _Asked(request, now_s, key, trial)
 
     def ready(self, wait_s: float) -> list[Ready]:
-        """Requests that can be queued now, or are refused with an error; waits for the first up to `wait_s`."""
+        """Requests that can be queued now, or are refused with an error, also for their time being over; waits for the
+        first up to `wait_s`."""
         found: list[Ready] = []
         tried = [one for one in self._asked.values() if one.trial is not None]
         if tried and wait_s:
@@ -155,6 +159,18 @@ class StructuredOutput:
         if self._links is not None:
             for begun in self._links.begun(0.0 if tried or found else wait_s):
                 found += self._take_begun(begun.handles, begun.ends)
+        return found + self._late()
+
+    def _late(self) -> list[Ready]:
+        """Their time is over."""
+        now_s, found = self.clock.now_s(), list[Ready]()
+        for one in [one for one in self._asked.values() if one.is_late(now_s)]:
+            self.drop(one.request.request_id)
+            limit_s, code = one.limit
+            message = (
+                f"the grammar of its output was not ready within {limit_s:g} s, which the server allows: try again"
+            )
+            found.append((one.request, RequestExpired(message, code=code)))
         return found
 
     def drop(self, request_id: str) -> None:
@@ -264,7 +280,7 @@ class StructuredOutput:
             return []
         failure = next((end.failure for end in ends if end.failure is not None), None)
         if failure is None:
-            return [(asked.request, None)]
+            return [(asked.queued(self.clock.now_s()), None)]
         self.drop(asked.request.request_id)
         return [(asked.request, error_of(failure))]
 

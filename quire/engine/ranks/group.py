@@ -52,6 +52,8 @@ REASON_S: Final = 2.0
 """After rank 0 has failed at something that ranks do together: so long another one may take to be seen as its cause."""
 LEAVE_S: Final = 3.0
 """The ranks may take so long to hear that they are to leave, and to leave."""
+HANG_S: Final = 10.0
+"""Rank 0, which leaves its groups with them, may take so long; then they are ended, and what it waits for."""
 
 
 class _Rank:
@@ -151,7 +153,9 @@ class RankGroup:
         """Of the writer and what it needs, held while the ring is full; of `loss`, which ends that."""
         self._end_s, self._is_dismissed = math.inf, False
         """When an end no longer waits for room in the ring, or for those that were told to leave."""
-        self._started, self._lost, self._stopping = threading.Event(), threading.Event(), threading.Event()
+        self._started, self._lost = threading.Event(), threading.Event()
+        self._stopping, self._left = threading.Event(), threading.Event()
+        """The ranks are to leave; rank 0 has left."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -193,6 +197,11 @@ class RankGroup:
         if self.loss is not None:
             raise self.loss
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the ranks are about to be ended; waits so long for it. Raises RanksLost once they are lost."""
+        self.check()
+        return self._stopping.wait(seconds)
+
     def _check_ring(self) -> None:
         """Raises RanksLost once nobody will make room in a full ring."""
         self.check()
@@ -227,7 +236,8 @@ class RankGroup:
         return self.loss or own
 
     def dismiss(self) -> bool:
-        """Tell the processes to leave, and wait for nothing; False if they do not hear it."""
+        """Tell the processes to leave, and wait for nothing; False if they do not hear it. Unless `stop` follows within
+        `HANG_S`, they are lost."""
         if self._stopping.is_set() or self._writer is None or self.loss is not None:
             return False
         self._stopping.set()
@@ -241,13 +251,14 @@ class RankGroup:
 
     def stop(self) -> None:
         """End the processes: those that were told to leave have time for it (idempotent)."""
+        self._stopping.set()
+        self._left.set()
         if self._is_dismissed:
             for rank in self._ranks:
                 rank.wait(max(0.0, self._end_s - time.monotonic()))
-        self._stopping.set()
         self._end_s = 0.0
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(HANG_S)  # `abandon` may hang, too
         self._free()
 
     def _free(self) -> None:
@@ -272,6 +283,7 @@ class RankGroup:
             self._started.set()
         try:
             self._watch()
+            self._see_off()
         except RuntimeError as error:  # a device that has failed says so to whoever asks for its marks
             self._lose(RanksLost(f"rank 0 failed ({type(error).__name__}: {error})", EndKind.CRASH), [])
 
@@ -321,6 +333,13 @@ class RankGroup:
                 continue
             self._look()
 
+    def _see_off(self) -> None:
+        """Ranks were told to leave: none of them hangs for longer than `HANG_S`, rank 0 neither."""
+        if self.loss is None and not self._left.wait(HANG_S):
+            there = [rank for rank in self._ranks if rank.wait(0.0) is None]
+            names = ", ".join(f"rank {rank.number} (process {rank.process.pid})" for rank in there) or "rank 0"
+            self._lose(RanksLost(f"{names} did not leave the groups of ranks in {HANG_S:g} s", EndKind.STALL), there)
+
     def _look(self) -> None:
         """Whether any rank is late, or all wait for a device."""
         standings, now_s = self._standings(), time.monotonic()
@@ -349,7 +368,7 @@ class RankGroup:
 
     def _lose(self, loss: RanksLost, with_stacks: list[_Rank]) -> None:
         with self._loss_lock:
-            if self.loss is not None or self._stopping.is_set():
+            if self.loss is not None or self._left.is_set():
                 return
             self.loss = loss
         logger.error("%s; all ranks are ended", loss.message)

@@ -14,7 +14,7 @@ from quire.compute.facts import WorkerFacts
 from quire.compute.runner.runner import Launched
 from quire.compute.worker import Allocation, Worker
 from quire.core.plan import OnDrafts, StepPlan
-from quire.engine.executors.executor import is_out_of_memory
+from quire.engine.executors.executor import RanksLost, is_out_of_memory
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
 from quire.engine.ranks.wire import Allocate, Measure, SleepRanks, TellLoads, WakeRanks
@@ -106,12 +106,13 @@ class LeadingWorker(Worker):
 
     def close(self) -> None:
         """Captured steps first, on all ranks, then the memory that they share, then the groups. Ranks that cannot come
-        along are ended before."""
+        along are ended before, those that hang on the way in the middle of it."""
         if self.is_apart or not self.group.dismiss():
             self.group.stop()
             self.meeting.abort()
         super().close()
-        self.meeting.close()
+        with contextlib.suppress(RanksLost):  # that was said
+            self.group.beside(self.meeting.close)
         self.group.stop()
 
     @contextlib.contextmanager

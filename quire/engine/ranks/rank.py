@@ -9,19 +9,35 @@ import logging
 import os
 import pathlib
 
+from quire.compute.expert_balancer import ExpertBalancer
 from quire.compute.runner.runner import Launched
 from quire.compute.worker import Worker
 from quire.config.model import read_arch
 from quire.core.errors import EngineError
 from quire.core.plan import StepMasks, StepPlan
 from quire.engine.fit import check_fit
+from quire.engine.ranks.adapters import RankAdapters
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.process import Pulse, tell_failure
 from quire.engine.ranks.results import ResultWriter
 from quire.engine.ranks.ring import IDLE, ORDERED, READY, STEPPING, RankMemory, RingReader
 from quire.engine.ranks.start import RankStart
-from quire.engine.ranks.wire import Allocate, Measure, Order, SleepRanks, Stop, TellLoads, WakeRanks, decode
-from quire.engine.workers import fit_case, make_worker
+from quire.engine.ranks.wire import (
+    Allocate,
+    BalanceExperts,
+    DropAdapter,
+    ForgetAdapter,
+    KeepAdapter,
+    Measure,
+    Order,
+    ReadAdapter,
+    SleepRanks,
+    Stop,
+    TellLoads,
+    WakeRanks,
+    decode,
+)
+from quire.engine.workers import fit_case, make_balancer, make_worker
 
 logger = logging.getLogger("quire.engine")
 
@@ -50,7 +66,9 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
 
         results = ResultWriter(start.results_fd, start.results_bell_fd, fail)
     pulse.done = done = DoneSteps(worker.platform.device.mark)
-    reader, rank = RingReader(memory, start.rank, start.bell_fd), Rank(worker, done, results)
+    adapters = RankAdapters(worker.adapters, start.rank, start.meeting_point)
+    reader = RingReader(memory, start.rank, start.bell_fd)
+    rank = Rank(worker, done, results, make_balancer(start.config, made), adapters)
     while True:
         memory.set_state(start.rank, IDLE)
         said = decode(reader.get())
@@ -67,9 +85,17 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
 class Rank:
     """What a worker is told."""
 
-    def __init__(self, worker: Worker, done: DoneSteps, results: ResultWriter | None) -> None:
-        """results: where it is this rank that says them."""
+    def __init__(
+        self,
+        worker: Worker,
+        done: DoneSteps,
+        results: ResultWriter | None,
+        balancer: ExpertBalancer | None,
+        adapters: RankAdapters,
+    ) -> None:
+        """results: where it is this rank that says them; balancer: where experts move."""
         self._worker, self._done, self._results = worker, done, results
+        self._balancer, self._adapters = balancer, adapters
         self._unmasked: Launched | None = None
 
     def do(self, said: StepPlan | StepMasks | Order) -> None:
@@ -97,6 +123,12 @@ class Rank:
                 self._worker.sleep(level)
             case WakeRanks():
                 self._worker.wake()
+            case BalanceExperts(stage):
+                if self._balancer is None:
+                    raise EngineError("experts are to move, but this rank was not told so at its start")
+                self._balancer.do(stage)
+            case ReadAdapter() | KeepAdapter() | ForgetAdapter() | DropAdapter():
+                self._adapters.do(said)
             case TellLoads():
                 if self._results is not None:
                     self._results.put_loads(self._worker.expert_loads())

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from quire.compute.worker import Allocation
+from quire.core.balance import BalanceStage
 from quire.core.plan import StepMasks, StepPlan
 
 PLAN, MASKS, ORDER = b"P", b"M", b"O"
@@ -41,11 +42,48 @@ class TellLoads(msgspec.Struct, tag="tell_loads"):
     """Who says results says how many tokens chose each expert, see `Worker.expert_loads`."""
 
 
+class BalanceExperts(msgspec.Struct, tag="balance_experts"):
+    """See `ExpertBalancer.do`."""
+
+    stage: BalanceStage
+
+
+class ReadAdapter(msgspec.Struct, tag="read_adapter"):
+    """Read a rank's part of an adapter from its folder, beside steps, and say so: see `adapters.py`."""
+
+    number: int
+    """Of the reading."""
+    path: str
+    root: str
+    content_id: str
+    """What rank 0 has found there."""
+
+
+class KeepAdapter(msgspec.Struct, tag="keep_adapter"):
+    """Keep what was read, for plans that put it into a place; it has answered well."""
+
+    number: int
+    content_id: str
+
+
+class ForgetAdapter(msgspec.Struct, tag="forget_adapter"):
+    """What was read is not kept: another rank could not read it."""
+
+    number: int
+
+
+class DropAdapter(msgspec.Struct, tag="drop_adapter"):
+    """Keep it no longer."""
+
+    content_id: str
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """Leave."""
 
 
-Order = Allocate | Measure | SleepRanks | WakeRanks | TellLoads | Stop
+AdapterOrder = ReadAdapter | KeepAdapter | ForgetAdapter | DropAdapter
+Order = Allocate | Measure | SleepRanks | WakeRanks | TellLoads | BalanceExperts | AdapterOrder | Stop
 Said = StepPlan | StepMasks | Order
 
 

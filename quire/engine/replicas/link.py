@@ -24,18 +24,18 @@ from quire.core.commands import (
     Command,
     Explain,
     LoadAdapter,
-    Order,
     ResetPrefixCache,
     Sleep,
     Submit,
     UnloadAdapter,
     WakeUp,
 )
-from quire.core.errors import EngineDead, EngineLost, shown
+from quire.core.errors import EngineDead
 from quire.core.events import Done, EngineReady, Event, Explained, RequestsLost, SeqDelta, StepOutputs
 from quire.engine.replicas.channel import Inbox
 from quire.engine.replicas.chooser import Chooser
 from quire.engine.replicas.fleet import Fleet, ReplicaLost
+from quire.engine.replicas.questions import ReplicaQuestions
 from quire.engine.replicas.stats import ReplicaFigures
 from quire.engine.wire import encode
 
@@ -49,10 +49,6 @@ ARRIVAL_S: Final = 10.0
 SILENT_S: Final = 10.0
 """A replica reports twice a second; one that does not for so long counts as none for /health."""
 LOOK_S: Final = 0.5
-UNLIKE = (
-    "the replicas have different adapters under the name {}, and requests that name it are refused: give all of them"
-    " the same files, and load it again with load_inplace"
-)
 HOLE = "a message of the replica that ran this request was lost on the way: send the request again"
 
 
@@ -67,17 +63,6 @@ class _Attempt:
     began_s: float
     task: asyncio.Task[None] | None = None
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-
-
-@dataclasses.dataclass(slots=True)
-class _Question:
-    """A question to all replicas."""
-
-    left: set[str]
-    """Replicas that have not answered."""
-    answer: Explained | Done
-    adapter: str = ""
-    """The name that was to be given to one."""
 
 
 class ReplicaLink:
@@ -101,7 +86,7 @@ class ReplicaLink:
         self._suspects: set[str] = set()
         """Replicas that have lost requests: their engine is started again, or they are gone, which is known later."""
         self._was_routable: set[str] = set()
-        self._questions: dict[int, _Question] = {}
+        self._questions = ReplicaQuestions(inbox.send, self._figures, self._settled)
         self._take: Take | None = None
         self._other: Other | None = None
         self._starting: asyncio.Future[None] | None = None
@@ -137,11 +122,11 @@ class ReplicaLink:
                 case CancelSeq(request_id, index):
                     await self._cancel_seq(request_id, index)
                 case Explain() | ResetPrefixCache() | Sleep() | WakeUp() | LoadAdapter() | UnloadAdapter():
-                    await self._ask(command)
+                    await self._questions.ask(command)
 
     async def receive_all(self, take: Take, other: Other) -> None:
         """Until EngineDead: the fleet has nobody left and will not start any."""
-        self._take, self._other = take, other
+        self._take, self._other, self._questions.on_answer = take, other, other
         tasks = [asyncio.create_task(work) for work in (self._receive_for_ever(), self._look())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -240,16 +225,6 @@ class ReplicaLink:
         self._count_end(attempt)
         await self._inbox.send(replica, CancelSeq(attempt.wire_id, index))
 
-    async def _ask(self, command: Explain | Order) -> None:
-        names = self._figures.names()
-        if not names:
-            raise EngineLost("no replica is there: try again later")
-        empty = Explained(command.ticket) if isinstance(command, Explain) else Done(command.ticket)
-        adapter = command.name if isinstance(command, LoadAdapter) else ""
-        self._questions[command.ticket] = _Question(set(names), empty, adapter)
-        for name in names:
-            await self._inbox.send(name, command)
-
     async def _receive_ready(self) -> None:
         while not self._figures.names():
             await self._receive()
@@ -264,25 +239,29 @@ class ReplicaLink:
         self._heard_s[replica] = time.monotonic()
         match event:
             case None:
-                self._miss_answers(replica)
+                self._questions.miss(replica)
                 await self._lose([one for one in self._wires.values() if self._is_at(one, replica)], HOLE)
             case EngineReady():
-                self._introduce(replica, event)
+                await self._introduce(replica, event)
             case StepOutputs():
                 await self._take_outputs(replica, event)
             case Explained() | Done():
-                self._take_answer(replica, event)
+                self._questions.take(replica, event)
 
-    def _introduce(self, replica: str, ready: EngineReady) -> None:
+    async def _introduce(self, replica: str, ready: EngineReady) -> None:
         if replica in self._figures:
             self._n_lost += 1  # of its engines
             self._suspects.discard(replica)
         self._introduced_s[replica] = time.monotonic()
-        self._miss_answers(replica)
         self._figures.introduce(replica, ready)
+        await self._questions.tell(replica)
+        self._tell_ready()
+
+    def _settled(self, replica: str) -> None:
+        """It has the adapters that the others have: requests may come."""
+        ready = self._figures.ready_of(replica)
         self._chooser.introduce(replica, ready.max_num_seqs, ready.n_pages, ready.page_size)
         logger.info("replica %s serves: %d sequences, %d pages", replica, ready.max_num_seqs, ready.n_pages)
-        self._tell_ready()
 
     def _dismiss(self, replica: str) -> None:
         if replica in self._figures:
@@ -291,7 +270,7 @@ class ReplicaLink:
         self._chooser.dismiss(replica)
         self._heard_s.pop(replica, None)
         self._introduced_s.pop(replica, None)
-        self._miss_answers(replica)
+        self._questions.miss(replica)
         self._tell_ready()
 
     def _tell_ready(self) -> None:
@@ -313,38 +292,6 @@ class ReplicaLink:
         if self._take is not None and (deltas or outputs.stats is not None):
             stats = self._figures.stats() if outputs.stats is not None else None
             await self.send(*self._take(StepOutputs(deltas, stats)))
-
-    def _miss_answers(self, replica: str) -> None:
-        """A replica does not answer any more what it was asked before."""
-        for ticket, question in list(self._questions.items()):
-            if replica not in question.left:
-                continue
-            if isinstance(question.answer, Done):
-                lost = Done(ticket, value=False, error=f"replica {replica} was lost before it answered: try again")
-                self._take_answer(replica, lost)
-            else:
-                self._take_answer(replica, Explained(ticket))
-
-    def _take_answer(self, replica: str, answer: Explained | Done) -> None:
-        question = self._questions.get(answer.ticket)
-        if question is None or replica not in question.left:
-            return
-        question.left.discard(replica)
-        if isinstance(question.answer, Explained) and isinstance(answer, Explained):
-            question.answer.found += answer.found
-        elif isinstance(question.answer, Done) and isinstance(answer, Done):
-            question.answer.value &= answer.value
-            question.answer.error = question.answer.error or answer.error
-        if not question.left and self._other is not None:
-            del self._questions[answer.ticket]
-            self._other(self._checked(question))
-
-    def _checked(self, question: _Question) -> Explained | Done:
-        """All have answered, after they said what adapters they have."""
-        answer, name = question.answer, question.adapter
-        if name and isinstance(answer, Done) and answer.error is None and not self._figures.content_of(name):
-            answer.value, answer.error = False, UNLIKE.format(shown(name))
-        return answer
 
     def _count_end(self, attempt: _Attempt) -> None:
         attempt.n_open -= 1

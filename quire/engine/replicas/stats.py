@@ -38,6 +38,8 @@ class ReplicaFigures:
     def __init__(self) -> None:
         self._replicas: dict[str, _Figures] = {}
         self._gone = EngineStats()
+        self.joining: set[str] = set()
+        """Those that have not yet all the adapters that the others have."""
 
     def __contains__(self, replica: str) -> bool:
         return replica in self._replicas
@@ -45,6 +47,10 @@ class ReplicaFigures:
     def names(self) -> list[str]:
         """Those that are loaded, in the order in which they came."""
         return list(self._replicas)
+
+    def ready_of(self, replica: str) -> EngineReady:
+        """What it said of itself. KeyError for one that is not here."""
+        return self._replicas[replica].ready
 
     def introduce(self, replica: str, ready: EngineReady) -> None:
         """A replica is loaded, or has a new engine."""
@@ -59,20 +65,20 @@ class ReplicaFigures:
 
     def dismiss(self, replica: str) -> None:
         """It is gone."""
+        self.joining.discard(replica)
         old = self._replicas.pop(replica, None)
         if old is not None:
             self._gone = _counted(self._gone, old.before, old.stats)
 
     def stats(self) -> EngineStats:
-        """The figures of all, without those of data-parallel ranks. The live view's tree has a root for each root of
-        each; its map shows one after the other, the first `MAX_MAP_BYTES`."""
+        """The figures of all, without those of data-parallel ranks and of experts that move. The live view's tree has a
+        root for each root of each; its map shows one after the other, the first `MAX_MAP_BYTES`."""
         every = [each.stats for each in self._replicas.values()]
         whole = _counted(self._gone, *(each.before for each in self._replicas.values()), *every)
         for name in GAUGES:
             setattr(whole, name, sum(getattr(one, name) for one in every))
         whole.expert_imbalance = max((one.expert_imbalance for one in every), default=0.0)
-        shared = set.intersection(*map(_adapters_of, every)) if every else set()
-        whole.adapters = [facts for facts in every[0].adapters if _identity(facts) in shared] if every else []
+        whole.adapters = self._adapters()
         whole.running_adapters, whole.waiting_adapters = (
             list(dict.fromkeys(name for one in every for name in getattr(one, field)))
             for field in ("running_adapters", "waiting_adapters")
@@ -90,9 +96,13 @@ class ReplicaFigures:
 
     def content_of(self, adapter: str) -> str:
         """Hash of what a name stands for, the same at all replicas; empty: at one it is another, or there is none."""
-        every = (each.stats.adapters for each in self._replicas.values())
-        found = {next((facts.content_id for facts in one if facts.name == adapter), "") for one in every}
-        return found.pop() if len(found) == 1 else ""
+        return next((facts.content_id for facts in self._adapters() if facts.name == adapter), "")
+
+    def _adapters(self) -> list[AdapterFacts]:
+        """Those that all have which have them all."""
+        every = [each.stats.adapters for name, each in self._replicas.items() if name not in self.joining]
+        shared = set.intersection(*(set(map(_identity, one)) for one in every)) if every else set()
+        return [facts for facts in every[0] if _identity(facts) in shared] if every else []
 
     def ready(self, n_lost: int) -> EngineReady:
         """The facts of all as those of one engine, whose number is `n_lost`: slots and pages are summed, limits are
@@ -114,10 +124,6 @@ class ReplicaFigures:
 def _identity(facts: AdapterFacts) -> tuple[str, str]:
     """Requests may name an adapter wherever they are placed if all have this of it: one name may stand for others."""
     return facts.name, facts.content_id
-
-
-def _adapters_of(one: EngineStats) -> set[tuple[str, str]]:
-    return set(map(_identity, one.adapters))
 
 
 def _counted(*every: EngineStats) -> EngineStats:

@@ -16,6 +16,7 @@ from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.schedule.work import CudaWork
 from quire.kernels.attention.triton import launcher as triton
 from quire.kernels.attention.variant import Variant
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.hopper import machine_obstacle
 from quire.kernels.kvstore import entry
 
@@ -35,8 +36,8 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
 
 def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
     """Why no machine could run this with these kernels, or None."""
-    if kv_dtype != entry.E4M3:
-        return f"keys are {kv_dtype}, not {entry.E4M3}"
+    if kv_dtype != E4M3:
+        return f"keys are {kv_dtype}, not {E4M3}"
     if plan.layout is Layout.RAGGED:
         return "keys do not lie in pages"
     found = launcher.shape_obstacle(plan.heads.head_dim, plan.page_size, variant, q_dtype)

@@ -24,6 +24,7 @@ from quire.kernels.attention.schedule.plan import (
     Trees,
 )
 from quire.kernels.attention.variant import Variant
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.kvstore import entry
 
 MAX_GROUP = 128
@@ -201,7 +202,7 @@ def run(
         )
     if lse is not None:
         _check_lse(lse, q, variant)
-    more = (scales,) if k.dtype == entry.E4M3 and q.dtype != k.dtype else ()
+    more = (scales,) if k.dtype == E4M3 and q.dtype != k.dtype else ()
     selection.choose(plan, variant, q.device, q.dtype, k.dtype)(q, k, v, plan, variant, out, lse, *more)
     return out
 

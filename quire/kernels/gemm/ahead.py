@@ -16,7 +16,8 @@ import torch
 
 from quire.kernels import jit
 from quire.kernels.gemm.estimate import fastest
-from quire.kernels.gemm.hopper import Build, n_processors_of, static_obstacle, variant_of
+from quire.kernels.gemm.hopper import static_obstacle
+from quire.kernels.gemm.hopper_product import Build, n_processors_of, variant_of
 from quire.kernels.gemm.plan import MAX_NORM_ROWS, ProductShape
 from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone

@@ -1,14 +1,11 @@
 """Linear layers in CUDA C++ for Hopper (csrc/cuda/gemm.cu, gemm_wide.cu), built by the JIT once for each variant.
 
-Owns which builds there are, their arguments and their launch. Does not own the kernels, their tiling (plan.py, wide.py)
-nor which is best (estimate.py). Invariant: a launch allocates only its result and room for sums, and never waits, so it
-can be captured in a CUDA graph.
+Owns which build runs, and what stands before it. Does not own the kernels, how they are called (hopper_product.py),
+their tiling (plan.py, wide.py) nor which is best (estimate.py).
 """
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -17,64 +14,28 @@ import torch
 from quire.kernels import jit
 from quire.kernels.around import Norm
 from quire.kernels.gemm.estimate import fastest
-from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, ProductShape
+from quire.kernels.gemm.hopper_product import (
+    ALIGNMENT_BYTES,
+    DTYPES,
+    MAX_ROWS,
+    ROW_STEP,
+    Build,
+    CompiledProduct,
+    function_of,
+    lies_wrong,
+    n_processors_of,
+)
+from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
-from quire.kernels.hopper import compile_variant, machine_obstacle
+from quire.kernels.hopper import machine_obstacle
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
 
-DTYPES = (torch.bfloat16, torch.float16)
-ALIGNMENT_BYTES = 16
-ROW_STEP = 8
-"""As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
-MAX_ROWS = 1 << 16
 
+class Launch(CompiledProduct):
+    """Of w as it is multiplied."""
 
-class Args(ctypes.Structure):
-    """QuireGemmArgs in csrc/cuda/gemm/block.h."""
-
-    _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("x", "w", "norm_weight", "bias", "residual", "y", "x_scale", "w_scale")],
-        *[(name, ctypes.c_int64) for name in ("x_row", "residual_row", "y_row")],
-        *[(name, ctypes.c_int32) for name in (
-            "m", "n", "k", "n_clusters", "n_stages", "n_ahead", "dependent", "token_bits",
-            "x_scale_step", "w_scale_step", "group",
-        )],
-        ("eps", ctypes.c_float),
-    ]  # fmt: skip
-
-
-class WideArgs(ctypes.Structure):
-    """QuireWideArgs in csrc/cuda/gemm_wide.cu."""
-
-    _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("x", "w", "bias", "y", "sums", "x_scale", "w_scale")],
-        *[(name, ctypes.c_int64) for name in ("x_row", "y_row")],
-        *[(name, ctypes.c_int32) for name in (
-            "m", "n", "k", "x_scale_step", "w_scale_step", "group", "n_teams", "n_together",
-        )],
-    ]  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Build:
-    """What one library is compiled for, beside its plan."""
-
-    dtype: torch.dtype
-    residual: bool
-    bias: bool
-    wide: bool
-    """The result is float32."""
-    fp8: int = 0
-    """QUIRE_FP8 in csrc/cuda/gemm.h."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Launch:
-    """A compiled kernel and how to cut its product."""
-
-    function: Callable[..., int]
-    plan: Plan | WidePlan
+    __slots__ = ()
 
     def __call__(
         self,
@@ -87,19 +48,7 @@ class Launch:
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """See op.py; for the arguments that it was prepared for."""
-        m, n = x.shape[0], w.shape[0]
-        y = out if residual is None else residual
-        if y is None:
-            y = torch.empty(m, n // 2 if silu_mul else n, dtype=x.dtype, device=x.device)
-        if isinstance(self.plan, WidePlan):
-            sums = torch.empty(self.plan.sums_size, dtype=torch.float32, device=x.device)
-            args: ctypes.Structure = _wide_arguments(self.plan, x, w, bias, y, sums)
-        else:
-            args = _arguments(self.plan, x, w, bias, norm, residual, y)
-        code = self.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
-        if code:
-            raise RuntimeError(f"gemm {tuple(x.shape)} x {tuple(w.shape)} could not be launched: CUDA error {code}")
-        return y
+        return self.start(x, w, w.shape, x.dtype, bias, norm, residual, silu_mul, out)
 
 
 def prepare(
@@ -156,9 +105,7 @@ def _launch(
     y = out if residual is None else residual
     if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
         return found
-    if (y.data_ptr() | y.stride(0) * y.element_size()) % ALIGNMENT_BYTES:
-        return f"rows of the result do not start at multiples of {ALIGNMENT_BYTES} bytes"
-    return found
+    return lies_wrong(y) or found
 
 
 def _after_norm(
@@ -212,78 +159,9 @@ def _prepared(
         return str(error)
 
 
-@functools.cache
-def n_processors_of(device: torch.device) -> int:
-    """Multiprocessors of a GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def load(product: ProductShape, plan: Plan | WidePlan, build: Build) -> Launch:
     """The kernel of a plan, compiled if it is new. Raises BuildError."""
     return Launch(function_of(product, plan, build), plan)
-
-
-def function_of(product: ProductShape, plan: Plan | WidePlan, build: Build) -> Callable[..., int]:
-    """The library's function for a plan. Raises BuildError."""
-    library = ctypes.CDLL(str(compile_variant(*variant_of(product, plan, build))))
-    function = library.quire_gemm_wide if isinstance(plan, WidePlan) else library.quire_gemm
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    function.restype = ctypes.c_int
-    return function
-
-
-def variant_of(product: ProductShape, plan: Plan | WidePlan, build: Build) -> tuple[str, tuple[str, ...]]:
-    """(source in csrc/cuda, definitions): what tells the library of a plan from others."""
-    macros: dict[str, int] = {
-        "SILU": product.silu,
-        "BF16": build.dtype is torch.bfloat16,
-        "RESIDUAL": build.residual,
-        "BIAS": build.bias,
-        "WIDE": build.wide,
-        "FP8": build.fp8,
-    }
-    if isinstance(plan, WidePlan):
-        source = "gemm_wide.cu"
-        macros |= {"TOKENS": plan.tokens, "SPLIT": plan.split}
-    else:
-        source = "gemm.cu"
-        macros |= {
-            "TOKENS": product.tokens,
-            "CLUSTER": plan.cluster,
-            "GROUPS": plan.groups,
-            "TURNS": plan.turns,
-            "RESIDENT": plan.resident,
-            "NORM": product.norm,
-        }
-    return source, tuple(f"-DQUIRE_{name}={int(value)}" for name, value in macros.items())
-
-
-def _arguments(
-    plan: Plan,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    norm: Norm | None,
-    residual: torch.Tensor | None,
-    y: torch.Tensor,
-) -> Args:
-    m, (n, k) = x.shape[0], w.shape
-    return Args(
-        x.data_ptr(), w.data_ptr(), None if norm is None else norm[0].data_ptr(),
-        None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr(), y.data_ptr(),
-        None, None, x.stride(0) if m > 1 else k, 0 if residual is None else residual.stride(0), y.stride(0),
-        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), 0, 0, 0,
-        0.0 if norm is None else norm[1],
-    )  # fmt: skip
-
-
-def _wide_arguments(
-    plan: WidePlan, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, sums: torch.Tensor
-) -> WideArgs:
-    return WideArgs(
-        x.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), sums.data_ptr(),
-        None, None, x.stride(0), y.stride(0), x.shape[0], *w.shape, 0, 0, 0, plan.n_teams, plan.n_together,
-    )  # fmt: skip
 
 
 def linear(

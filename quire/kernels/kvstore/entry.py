@@ -11,12 +11,10 @@ from typing import Final, NamedTuple
 
 import torch
 
+from quire.kernels.e4m3 import E4M3, E4M3_MAX
 from quire.kernels.qgemm.reference import quantized_rows
 
 SCALE_BYTES = 4
-E4M3: Final = torch.float8_e4m3fn
-E4M3_MAX: Final = 448.0
-"""Its largest number; what is larger is cut off there."""
 
 
 class Scales(NamedTuple):
@@ -48,7 +46,7 @@ def encode(x: torch.Tensor, dtype: torch.dtype = torch.int8, scale: float = 1.0)
     """x [..., head_dim] → entries of `dtype`, rounded to nearest, half to even.
 
     int8: [..., head_dim + 4], scale = largest magnitude / 127; an entry with an infinity or a NaN has the scale NaN.
-    e4m3: x * (1 / scale), cut off at 448; NaN stays. Another type: x as it is.
+    e4m3: x * (1 / scale), cut off at `E4M3_MAX`; NaN stays. Another type: x as it is.
     """
     if dtype == E4M3:
         wide = x.to(torch.promote_types(x.dtype, torch.float32)) * (1 / scale)

@@ -1,31 +1,30 @@
-"""Products with adapters on a CPU: those of packed matrices, for the rows of each adapter in turn.
-
-Invariant: what `qgemm.linear` says of a row holds here too: its bits depend neither on other rows nor on threads.
-"""
+"""Products with adapters on a CPU, in the native library: both small ones of all rows in one call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
 
+import numpy as np
 import torch
 
+from quire.kernels import native
 from quire.kernels.gemm import Norm
-from quire.kernels.lora.weight import Groups, Packed
-from quire.kernels.selector import select
+from quire.kernels.lora.places import NativeLora, Places
 
 
-def add_packed(
-    x: torch.Tensor, adapters: Sequence[Packed | None], groups: Groups, y: torch.Tensor, norm: Norm | None = None
-) -> None:
-    """See op.py. What lies between the two products is rounded to x's dtype."""
-    order, linear = groups.order, select("qgemm", "linear", x)
-    own_x, own_y = (x, y) if order is None else (x.index_select(0, order), y.index_select(0, order))
-    for place, at, until in groups.spans:
-        one = adapters[place]
-        if one is None:
-            continue
-        inner, rows = linear(own_x[at:until], one.a, None, norm), own_y[at:until]
-        for first, last, start, end, b in one.parts:
-            linear(inner[:, first:last], b, None, None, rows[:, start:end])
-    if order is not None:
-        y.index_copy_(0, order, own_y)
+def add_lines(x: torch.Tensor, adapters: Places, places: np.ndarray, y: torch.Tensor, norm: Norm | None = None) -> None:
+    """See op.py. What lies between the two products is float32."""
+    weight = None if norm is None else norm[0].contiguous()
+    call = native_lora(x, adapters, y, None if norm is None or weight is None else (weight, norm[1]))
+    own = np.ascontiguousarray(places, np.int32)
+    call.places, call.m, call.n_threads = own.ctypes.data, len(x), torch.get_num_threads()
+    native.required().quire_lora(ctypes.byref(call))
+
+
+def native_lora(x: torch.Tensor, adapters: Places, y: torch.Tensor, norm: Norm | None) -> NativeLora:
+    """The call, of rows that are still to be said; what it points to must stay."""
+    weight, eps = (None, 0.0) if norm is None else norm
+    return NativeLora(
+        ctypes.addressof(adapters.table), x.data_ptr(), None if weight is None else weight.data_ptr(), y.data_ptr(),
+        None, 0, *adapters.shape, x.stride(0), y.stride(0), len(adapters), eps, native.DTYPES[x.dtype], 0,
+    )  # fmt: skip

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 
 from quire.kernels.gemm import Norm
-from quire.kernels.lora.weight import Groups, Packed, Stack, Tiles
+from quire.kernels.lora.places import Places
+from quire.kernels.lora.weight import Stack, Tiles
 from quire.kernels.selector import select
 
 
@@ -29,20 +29,18 @@ def add(x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm
     select("lora", "add", x)(x, stack, tiles, y, norm)
 
 
-def add_packed(
-    x: torch.Tensor, adapters: Sequence[Packed | None], groups: Groups, y: torch.Tensor, norm: Norm | None = None
-) -> None:
-    """The same on a CPU, of adapters that are packed each by itself, by place; None: it leaves this matrix as it is.
+def add_lines(x: torch.Tensor, adapters: Places, places: np.ndarray, y: torch.Tensor, norm: Norm | None = None) -> None:
+    """The same on a CPU, of adapters each by itself. places: int [n], of each row, -1: none.
 
     Raises ValueError on a mismatch.
     """
-    for place, *_ in groups.spans:
-        one = adapters[place]
-        if one is not None:
-            _check(x, y, one.a.k, y.shape[1], norm)
-            if any(end > y.shape[1] or b.n != end - start for *_, start, end, b in one.parts):
-                raise ValueError(f"the parts of an adapter do not fit {y.shape[1]} outputs")
-    select("lora", "add_packed", x)(x, adapters, groups, y, norm)
+    n, k = adapters.shape
+    _check(x, y, k, n, norm)
+    if places.shape != (len(x),):
+        raise ValueError(f"places {places.shape} must be {(len(x),)}")
+    if len(places) and int(places.max()) >= len(adapters):
+        raise ValueError(f"place {int(places.max())} is not one of {len(adapters)}")
+    select("lora", "add_lines", x)(x, adapters, places, y, norm)
 
 
 def _check(x: torch.Tensor, y: torch.Tensor, k: int, n: int, norm: Norm | None) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 
 from quire.kernels.gemm import Norm
-from quire.kernels.lora.weight import Groups, Packed, Stack, Tiles
+from quire.kernels.lora.places import Places
+from quire.kernels.lora.weight import Stack, Tiles
 from quire.kernels.norm import reference as norm_reference
-from quire.kernels.qgemm.weight import unpack_floats
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """dtype → largest |kernel - reference| / (1 + |reference|) for outputs of unit variance."""
@@ -21,23 +20,22 @@ def add(x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm
     for place, first, count in tiles.tiles.tolist():
         rows = torch.tensor(order[first : first + count], dtype=torch.int64, device=x.device)
         start = 0
-        for part, (size, rank) in enumerate(zip(stack.sizes, ranks[place], strict=True)):
+        for part, (size, rank) in enumerate(zip(stack.sizes, ranks[place], strict=True) if count else ()):
             a = stack.a[place, part * stack.most : part * stack.most + rank]
-            if count and rank:
+            if rank:
                 _add(x, rows, a, stack.b[place, start : start + size, :rank], y[:, start : start + size], norm)
             start += size
 
 
-def add_packed(
-    x: torch.Tensor, adapters: Sequence[Packed | None], groups: Groups, y: torch.Tensor, norm: Norm | None = None
-) -> None:
+def add_lines(x: torch.Tensor, adapters: Places, places: np.ndarray, y: torch.Tensor, norm: Norm | None = None) -> None:
     """See op.py."""
-    order = torch.arange(len(x)) if groups.order is None else groups.order
-    for place, at, until in groups.spans:
-        one, rows = adapters[place], order[at:until]
-        for first, last, start, end, b in () if one is None else one.parts:
-            assert one is not None
-            _add(x, rows, unpack_floats(one.a)[first:last], unpack_floats(b), y[:, start:end], norm)
+    for place in sorted({*places.tolist()} - {-1}):
+        rows = torch.from_numpy(np.flatnonzero(places == place))
+        lines = adapters[place]
+        for part in () if lines is None else lines.parts:
+            assert lines is not None
+            a = lines.matrix[part.first : part.first + part.rank]
+            _add(x, rows, a, part.matrix, y[:, part.start : part.start + part.n], norm)
 
 
 def _add(

@@ -103,8 +103,8 @@ def _expand(  # type: ignore[no-untyped-def]
     place = tl.load(tiles + tile * 3).to(tl.int64)
     first, count = tl.load(tiles + tile * 3 + 1), tl.load(tiles + tile * 3 + 2)
     part = tl.load(blocks + block * 3)
-    rank = tl.load(ranks + place * ranks_place + part)
-    if (count == 0) | (rank == 0):
+    rank = tl.load(ranks + place * ranks_place + part, mask=count > 0, other=0)
+    if rank == 0:
         return
     at = tl.arange(0, TILE)
     live = at < count

@@ -1,7 +1,7 @@
-"""What adapters of one matrix are kept as, and which rows of a step have which.
+"""What adapters of one matrix are kept as on a GPU, and which rows of a step have which.
 
-Owns both layouts. `Stack`: all in tensors whose addresses stay, for devices that capture steps. `Packed`: each by
-itself, as the CPU's kernels have matrices. A place is where an adapter is, 0 and up; rows of -1 have none.
+Owns `Stack`: all in tensors whose addresses stay, as steps are captured. A CPU has each by itself (`places`). A place
+is where an adapter is, 0 and up; rows of -1 have none.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Final
 
 import numpy as np
 import torch
-
-from quire.kernels.qgemm import PackedWeight
 
 TILE: Final = 16
 """Rows that a program takes, all of one adapter."""
@@ -60,7 +58,9 @@ class Tiles:
     order: torch.Tensor
     """int32 [n]: the rows that have one, those of an adapter together; the rest means nothing."""
     tiles: torch.Tensor
-    """int32 [n_tiles, 3]: place, first of `order`, how many; 0 rows: there is no more."""
+    """int32 [n_tiles, 3]: place, first of `order`, how many; 0 rows: there is no more, and no such place."""
+    places: torch.Tensor | None = None
+    """int32 [n]: of each row, -1: none; for those who sort rows again."""
 
 
 def most_tiles(n_rows: int, n_places: int) -> int:
@@ -81,34 +81,3 @@ def tiles_of(places: np.ndarray, n_tiles: int) -> tuple[np.ndarray, np.ndarray]:
             at += 1
         first += count
     return order, tiles
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Packed:
-    """The adapter of a matrix, for the CPU."""
-
-    a: PackedWeight
-    """[sum of ranks, k], those of the parts one under another."""
-    parts: tuple[tuple[int, int, int, int, PackedWeight], ...]
-    """(first row of a, behind its last, first output, behind its last, b [outputs, rank]) of each part that has one."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Groups:
-    """Rows of a step that have an adapter, those of one together, for the CPU."""
-
-    order: torch.Tensor | None
-    """int64 [n]; None: all rows, as they are."""
-    spans: Sequence[tuple[int, int, int]]
-    """(place, first of `order`, behind its last) of each adapter."""
-
-
-def groups_of(places: np.ndarray) -> Groups:
-    """places: of each row, int [n]."""
-    order = np.argsort(places, kind="stable")
-    order = order[int(np.count_nonzero(places < 0)) :]
-    found, counts = np.unique(places[order], return_counts=True)
-    ends = np.cumsum(counts).tolist()
-    spans = list(zip(found.tolist(), [0, *ends[:-1]], ends, strict=True)) if ends else []
-    is_whole = len(order) == len(places) and bool((order == np.arange(len(order))).all())
-    return Groups(None if is_whole else torch.from_numpy(order), spans)

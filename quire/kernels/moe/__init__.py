@@ -1,10 +1,11 @@
 """Mixtures of experts: which experts a token goes through, and what they give."""
 
+from quire.kernels.moe.adapted import ExpertAdapters, adapted_experts
 from quire.kernels.moe.coded import CodedMatrices, Codes, Matrices
 from quire.kernels.moe.op import SWIGLU, build_rows, experts, gate, route
 from quire.kernels.moe.packed import PackedExperts, packed_experts
 
 __all__ = [
-    "SWIGLU", "CodedMatrices", "Codes", "Matrices", "PackedExperts", "build_rows", "experts", "gate", "packed_experts",
-    "route",
+    "SWIGLU", "CodedMatrices", "Codes", "ExpertAdapters", "Matrices", "PackedExperts", "adapted_experts", "build_rows",
+    "experts", "gate", "packed_experts", "route",
 ]  # fmt: skip

@@ -57,7 +57,7 @@ def _structure(pointers: str, strides: str, counts: str, floats: str = "") -> ty
 
 _FewArgs = _structure(
     "x up down up_scales down_scales up_bias down_bias expert_ids weights residual h y", "x_row",
-    "n_pairs n_chosen n_experts hidden inner n_stages n_blocks", "slope offset limit",
+    "n_pairs n_chosen n_experts hidden inner n_stages n_blocks n_scales", "slope offset limit",
 )  # fmt: skip
 _WideArgs = _structure(
     "x w scales x_scales bias tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks x_scales_row",
@@ -150,7 +150,7 @@ class _Call:
             *(None if one is None else one.data_ptr() for one in pointers), inner.data_ptr(), each.data_ptr(),
             self.x.stride(0), gating.slope, gating.offset, gating.limit,
             shape.n_pairs, shape.n_chosen, shape.n_experts, shape.hidden, shape.inner, cut.n_stages,
-            self.launch.n_blocks,
+            self.launch.n_blocks, cut.n_scales,
         ))  # fmt: skip
         if not cut.lone:
             self._sum(each, None)
@@ -301,7 +301,7 @@ def _build(shape: ExpertsShape, dtype: torch.dtype) -> None:
     """Compile what any number of tokens will want, in parallel, so that later numbers need not wait."""
     shapes = [dataclasses.replace(shape, n=n) for n in range(1, MAX_FEW_PAIRS // shape.n_chosen + 2)]
     cuts: set[FewPlan | WidePlan] = {WidePlan(tokens) for tokens in WIDE_TOKENS}
-    cuts |= {dataclasses.replace(cut, n_stages=0) for cut in map(few_plan, shapes) if cut is not None}
+    cuts |= {dataclasses.replace(cut, n_stages=0, n_scales=0) for cut in map(few_plan, shapes) if cut is not None}
     around = ["moe_rows.cu", *(["moe_round.cu"] if shape.codes.is_rounded else [])]
     wanted = {
         *((source, _definitions(dtype)) for source in around),
@@ -327,7 +327,7 @@ def variants(
     cut: FewPlan | WidePlan, dtype: torch.dtype, codes: CodesShape = FLOATING
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(source in csrc/cuda, definitions) of both products in one, or of the first and the second."""
-    kept = {"CODES": codes.kind, "GROUP": codes.group, "POINTS": int(codes.points)} if codes.kind else {}
+    kept = {"CODES": codes.kind, "GROUP": codes.group, "ZEROS": int(codes.zeros)} if codes.kind else {}
     if isinstance(cut, WidePlan):
         if codes.is_rounded:
             kept = {"FP8": 2 if codes.group else 1}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from quire.config.experts import Gating, RoutingSpec
@@ -77,6 +79,24 @@ def experts(
     outputs are not rounded, as many of e4m3 beside them where rows are, and integers of the order of n * k + E.
     An expert without tokens costs no read of its weights. Raises ValueError on a mismatch.
     """
+    arguments = experts_arguments(x, expert_ids, weights, up, down, gating, up_bias, down_bias, residual, out)
+    y: torch.Tensor = select("moe", "experts", *arguments)(*arguments)
+    return y
+
+
+def experts_arguments(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
+    gating: Gating,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> tuple[Any, ...]:
+    """Those of `experts`, in the order of its implementations, once they fit. Raises ValueError."""
     _check_weights(x, up, down, up_bias, down_bias)
     if expert_ids.shape != weights.shape or expert_ids.dim() != 2 or len(expert_ids) != len(x):
         raise ValueError(f"expert_ids {tuple(expert_ids.shape)} and weights {tuple(weights.shape)} must be [n, k]")
@@ -90,9 +110,7 @@ def experts(
     if target is not None and (target.shape != x.shape or target.dtype != x.dtype or target.stride(1) != 1):
         name = "out" if residual is None else "residual"
         raise ValueError(f"{name} {tuple(target.shape)} {target.dtype} must be as x {tuple(x.shape)} {x.dtype}")
-    arguments = (x, expert_ids, weights, up, down, gating, up_bias, down_bias, residual, out)
-    y: torch.Tensor = select("moe", "experts", *arguments)(*arguments)
-    return y
+    return x, expert_ids, weights, up, down, gating, up_bias, down_bias, residual, out
 
 
 def _check_weights(

@@ -11,8 +11,13 @@ import math
 
 CHUNK = 64
 """Columns of floating w that one 128-byte row of shared memory holds."""
-STAGE_COLUMNS = 512
-"""Of w in codes, in a stage: 64 for each warp."""
+CODES_COLUMNS, LONE_CODES_COLUMNS = ((256, 256), (512, 256)), ((256, 512),)
+"""Of w in codes, in a stage, of both products, the first that fits: 64 for a warp, which has all rows of an item or
+half of them."""
+CODES_CELLS, LONE_CODES_CELLS = 1024, 512
+"""Columns of a stage times blocks of 16 rows."""
+N_SCALES, MAX_SCALES_BYTES = (4, 2), 40 << 10
+"""Items whose scales a block has room for: the first unless that is too much."""
 FEW_TOKENS = (8, 16)
 FEW_SPREAD = 2.0
 """Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
@@ -23,6 +28,8 @@ MAX_LONE = 32
 LONE_CHUNKS = 4
 """In a stage, for a lone token: each of the warps has several stages of its own."""
 CHUNKS = (8, 6, 4, 2)
+MIN_CODES_RING_BYTES = 48 << 10
+"""Beside scales; memory that answers in 0.8 microseconds needs 27 KB on their way."""
 WARPS, SORTERS, MAX_STAGES = 8, 9, 32
 CHUNK_BYTES, MAX_STAGE_BYTES, MIN_RING_BYTES = 16 * 128, 16 << 10, 64 << 10
 MAX_BYTES = 232_448
@@ -40,7 +47,7 @@ class CodesShape:
     """QUIRE_CODES of csrc/cuda/moe/few_codes.h; 0: floating."""
     group: int = 0
     """Inputs that share a scale; 0: all."""
-    points: bool = False
+    zeros: bool = False
     """There are zero points."""
 
     @property
@@ -52,6 +59,14 @@ class CodesShape:
     def width(self) -> int:
         """Columns in 128 bytes of a row."""
         return 256 if self.kind >= 3 else 128 if self.kind else CHUNK
+
+    def part_bytes(self, n_rows: int, columns: int) -> int:
+        """Shared memory for the scales of so many rows: `scales_part_bytes` in csrc/cuda/moe/few_lists.h."""
+        size = 4 if self.kind <= 2 else 1 if self.kind == 4 else 2 * (1 + self.zeros)
+        row = (math.ceil(columns / self.group) if self.group else 1) * size
+        if self.kind <= 2 and self.group:
+            return math.ceil(row / 16) * 16
+        return n_rows * (row if row % 16 else row + 16)
 
 
 FLOATING = CodesShape()
@@ -87,10 +102,15 @@ class FewPlan:
     """Of 128 bytes of a row, in a stage; here and for the second product."""
     down_chunks: int
     n_stages: int
+    blocks: tuple[int, int]
+    """Of 16 rows of w, in an item of each product."""
+    n_scales: int = 0
+    """Items whose scales there is room for."""
 
     @property
     def stage_bytes(self) -> int:
-        return max(self.up_chunks, self.down_chunks * (1 if self.lone else 2)) * CHUNK_BYTES
+        up, down = self.blocks
+        return max(self.up_chunks * up, self.down_chunks * down) * CHUNK_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,14 +140,23 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
     if shape.codes.kind:
-        up = down = STAGE_COLUMNS // shape.codes.width
+        cuts = [_codes_plan(shape, tokens, lone, each) for each in (LONE_CODES_COLUMNS if lone else CODES_COLUMNS)]
     else:
-        up, down = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
-    made = FewPlan(tokens, lone, up, down, 0)
-    rest = MAX_BYTES - shared_bytes(shape, made)
-    if rest < MIN_RING_BYTES:
-        return None
-    return dataclasses.replace(made, n_stages=min(MAX_STAGES, rest // made.stage_bytes))
+        chunks = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
+        cuts = [FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2))]
+    for made in cuts:
+        rest = MAX_BYTES - shared_bytes(shape, made)
+        if rest >= (MIN_CODES_RING_BYTES if shape.codes.kind else MIN_RING_BYTES):
+            return dataclasses.replace(made, n_stages=min(MAX_STAGES, rest // made.stage_bytes))
+    return None
+
+
+def _codes_plan(shape: ExpertsShape, tokens: int, lone: bool, columns: tuple[int, int]) -> FewPlan:
+    """No stages yet."""
+    cells, (up, down) = LONE_CODES_CELLS if lone else CODES_CELLS, (each // shape.codes.width for each in columns)
+    made = FewPlan(tokens, lone, up, down, 0, (cells // columns[0], cells // columns[1]))
+    n_bytes = _scales_bytes(shape, made)
+    return dataclasses.replace(made, n_scales=N_SCALES[N_SCALES[0] * n_bytes > MAX_SCALES_BYTES])
 
 
 def wide_plan(shape: ExpertsShape) -> WidePlan:
@@ -151,7 +180,17 @@ def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
         n_tiles, rows, inner, counts = shape.n_pairs, 1, shape.inner * shape.n_pairs, 0
     total = made.n_stages * made.stage_bytes + rows * (max(shape.hidden, inner) * 2 + 16)
     total += 2 * WARPS * made.tokens * 64 * (1 if made.lone else 2) + 2 * MAX_STAGES * 8
+    if shape.codes.kind:
+        total += made.n_scales * _scales_bytes(shape, made) + N_SCALES[0] * 16
     if shape.codes.is_rounded:
         of_x, of_h = (math.ceil(k / 128) if shape.codes.group else 1 for k in (shape.hidden, shape.inner))
-        total += -(-4 * max(of_x * made.tokens, of_h * (shape.n_pairs if made.lone else made.tokens)) // 8) * 8
+        numbers = max(of_x * made.tokens, of_h * (shape.n_pairs if made.lone else made.tokens))
+        total += math.ceil(4 * numbers / 16) * 16
     return total + (shape.n_experts + 1) * 4 + counts + n_tiles * 12 + shape.n_pairs * 4
+
+
+def _scales_bytes(shape: ExpertsShape, made: FewPlan) -> int:
+    """Of an item of the product that has more of them."""
+    up, down = made.blocks
+    parts = shape.n_pairs if made.lone else 1
+    return max(2 * shape.codes.part_bytes(8 * up, shape.hidden), parts * shape.codes.part_bytes(16 * down, shape.inner))

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from quire.config.experts import Gating, RoutingSpec, Scores
+from quire.kernels import lora
+from quire.kernels.moe.adapted import ExpertAdapters
 from quire.kernels.moe.coded import CodedMatrices, Matrices
 from quire.kernels.moe.packed import PackedExperts
 from quire.kernels.qgemm.reference import linear
@@ -99,18 +101,70 @@ def experts(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
+    total = _total(x, expert_ids, weights, up, down, None, gating, up_bias, down_bias, residual)
+    target = out if residual is None else residual
+    return total.to(x.dtype) if target is None else target.copy_(total)
+
+
+def adapted_experts(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
+    adapters: ExpertAdapters,
+    gating: Gating,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See adapted.py."""
+    total = _total(x, expert_ids, weights, up, down, adapters, gating, up_bias, down_bias, residual)
+    return total.to(x.dtype) if residual is None else residual.copy_(total)
+
+
+def _total(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
+    adapters: ExpertAdapters | None,
+    gating: Gating,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    """Sums that are not rounded yet. adapters None: no row has one."""
     wide = torch.float64 if _is_rounding(up) else torch.promote_types(x.dtype, torch.float32)
     total = torch.zeros(x.shape, dtype=wide, device=x.device) if residual is None else residual.to(wide)
     for expert in sorted(set(expert_ids.flatten().tolist()) - {-1}):
-        rows, places = torch.where(expert_ids == expert)
-        both = F.linear(
-            _taken(x[rows], up).to(wide), up[expert].to(wide), None if up_bias is None else up_bias[expert].to(wide)
-        )
-        inner = _taken(gate(both, gating).to(x.dtype), down).to(wide)
+        rows, at = torch.where(expert_ids == expert)
+        places = [] if adapters is None else adapters.places[rows].tolist()
+        numbers = [-1 if place < 0 else place * down.shape[0] + expert for place in places]
+        given = _taken(x[rows], up).to(wide)
+        both = F.linear(given, up[expert].to(wide), None if up_bias is None else up_bias[expert].to(wide))
+        if adapters is not None:
+            _add(x[rows].to(wide), adapters.up, numbers, both)
+        made = gate(both, gating).to(x.dtype)
+        inner = _taken(made, down).to(wide)
         y = F.linear(inner, down[expert].to(wide), None if down_bias is None else down_bias[expert].to(wide))
-        total.index_add_(0, rows, y * weights[rows, places, None].to(wide))
-    target = out if residual is None else residual
-    return total.to(x.dtype) if target is None else target.copy_(total)
+        if adapters is not None:
+            _add(made.to(wide), adapters.down, numbers, y)
+        total.index_add_(0, rows, y * weights[rows, at, None].to(wide))
+    return total
+
+
+def _add(x: torch.Tensor, stack: lora.Stack, numbers: list[int], y: torch.Tensor) -> None:
+    """What the adapters with these numbers in the stack, of each row, add to y; -1: none."""
+    ranks = stack.ranks.tolist()
+    for row, number in enumerate(numbers):
+        start = 0
+        for part, size in enumerate(stack.sizes if number >= 0 else ()):
+            first, rank, end = part * stack.most, ranks[number][part], start + size
+            a, b = stack.a[number, first : first + rank].to(x.dtype), stack.b[number, start:end, :rank].to(x.dtype)
+            y[row, start:end] += b @ (a @ x[row])
+            start = end
 
 
 def _is_rounding(matrices: Matrices) -> TypeGuard[CodedMatrices]:

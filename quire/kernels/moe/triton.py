@@ -14,10 +14,11 @@ import torch
 import triton
 
 from quire.config.experts import Gating, RoutingSpec, Scores
-from quire.kernels import nibbles
+from quire.kernels import lora, nibbles
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.moe import triton_kernels as kernels
 from quire.kernels.moe import triton_products as products
+from quire.kernels.moe.adapted import ExpertAdapters
 from quire.kernels.moe.coded import CodedMatrices, Codes, Matrices
 from quire.kernels.w8a8.triton import round_rows
 
@@ -63,26 +64,78 @@ def experts(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
-    n, hidden_size = x.shape
-    n_experts, _, inner_size = down.shape
-    k = expert_ids.shape[1]
-    blocks = _sorted(expert_ids, n_experts, _block_rows(n * k, n_experts))
-    inner = torch.empty(n * k, inner_size, dtype=x.dtype, device=x.device)
-    kept, tile, rows = _Kept.of(up), _tile(blocks.n_rows, x.dtype, up), _Rows.of(x, up)
+    blocks = _sorted(expert_ids, down.shape[0], _block_rows(expert_ids.numel(), down.shape[0]))
+    inner = _up(x, blocks, up, expert_ids.shape[1], gating, up_bias, None)
+    each = _down(inner, blocks, down, weights, down_bias, None)
+    return _sums(each, expert_ids, x, residual, out)
+
+
+def adapted_experts(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
+    adapters: ExpertAdapters,
+    gating: Gating,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See adapted.py. Assignments are sorted a second time, by adapter and expert, for the small products."""
+    k, n_experts = expert_ids.shape[1], down.shape[0]
+    blocks = _sorted(expert_ids, n_experts, _block_rows(expert_ids.numel(), n_experts))
+    groups = _sorted(adapters.keys(expert_ids, n_experts), len(adapters.up.a), lora.TILE)
+    tiles = lora.Tiles(groups.order, groups.table.t().contiguous())
+    added = x.new_zeros(expert_ids.numel(), up.shape[1])
+    given = x[:, None].expand(-1, k, -1).reshape(len(added), -1)  # a copy; repeat_interleave may ask the host
+    lora.add(given, adapters.up, tiles, added)
+    inner = _up(x, blocks, up, k, gating, up_bias, added)
+    added = x.new_zeros(expert_ids.numel(), down.shape[1])
+    lora.add(inner, adapters.down, tiles, added)
+    each = _down(inner, blocks, down, weights, down_bias, added)
+    return _sums(each, expert_ids, x, residual, None)
+
+
+def _up(
+    x: torch.Tensor, blocks: Blocks, up: Matrices, k: int, gating: Gating, bias: torch.Tensor | None,
+    added: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Inner vectors, in the order of blocks; with added, in that of assignments."""
+    inner_size, kept, tile, rows = up.shape[1] // 2, _Kept.of(up), _tile(blocks.n_rows, x.dtype, up), _Rows.of(x, up)
+    inner = torch.empty(len(blocks.order), inner_size, dtype=x.dtype, device=x.device)
     products.up[(blocks.number * triton.cdiv(inner_size, tile.bn),)](
         rows.numbers, rows.numbers.stride(0), rows.scales, rows.step, blocks.table, blocks.number, blocks.order,
-        kept.numbers, kept.scales, up_bias, inner, gating.slope, gating.offset, gating.limit,
-        HIDDEN=hidden_size, INNER=inner_size, K=k, LIMITED=gating.limit > 0, **kept.constants,
+        kept.numbers, kept.scales, bias, added, inner, gating.slope, gating.offset, gating.limit,
+        HIDDEN=x.shape[1], INNER=inner_size, K=k, LIMITED=gating.limit > 0, **kept.constants,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
     )  # fmt: skip
-    each = torch.empty(n * k, hidden_size, dtype=x.dtype, device=x.device)
-    kept, tile, rows = _Kept.of(down), _tile(blocks.n_rows, x.dtype, down), _Rows.of(inner, down)
+    return inner
+
+
+def _down(
+    inner: torch.Tensor, blocks: Blocks, down: Matrices, weights: torch.Tensor, bias: torch.Tensor | None,
+    added: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Weighed outputs of assignments."""
+    hidden_size, kept, tile = down.shape[1], _Kept.of(down), _tile(blocks.n_rows, inner.dtype, down)
+    rows = _Rows.of(inner, down)
+    each = torch.empty(len(inner), hidden_size, dtype=inner.dtype, device=inner.device)
     products.down[(blocks.number * triton.cdiv(hidden_size, tile.bn),)](
         rows.numbers, rows.numbers.stride(0), rows.scales, rows.step, blocks.table, blocks.number, blocks.order,
-        kept.numbers, kept.scales, down_bias, weights, each,
-        HIDDEN=hidden_size, INNER=inner_size, **kept.constants,
+        kept.numbers, kept.scales, bias, added, weights, each,
+        HIDDEN=hidden_size, INNER=inner.shape[1], **kept.constants,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
     )  # fmt: skip
+    return each
+
+
+def _sums(
+    each: torch.Tensor, expert_ids: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Of the outputs of each token, as `experts` returns them."""
+    (n, k), hidden_size = expert_ids.shape, x.shape[1]
     y = torch.empty_like(x) if out is None and residual is None else residual if out is None else out
     assert y is not None
     kernels.add[(n, triton.cdiv(hidden_size, 1024))](

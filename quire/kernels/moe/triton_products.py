@@ -81,13 +81,14 @@ def _scales_of(scales, rows, is_row, WANTED: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit(do_not_specialize=["n_blocks", "x_step"])  # type: ignore[untyped-decorator]
 def up(  # type: ignore[no-untyped-def]
-    x, x_stride, x_scales, x_step, table, n_blocks, order, matrices, scales, biases, inner, slope, offset, limit,
+    x, x_stride, x_scales, x_step, table, n_blocks, order, matrices, scales, biases, deltas, inner,
+    slope, offset, limit,
     HIDDEN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, LIMITED: tl.constexpr,
     KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, MATRIX: tl.constexpr, SCALES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Gate and up of a block's rows for BN columns, and what is made of them, at the place of the assignment. MATRIX,
-    SCALES: numbers of an expert's."""
+    SCALES: numbers of an expert's. deltas: what adapters add, of each assignment; what is made is in its row then."""
     N_TILES: tl.constexpr = (INNER + BN - 1) // BN
     block, tile = tl.program_id(0) // N_TILES, tl.program_id(0) % N_TILES
     n_rows = tl.load(table + 2 * n_blocks + block)
@@ -96,7 +97,8 @@ def up(  # type: ignore[no-untyped-def]
     expert = tl.load(table + block).to(tl.int64)
     m = tl.arange(0, BM)
     places = tl.load(table + n_blocks + block) + m
-    token = tl.load(order + places, mask=m < n_rows, other=0) // K
+    assigned = tl.load(order + places, mask=m < n_rows, other=0)
+    token = assigned // K
     column = tile * BN + tl.arange(0, BN)
     k = _columns(KEPT, BK)
     rows = x + token.to(tl.int64)[:, None] * x_stride + k[None, :]
@@ -116,22 +118,30 @@ def up(  # type: ignore[no-untyped-def]
     by = _scales_of(x_scales, token, is_row, KEPT == E4M3 and GROUP == 0)
     gates = _finished(gates, by, own, bias, column, is_column, KEPT, GROUP)
     ups = _finished(ups, by, own, bias, INNER + column, is_column, KEPT, GROUP)
+    is_both = is_row[:, None] & is_column[None, :]
+    if deltas is not None:
+        places = assigned
+        line = deltas + assigned.to(tl.int64)[:, None] * (2 * INNER) + column[None, :]
+        gates += tl.load(line, mask=is_both, other=0.0).to(tl.float32)
+        ups += tl.load(line + INNER, mask=is_both, other=0.0).to(tl.float32)
     if LIMITED:
         gates = tl.minimum(gates, limit)
         ups = tl.minimum(tl.maximum(ups, -limit), limit)
     made = (ups + offset) * gates / (1.0 + tl.exp(-slope * gates))
     at = inner + places.to(tl.int64)[:, None] * INNER + column[None, :]
-    tl.store(at, made.to(inner.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    tl.store(at, made.to(inner.dtype.element_ty), mask=is_both)
 
 
 @triton.jit(do_not_specialize=["n_blocks", "inner_step"])  # type: ignore[untyped-decorator]
 def down(  # type: ignore[no-untyped-def]
-    inner, inner_stride, inner_scales, inner_step, table, n_blocks, order, matrices, scales, biases, weights, each,
+    inner, inner_stride, inner_scales, inner_step, table, n_blocks, order, matrices, scales, biases, deltas, weights,
+    each,
     HIDDEN: tl.constexpr, INNER: tl.constexpr,
     KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, MATRIX: tl.constexpr, SCALES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of a block's rows for BN columns, times their weights, each as the row of its assignment."""
+    """Outputs of a block's rows for BN columns, times their weights, each as the row of its assignment. deltas: see
+    `up`."""
     N_TILES: tl.constexpr = (HIDDEN + BN - 1) // BN
     block, tile = tl.program_id(0) // N_TILES, tl.program_id(0) % N_TILES
     n_rows = tl.load(table + 2 * n_blocks + block)
@@ -141,6 +151,10 @@ def down(  # type: ignore[no-untyped-def]
     m = tl.arange(0, BM)
     places = tl.load(table + n_blocks + block) + m
     column = tile * BN + tl.arange(0, BN)
+    is_row, is_column = m < n_rows, column < HIDDEN
+    assigned = tl.load(order + places, mask=is_row, other=0)
+    if deltas is not None:
+        places = assigned
     k = _columns(KEPT, BK)
     rows = inner + places.to(tl.int64)[:, None] * inner_stride + k[None, :]
     matrix, own, bias = matrices + expert * MATRIX, scales, biases
@@ -148,7 +162,6 @@ def down(  # type: ignore[no-untyped-def]
         own = scales + expert * SCALES
     if biases is not None:
         bias = biases + expert * HIDDEN
-    is_row, is_column = m < n_rows, column < HIDDEN
     sums = tl.zeros([BM, BN], tl.float32)
     for start in range(0, INNER, BK):
         a = tl.load(rows + start, mask=is_row[:, None] & (k < INNER - start)[None, :], other=0.0)
@@ -156,7 +169,10 @@ def down(  # type: ignore[no-untyped-def]
         sums = _added(sums, a, by, matrix, own, column, is_column, start, INNER, KEPT, GROUP, ZEROS, BN, BK)
     by = _scales_of(inner_scales, places, is_row, KEPT == E4M3 and GROUP == 0)
     sums = _finished(sums, by, own, bias, column, is_column, KEPT, GROUP)
-    assigned = tl.load(order + places, mask=is_row, other=0)
+    is_both = is_row[:, None] & is_column[None, :]
+    if deltas is not None:
+        line = deltas + assigned.to(tl.int64)[:, None] * HIDDEN + column[None, :]
+        sums += tl.load(line, mask=is_both, other=0.0).to(tl.float32)
     weight = tl.load(weights + assigned, mask=is_row, other=0.0)
     at = each + assigned.to(tl.int64)[:, None] * HIDDEN + column[None, :]
-    tl.store(at, (sums * weight[:, None]).to(each.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    tl.store(at, (sums * weight[:, None]).to(each.dtype.element_ty), mask=is_both)

@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from quire.kernels import native
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.kvstore import entry
 from quire.kernels.norm import cpu as norm
 from quire.kernels.qkv import reference
@@ -25,7 +26,7 @@ def obstacle(
     scales: entry.Scales = entry.UNIT,
 ) -> str | None:
     """Why the library cannot run these arguments, or None."""
-    if k_pages.dtype == entry.E4M3:
+    if k_pages.dtype == E4M3:
         return f"pages are {k_pages.dtype}: it stores qkv's type or int8"
     return None if cos_sin.dtype is torch.float32 else f"cos_sin is {cos_sin.dtype}: it must be float32"
 

@@ -8,6 +8,7 @@ import torch
 
 from quire.kernels import hopper_rows
 from quire.kernels.catalog import Slower
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.kvstore import entry
 
@@ -88,7 +89,7 @@ def rotate_and_store(
             qkv.data_ptr(), *norms, positions.data_ptr(), cos_sin.data_ptr(), cache_locs.data_ptr(), q.data_ptr(),
             k_pages.data_ptr(), v_pages.data_ptr(), qkv.stride(0), n, n_q_heads, n_kv_heads, d,
             cos_sin.shape[1] // 2, page_size, cos_sin.shape[0], positions.dtype is torch.int64,
-            k_pages.dtype == entry.E4M3, eps, 1 / scales.k, 1 / scales.v,
+            k_pages.dtype == E4M3, eps, 1 / scales.k, 1 / scales.v,
         )  # fmt: skip
         hopper_rows.launch("quire_rotate_and_store", qkv, args)
     return q

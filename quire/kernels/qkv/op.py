@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.kvstore import entry
 from quire.kernels.selector import select
 
@@ -57,7 +58,7 @@ def _check_pages(qkv: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor
     n_kv_heads, d = k_pages.shape[1], entry.head_dim_of(k_pages)
     if qkv.dim() != 2 or d < 1 or qkv.shape[1] % d or qkv.shape[1] // d <= 2 * n_kv_heads:
         raise ValueError(f"qkv {_shape(qkv)} does not fit pages {_shape(k_pages)}")
-    if k_pages.dtype not in (qkv.dtype, torch.int8, entry.E4M3):
+    if k_pages.dtype not in (qkv.dtype, torch.int8, E4M3):
         raise ValueError(f"qkv {_shape(qkv)} does not fit pages {_shape(k_pages)}")
     if qkv.stride(1) != 1:
         raise ValueError("the last dimension of qkv must be contiguous")

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels import e4m3
 from quire.kernels.kvstore import entry
 from quire.kernels.qgemm.reference import SMALLEST as LEAST
 
@@ -17,9 +18,9 @@ MAX_HEADS = 8
 """Heads of a program: enough for loads of 16 bytes a thread, few enough that one row keeps several processors busy."""
 WARP_ELEMENTS = 512
 PLAIN, E4M3, INT8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-KINDS = {entry.E4M3: E4M3.value, torch.int8: INT8.value}
+KINDS = {e4m3.E4M3: E4M3.value, torch.int8: INT8.value}
 """Of entries (`kernels.kvstore.entry`)."""
-SMALLEST = tl.constexpr(LEAST)
+SMALLEST, LARGEST = tl.constexpr(LEAST), tl.constexpr(e4m3.E4M3_MAX)
 ROUNDER = tl.constexpr(1.5 * 2**23)
 """Added to a float32 below 2^22 and taken away again, it leaves the nearest integer, half to even."""
 
@@ -183,7 +184,7 @@ def _entry(x, factor, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     where the factor is."""
     if KIND == E4M3:
         wide = x.to(tl.float32) * factor
-        wide = tl.where(wide > 448.0, 448.0, tl.where(wide < -448.0, -448.0, wide))
+        wide = tl.where(wide > LARGEST, LARGEST, tl.where(wide < -LARGEST, -LARGEST, wide))
         return wide.to(tl.float8e4nv)
     elif KIND == INT8:
         wide = tl.where(factor > 0.0, x.to(tl.float32) * factor, 0.0)

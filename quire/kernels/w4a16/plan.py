@@ -38,7 +38,7 @@ CLUSTERS = (1, 2, 4, 8)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CodesShape:
+class Int4Shape:
     """The shape of one product; n: rows of the matrix, gate and up together."""
 
     m: int
@@ -59,13 +59,13 @@ class CodesShape:
 
 
 @functools.cache
-def plan(product: CodesShape, n_processors: int) -> Plan | None:
+def plan(product: Int4Shape, n_processors: int) -> Plan | None:
     """The cheapest plan by the model of `plan_us`, or None if none fits."""
     found = list(_candidates(product, n_processors))
     return min(found, key=lambda one: plan_us(product, one, n_processors), default=None)
 
 
-def _candidates(product: CodesShape, n_processors: int) -> Iterator[Plan]:
+def _candidates(product: Int4Shape, n_processors: int) -> Iterator[Plan]:
     n_tiles = math.ceil(product.n / ROWS)
     for cluster in CLUSTERS:
         if product.k // CHUNK < cluster:
@@ -81,11 +81,11 @@ def _candidates(product: CodesShape, n_processors: int) -> Iterator[Plan]:
             yield dataclasses.replace(made, n_stages=n_stages)
 
 
-def _slice_chunks(product: CodesShape, plan: Plan) -> int:
+def _slice_chunks(product: Int4Shape, plan: Plan) -> int:
     return math.ceil(product.k / CHUNK / plan.cluster)
 
 
-def shared_bytes(product: CodesShape, plan: Plan, n_stages: int) -> int:
+def shared_bytes(product: Int4Shape, plan: Plan, n_stages: int) -> int:
     """Shared memory of a block: `Layout` in csrc/cuda/gemm/block.h."""
     total = n_stages * (ROWS * 128 + product.chunk_groups * (1 + product.zeros) * ROWS * 2)
     total += _slice_chunks(product, plan) * product.tokens * CHUNK * 2
@@ -94,7 +94,7 @@ def shared_bytes(product: CodesShape, plan: Plan, n_stages: int) -> int:
     return total + 8 * (2 * MAX_STAGES + 3 + 1)
 
 
-def plan_us(product: CodesShape, plan: Plan, n_processors: int) -> float:
+def plan_us(product: Int4Shape, plan: Plan, n_processors: int) -> float:
     """About how long it takes: the slower of memory and one block, then what does not overlap."""
     n_passes = math.ceil(math.ceil(product.n / ROWS) / plan.n_clusters)
     chunk_mb = 1e-6 * (ROWS * 128 + product.chunk_groups * (1 + product.zeros) * ROWS * 2)

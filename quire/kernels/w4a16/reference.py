@@ -17,11 +17,11 @@ def dequantise(weight: Int4Weight) -> torch.Tensor:
     """The matrix [n, k] of the scales' dtype, its columns in the order of the codes."""
     codes = nibbles.unpack(weight.codes, weight.k).float()
     n_lines = 1 + weight.has_zeros
-    scales, *points = (
+    scales, *zeros = (
         weight.scales[line::n_lines].T.float().repeat_interleave(weight.group, 1)[:, : weight.k]
         for line in range(n_lines)
     )
-    return ((codes - (points[0] if points else MIDDLE)) * scales).to(weight.scales.dtype)
+    return ((codes - (zeros[0] if zeros else MIDDLE)) * scales).to(weight.scales.dtype)
 
 
 def linear(

@@ -27,7 +27,7 @@ class Int4Weight:
     codes: torch.Tensor
     """[n, nibbles.n_words(k)] int32."""
     scales: torch.Tensor
-    """[groups, n], of the model's dtype; with zero points [2 * groups, n]: behind the scales of a group its points,
+    """[groups, n], of the model's dtype; with zero points [2 * groups, n]: behind the scales of a group its zeros,
     whole numbers from 0 to 16. groups: ceil(k / group)."""
     has_zeros: bool = False
     """Else all are `MIDDLE`."""

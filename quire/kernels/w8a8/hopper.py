@@ -1,14 +1,12 @@
 """Linear layers in e4m3 by the CUDA C++ kernels of `kernels/gemm`, built for codes of a byte (csrc/cuda/gemm.h).
 
-Owns which of them runs and its arguments. Does not own the kernels, their tiling (`gemm/plan.py`, `gemm/wide.py`) nor
-the rounding of x (`rounding`). Invariants: a chunk of 128 bytes takes as long whatever its codes are, so a product of k
-bytes is planned as one of k / 2 elements; shapes alone decide.
+Owns which of them runs. Does not own the kernels, how they are called (`gemm/hopper_product.py`), their tiling
+(`gemm/plan.py`, `gemm/wide.py`) nor the rounding of x (`rounding`). Invariants: a chunk of 128 bytes takes as long
+whatever its codes are, so a product of k bytes is planned as one of k / 2 elements; shapes alone decide.
 """
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -16,36 +14,37 @@ import torch
 
 from quire.kernels import around, jit
 from quire.kernels.gemm.estimate import MIN_WIDE_ROWS, estimate_alone_us, estimate_us
-from quire.kernels.gemm.hopper import (
+from quire.kernels.gemm.hopper_product import (
     ALIGNMENT_BYTES,
     DTYPES,
     MAX_ROWS,
-    Args,
     Build,
-    WideArgs,
+    CompiledProduct,
     function_of,
+    lies_wrong,
     n_processors_of,
 )
-from quire.kernels.gemm.plan import MAX_FEW_ROWS, N_AHEAD, Plan, ProductShape, plan
+from quire.kernels.gemm.plan import MAX_FEW_ROWS, Plan, ProductShape, plan
 from quire.kernels.gemm.wide import WidePlan, wide_plan
 from quire.kernels.hopper import machine_obstacle
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
 from quire.kernels.w8a8.reference import BLOCK
 from quire.kernels.w8a8.rounding import round_rows
-from quire.kernels.w8a8.triton import Rounded
 
 MAX_TOKENS = 192
 """Of a tile: a thread has its sums twice, those of the chunk and those of all before."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Launch:
-    """A compiled kernel and how to cut its product."""
+class Launch(CompiledProduct):
+    """Of codes of a byte: the rounding of x comes first."""
 
-    function: Callable[..., int]
-    product: ProductShape
-    plan: Plan | WidePlan
+    __slots__ = ("tokens",)
+
+    def __init__(self, function: Callable[..., int], product: ProductShape, plan: Plan | WidePlan) -> None:
+        super().__init__(function, plan)
+        self.tokens = plan.tokens if isinstance(plan, WidePlan) else product.tokens
+        """Of a tile."""
 
     def __call__(
         self,
@@ -62,24 +61,13 @@ class Launch:
         """See op.py; for the arguments that it was prepared for."""
         if norm is not None:
             x = rms_norm(x, *norm)
-        blocks, m, n = weight_scale.dim() == 2, x.shape[0], weight.shape[0]
-        room = self.plan.tokens if isinstance(self.plan, WidePlan) else self.product.tokens
-        rounded = round_rows(x, blocks, x_scale, room=room)
-        y = out if residual is None else residual
-        if y is None:
-            y = torch.empty(m, n // 2 if silu_mul else n, dtype=x.dtype, device=x.device)
+        blocks = weight_scale.dim() == 2
+        rounded = round_rows(x, blocks, x_scale, room=self.tokens)
         steps = (rounded.scales.shape[-1] if blocks else int(x_scale is None), int(weight_scale.numel() > 1))
-        if isinstance(self.plan, WidePlan):
-            sums = torch.empty(self.plan.sums_size, dtype=torch.float32, device=x.device)
-            args: ctypes.Structure = _wide_arguments(self.plan, rounded, weight, weight_scale, bias, y, sums, steps)
-        else:
-            args = _arguments(self.plan, rounded, weight, weight_scale, bias, residual, y, steps)
-        code = self.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
-        if code:
-            raise RuntimeError(
-                f"w8a8 {tuple(x.shape)} x {tuple(weight.shape)} could not be launched: CUDA error {code}"
-            )
-        return y
+        return self.start(
+            rounded.codes, weight, weight.shape, x.dtype, bias, None, residual, silu_mul, out, rounded.scales,
+            weight_scale, steps,
+        )  # fmt: skip
 
 
 def prepare(
@@ -109,9 +97,7 @@ def prepare(
     y = out if residual is None else residual
     if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
         return found
-    if (y.data_ptr() | y.stride(0) * y.element_size()) % ALIGNMENT_BYTES:
-        return f"rows of the result do not start at multiples of {ALIGNMENT_BYTES} bytes"
-    return found
+    return lies_wrong(y) or found
 
 
 def static_obstacle(n: int, k: int, dtype: torch.dtype, silu_mul: bool) -> str | None:
@@ -158,42 +144,6 @@ def plan_of(product: ProductShape, n_processors: int, alone: bool) -> Plan | Wid
         found.append(wide_plan(product, n_processors, alone=alone, max_tokens=MAX_TOKENS))
     estimate = estimate_alone_us if alone else estimate_us
     return min(found, key=lambda one: estimate(product, one, n_processors))
-
-
-def _arguments(
-    plan: Plan,
-    x: Rounded,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    y: torch.Tensor,
-    steps: tuple[int, int],
-) -> Args:
-    m, (n, k) = len(x.codes), w.shape
-    return Args(
-        x.codes.data_ptr(), w.data_ptr(), None, None if bias is None else bias.data_ptr(),
-        None if residual is None else residual.data_ptr(), y.data_ptr(), x.scales.data_ptr(), w_scale.data_ptr(),
-        x.codes.stride(0), 0 if residual is None else residual.stride(0), y.stride(0),
-        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), *steps, 0, 0.0,
-    )  # fmt: skip
-
-
-def _wide_arguments(
-    plan: WidePlan,
-    x: Rounded,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    y: torch.Tensor,
-    sums: torch.Tensor,
-    steps: tuple[int, int],
-) -> WideArgs:
-    return WideArgs(
-        x.codes.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), sums.data_ptr(),
-        x.scales.data_ptr(), w_scale.data_ptr(), x.codes.stride(0), y.stride(0),
-        len(x.codes), *w.shape, *steps, 0, plan.n_teams, plan.n_together,
-    )  # fmt: skip
 
 
 def linear_fp8(

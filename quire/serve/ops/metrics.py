@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from quire.core.events import EngineStats, FinishReason
 from quire.core.outputs import RequestMetrics
+from quire.serve.ops import expert_metrics
 from quire.serve.ops.loop_monitor import Lag
 from quire.serve.ops.metric_files import MetricFiles, ProcessCounts
 
@@ -250,11 +251,7 @@ class Metrics:
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions)
         yield from self._drafts(stats)
         yield from self._data_parallel(stats)
-        if stats.expert_imbalance:
-            yield self._gauge(
-                "expert_imbalance", "Tokens of a layer's busiest expert over those of its mean one.",
-                stats.expert_imbalance,
-            )  # fmt: skip
+        yield from expert_metrics.families(self.model_name, stats)
         if stats.adapters:
             yield self._adapters(stats)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)

@@ -324,8 +324,7 @@ def test_the_memory_equation_has_what_the_host_keeps(
     rank = llm.engine.executor.worker.adapters._config.max_lora_rank
     write_adapter(tmp_path, oracle, rank=rank)
     _, found, kept = llm.engine.executor.worker.adapters.read_adapter(str(tmp_path), "")
-    packed = [weight for one in kept.packed for weight in (one.a, *(part[-1] for part in one.parts))]
-    n_bytes = sum(one.data.nbytes + one.scales.nbytes for one in packed)
+    n_bytes = sum(one.n_bytes for one in kept.lines)
     assert found == rank and n_bytes == kept_bytes(read_arch(folder_of(llm)), rank, 4)
 
 

@@ -8,17 +8,22 @@ import pathlib
 import random
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.compute import platform
+from quire.compute import platform, worker
+from quire.compute.draft import small
+from quire.compute.runner.pool import KVPool
+from quire.compute.weights.kv_scales import read_kv_scales
 from quire.config import resolve
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import SamplingParams
 from quire.engine.llm import LLM
+from quire.kernels.kvstore.entry import Scales
 
 OPTIONS = {"max_num_seqs": 8, "max_num_batched_tokens": 48, "device": "cpu", "kv_cache_dtype": "fp8"}
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -67,23 +72,59 @@ def test_logits_are_close_to_those_of_an_exact_cache(rounded: LLM, llm: LLM) -> 
     assert 0.02 < apart(llm, rounded) < 0.3
 
 
-def test_scales_of_a_checkpoint_are_used(
-    checkpoint: pathlib.Path, llm: LLM, rounded: LLM, tmp_path: pathlib.Path
-) -> None:
-    """Keys and values under other scales are the same numbers, but for those that e4m3 has no exponent for."""
-    folder = shutil.copytree(checkpoint, tmp_path / "scaled")
+SCALE = 2.0**-3
+
+
+@pytest.fixture(scope="module")
+def scaled(checkpoint: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The same weights, and scales of keys and values."""
+    folder = shutil.copytree(checkpoint, tmp_path_factory.mktemp("scaled") / "model")
     config = json.loads((folder / "config.json").read_text())
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
     quantised = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
     tensors = load_file(folder / "model.safetensors")
     for layer in range(config["num_hidden_layers"]):
-        tensors |= {f"model.layers.{layer}.self_attn.{kind}_scale": torch.tensor(2.0**-3) for kind in "kv"}
+        tensors |= {f"model.layers.{layer}.self_attn.{kind}_scale": torch.tensor(SCALE) for kind in "kv"}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    scaled = LLM(str(folder), num_gpu_blocks_override=129, **OPTIONS)
-    assert 0.02 < apart(llm, scaled) < 0.3
-    assert apart(rounded, scaled) > 0
-    scaled.shutdown()
+    return folder
+
+
+def test_scales_of_a_checkpoint_are_used(scaled: pathlib.Path, llm: LLM, rounded: LLM) -> None:
+    """Keys and values under other scales are the same numbers, but for those that e4m3 has no exponent for."""
+    ours = LLM(str(scaled), num_gpu_blocks_override=129, **OPTIONS)
+    assert 0.02 < apart(llm, ours) < 0.3
+    assert apart(rounded, ours) > 0
+    ours.shutdown()
+
+
+def test_a_draft_model_has_its_own_scales_and_sleep_keeps_all(
+    scaled: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read with the weights: not at waking with weights that the host kept."""
+    read: list[pathlib.Path] = []
+    pools: list[KVPool] = []
+
+    def reading(folder: pathlib.Path, *others: Any) -> dict[int, Scales]:
+        read.append(folder)
+        return read_kv_scales(folder, *others)
+
+    def making(*given: Any) -> KVPool:
+        pools.append(KVPool(*given))
+        return pools[-1]
+
+    monkeypatch.setattr(worker, "read_kv_scales", reading)
+    monkeypatch.setattr(worker, "KVPool", making)
+    monkeypatch.setattr(small, "KVPool", making)
+    drafts = {"model": str(scaled), "num_speculative_tokens": 2}
+    engine = LLM(str(scaled), num_gpu_blocks_override=129, speculative_config=drafts, enable_sleep_mode=True, **OPTIONS)
+    expected = {layer: Scales(SCALE, SCALE) for layer in pools[0].group_of}
+    assert [pool.scales for pool in pools] == [expected] * 2 and expected
+    for level, n_read in ((1, 2), (2, 4)):
+        engine.sleep(level)
+        engine.wake_up()
+        assert [pool.scales for pool in pools[-2:]] == [expected] * 2 and len(read) == n_read
+    engine.shutdown()
 
 
 def test_a_batch_and_cached_prefixes_change_nothing(rounded: LLM) -> None:

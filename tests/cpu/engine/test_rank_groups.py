@@ -8,6 +8,7 @@ import types
 from typing import Any
 
 import pytest
+import torch
 from calling_device import CallingDevice
 
 from quire.compute import platform
@@ -101,6 +102,7 @@ def test_in_which_order_rank_0_leaves(
     calls: list[str] = []
     worker: Any = LeadingWorker.__new__(LeadingWorker)
     worker.group, worker.is_apart = Called("group", calls, dismiss=hears), is_apart
+    worker.group.beside = lambda work: work()
     worker.meeting = Meeting(Called("comm", calls), Called("pipeline", calls), worker)  # type: ignore[arg-type]
     monkeypatch.setattr(Worker, "close", lambda self: calls.append("graphs"))
     worker.close()
@@ -141,3 +143,19 @@ def test_a_rank_looks_at_its_device_before_each_command_and_leaves_in_order(
         assert calls == [*began, "worker draft_costs", "worker close", "groups close"]
     for fd in (memory_fd, bell, status):
         os.close(fd)
+
+
+def test_nccl_can_be_aborted_while_it_is_left() -> None:
+    class Group:
+        def shutdown(self) -> None:
+            comm.abort()  # from the thread that watches
+
+        def abort(self) -> None:
+            calls.append("abort")
+
+    calls: list[str] = []
+    comm = NcclComm(0, 2, "", torch.device("cpu"))
+    comm.__dict__["_group"] = Group()
+    comm.close()
+    comm.close()
+    assert calls == ["abort"]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -34,6 +35,7 @@ from quire.engine.grammars.manager import StructuredOutput, Unmasked
 from quire.engine.grammars.processes import COMMAND, GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, key_of
 from quire.engine.grammars.wire import BELLS, MARKS, SHARED_BYTES, Channel, GrammarSettings
+from quire.engine.sleep import AsleepExecutor
 from quire.text.tokenizer import HfTokenizer
 
 WIDTH = 4096
@@ -499,3 +501,37 @@ def test_what_has_passed_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) ->
         assert queue._passed_bytes == sum(len(one.grammar) for one in queue._passed.values()) <= 50
     assert queue.passed(key_of(StructuredOutputsParams(regex="number 0"))[0]) is None
     queue.close()
+
+
+@pytest.mark.parametrize("limits, limit_s, code", [
+    ({"queue_limit_s": 5.0}, 5.0, Code.QUEUE_TIMEOUT),
+    ({"queue_limit_s": 9.0, "time_limit_s": 7.0}, 7.0, Code.REQUEST_TIMEOUT),
+])  # fmt: skip
+def test_nobody_waits_longer_for_a_grammar_than_it_may(
+    limits: dict[str, float], limit_s: float, code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GrammarTrials, "submit", lambda *_: concurrent.futures.Future())  # one that never ends
+    clock, structured = VirtualClock(), StructuredOutput(GrammarProcesses(settings()))
+    core = EngineCore(scheduler(), AsleepExecutor(), clock, 1, structured)
+    for number, terms in enumerate((Terms(**limits), Terms())):
+        core.handle(Submit(msgspec.structs.replace(request(number, regex="ab"), terms=terms)))
+    clock.advance(limit_s - 0.5)
+    assert core.step() == [] and structured.n_compiling == 2
+    clock.advance(0.5)
+    (end,) = core.step()
+    assert end.request_id == "r0" and end.failure is not None and end.failure.code == code
+    assert f"not ready within {limit_s:g} s" in end.failure.message
+    assert structured.n_compiling == 1, "without a limit it may wait for ever"
+    core.shutdown()
+
+
+def test_the_wait_for_a_grammar_counts_afterwards() -> None:
+    clock, structured = VirtualClock(), StructuredOutput(GrammarProcesses(settings()))
+    structured.clock, made = clock, request(0, regex="ab")
+    made.terms = Terms(queue_limit_s=5.0, time_limit_s=100.0)
+    structured.admit(made)
+    clock.advance(3)
+    while structured.n_compiling:
+        assert all(error is None for _, error in structured.ready(1.0))
+    assert (made.terms.queue_limit_s, made.terms.time_limit_s) == (2.0, 97.0)
+    structured.shutdown()

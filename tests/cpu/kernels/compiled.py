@@ -49,9 +49,9 @@ def build_qkv(d: int, rotary: int, warps: int, pages: str = "*bf16", **no_norms:
     )  # fmt: skip
 
 
-def build_moe(n_rows: int, codes: str = "", scales: str = "", group: int = 0) -> None:
+def build_moe(n_rows: int, codes: str = "", scales: str = "", group: int = 0, deltas: str = "") -> None:
     """Products of 128 experts of 768 in a block of n_rows. codes, scales: pointers, of matrices in MXFP4 or e4m3, which
-    have blocks of `group`."""
+    have blocks of `group`; deltas: to what adapters add."""
     in_words = codes == "*i32"
     is_rounded, kinds = codes == "*fp8e4nv", {"*i32": moe_products.FP4, "*fp8e4nv": moe_products.E4M3}
     tile = moe._tile(n_rows, torch.float8_e4m3fn if is_rounded else torch.bfloat16)
@@ -59,7 +59,8 @@ def build_moe(n_rows: int, codes: str = "", scales: str = "", group: int = 0) ->
     sizes |= {"MATRIX": 2 * 768 * 2048 // (8 if in_words else 1), "SCALES": 96 * 1024 if in_words else 192}
     sizes |= {"KEPT": kinds[codes].value if codes else 0, "GROUP": 32 if in_words else group}
     launch = {"warps": tile.n_warps, "stages": tile.n_stages, "biases": None} | ({} if codes else {"scales": None})
-    matrices = f"{codes or '*bf16'} {scales}"
+    launch |= {} if deltas else {"deltas": None}
+    matrices = f"{codes or '*bf16'} {scales} {deltas}"
     rows = "*fp8e4nv i32 *fp32" if is_rounded else "*bf16 i32"
     for kernel, types, more in (
         (moe_products.up, f"{rows} i32 *i32 i32 *i32 {matrices} *bf16 fp32 fp32 fp32", {"K": 8, "LIMITED": False}),
@@ -76,7 +77,8 @@ def build_choice() -> None:
         SIGMOID=True, MIXER=False, EVEN=False, RENORMALISE=True, G=8, G_PAD=8, G_CHOSEN=4, G_BEST=2,
     )  # fmt: skip
     build(moe_kernels.count, "*i32 *i32 *i32 i32", BLOCK=256)
-    build(moe_kernels.place, "*i32 *i32 *i32 *i32 *i32 i32 i32", warps=8, E=128, E_PAD=128, BM=16, BLOCK=256)
+    for n, block in ((128, 256), (4096, 16)):  # experts; and four adapters of 1,024, the most there can be
+        build(moe_kernels.place, "*i32 *i32 *i32 *i32 *i32 i32 i32", warps=8, E=n, E_PAD=n, BM=16, BLOCK=block)
     build(moe_kernels.add, "*bf16 *i32 *bf16 i32", HIDDEN=2048, K=8, ADDS=True, BLOCK=1024)
 
 
@@ -86,6 +88,9 @@ CASES = {
     "moe words": lambda: build_moe(128, "*i32", "*u8"),
     "moe e4m3": lambda: build_moe(16, "*fp8e4nv", "*fp32"),
     "moe e4m3 blocks": lambda: build_moe(128, "*fp8e4nv", "*fp32", 128),
+    "moe adapters": lambda: build_moe(128, deltas="*bf16"),
+    "moe words, adapters": lambda: build_moe(16, "*i32", "*u8", deltas="*bf16"),
+    "moe e4m3, adapters": lambda: build_moe(16, "*fp8e4nv", "*fp32", deltas="*bf16"),
     "moe choice": build_choice,
     "norm": lambda: build(norm._norm, "*bf16 i32 i32 i32 *bf16 i32 *bf16 *bf16 i32 fp32", ADD=True, BLOCK=4096),
     "act": lambda: build(act._silu_mul, "*bf16 i32 *bf16 i32", BLOCK=1024),

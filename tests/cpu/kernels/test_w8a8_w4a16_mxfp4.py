@@ -13,7 +13,7 @@ import torch
 
 from quire.kernels import mxfp4, nibbles, w4a16, w8a8
 from quire.kernels.mxfp4 import reference as fp4_reference
-from quire.kernels.w4a16.plan import CodesShape, plan, shared_bytes
+from quire.kernels.w4a16.plan import Int4Shape, plan, shared_bytes
 from quire.kernels.w8a8 import hopper
 
 HERE = pathlib.Path(__file__).parent
@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_products_of_few_rows_have_plans() -> None:
     for m in (1, 8, 16):
         for n, k in ((4096, 4096), (28672, 4096), (4096, 14336), (1024, 3072)):
-            product = CodesShape(m, n, k, 32, True)
+            product = Int4Shape(m, n, k, 32, True)
             made = plan(product, 132)
             assert made is not None and made.n_stages >= 3
             assert shared_bytes(product, made, made.n_stages) <= 232_448

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.core.balance import BalanceFacts
 from quire.core.events import EngineStats
 from quire.serve.ops.metrics import Metrics
 
@@ -10,6 +11,22 @@ async def test_the_figure_is_there_with_experts_only() -> None:
     metrics = Metrics()
     assert b"expert" not in await metrics.text(EngineStats())
     assert b'quire:expert_imbalance{model_name=""} 1.5' in await metrics.text(EngineStats(expert_imbalance=1.5))
+
+
+async def test_experts_that_move_have_figures() -> None:
+    metrics = Metrics()
+    assert b"rank_imbalance" not in await metrics.text(EngineStats(expert_imbalance=1.5))
+    facts = BalanceFacts(
+        n_rearranged=3, before=1.75, after=1.25, n_moved=9, moved_bytes=4096, last_s=0.5, longest_s=0.125
+    )
+    text = await metrics.text(EngineStats(expert_balance=facts))
+    assert b'quire:expert_rank_imbalance{model_name="",placement="before"} 1.75' in text
+    assert b'quire:expert_rank_imbalance{model_name="",placement="after"} 1.25' in text
+    assert b'quire:expert_rearrangements_total{model_name=""} 3.0' in text
+    assert b'quire:expert_slots_changed_total{model_name=""} 9.0' in text
+    assert b'quire:expert_moved_bytes_total{model_name=""} 4096.0' in text
+    assert b'quire:expert_rearrangement_seconds{model_name="",part="all"} 0.5' in text
+    assert b'quire:expert_rearrangement_seconds{model_name="",part="longest"} 0.125' in text
 
 
 async def test_data_parallel_ranks_are_told_apart() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_case import merged, write_adapter
+from adapter_case import DENSE, merged, write_adapter
 from family_cases import IDS, random_checkpoint
 
 from quire import LLM, LoRARequest, SamplingParams
@@ -22,17 +22,23 @@ NAMES = [None, "a", "b", "c", None, "a", "c", "b"]
 
 
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "graphs"])
-def test_mixed_batches_equal_merged_weights(eager: bool, tmp_path: pathlib.Path) -> None:
-    oracle = random_checkpoint(tmp_path / "model", "Llama")
+@pytest.mark.parametrize("family", ["Llama", "Mixtral"])
+def test_mixed_batches_equal_merged_weights(family: str, eager: bool, tmp_path: pathlib.Path) -> None:
+    """Of Mixtral with adapters of experts in one tensor."""
+    has_experts = family == "Mixtral"
+    fields = {"num_local_experts": 4, "num_experts_per_tok": 2} if has_experts else {}
+    more: dict[str, Any] = {"target_parameters": ["gate_up_proj", "down_proj"]} if has_experts else {}
+    targets = DENSE[:4] if has_experts else DENSE
+    oracle = random_checkpoint(tmp_path / "model", family, **fields)
     expected, prompt = {}, torch.tensor([IDS])
     for seed, name in enumerate("abc"):
-        write_adapter(tmp_path / name, oracle, rank=4 * (seed + 1), seed=seed)
+        write_adapter(tmp_path / name, oracle, targets, rank=4 * (seed + 1), seed=seed, **more)
         with merged(oracle, tmp_path / name) as model:
             made = model.generate(prompt, do_sample=False, max_new_tokens=24, eos_token_id=None)
         expected[name] = made[0, len(IDS) :].tolist()
     made = oracle.generate(prompt, do_sample=False, max_new_tokens=24, eos_token_id=None)
     expected[None] = made[0, len(IDS) :].tolist()
-    llm = LLM(str(tmp_path / "model"), dtype="float32", enforce_eager=eager, **SIZE)
+    llm = LLM(str(tmp_path / "model"), dtype="float32", enforce_eager=eager, lora_experts=has_experts, **SIZE)
     requests = [None if name is None else LoRARequest(name, 1, str(tmp_path / name)) for name in NAMES]
     for _ in range(2):
         outputs = llm.generate([IDS] * len(NAMES), GREEDY, use_tqdm=False, lora_request=requests)

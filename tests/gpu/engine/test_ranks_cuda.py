@@ -20,6 +20,10 @@ from quire.core.errors import EngineError
 
 pytestmark = pytest.mark.gpu
 GPU: dict[str, Any] = {**SIZE, "device": "cuda"}
+MOVING: dict[str, Any] = {
+    "enable_eplb": True, "eplb_config": {"num_redundant_experts": 4, "step_interval": 7, "window_size": 4},
+}  # fmt: skip
+"""Experts move while the engine serves: 8 of them and 4 copies, on two or four ranks."""
 CAPTURED = """
 import sys, torch
 from quire.compute.dist.comm import Reduction
@@ -149,7 +153,7 @@ def test_data_parallel_ranks_say_what_one_says(name: str, n_ranks: int, n_beside
     mesh = {"data_parallel_size": n_ranks, "tensor_parallel_size": n_beside}
     cases: list[dict[str, Any]] = [{}, {**mesh, "enforce_eager": True}, mesh]
     if name == "deepseek_v2":
-        cases += [{**mesh, "enable_expert_parallel": True, "enforce_eager": True}]
+        cases += [{**mesh, "enable_expert_parallel": True, "enforce_eager": True} | more for more in ({}, MOVING)]
     for options in cases:
         llm = LLM(model, **GPU, **options)
         try:
@@ -229,7 +233,7 @@ def test_ranks_say_what_one_says(name: str, n_ranks: int, tmp_path: pathlib.Path
     cases: list[dict[str, Any]] = [{}, {"tensor_parallel_size": n_ranks, "speculative_config": NGRAM}]
     cases += [{"tensor_parallel_size": n_ranks, "enforce_eager": eager} for eager in (True, False)]
     if name in ("qwen2_moe", "deepseek_v2"):
-        cases += [{"tensor_parallel_size": n_ranks, "enable_expert_parallel": True}]
+        cases += [{"tensor_parallel_size": n_ranks, "enable_expert_parallel": True} | more for more in ({}, MOVING)]
     for options in cases:
         llm = LLM(model, **GPU, **options)
         try:

@@ -8,7 +8,7 @@ import json
 import math
 import pathlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -29,7 +29,7 @@ from quire.bench.simulate.requests import (
     workload_requests,
 )
 from quire.bench.simulate.router import LeastLoaded, RoundRobin, ServerRouter, router_named
-from quire.bench.simulate.session import Variant, capacity
+from quire.bench.simulate.session import Variant, baselines, capacity
 from quire.bench.workloads import throughput_dataset
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
@@ -196,13 +196,13 @@ def test_ranks_share_weights_and_pages_and_wait_for_one_another() -> None:
     assert two.n_pages > 2 * one.n_pages
     plan = StepPlan(0, Spans())
     plan.spans.add(0, 0, 32000, True)
-    assert one.step_s(plan) / 2 < two.step_s(plan) < one.step_s(plan)
+    assert one.ranks_s(plan)[0] / 2 < two.ranks_s(plan)[0] < one.ranks_s(plan)[0]
     with pytest.raises(ConfigError, match="which 3 ranks cannot share"):
         machine(tensor_parallel_size=3)
-    with pytest.raises(ConfigError, match="prefill_context_parallel_size = 2 is not simulated"):
-        machine(prefill_context_parallel_size=2)
-    with pytest.raises(ConfigError, match="not simulated on a CPU"):
-        SimulatedMachine.of(EngineConfig(tensor_parallel_size=2), ARCH, "cpu", 141 * GIB, is_server=False)
+    for name in ("tensor_parallel_size", "data_parallel_size", "prefill_context_parallel_size"):
+        config = EngineConfig(**{name: 2})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=f"{name} = 2 is not simulated on a CPU"):
+            SimulatedMachine.of(config, ARCH, "cpu", 141 * GIB, is_server=False)
 
 
 def test_stages_share_weights_and_pages_and_pass_steps_on() -> None:
@@ -225,6 +225,85 @@ def test_stages_share_weights_and_pages_and_pass_steps_on() -> None:
         SimulatedMachine.of(EngineConfig(pipeline_parallel_size=2), ARCH, "cpu", 141 * GIB, is_server=False)
     with pytest.raises(ConfigError, match="has 28 layers, and each stage needs one"):
         machine(pipeline_parallel_size=29)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsCost(FlatCost):
+    """A second a row, on the rank that has it."""
+
+    def ranks_s(self, parts: Sequence[tuple[Spans, object]]) -> list[float]:
+        return [float(sum(spans.lengths)) for spans, _ in parts]
+
+
+def test_data_parallel_ranks_go_on_without_one_another() -> None:
+    """The first rank has a prompt of 20 rows and the second one of 5, whose decode steps follow at once; but what a
+    step made is seen when both have computed their part of it."""
+    made = machine(cost=RowsCost(a_row=True), data_parallel_size=2)
+    first, second = one_run(EngineReplica(made), [SimRequest(0.0, 20, 2), SimRequest(0.0, 5, 2)]).outcomes
+    assert (first.first_s, first.end_s) == (20.0, 21.0) and (second.first_s, second.end_s) == (20.0, 21.0)
+    executor = TimedNullExecutor(VirtualClock(), lambda plan: [20.0, 5.0] if not plan.step else [0.0, 3.0], 1, 2)
+    for step, end_s in ((0, 20.0), (1, 8.0)):
+        executor.submit(StepPlan(step, Spans()))
+        assert max(executor._free_s[1]) == (5.0 if not step else end_s)
+    assert executor.busy_s == (20 + 5 + 3) / 2
+
+
+def test_data_parallel_ranks_of_a_dense_model_are_as_fast_as_replicas() -> None:
+    requests = [dataclasses.replace(one, arrival_s=0.0) for one in mixed_requests(200)]
+    one, two = machine(), machine(data_parallel_size=2)
+    assert two.n_pages == one.n_pages and two.kv_slots == 2 * one.kv_slots
+    both = Fleet([EngineReplica(one), EngineReplica(one)], RoundRobin(2)).run(requests)
+    together = one_run(EngineReplica(two), requests)
+    ends = [max(outcome.end_s for outcome in run.outcomes) for run in (both, together)]
+    assert all(one.is_done for one in together.outcomes) and ends[1] == pytest.approx(ends[0], rel=0.1)
+
+
+def test_rows_to_experts_of_other_ranks_are_waited_for() -> None:
+    """However they are dealt out, all ranks are as long at a step; it is the planner's where they have equally many."""
+    config = EngineConfig(max_model_len=4096, data_parallel_size=4, enable_expert_parallel=True)
+    arch = read_arch(FOLDER / "mixtral-8x7b")
+    made = SimulatedMachine.of(config, arch, "h200", 141 * GIB, is_server=False)
+    n_slots, seconds = made.limits.max_num_seqs, {}
+    for name, lengths in (("even", [512] * 4), ("uneven", [1400, 216, 216, 216]), ("alone", [2048, 0, 0, 0])):
+        plan = StepPlan(0, Spans())
+        for rank, length in enumerate(lengths):
+            if length:
+                plan.spans.add(rank * n_slots, 0, length, True)
+        found = made.ranks_s(plan)
+        assert len(found) == 4 and len(set(found)) == 1
+        seconds[name] = found[0]
+    spans = Spans([0], [0], [512], [0], [True])
+    assert seconds["even"] == pytest.approx(made.cost.step_s(spans), rel=1e-3)
+    assert seconds["even"] < seconds["uneven"] < seconds["alone"]
+    run = one_run(EngineReplica(made), of_lengths([(64, 8)] * 40))
+    assert all(one.is_done for one in run.outcomes)
+    alone = SimulatedMachine.of(EngineConfig(max_model_len=4096), arch, "h200", 141 * GIB, is_server=False)
+    assert made.n_pages > 1.5 * alone.n_pages  # a quarter of the experts' weights
+
+
+@pytest.mark.parametrize("method", ["ulysses", "ring"])
+def test_ranks_that_share_tokens_begin_sooner_and_decode_no_faster(method: str) -> None:
+    arch, values = read_arch(FOLDER / "llama-3.1-8b"), {"max_model_len": 1 << 17, "max_num_batched_tokens": 8192}
+
+    def one_of(**options: object) -> SimulatedMachine:
+        config = EngineConfig(**(values | options))  # type: ignore[arg-type]
+        return SimulatedMachine.of(config, arch, "h200", 141 * GIB, is_server=False)
+
+    one, four = one_of(), one_of(prefill_context_parallel_size=4, context_parallel_method=method)
+    assert 3.8 < four.kv_slots / one.kv_slots < 4.2
+    assert four.page_tokens == (64 if method == "ring" else 16)
+    a, b = (one_run(EngineReplica(made), of_lengths([(60000, 20)])).outcomes[0] for made in (one, four))
+    assert 2 < a.ttft_s / b.ttft_s < 4.2  # products of 2,048 rows are a little faster than of 8,192
+    assert a.tpot_s is not None and b.tpot_s is not None and 0.8 * a.tpot_s < b.tpot_s < 1.5 * a.tpot_s
+    with pytest.raises(ConfigError, match="divide nothing else yet"):
+        one_of(prefill_context_parallel_size=4, tensor_parallel_size=2)
+
+
+def test_baselines_have_no_ranks_of_their_own() -> None:
+    options = SimulateOptions()
+    for name in ("pipeline_parallel_size", "data_parallel_size"):
+        with pytest.raises(ConfigError, match=f"{name.replace('_', '-')} is 2: leave one of them out"):
+            baselines(Variant("as given", options, machine(**{name: 2})))
 
 
 # ---- requests ---------------------------------------------------------------------------------------------------

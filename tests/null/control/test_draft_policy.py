@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 
-from quire.control.draft_policy import MOST_QUIET, PROBE_SHARE, DraftPolicy
+from quire.control.acceptance import Places
+from quire.control.draft_policy import AGAIN_EVERY, MOST_QUIET, PROBE_SHARE, TRIAL, DraftPolicy
+from quire.control.repeats import ENDING, STREAK
 from quire.control.seen_costs import SeenCosts
 from quire.control.seq import Seq
 from quire.control.slot_params import slot_params
@@ -75,6 +77,81 @@ def test_a_sequence_that_turns_to_copying_gets_drafts_again() -> None:
     assert live(policy, one, 1.0, 3 * MOST_QUIET)[-1] == MOST
 
 
+def test_drafts_that_seem_not_to_pay_are_tried_first() -> None:
+    """By what the start measured a draft never pays; they are all right, and steps with some take no longer."""
+    slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(5.0,))
+    policy, one, lengths = DraftPolicy(MOST, slow), seq(), list[int]()
+    for step in range(2 * TRIAL):
+        lengths += policy.choose([one], 1, 32, step) if one.drafts_from <= step else [0]
+        if lengths[-1]:
+            policy.count(one, step, lengths[-1], lengths[-1], lengths[-1], 1)
+        policy.time(1, [lengths[-1]], lengths[-1], lengths[-1] > 0, slow.seconds(1 + lengths[-1]))
+    assert lengths == [MOST] * 2 * TRIAL
+
+
+@pytest.mark.parametrize(("right", "n_tried"), [(0.8, TRIAL), (0.0, 2)])
+def test_a_trial_ends(right: float, n_tried: int) -> None:
+    slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(5.0,))
+    lengths = live(DraftPolicy(MOST, slow), seq(), right, 1000)
+    assert lengths[:n_tried] == [MOST] * n_tried and sum(lengths[n_tried:]) < TRIAL
+
+
+def test_what_follows_a_right_draft_is_counted_by_its_place() -> None:
+    """The first draft is right every other time, those behind it always: 0.5 and 1, of 0.75 in all."""
+    places = Places(3)
+    assert places.factors == [1.0] * 3
+    for step in range(1000):
+        places.count(3, 3 * (step % 2))
+    overall = (0.5 + 0.5 + 0.5) / (1 + 0.5 + 0.5)
+    assert places.factors == pytest.approx([0.5 / overall, 1 / overall, 1 / overall], rel=0.1)
+
+
+def test_drafts_that_lost_in_a_busy_minute_are_tried_again() -> None:
+    """Right drafts pay in a run of steps, as the start measured. While the machine was busy they did not, and lone
+    probes, which wait longer, never say that this is over."""
+    policy, one, lengths = DraftPolicy(MOST, COSTS), seq(), [0]
+    for step in range(6 * AGAIN_EVERY):
+        n = policy.choose([one], 1, 32, step)[0] if one.drafts_from <= step else 0
+        if n:
+            policy.count(one, step, n, n, n, 1)
+        exposed_s = 10.0 if step < AGAIN_EVERY or not lengths[-1] else COSTS.exposed(1)
+        policy.time(1, [n] if n else [], n, n > 0, COSTS.seconds(1 + n) + (exposed_s + n * COSTS.guess_s) * (n > 0))
+        lengths.append(n)
+    assert sum(lengths[AGAIN_EVERY // 2 : AGAIN_EVERY]) < 50, "probes"
+    assert lengths[-100:] == [MOST] * 100
+
+
+def test_a_trial_is_of_one_sequence() -> None:
+    slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(5.0,))
+    assert DraftPolicy(MOST, slow).choose([seq(), seq(), seq()], 3, 32, 0) == [MOST, 0, 0]
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_sequence_that_begins_to_copy_is_asked_at_once(copies: bool) -> None:
+    policy, one = DraftPolicy(MOST, COSTS, copies=copies), seq()
+    live(policy, one, 0.0, 300)
+    one.drafts_from, waits = 1000, 0
+    one.tokens = list(range(100, 140))
+    while policy.watches and one.drafts_from and waits < 30:
+        policy.watch(one)
+        one.tokens.append(100 + waits)  # from the fourth on look-up foretells them
+        waits += 1
+    assert policy.watches == copies
+    if copies:
+        assert waits - 2 == ENDING + STREAK, "the tokens of the copy that were seen"
+        assert policy.choose([one], 1, 32, 301)[0] > 1
+
+
+def test_a_copy_that_does_not_pay_waits_as_long_as_before() -> None:
+    slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(50.0,))
+    policy, one = DraftPolicy(MOST, slow, copies=True), seq()
+    live(policy, one, 0.8, 300)  # the trial is over
+    one.drafts_from, one.tokens = 1000, [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3
+    policy.watch(one)
+    assert one.drafts_from == 0
+    assert policy.choose([one], 1, 32, 301) == [0] and one.drafts_from == 1000
+
+
 def test_drafts_that_are_not_found_count_as_wrong() -> None:
     """Three are asked for, one is there and right: a step does not gain what three right ones would bring."""
     found, short = seq(), seq()
@@ -109,7 +186,8 @@ def test_a_new_sequence_begins_where_others_have_come() -> None:
 def test_what_steps_really_take_counts() -> None:
     """Steps with drafts that take ten times as long as was measured at the start stop the drafts."""
     policy, one = DraftPolicy(MOST, COSTS), seq()
-    assert policy.choose([one], 1, 32, 0)[0] > 1
+    for step in range(TRIAL):
+        assert policy.choose([one], 1, 32, step)[0] > 1
     for _ in range(100):
         policy.time(1, [MOST], 0, True, 10 * COSTS.seconds(1 + MOST))
         policy.time(1, [], 0, False, COSTS.seconds(1))
@@ -204,3 +282,20 @@ def test_counts() -> None:
     policy.count(one, 1, 3, 3, 0, 1)
     policy.count(one, 2, 3, 0, 0, 1)
     assert (policy.n_spans, policy.n_verified, policy.n_right) == (2, 6, [1, 1, 0])
+
+
+def test_the_kind_of_step_that_does_not_come_follows_the_other() -> None:
+    """The machine was ten times as slow while both kinds were seen, and is not any more: whichever kind alone tells it,
+    the other is not thought to be slow for ever."""
+    for is_drafted in (True, False):
+        seen = SeenCosts(COSTS)
+        for step in range(400):
+            kind = bool(step % 2) if step < 200 else is_drafted
+            rows_s = COSTS.seconds(1 + kind) + kind * COSTS.guess_s
+            seen.time(1, [1] if kind else [], kind, rows_s + (0.1 + 0.2 * kind) * (10 if step < 200 else 1))
+            if step == 199:
+                assert seen.plain_s(1) > 0.8 and seen.exposed_s(1) > 1.5
+        if is_drafted:
+            assert seen.plain_s(1) + seen.exposed_s(1) == pytest.approx(0.3, rel=0.1) and seen.plain_s(1) < 0.35
+        else:
+            assert seen.plain_s(1) == pytest.approx(0.1, rel=0.1) and seen.exposed_s(1) < 1.3

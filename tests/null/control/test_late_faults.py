@@ -6,6 +6,7 @@ from test_scheduler_cases import VOCAB, Rig
 
 from quire.control.slot_params import slot_params
 from quire.core.events import FinishReason
+from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.engine.executors.digests import NON_FINITE, null_reference
 from quire.engine.executors.null import NullExecutor
@@ -100,3 +101,33 @@ def test_a_sample_that_copied_bad_rows_computes_again() -> None:
     rig.run()
     assert rig.ends["a", 1] is FinishReason.LENGTH
     assert rig.said["a", 1] == null_reference([1, 2, 3], slot_params(request, 1), 4, VOCAB)
+
+
+class FailingDevice(NullExecutor):
+    """Finds no number in some spans, and writes none."""
+
+    at: frozenset[tuple[int, int]]
+
+    def fault(self, plan: StepPlan, row: int) -> Code | None:
+        return Code.NON_FINITE_LOGITS if (plan.step, row) in self.at else None
+
+
+def test_who_was_sent_back_for_its_later_pages_may_have_written_bad_ones_before() -> None:
+    """It got a page of one that was cancelled in the middle of a step that fails, and its own step fails after that:
+    what it has left in the tree is no good either."""
+    rig = Rig(max_num_batched_tokens=5, max_num_seqs=4, pipeline_depth=3)
+    rig.device.__class__, rig.device.at = FailingDevice, frozenset({(0, 0), (1, 0)})
+    for name in "ac":
+        rig.submit(name, [ord(name)])
+    rig.plan()
+    for name in "ac":
+        rig.scheduler.cancel(name)
+    reader = rig.submit("b", PROMPT[:9])
+    assert rig.plan().spans.lengths == [5]
+    rig.commit()
+    live = rig.scheduler.live
+    assert live.preemptions == 1 and live.cache.tree.n_pages == 1, "its first page is good, as far as is known"
+    rig.commit()
+    assert not live.cache.tree.n_pages
+    rig.run()
+    rig.check(reader)

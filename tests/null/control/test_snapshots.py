@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections.abc import Callable
 
 import pytest
+from kept_states import KeepsStates, States, check_places, n_free
 from test_scheduler_cases import VOCAB, Rig
 
 from quire.control import snapshots
@@ -16,59 +15,20 @@ from quire.core.errors import ConfigError, InvalidParameter
 from quire.core.events import FinishReason
 from quire.core.failure import Code
 from quire.core.plan import StepPlan
-from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.null import NullExecutor
-from quire.engine.executors.null_pages import require
 
 EVERY = 8
 
 
-@dataclasses.dataclass
-class States:
-    """What a device with recurrent layers has: the tokens that each state has seen."""
-
-    slots: dict[int, list[int]] = dataclasses.field(default_factory=dict)
-    kept: dict[int, list[int]] = dataclasses.field(default_factory=dict)
-
-    def before(self, plan: StepPlan, tokens: Callable[[int], list[int]]) -> None:
-        for one in plan.restores:
-            self.slots[one.slot] = list(self.kept[one.snapshot])
-        for slot, start in zip(plan.spans.slots, plan.spans.starts, strict=True):
-            state = self.slots.get(slot, []) if start else []
-            require(state == tokens(slot)[:start], f"slot {slot} has a state of {len(state)} tokens at {start}")
-
-    def after(self, plan: StepPlan, tokens: Callable[[int], list[int]]) -> None:
-        spans = plan.spans
-        for slot, start, length in zip(spans.slots, spans.starts, spans.lengths, strict=True):
-            self.slots[slot] = tokens(slot)[: start + length]
-        ends = {
-            slot: (start, start + n) for slot, start, n in zip(spans.slots, spans.starts, spans.lengths, strict=True)
-        }
-        require(len({one.snapshot for one in plan.saves}) == len(plan.saves), "two states go into one snapshot")
-        for one in plan.saves:
-            start, end = ends[one.slot]
-            require(start < one.n_tokens <= end, f"a state at {one.n_tokens} is no part of [{start}, {end})")
-            self.kept[one.snapshot] = tokens(one.slot)[: one.n_tokens]
-
-
-class StatefulDevice(NullExecutor):
+class StatefulDevice(KeepsStates, NullExecutor):
     """The null device with recurrent states."""
 
-    states: States
     fails = False
     """The first span of the next step does, as if a state were no number."""
 
     def fault(self, plan: StepPlan, row: int) -> Code | None:
         return Code.NON_FINITE_LOGITS if self.fails and row == 0 else None
-
-    def _run_spans(self, plan: StepPlan, result: StepResult, allowed: dict[int, list[set[int]]]) -> None:
-        def tokens(slot: int) -> list[int]:
-            return self._slots[slot].tokens
-
-        self.states.before(plan, tokens)
-        super()._run_spans(plan, result, allowed)
-        self.states.after(plan, tokens)
 
 
 class StateRig(Rig):
@@ -87,18 +47,10 @@ class StateRig(Rig):
 
     @property
     def n_free(self) -> int:
-        return len(self.cache._free) + len(self.cache._late)
+        return n_free(self.cache)
 
     def check_places(self) -> None:
-        """Each id is at one place of the tree, or free."""
-        tree = self.scheduler.live.cache.tree
-        nodes = [node for root in tree.roots.values() for node in tree.subtree(root)]
-        placed = [one for node in nodes for one in node.snapshots.values()]
-        running = self.scheduler.live.running
-        placed += [one for seq in running for one in seq.snapshots.values()]
-        assert sorted(placed) == sorted(self.cache._places) and len(placed) + self.n_free == self.cache.n
-        assert all(self.cache._places[one] is node for node in nodes for one in node.snapshots.values())
-        assert all(1 <= n <= node.n_pages for node in nodes for n in node.snapshots)
+        check_places(self.scheduler.live.cache, self.scheduler.live.running)
 
 
 @pytest.fixture(autouse=True)

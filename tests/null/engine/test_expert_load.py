@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from quire.core.balance import BalanceFacts
+from quire.core.events import EngineStats
 from quire.engine.expert_load import PERIOD_S, ExpertLoad, imbalance
 
 
@@ -44,3 +46,16 @@ def test_it_is_read_now_and_then() -> None:
     assert load.imbalance(100.0) == 0.0, "nothing since the start"
     assert load.imbalance(100.0 + PERIOD_S / 2) == 0.0 and len(read) == 1
     assert load.imbalance(100.0 + PERIOD_S) == 2.0 and len(read) == 2
+
+
+def test_figures_of_experts_that_move_are_told_too() -> None:
+    class Balancer:
+        facts = BalanceFacts(n_rearranged=2, before=1.5, after=1.25)
+
+    stats = EngineStats()
+    ExpertLoad(lambda: [[1, 3]]).note(stats, 0.0)
+    assert stats.expert_balance is None
+    counts = iter([[[3, 0]], [[3, 9]]])
+    load = ExpertLoad(lambda: next(counts), Balancer())
+    load.note(stats, 0.0)
+    assert stats.expert_balance == Balancer.facts and stats.expert_imbalance == 2.0

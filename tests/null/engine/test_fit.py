@@ -140,3 +140,10 @@ def test_what_ranks_cannot_share_is_not_proposed() -> None:
 
     lines = refusal(dataclasses.replace(case(Room(24 * GIB, 12 * GIB)), sizes_of=sizes))
     assert any("--quantization int8" in line for line in lines) and not any("int4" in line for line in lines)
+
+
+def test_copies_of_experts_are_told_of() -> None:
+    eplb = {"enable_eplb": True, "enable_expert_parallel": True, "tensor_parallel_size": 2}
+    lines = refusal(case(Room(8 * GIB, 8 * GIB), **eplb, eplb_config={"num_redundant_experts": 6}))
+    assert "a part of 6 copies of experts in each layer: fewer num_redundant_experts take less" in lines[1]
+    assert "copies" not in "".join(refusal(case(Room(8 * GIB, 8 * GIB), **eplb)))

@@ -67,3 +67,12 @@ def test_a_place_is_paid_once_for_all() -> None:
     assert each.choose([0.9], 2, 1, 99, 0.0, 0.0) == together.choose([0.9], 2, 1, 99, 0.0, 0.0) != [0]
     assert each.choose([0.9] * 8, 2, 8, 99, 0.0, 0.0) == [0] * 8
     assert together.choose([0.9] * 8, 2, 8, 99, 0.0, 0.0) == [2] * 8
+
+
+def test_places_have_chances_of_their_own() -> None:
+    """A head whose first guess is right half the time, and those behind a right one always: one draft does not pay,
+    four do; and the other way round one does."""
+    costs = DraftCosts((1, 8), (1.0, 1.35), guess_s=0.05)
+    assert costs.choose([0.6], 4, 1, 8, 0.7, 0.0) == [0]
+    assert costs.choose([0.6], 4, 1, 8, 0.7, 0.0, [0.5 / 0.6] + [1 / 0.6] * 3) == [4]
+    assert costs.choose([0.6], 4, 1, 8, 0.1, 0.0, [1.5, 0.1, 0.1, 0.1]) == [1]

@@ -54,6 +54,12 @@ def test_decode_steps_are_within_five_per_cent(name: str) -> None:
     assert all(abs(one.error) <= 0.05 for one in steps), "\n".join(one.line() for one in steps)
 
 
+def test_two_ranks_are_within_five_per_cent() -> None:
+    """Nothing was fitted to them, but latencies of links. Without the ranks of the run it would be 60 % off."""
+    steps = [one for one in comparisons("w6_tp2") if one.what.endswith("decode step")]
+    assert len(steps) == 5 and all(abs(one.error) <= 0.05 for one in steps), "\n".join(one.line() for one in steps)
+
+
 @pytest.mark.parametrize("name", ["w4_8b", "w4_06b", "w6"])
 def test_first_tokens_are_within_fifteen_per_cent(name: str) -> None:
     firsts = [one for one in comparisons(name) if one.what.endswith("first token")]

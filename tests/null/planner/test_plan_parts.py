@@ -24,8 +24,9 @@ from quire.planner.captured import padded_rows
 from quire.planner.communication import all_reduce_bytes, step_transfers
 from quire.planner.cost import calibrated
 from quire.planner.formats import FORMATS, Formats, formats_named
+from quire.planner.links import Links
 from quire.planner.mesh import division_refusal, meshes
-from quire.planner.operators import decode_spans, limit_s, prefill_spans, seen, step_operators
+from quire.planner.operators import decode_spans, held_bytes, limit_s, prefill_spans, seen, step_operators
 from quire.planner.parts import rank_parts
 from quire.planner.placement import Limits, place
 from quire.planner.timing import StepTimer
@@ -100,6 +101,20 @@ def test_two_all_reduces_a_layer() -> None:
     assert logits.n_bytes == 3 * 100 * parts.head.n_out * 2
 
 
+def test_the_last_layer_sums_only_rows_that_want_a_token() -> None:
+    """As counted in a running engine by `benchmarks/rank_traffic.py`."""
+    mesh = Mesh(tp=4)
+    parts = rank_parts(LLAMA_8B, mesh, Formats())
+    others, last, _ = step_transfers(parts, mesh, 100, 3, 2)
+    assert (others.n_times, last.n_times) == (2 * 31 + 1, 2)
+    assert others.n_bytes == 2 * 3 / 4 * 100 * 4096 * 2 and last.n_bytes == 2 * 3 / 4 * 3 * 4096 * 2
+    timer = calibrated(LLAMA_8B, H200, mesh=mesh).timer
+    alone = StepTimer(LLAMA_8B, timer.calibration, Formats(), mesh)
+    spared_s = timer.spared_s(4000, 1) - alone.spared_s(4000, 1)
+    sent_s = [timer.transfer_s(step_transfers(parts, mesh, n, n, 2)[0]) for n in (4000, 1)]
+    assert spared_s == pytest.approx(2 * (sent_s[0] - sent_s[1]))
+
+
 def test_shared_experts_are_reduced_with_the_others() -> None:
     (reduce, _) = step_transfers(rank_parts(DEEPSEEK, Mesh(tp=8), Formats()), Mesh(tp=8), 1, 1, 2)
     assert reduce.n_times == 2 * 61 + 1
@@ -107,9 +122,14 @@ def test_shared_experts_are_reduced_with_the_others() -> None:
 
 def test_experts_are_sent_to_and_back() -> None:
     mesh = Mesh(dp=8, ep=8)
-    found = [one for one in step_transfers(rank_parts(DEEPSEEK, mesh, Formats()), mesh, 16, 16, 2) if "ep" in one.name]
-    assert sum(one.n_times for one in found) == 2 * 58
-    assert found[0].n_bytes == pytest.approx(7 / 8 * 16 * 8 * 7168 * 2)
+    parts, way = rank_parts(DEEPSEEK, mesh, Formats()), 2 * 7168 * 2 + 8 * 8
+    few, many = ([one for one in step_transfers(parts, mesh, n, n, 2) if "ep" in one.name] for n in (4, 256))
+    assert [one.name for one in few] == ["all-gather (ep)", "reduce-scatter (ep)"]
+    assert [one.n_times for one in few] == [2 * 58, 58]
+    assert sum(one.n_times * one.n_bytes for one in few) == pytest.approx(58 * 7 * 4 * way)
+    counts, sent = many
+    assert (counts.n_times, sent.name, sent.n_times) == (58, "all-to-all (ep)", 3 * 58)
+    assert 3 * sent.n_bytes == pytest.approx(7 * (1 - (7 / 8) ** 8) * 256 * way, rel=0.02)
 
 
 def test_experts_among_the_ranks_of_tp_are_reduced_as_without() -> None:
@@ -117,6 +137,14 @@ def test_experts_among_the_ranks_of_tp_are_reduced_as_without() -> None:
     plain, apart = (step_transfers(rank_parts(DEEPSEEK, mesh, Formats()), mesh, 16, 16, 2)
                     for mesh in (Mesh(tp=8), Mesh(tp=8, ep=8)))  # fmt: skip
     assert plain == apart and not any("ep" in one.name for one in apart)
+
+
+@pytest.mark.parametrize("arch", [MIXTRAL, DEEPSEEK])
+def test_what_experts_of_all_ranks_made_is_summed_as_before(arch: ModelArch) -> None:
+    """Each of the ranks that share a layer has a term of its rows, whoever computed it."""
+    alone, sent = (step_transfers(rank_parts(arch, mesh, Formats()), mesh, 8, 8, 2)[0]
+                   for mesh in (Mesh(tp=2), Mesh(tp=2, dp=4, ep=8)))  # fmt: skip
+    assert alone == sent and alone.n_times == 2 * arch.n_layers + 1
 
 
 def test_volumes() -> None:
@@ -300,6 +328,42 @@ def test_what_ranks_that_share_tokens_send() -> None:
     assert turns.n_times * turns.n_bytes == 32 * 4096 * 16 * (2 * 128 * 2 + 4)
     (sent,) = step_transfers(ulysses, Mesh(sp=4), 64, 0, 2)
     assert sent.n_times == 32 and sent.n_bytes == 3 * 64 * 8 * 128 * 2
+
+
+def test_keys_go_round_where_they_are_fewer_bytes_and_behind_attention() -> None:
+    """8 heads of keys and values to 32 of queries: keys go round up to a past of about 33,000 tokens."""
+    mesh, n = Mesh(ring=4), 8192
+    parts, two = rank_parts(LLAMA_8B, mesh, Formats()), 2 * 8 * 128 * 2
+    queries = 3 * (n // 4) * 32 * (2 * 128 * 2 + 4)
+    for start, expected in ((0, 3 * n // 4 * two), (16384, 3 * (16384 + n) // 4 * two), (40000, queries)):
+        held = held_bytes(parts, prefill_spans(n, start), Formats())
+        (sent,) = [one for one in step_transfers(parts, mesh, n, 0, 2, held) if "ring" in one.name]
+        assert sent.n_times * sent.n_bytes == 32 * expected
+    timer = calibrated(LLAMA_8B, H200, mesh=mesh).timer
+    assert timer.transfer_s(sent) < 2 * sent.n_bytes / H200.links.bytes_per_s(4), "they lie in one host"
+    ways = (Links(device_bytes_per_s=1e9), None)
+    slow, none = (StepTimer(LLAMA_8B, timer.calibration, Formats(), mesh, links) for links in ways)
+    spans = prefill_spans(n)
+    without_s, behind_s = none.step_s(spans), none.attention_s(spans) * 3 / 4
+    assert timer.step_s(spans) == pytest.approx(without_s), "attention takes longer than the sending"
+    (sent,) = step_transfers(parts, mesh, n, 0, 2, held_bytes(parts, spans, Formats()))
+    assert slow.step_s(spans) == pytest.approx(without_s + sent.n_times * slow.transfer_s(sent) - behind_s)
+
+
+def test_the_last_layer_spares_the_rows_of_one_rank() -> None:
+    """Of 8,192 rows one of four ranks has 2,048."""
+    one, four = (calibrated(LLAMA_8B, H200, mesh=mesh).timer for mesh in (Mesh(), Mesh(sp=4)))
+    assert four.spared_s(8192, 1) == one.spared_s(2048, 1) < one.spared_s(8192, 1) / 3
+
+
+def test_only_sums_go_through_memory_that_gpus_share() -> None:
+    """NCCL has what is sent otherwise, and its latency."""
+    timer = calibrated(LLAMA_8B, H200, mesh=Mesh(tp=2)).timer
+    summed, gathered = step_transfers(timer.parts, Mesh(tp=2), 1, 1, 2)
+    bytes_s = [one.n_bytes / H200.links.bytes_per_s(2) for one in (summed, gathered)]
+    assert timer.transfer_s(summed) - bytes_s[0] == pytest.approx(timer.calibration.all_reduce_s)
+    assert timer.transfer_s(gathered) - bytes_s[1] == pytest.approx(H200.links.latency_s)
+    assert 0 < timer.calibration.all_reduce_s < H200.links.latency_s
 
 
 def test_ranks_that_share_tokens_hold_longer_sequences() -> None:

@@ -20,6 +20,7 @@ from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.schedule.work import CudaWork
 from quire.kernels.attention.variant import MAX_PARAMS, Program, Variant
 from quire.kernels.catalog import Slower
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.hopper import FLAGS, machine_obstacle
 from quire.kernels.kvstore import entry
 
@@ -84,7 +85,7 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
 
 def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
     """Why no machine could run this with these kernels, or None."""
-    if kv_dtype == entry.E4M3:
+    if kv_dtype == E4M3:
         return Slower(f"keys of {kv_dtype} have a kernel of their own")
     if kv_dtype != q_dtype:
         return f"q is {q_dtype} and keys are {kv_dtype}: both must be bfloat16 or both float16"

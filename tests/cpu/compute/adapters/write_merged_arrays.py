@@ -1,5 +1,5 @@
-"""Writes merged_arrays.safetensors: small models, adapters of them as PEFT saves them, and what its `merge_and_unload`
-makes of both.
+"""Writes merged_arrays.safetensors, and merged_experts.safetensors: small models, adapters of them as PEFT saves them,
+and what its `merge_and_unload` makes of both.
 
     pip install peft==0.21.2    # beside torch and transformers
     python tests/cpu/compute/adapters/write_merged_arrays.py
@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-TARGET = pathlib.Path(__file__).with_name("merged_arrays.safetensors")
+HERE = pathlib.Path(__file__).parent
 LLAMA: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 32, "tie_word_embeddings": False,
@@ -35,11 +35,29 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dora-transposed": ("GPT2", GPT2, {"use_dora": True, "target_modules": ["c_attn", "c_proj", "c_fc"]}),
 }  # fmt: skip
 """Name → (family, configuration of the model, and of the adapter)."""
+MOE: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 16, "max_position_embeddings": 64, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
+}  # fmt: skip
+BOTH = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+ONE: dict[str, Any] = {**MOE, "num_hidden_layers": 1}
+EXPERTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "both": ("Mixtral", {**MOE, "intermediate_size": 24, "num_local_experts": 4}, {
+        "target_modules": ["q_proj"], "target_parameters": BOTH, "use_rslora": True,
+    }),
+    "transposed": ("GptOss", {**ONE, "intermediate_size": 16, "num_local_experts": 3, "sliding_window": 8}, {
+        "target_modules": [], "target_parameters": BOTH, "rank_pattern": {"experts.down_proj": 2},
+    }),
+    "down": ("Qwen3Moe", {**ONE, "moe_intermediate_size": 24, "num_experts": 4, "intermediate_size": 24}, {
+        "target_modules": ["o_proj"], "target_parameters": ["experts.down_proj"], "alpha_pattern": {"down_proj": 9},
+    }),
+}  # fmt: skip
 
 
-def main() -> None:
+def write(target: str, cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]]) -> None:
     tensors, said = dict[str, torch.Tensor](), dict[str, str]()
-    for case, (family, fields, config) in CASES.items():
+    for case, (family, fields, config) in cases.items():
         torch.manual_seed(len(tensors))
         base = getattr(transformers, f"{family}LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")(
             getattr(transformers, f"{family}Config")(**fields)
@@ -59,8 +77,9 @@ def main() -> None:
         merged = model.merge_and_unload()
         tensors |= {f"{case}|merged|{name}": one.clone() for name, one in merged.state_dict().items()}
         said[case] = json.dumps({"adapter": text, "model": base.config.to_dict(), "tied": tied})
-    save_file({name: one.contiguous() for name, one in tensors.items()}, TARGET, said)
+    save_file({name: one.contiguous() for name, one in tensors.items()}, HERE / f"{target}.safetensors", said)
 
 
 if __name__ == "__main__":
-    main()
+    write("merged_arrays", CASES)
+    write("merged_experts", EXPERTS)

@@ -4,35 +4,26 @@ Ranks are threads of this process, over gloo."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from thread_ranks import on_ranks
 
-from quire.compute.dist import exchange
+from quire.bench.shape import FOLDER
 from quire.compute.dist.comm import SoloComm
 from quire.compute.dist.exchange import Exchange
 from quire.compute.dist.gloo import GlooComm
+from quire.config.mesh import Mesh
+from quire.config.model import read_arch
+from quire.planner.communication import exchange_transfers
+from quire.planner.exchange import COUNTS_BYTES
+from quire.planner.formats import Formats
+from quire.planner.parts import rank_parts
 
 HIDDEN, N_CHOSEN, N_HELD = 12, 3, 2
-
-
-def on_ranks(size: int, folder: pathlib.Path, work: Callable[[GlooComm], Any]) -> list[Any]:
-    """What each rank makes of it."""
-
-    def run(rank: int) -> Any:
-        comm = GlooComm(rank, size, str(folder / "meet"), timeout_s=30)
-        comm.__dict__["_group"] = GlooComm.__dict__["_group"].func(comm)  # which threads would wait for in turn
-        try:
-            return work(comm)
-        finally:
-            comm.close()
-
-    with concurrent.futures.ThreadPoolExecutor(size) as pool:
-        return list(pool.map(run, range(size)))
 
 
 def rows_for(size: int, counts: list[int]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -77,7 +68,7 @@ def test_both_ways_give_what_one_place_gives(
         one.begin(counts)
         own = products(matrices[comm.rank * N_HELD : (comm.rank + 1) * N_HELD])
         x, expert_ids, weights = given[dp_rank]
-        assert one.gathers(x, N_CHOSEN) == gathers
+        assert one.gathers(x, N_CHOSEN, N_HELD) == gathers
         y = one.run(x, expert_ids, weights, N_HELD, own)
         return one.run(x, expert_ids, weights, N_HELD, own) if torch.equal(y, y + 0) else y
 
@@ -121,9 +112,9 @@ class Four(SoloComm):
     ([16384, 0, 0, 0], 32, False),  # three ranks would send as many rows of nothing
 ])  # fmt: skip
 def test_the_way_with_fewer_bytes_is_taken(rows: list[int], n_chosen: int, gathers: bool) -> None:
-    one = Exchange(Four(), 0, 1, 64, exchange.COUNTS_BYTES)  # type: ignore[arg-type]
+    one = Exchange(Four(), 0, 1, 64, COUNTS_BYTES)  # type: ignore[arg-type]
     one.begin(rows)
-    assert one.gathers(torch.empty(rows[1], 2048, dtype=torch.bfloat16), n_chosen) == gathers
+    assert one.gathers(torch.empty(rows[1], 2048, dtype=torch.bfloat16), n_chosen, 32) == gathers
 
 
 def test_gloo_sums_what_it_scatters(tmp_path: pathlib.Path) -> None:
@@ -132,3 +123,44 @@ def test_gloo_sums_what_it_scatters(tmp_path: pathlib.Path) -> None:
         return comm.reduce_scatter(x).tolist()
 
     assert on_ranks(3, tmp_path, work) == [[0.0, 6.0], [12.0, 18.0], [24.0, 30.0]]
+
+
+class CountedComm(GlooComm):
+    """Counts the bytes that its rank sends; a reduce-scatter of gloo's is an all-to-all."""
+
+    n_bytes = 0
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        self.n_bytes += x.nbytes * (self.size - 1)
+        return super().all_gather(x)
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        self.n_bytes += x[0].nbytes * (sum(sent) - sent[self.rank]) if len(x) else 0
+        return super().all_to_all(x, sent, received)
+
+
+@pytest.mark.parametrize("tp, rows", [(1, [16, 5, 0, 9]), (2, [16, 11]), (1, [300, 500, 420, 380]), (2, [800, 640])])
+def test_the_planner_knows_how_many_bytes_are_sent(tp: int, rows: list[int], tmp_path: pathlib.Path) -> None:
+    """Of a layer, in the mean of ranks: to the byte where rows are gathered, and within the luck of the draw where each
+    goes to the ranks of its experts."""
+    arch = read_arch(FOLDER / "mixtral-8x7b")
+    n_ranks, n_experts, n_chosen = tp * len(rows), 8, 2
+    mesh, torch_rng = Mesh(tp=tp, dp=len(rows), ep=n_ranks), torch.Generator().manual_seed(5)
+    chosen = [torch.rand(n, n_experts, generator=torch_rng).argsort(1)[:, :n_chosen].int() for n in rows]
+
+    def work(comm: GlooComm) -> tuple[int, bool]:
+        assert isinstance(comm, CountedComm)
+        dp_rank, place = divmod(comm.rank, tp)
+        one = Exchange(comm, place, tp, 1 << 20)
+        one.begin(rows)
+        x = torch.zeros(rows[dp_rank], arch.hidden_size, dtype=torch.bfloat16)
+        one.run(x, chosen[dp_rank], torch.ones(len(x), n_chosen), n_experts // n_ranks, lambda x, _, __: x)
+        return comm.n_bytes, one.gathers(x, n_chosen, n_experts // n_ranks)
+
+    found = on_ranks(n_ranks, tmp_path, work, CountedComm)
+    parts = rank_parts(arch, mesh, Formats())
+    transfers = exchange_transfers(parts, mesh, max(rows), sum(rows) / len(rows), 2)
+    said = sum(one.n_times * one.n_bytes for one in transfers) / arch.n_layers
+    gathers = max(rows) < 38
+    assert {way for _, way in found} == {gathers}
+    assert sum(n for n, _ in found) / n_ranks == pytest.approx(said, rel=1e-6 if gathers else 0.03)

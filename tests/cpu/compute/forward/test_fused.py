@@ -11,6 +11,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from quire.compute.adapters.files import Adapter
+from quire.compute.adapters.pairs import Pair
+from quire.compute.adapters.places import LinesAdapters
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
@@ -147,6 +150,52 @@ def test_the_same_bits(
         assert torch.equal(states.logits, model.logits(states.hidden))
         assert torch.equal(recorded.pool.k, expected.pool.k)
         assert torch.equal(recorded.pool.v, expected.pool.v)
+
+
+def adapter_of(model: Decoder, rank: int, seed: int) -> Adapter:
+    """Of most projections."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = [(linear.matrix.n_in, part) for linear in model.adaptable() for part in linear.matrix.parts]
+    pairs = {
+        name: Pair(torch.randn(rank, k, generator=generator) / 4, torch.randn(rows, rank, generator=generator) / 4)
+        for number, (k, (name, rows)) in enumerate(parts)
+        if (number + seed) % 5
+    }
+    return Adapter(pairs, "", rank)
+
+
+@pytest.mark.parametrize("config, dtype, quantization", [
+    (QWEN3, torch.bfloat16, "none"), (QWEN2, torch.float32, "int8"), (MISTRAL, torch.float16, "none"),
+    (OLMOE, torch.float32, "none"),
+])  # fmt: skip
+def test_the_same_bits_with_adapters(
+    tmp_path: pathlib.Path, config: dict[str, object], dtype: torch.dtype, quantization: str
+) -> None:
+    """Slots with two of them, with none and with an empty place; the rows of the last two are what they are without."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = make_model(read_arch(tmp_path), dtype, quantization)
+    plain = Side(model)
+    before = [by_operations(model, plain, spans) for spans in STEPS]
+    model.adapters = adapters = LinesAdapters(list(model.adaptable()), 3, dtype)
+    for place, rank in ((0, 5), (2, 16)):
+        adapters.put(place, adapters.keep(adapter_of(model, rank, place)))
+    places = np.array([2, -1, 0, 1], np.int32)
+    expected, recorded = Side(model), Side(model, top_k=5, temperatures=(1.0,) * 4)
+    forward = recorded.fused(model)
+    n_others = 0
+    for spans, base in zip(STEPS, before, strict=True):
+        steps = [side.step(spans) for side in (expected, recorded)]
+        for step in steps:
+            step.adapters = places[step.batch.row_slots]
+        states = forward.run(steps[1])
+        assert states is not None and states.logits is not None
+        hidden = expected.eager.run(steps[0]).hidden[torch.from_numpy(steps[0].batch.sampled_rows)]
+        assert torch.equal(states.logits, model.logits(hidden))
+        assert torch.equal(recorded.pool.k, expected.pool.k) and torch.equal(recorded.pool.v, expected.pool.v)
+        without = np.isin(steps[0].batch.sampled_slots, (1, 3))
+        assert torch.equal(states.logits[without], base[without])
+        n_others += int((states.logits != base).any(1).sum())
+    assert n_others == 5
 
 
 def test_an_expert_for_all_tokens_beside_those_chosen(tmp_path: pathlib.Path) -> None:

@@ -13,16 +13,20 @@ import pytest
 import torch
 from calling_device import CallingDevice, LivePlans
 
-from quire.compute.adapters.bank import StackedAdapters, device_bytes
-from quire.compute.adapters.files import Adapter, Pair, targets_of
+from quire.compute.adapters.files import Adapter, targets_of
+from quire.compute.adapters.pairs import Pair
+from quire.compute.adapters.places import StackedAdapters, device_bytes
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.graphs import GraphForward
+from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample import Sampler
+from quire.compute.schemes.choice import Schemes
+from quire.compute.schemes.plain import Plain
 from quire.config.model import read_arch
 from quire.core.plan import AdapterPut, PageAppend, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.request import Pooling
@@ -57,10 +61,16 @@ def model(tmp_path: pathlib.Path) -> Decoder:
     return model_of(tmp_path, CONFIG)
 
 
-def model_of(tmp_path: pathlib.Path, config: dict[str, Any]) -> Decoder:
+EXPERTS = {
+    **CONFIG, "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 12, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}  # fmt: skip
+
+
+def model_of(tmp_path: pathlib.Path, config: dict[str, Any], schemes: Schemes | None = None) -> Decoder:
     (tmp_path / "config.json").write_text(json.dumps(config))
     torch.manual_seed(0)
-    made = decoder_on(torch.device("cpu"), read_arch(tmp_path), torch.float32, 256)
+    made = decoder_on(torch.device("cpu"), read_arch(tmp_path), torch.float32, 256, schemes)
     for name, tensor in made.weights():
         tensor.copy_(1 + torch.randn(tensor.shape) / 10 if "norm" in name else torch.randn(tensor.shape) / 7)
     made.finish()
@@ -149,17 +159,25 @@ def test_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch, wh
         assert torch.equal(captured.tables.tokens[:N_SLOTS], eager.tables.tokens[:N_SLOTS])
 
 
-def test_adapters_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot of each of two adapters, and one without, whose bits are what they were."""
+@pytest.mark.parametrize("with_experts", [False, True])
+def test_adapters_as_kernel_by_kernel(
+    with_experts: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot of each of two adapters, and one without, whose bits are what they were. with_experts: in one tensor, as
+    on a GPU."""
     LivePlans(monkeypatch)
+    plain_schemes = Schemes(Plain(torch.float32), {}, {})
+    model = model_of(tmp_path, EXPERTS, plain_schemes) if with_experts else model_of(tmp_path, CONFIG)
+    experts = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts)]
     plain, _ = runner_over(model, captures=True)
     before = [run(plain, plan) for plan, _ in plans(logprobs=2)]
-    adapters = StackedAdapters(list(model.adaptable()), 3, 8, torch.float32, CallingDevice())
+    sizes = 3, 8, torch.float32
+    adapters = StackedAdapters(list(model.adaptable()), *sizes, CallingDevice(), experts)
     kept = {name: adapters.keep(adapter_of(model, seed)) for seed, name in enumerate("ab")}
-    n_bytes = device_bytes(CallingDevice(), model.adaptable(), 3, 8, torch.float32)
+    n_bytes = device_bytes(CallingDevice(), model.adaptable(), *sizes, experts)
     assert 0 <= adapters.n_bytes - n_bytes < n_bytes / 100
     adapters.leave_device()
-    assert not adapters._numbers.nbytes
+    assert not adapters._numbers.nbytes and not any(bank.n_bytes for one in adapters._experts for bank in one._banks)
     adapters.enter_device()
     model.adapters = adapters
 
@@ -190,8 +208,8 @@ def adapter_of(model: Decoder, seed: int) -> Adapter:
             torch.randn(4 + seed, one.n_in, generator=generator) / 3,
             torch.randn(one.parts[0][1], 4 + seed, generator=generator) / 3,
         )
-        for name, one in targets_of(model).items()
-        if len(one.parts) == 1
+        for name, one in targets_of(model, with_experts=True).items()
+        if len(one.parts) == 1 and name != "model.layers.0.mlp.experts.2.down_proj"
     }
     return Adapter(pairs, str(seed), 4 + seed)
 

@@ -14,10 +14,11 @@ from quire.compute import platform
 from quire.compute.dist.comm import SoloComm
 from quire.compute.dist.data_parallel import DataParallel
 from quire.compute.platform import CudaPlatform
+from quire.compute.runner import data_parallel
 from quire.compute.worker import Allocation, Worker
 from quire.config.mesh import Mesh
 from quire.core.plan import PageAppend, SlotOpen, StepMasks, StepPlan
-from quire.core.plan_parts import joined
+from quire.core.plan_parts import joined, part_of
 from quire.core.result import StepResult
 
 N_SLOTS = 4
@@ -85,15 +86,21 @@ def test_two_ranks_say_what_one_says(
     assert not workers[1].runner.tail.opened, "but its sequence is gone"
 
 
-def test_a_step_whose_masks_are_of_another_rank_is_launched_in_its_turn(tmp_path: pathlib.Path) -> None:
-    """Who submits it waits for masks."""
+def test_a_step_whose_masks_are_of_another_rank_is_launched_in_its_turn(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who submits it waits for masks. The plan is cut once, all the same."""
     workers, plain = workers_of(tmp_path), msgspec.structs.replace(PARAMS, logprobs=-1)
     opened = [SlotOpen(slot, [5, 6, 7], 3, plain) for slot in (0, N_SLOTS)]
     pages = [PageAppend(slot, 0, [1]) for slot in (0, N_SLOTS)]
     first = StepPlan(0, **spans((0, 0, 3, True), (N_SLOTS, 0, 3, True)), opened=opened, pages=pages)
     assert len(run(workers, first).tokens) == 2
     plan = StepPlan(1, **spans((0, 3, 1, True), (N_SLOTS, 3, 1, True)), masked=[1])
+    cut: list[int] = []
+    monkeypatch.setattr(data_parallel, "part_of", lambda *given: cut.append(given[1]) or part_of(*given))
     assert [worker.prepare(plan) for worker in workers] == [None, None]
+    assert all(worker.stage(plan) is None for worker in workers)
+    assert len(run(workers, plan).tokens) == 2 and cut == [0, 1]
     if workers[0].runner._ahead is not None:
         free = msgspec.structs.replace(plan, masked=[])
         assert all(worker.prepare(free) is not None for worker in workers)

@@ -10,7 +10,7 @@ import pytest
 from replicas.local_fleet import LocalFleet, ToyReplica, serving
 
 from quire.core.adapters import AdapterFacts, LoRARequest
-from quire.core.commands import LoadAdapter
+from quire.core.commands import LoadAdapter, UnloadAdapter
 from quire.core.errors import EngineError, EngineLost, QueueFull, RequestError, RequestQuarantined
 from quire.core.events import Done, FinishReason, SeqDelta, StepOutputs
 from quire.core.request import Request
@@ -157,7 +157,7 @@ async def test_an_order_does_not_wait_for_a_replica_that_was_lost(end: str) -> N
         assert isinstance(silent, ToyReplica) and isinstance(link, ReplicaLink)
         silent._tasks[0].cancel()  # it listens no more
         order = asyncio.create_task(llm.reset_prefix_cache())
-        await until(lambda: any(question.left == {"r0"} for question in link._questions.values()))
+        await until(lambda: any(question.left == {"r0"} for question in link._questions._asked.values()))
         if end == "gone":
             await until(lambda: "r0" in link._was_routable)
             await fleet.kill("r0")
@@ -167,7 +167,7 @@ async def test_an_order_does_not_wait_for_a_replica_that_was_lost(end: str) -> N
             silent._outbox.send(silent._ready)
         with pytest.raises(EngineError, match="replica r0 was lost before it answered"):
             await asyncio.wait_for(order, 10)
-        assert not link._questions
+        assert not link._questions._asked
 
 
 async def test_real_engines_answer_count_cancel_and_explain() -> None:
@@ -225,6 +225,75 @@ async def test_a_message_that_was_lost_on_the_way_is_noticed() -> None:
         found, error = await asyncio.gather(*tasks, return_exceptions=True)
         assert found == expected
         assert isinstance(error, EngineLost) and "on the way" in error.message
+
+
+class Adapted(ToyReplica):
+    """Loads adapters, at once or when it may."""
+
+    may = asyncio.Event()
+
+    async def _listen(self) -> None:
+        while True:
+            for command in await self._outbox.receive():
+                if isinstance(command, LoadAdapter | UnloadAdapter):
+                    await self.may.wait()
+                    others = [one for one in self._stats.adapters if one.name != command.name]
+                    if isinstance(command, LoadAdapter):
+                        others.append(AdapterFacts(command.name, command.path, command.path, 8))
+                    elif len(others) == len(self._stats.adapters):
+                        self._outbox.send(Done(command.ticket, value=False, error="no adapter has this name"))
+                        continue
+                    self._stats.adapters = others
+                    self._outbox.send(StepOutputs([], self._stats))
+                    self._outbox.send(Done(command.ticket))
+
+
+def names_at(fleet: LocalFleet) -> list[list[str]]:
+    return [[one.name for one in replica._stats.adapters] for replica in fleet.replicas.values()]  # type: ignore[union-attr]
+
+
+async def test_who_comes_while_an_adapter_is_loaded_or_later_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Adapted, "may", asyncio.Event())
+    async with serving(1, Adapted) as (llm, fleet, chooser), asyncio.timeout(20):
+        loading = asyncio.create_task(llm.add_lora(LoRARequest("x", 1, "/x")))
+        await until(lambda: llm._client._questions._asked)
+        await fleet.add("during")
+        await until(lambda: llm.ready.max_num_seqs == 128)
+        Adapted.may.set()
+        assert await loading
+        assert names_at(fleet) == [["x"], ["x"]]
+        await llm.add_lora(LoRARequest("y", 2, "/y"))
+        assert await llm.remove_lora("x")
+        Adapted.may.clear()
+        await fleet.add("later")
+        await until(lambda: llm.ready.max_num_seqs == 192)
+        await asyncio.sleep(0.2)  # it reports meanwhile
+        assert "later" not in chooser._n_slots, "no request before it has what others have"
+        assert [one.name for one in llm.stats().adapters] == ["y"]
+        Adapted.may.set()
+        await until(lambda: "later" in chooser._n_slots)
+        assert names_at(fleet) == [["y"]] * 3
+        assert [one.name for one in llm.stats().adapters] == ["y"]
+
+
+async def test_who_comes_and_cannot_load_an_adapter_serves_all_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unable(Adapted):
+        async def _listen(self) -> None:
+            for command in await self._outbox.receive():
+                assert isinstance(command, LoadAdapter)
+                self._outbox.send(Done(command.ticket, value=False, error="/x is no folder"))
+
+    monkeypatch.setattr(Adapted, "may", asyncio.Event())
+    Adapted.may.set()
+    async with serving(1, Adapted) as (llm, fleet, chooser), asyncio.timeout(20):
+        await llm.add_lora(LoRARequest("x", 1, "/x"))
+        fleet._kind = Unable
+        await fleet.add("r1")
+        await until(lambda: "r1" in chooser._n_slots)
+        assert "replica r1 lacks the adapter 'x'" in caplog.text and "/x is no folder" in caplog.text
+        await until(lambda: llm.stats().adapters == [])
 
 
 async def test_replicas_with_other_adapters_under_one_name_say_so() -> None:

@@ -50,15 +50,17 @@ inline float2 read8(uint32_t from) {
     const uint2 pair = load_8_bytes(from);
     return {__uint_as_float(pair.x), __uint_as_float(pair.y)};
 }
-inline float read4(uint32_t from) {
-    float x;
+inline void write4(uint32_t to, float x) { std::memcpy(emulated::memory + to, &x, 4); }
+inline float load_float(const float* from) { return *from; }
+inline uint32_t read_word(uint32_t from) {
+    uint32_t x;
+    if (from % 4) std::abort();
     std::memcpy(&x, emulated::memory + from, 4);
     return x;
 }
-inline void write4(uint32_t to, float x) { std::memcpy(emulated::memory + to, &x, 4); }
-inline float load_float(const float* from) { return *from; }
 inline uint32_t read_two_bytes(uint32_t from) {
     uint16_t x;
+    if (from % 2) std::abort();
     std::memcpy(&x, emulated::memory + from, 2);
     return x;
 }

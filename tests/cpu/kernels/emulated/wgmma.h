@@ -146,6 +146,10 @@ inline void copy_16_bytes(uint32_t to, const void* from, bool real) {
     if (real) std::memcpy(emulated::memory + to, from, 16);
 }
 inline void clear_16_bytes(uint32_t to) { std::memset(emulated::memory + to, 0, 16); }
+inline void copy_4_bytes(uint32_t to, const void* from) {
+    if (to % 4 || reinterpret_cast<uintptr_t>(from) % 4) std::abort();
+    std::memcpy(emulated::memory + to, from, 4);
+}
 inline void copies_wait() {}
 inline uint4 load_16_bytes(uint32_t from) {
     uint4 x;

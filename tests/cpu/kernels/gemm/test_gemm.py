@@ -10,10 +10,11 @@ import torch
 from gemm_case import Case, Inputs, error
 
 from quire.kernels import gemm, jit
-from quire.kernels.gemm import hopper, reference
+from quire.kernels.gemm import hopper, hopper_product, reference
 from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.plan import MAX_BYTES, MIN_STAGES, Plan, ProductShape, chunks_of, plan, shared_bytes, tiles_of
 from quire.kernels.gemm.wide import SPLITS, WidePlan, n_tiles, wide_plan
+from quire.kernels.hopper import compile_variant
 
 CASES = [
     Case(1, 72, 64),
@@ -164,5 +165,5 @@ PLANNED = (ProductShape(3, 6144, 4096, norm=True, silu=True), ProductShape(64, 4
     ids=["fused", "64 rows", "split", "wide"],
 )
 def test_kernels_compile(product: ProductShape, made: Plan | WidePlan) -> None:
-    build = hopper.Build(torch.bfloat16, residual=not product.silu, bias=True, wide=False)
-    assert hopper.compile_variant(*hopper.variant_of(product, made, build)).exists()
+    build = hopper_product.Build(torch.bfloat16, residual=not product.silu, bias=True, wide=False)
+    assert compile_variant(*hopper_product.variant_of(product, made, build)).exists()

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from quire.kernels import lora, qgemm
+from quire.kernels import lora
 from quire.kernels.lora import reference
 from quire.kernels.lora.weight import blocks_of, most_tiles
 
@@ -40,22 +40,21 @@ class Made:
         self.norm = (1 + 0.1 * randn(case.k), 1e-5) if case.norm else None
         a, b = torch.zeros(len(case.ranks), n_parts * most, case.k), torch.zeros(len(case.ranks), n_out, most)
         a, b = a.to(case.dtype), b.to(case.dtype)
-        self.packed: list[lora.Packed | None] = []
+        self.lines = lora.Places(len(case.ranks), n_out, case.k)
         for place, ranks in enumerate(case.ranks):
-            lines, parts, start, row = [], [], 0, 0
+            parts, start = [], 0
             for part, (size, rank) in enumerate(zip(case.sizes, ranks, strict=True)):
                 if rank:
                     one, other = randn(rank, case.k) / case.k**0.5, randn(size, rank) / rank**0.5
                     a[place, part * most : part * most + rank], b[place, start : start + size, :rank] = one, other
-                    lines.append(one)
-                    parts.append((row, row + rank, start, start + size, qgemm.pack_floats(other)))
-                start, row = start + size, row + rank
-            self.packed.append(lora.Packed(qgemm.pack_floats(torch.cat(lines)), tuple(parts)) if lines else None)
+                    parts.append((start, one, other))
+                start += size
+            self.lines.put(place, lora.Lines.of(parts, case.dtype) if parts else None)
         blocks = torch.tensor(blocks_of(case.sizes), dtype=torch.int32)
         self.stack = lora.Stack(a, b, torch.tensor(case.ranks, dtype=torch.int32), blocks, case.sizes)
 
     def tiles(self, places: np.ndarray) -> lora.Tiles:
-        order, tiles = lora.tiles_of(places, most_tiles(len(places), len(self.packed)))
+        order, tiles = lora.tiles_of(places, most_tiles(len(places), len(self.lines)))
         return lora.Tiles(torch.from_numpy(order), torch.from_numpy(tiles))
 
     def expected(self) -> torch.Tensor:

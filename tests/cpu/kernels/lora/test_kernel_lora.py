@@ -14,9 +14,8 @@ import torch
 from lora_case import CASES, MIXED, Case, Made
 
 from quire.kernels import lora
-from quire.kernels.lora import reference
+from quire.kernels.lora import places, reference
 from quire.kernels.lora.weight import most_tiles
-from quire.kernels.qgemm import weight as qgemm_weight
 from quire.planner import adapters
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -46,16 +45,19 @@ def test_reference_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize("case", [*CASES, dataclasses.replace(MIXED, dtype=torch.bfloat16, norm=True, seed=5)])
-def test_packed_equals_stacked(case: Case) -> None:
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_lines_equal_stacked(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "reference":
+        monkeypatch.setattr("quire.kernels.lora.op.select", lambda *_: reference.add_lines)
     made = Made(case)
     y, expected = made.y.clone(), made.expected()
-    lora.add_packed(made.x, made.packed, lora.groups_of(made.places), y, made.norm)
+    lora.add_lines(made.x, made.lines, made.places, y, made.norm)
     assert ((y - expected).abs() / (1 + expected.abs())).max() <= reference.TOLERANCE[case.dtype]
     without = torch.from_numpy(made.places < 0)
     assert torch.equal(y[without], made.y[without])
-    for row, place in enumerate(case.places):
+    for row in range(len(case.places) if name == "cpu" else 0):
         alone = made.y[row : row + 1].clone()
-        lora.add_packed(made.x[row : row + 1], made.packed, lora.groups_of(np.array([place])), alone, made.norm)
+        lora.add_lines(made.x[row : row + 1], made.lines, made.places[row : row + 1], alone, made.norm)
         assert torch.equal(alone[0], y[row]), "its bits depend on other rows"
 
 
@@ -78,7 +80,11 @@ def test_mismatches_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit parts"):
         lora.add(made.x, dataclasses.replace(made.stack, sizes=(64, 64)), tiles, made.y)
     with pytest.raises(ValueError, match="does not fit k"):
-        lora.add_packed(made.x[:, :95], made.packed, lora.groups_of(made.places), made.y)
+        lora.add_lines(made.x[:, :95], made.lines, made.places, made.y)
+    with pytest.raises(ValueError, match="place 4 is not one of 4"):
+        lora.add_lines(made.x, made.lines, made.places + 1, made.y)
+    with pytest.raises(ValueError, match="do not fit 127 outputs"):
+        lora.Places(1, 127, 96).put(0, made.lines[1])
 
 
 def test_the_planner_counts_with_the_same_sums() -> None:
@@ -86,7 +92,7 @@ def test_the_planner_counts_with_the_same_sums() -> None:
     from quire.kernels.lora import triton
 
     assert (adapters.MOST_SUMS, adapters.SUM_INPUTS) == (triton.MOST_PARTS, triton.PART_IN)
-    assert adapters.TILE == qgemm_weight.TILE
+    assert (adapters.LINES, adapters.OUTPUTS) == (places.LINES, places.OUTPUTS)
 
 
 def test_triton(tmp_path: pathlib.Path) -> None:

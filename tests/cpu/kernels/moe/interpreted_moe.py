@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
+import types
 
 import numpy as np
 import torch
@@ -11,12 +12,15 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+import adapted_expert_case
 import coded_experts
 import interpreted_codes  # noqa: F401
 import quick_interpreter  # noqa: F401
 import route_cases
 
 from quire.config.experts import Gating
+from quire.kernels import lora
+from quire.kernels.lora import triton as lora_kernels
 from quire.kernels.moe import reference
 from quire.kernels.moe import triton as moe
 
@@ -64,6 +68,47 @@ def check_codes() -> None:
         close(moe.experts(*arguments), coded_experts.expected(*arguments))
 
 
+def check_adapters() -> None:
+    """Rows without an adapter are those of `experts`, bit for bit. The small products are Triton's too."""
+    moe.lora = types.SimpleNamespace(**vars(lora) | {"add": lora_kernels.add})
+    for n, k, n_experts, hidden, inner, n_places in ((1, 2, 4, 64, 48, 1), (40, 2, 3, 80, 32, 2)):
+        for dtype in (torch.float32, torch.float16):
+            x, weights = torch.randn(n, hidden, dtype=dtype), torch.rand(n, k)
+            ids = torch.rand(n, n_experts).argsort(1)[:, :k].int().contiguous()
+            ids[n // 2, 0] = -1
+            gating = Gating(slope=1.702, offset=1.0, limit=1.0) if n > 1 else Gating()
+            up = (torch.randn(n_experts, 2 * inner, hidden) * 0.2).to(dtype)
+            down = (torch.randn(n_experts, hidden, inner) * 0.2).to(dtype)
+            own = adapted_expert_case.made(n, n_places, n_experts, hidden, inner, dtype)
+            if n == 1:
+                own.places[:] = 0
+            given = x, ids, weights, up, down
+            expected = reference.adapted_experts(x.double(), ids, weights, up, down, own, gating)
+            got = moe.adapted_experts(*given, own, gating)
+            close(got, expected)
+            without = own.places < 0
+            assert torch.equal(got[without], moe.experts(*given, gating)[without])
+            assert not torch.equal(got, moe.experts(*given, gating))
+            residual = torch.randn(n, hidden, dtype=dtype)
+            wanted = expected + residual.double()
+            close(moe.adapted_experts(*given, own, gating, residual=residual), wanted)
+
+
+def check_adapters_of_rounding_experts() -> None:
+    """What adapters multiply is not rounded."""
+    moe.lora = types.SimpleNamespace(**vars(lora) | {"add": lora_kernels.add})
+    n, k, n_experts, hidden, inner = 9, 2, 3, 192, 160
+    for coding in (one for one in coded_experts.CODINGS if one.dtype == torch.float8_e4m3fn):
+        up, down = (coding.matrices(n_experts, *size, torch.float32) for size in ((2 * inner, hidden), (hidden, inner)))
+        own = adapted_expert_case.made(n, 2, n_experts, hidden, inner, torch.float32)
+        ids = torch.rand(n, n_experts).argsort(1)[:, :k].int().contiguous()
+        given = torch.randn(n, hidden), ids, torch.rand(n, k), up, down
+        exact = torch.zeros(n, hidden, dtype=torch.float64)
+        close(
+            moe.adapted_experts(*given, own, Gating()), reference.adapted_experts(*given, own, Gating(), residual=exact)
+        )
+
+
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
     error = float(((got.double() - expected).abs() / (1 + expected.abs())).max())
     assert error <= reference.TOLERANCE[got.dtype], (error, got.shape, got.dtype)
@@ -76,4 +121,6 @@ if __name__ == "__main__":
         route_cases.check(moe.route, reference.route, reference.ROUTE_TOLERANCE)
         check_experts()
         check_codes()
+        check_adapters()
+        check_adapters_of_rounding_experts()
     print("fine")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import adapted_expert_case
 import pytest
 import route_cases
 import torch
@@ -204,3 +206,24 @@ def test_what_does_not_fit_is_refused() -> None:
     for routing in (RoutingSpec(n_chosen=5), RoutingSpec(n_chosen=3, n_groups=2), RoutingSpec(n_chosen=1, n_groups=3)):
         with pytest.raises(ValueError, match="experts cannot be"):
             moe.route(torch.zeros(2, 4), routing)
+
+
+def test_adapters_of_experts_are_merged_matrices() -> None:
+    n, n_experts, hidden, inner = 17, 4, 32, 24
+    own = adapted_expert_case.made(n, 2, n_experts, hidden, inner, torch.float64)
+    x, weights = torch.randn(n, hidden, dtype=torch.float64), torch.rand(n, 2)
+    ids = torch.rand(n, n_experts).argsort(1)[:, :2].int().contiguous()
+    up = torch.randn(n_experts, 2 * inner, hidden, dtype=torch.float64)
+    down = torch.randn(n_experts, hidden, inner, dtype=torch.float64)
+    got = moe.adapted_experts(x, ids, weights, up, down, own)
+    for row, place in enumerate(own.places.tolist()):
+        matrices = (up, down)
+        if place >= 0:
+            pairs = ((up, own.up), (down, own.down))
+            matrices = tuple(adapted_expert_case.merged(one, stack, place) for one, stack in pairs)
+        alone = moe.experts(x[row : row + 1], ids[row : row + 1], weights[row : row + 1], *matrices)
+        assert (got[row] - alone[0]).abs().max() <= 1e-9
+    with pytest.raises(ValueError, match="adapters of down"):
+        moe.adapted_experts(x, ids, weights, up, down, dataclasses.replace(own, down=own.up))
+    with pytest.raises(ValueError, match="places"):
+        moe.adapted_experts(x, ids, weights, up, down, dataclasses.replace(own, places=own.places[1:]))

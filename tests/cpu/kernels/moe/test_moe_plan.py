@@ -68,8 +68,22 @@ def test_codes_are_read_64_columns_a_warp() -> None:
         for n, tokens in ((1, 8), (5, 8), (60, 16)):
             shape = ExpertsShape(n, 4, 32, 2880, 2880, codes)
             cut = plan(shape)
-            assert isinstance(cut, FewPlan) and cut.up_chunks == cut.down_chunks == chunks and cut.tokens == tokens
+            assert isinstance(cut, FewPlan) and cut.tokens == tokens
+            down = chunks if cut.lone else chunks // 2
+            assert (cut.up_chunks, cut.down_chunks, cut.blocks) == (chunks // 2, down, (2, 1) if cut.lone else (4, 4))
             assert shared_bytes(shape, cut) <= MAX_BYTES and cut.n_stages >= (WARPS if cut.lone else 2)
+
+
+def test_scales_that_need_much_room_get_smaller_items_or_less_of_it() -> None:
+    for sizes, codes, expected in (
+        ((8, 384, 7168, 2048), CodesShape(3, 32), ((2, 4), 2)),
+        ((8, 128, 2048, 768), CodesShape(3, 32, True), ((4, 4), 2)),
+        ((8, 128, 2048, 768), CodesShape(4, 32), ((4, 4), 4)),
+    ):
+        shape = ExpertsShape(8, *sizes, codes)
+        cut = plan(shape)
+        assert isinstance(cut, FewPlan) and (cut.blocks, cut.n_scales) == expected
+        assert shared_bytes(shape, cut) <= MAX_BYTES
 
 
 def test_what_is_not_for_these_kernels_says_why() -> None:

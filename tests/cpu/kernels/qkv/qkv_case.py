@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.kvstore import entry
 from quire.kernels.qkv import reference
 
@@ -102,14 +103,14 @@ def check_codes(function: Callable[..., torch.Tensor], shape: Shape, dtype: torc
     scales = entry.Scales(0.75, 2.5)
     floats = copied(given)
     expected_q = function(*floats)
-    pages = [torch.full(one.shape, POISON, device=device).to(entry.E4M3) for one in given[6:8]]  # type: ignore[union-attr]
+    pages = [torch.full(one.shape, POISON, device=device).to(E4M3) for one in given[6:8]]  # type: ignore[union-attr]
     q = function(*given[:6], *pages, given[8], scales)
     assert torch.equal(q, expected_q)
     cache_locs = given[8]
     real, n_cut = cache_locs[cache_locs > 0], 0  # type: ignore[operator,index]
     for wide, codes, scale in zip(floats[6:8], pages, scales, strict=True):
         wanted, got = ((x if x.dtype == dtype else x.float()).transpose(1, 2).flatten(0, 1) for x in (wide, codes))
-        wanted = (wanted[real].float() * (1 / scale)).clamp(-448, 448).to(entry.E4M3).float()
+        wanted = (wanted[real].float() * (1 / scale)).clamp(-448, 448).to(E4M3).float()
         assert torch.equal(got[real], wanted)
         n_cut += int((wanted.abs() == 448).sum())
         others = torch.ones(len(got), dtype=torch.bool, device=got.device)
@@ -121,7 +122,8 @@ def check_codes(function: Callable[..., torch.Tensor], shape: Shape, dtype: torc
 def check_integers(
     function: Callable[..., torch.Tensor], shape: Shape, dtype: torch.dtype, device: str = "cpu"
 ) -> None:
-    """Pages of int8 entries: bit for bit what pages of the type would hold, rounded; zeros, infinities and NaN too."""
+    """Pages of int8 entries: what pages of the type would hold, rounded; zeros, infinities and NaN too. Bit for bit on
+    a CPU."""
     given = arguments(shape, dtype, device)
     heads = given[0].unflatten(1, (-1, shape.d))  # type: ignore[union-attr]
     for row, value in enumerate((0.0, 1e-38, float("inf"), float("nan"), 1000.0)[: shape.n]):
@@ -138,9 +140,16 @@ def check_integers(
         if not len(real):
             continue
         got, wanted = flat[real].cpu(), entry.encode(expected[real].cpu())  # GPUs divide by 127 another way in torch
-        assert torch.equal(got[..., :-4], wanted[..., :-4])
-        scales, wanted_scales = (x[..., -4:].contiguous().view(torch.float32) for x in (got, wanted))
-        assert torch.equal(scales.nan_to_num(nan=-1.0), wanted_scales.nan_to_num(nan=-1.0))
+        integers, wanted_integers = (x[..., :-4].int() for x in (got, wanted))
+        scales, wanted_scales = (
+            x[..., -4:].contiguous().view(torch.float32).nan_to_num(nan=-1.0) for x in (got, wanted)
+        )
+        if device != "cpu":  # there the product of a number and a factor is part of the sum that rounds: ties differ
+            off = (integers - wanted_integers).abs()
+            assert off.max() <= 1 and float(off.double().mean()) < 5e-3
+            torch.testing.assert_close(scales, wanted_scales, rtol=1e-6, atol=0)
+        else:
+            assert torch.equal(integers, wanted_integers) and torch.equal(scales, wanted_scales)
         others = torch.ones(len(flat), dtype=torch.bool, device=device)
         others[cache_locs] = False
         assert bool((flat[others] == 7).all())

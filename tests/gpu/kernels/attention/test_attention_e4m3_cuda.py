@@ -16,11 +16,12 @@ from quire.kernels.attention import op, reference, selection
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout, SharedPrefix
 from quire.kernels.attention.variant import Variant
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.kvstore import entry
 
 pytestmark = pytest.mark.gpu
 SCALES = entry.Scales(0.5, 1.75)
-CODES = {"kv_dtype": entry.E4M3, "device": "cuda"}
+CODES = {"kv_dtype": E4M3, "device": "cuda"}
 VARIANT_NAMES = ("causal", "window", "full", "soft_cap", "learned_sinks", "sigmoid", "tree_mask", "own")
 MIXED = [(2500, 1), (600, 3), (333, 333), (900, 130), (1, 1)]
 

@@ -88,7 +88,8 @@ def check(got: torch.Tensor, expected: torch.Tensor, coding: coded_experts.Codin
         assert error(got, expected) <= reference.ROUNDED_TOLERANCE, what
         assert float((got.double() - expected).norm() / expected.norm().clamp(min=1e-9)) <= reference.ROUNDED_NORM, what
     else:
-        assert error(got, expected) <= reference.TOLERANCE[got.dtype], what
+        allowed = reference.TOLERANCE[got.dtype] * max(1.0, float(expected.std()))  # zero points make large sums
+        assert error(got, expected) <= allowed, what
 
 
 def expected_of(x, ids, weights, up, down, up_bias, down_bias, gating: Gating) -> torch.Tensor:
@@ -209,8 +210,8 @@ def test_experts_in_codes_match_float64(experts: Run, size: tuple[int, ...], dty
             got = experts(x, ids, weights, up, down, gating, **biases)
             check(got, expected, coding, coding)
             residual = torch.randn_like(got)
-            sums = expected + residual.double()
-            check(experts(x, ids, weights, up, down, gating, **biases, residual=residual), sums, coding, coding)
+            wanted = expected + residual.double()  # the kernel adds to it in place
+            check(experts(x, ids, weights, up, down, gating, **biases, residual=residual), wanted, coding, coding)
             assert torch.equal(experts(x, ids, weights, up, down, gating, **biases), got), "the same bits at every call"
 
 

@@ -74,7 +74,7 @@ def test_every_kind_of_wide_tile(tokens: int, split: int, group: int, zeros: boo
         weight = case.int4(n, k, group, torch.bfloat16, zeros=zeros, order=False, device="cuda")
         tiles = n_tiles(ProductShape(m, n, k, silu=silu), tokens)
         made = WidePlan(tokens, split, tiles if split > 1 else min(tiles, 3), 2)
-        launch = hopper.load(hopper.CodesShape(m, n, k, group, zeros), made, torch.bfloat16, silu, False, False, False)
+        launch = hopper.load(hopper.Int4Shape(m, n, k, group, zeros), made, torch.bfloat16, silu, False, False, False)
         x = case.rows(m, k, torch.bfloat16, "cuda")
         expected = reference.linear(x, weight, None, None, None, silu)
         got, again = (launch(x, weight, None, None, None, silu, None) for _ in range(2))

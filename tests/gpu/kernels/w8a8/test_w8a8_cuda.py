@@ -9,7 +9,7 @@ import quantised_case as case
 import torch
 
 from quire.kernels import catalog, w8a8
-from quire.kernels.gemm.hopper import Build, function_of
+from quire.kernels.gemm.hopper_product import Build, function_of
 from quire.kernels.gemm.plan import ProductShape
 from quire.kernels.gemm.wide import WidePlan, n_tiles
 from quire.kernels.invariance import rows_alone

@@ -18,6 +18,7 @@ from quire.kernels.attention import coded, reference
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import SharedPrefix
 from quire.kernels.attention.variant import Variant
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.kvstore import entry
 
 SCALES = entry.Scales(0.5, 1.75)
@@ -26,7 +27,7 @@ SCALES = entry.Scales(0.5, 1.75)
 def check() -> None:
     spans = [(1030 + i, 1) for i in range(20)]
     case = PagedCase(
-        spans, 16, 1, 4, 64, torch.float16, shared=[SharedPrefix(range(20), 1024)], kv_dtype=entry.E4M3
+        spans, 16, 1, 4, 64, torch.float16, shared=[SharedPrefix(range(20), 1024)], kv_dtype=E4M3
     )  # fmt: skip
     variant = Variant(case.scale)
     bare = case.bare_plan(variant)

@@ -25,10 +25,11 @@ from quire.kernels.attention.hopper import launcher
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import Layout
 from quire.kernels.attention.variant import Variant
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.kvstore import entry
 
 HERE = pathlib.Path(__file__).resolve().parent
-BF16, HALF, CODES = torch.bfloat16, torch.float16, {"kv_dtype": entry.E4M3}
+BF16, HALF, CODES = torch.bfloat16, torch.float16, {"kv_dtype": E4M3}
 SCALES = entry.Scales(0.5, 1.75)
 
 
@@ -69,7 +70,7 @@ def test_small_lines_match_float64(emulation: None) -> None:
         bare = case.bare_plan(variant)
         plan = dataclasses.replace(bare, work=work.make(bare, n_ctas=one.n_ctas))
         assert plan.work.n_small and not plan.work.n_large
-        kind, scales = (coded, (SCALES,)) if case.k.dtype == entry.E4M3 else (launcher, ())
+        kind, scales = (coded, (SCALES,)) if case.k.dtype == E4M3 else (launcher, ())
         assert kind.static_obstacle(plan, variant, case.dtype, case.k.dtype) is None
         out, lse = torch.full_like(case.q, 7.0).contiguous(), torch.full(case.q.shape[:2], 7.0)
         kind.run(case.q, case.k, case.v, plan, variant, out, lse, *scales)

@@ -11,32 +11,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from quire.compute.adapters.files import Adapter, Pair
+from quire.compute.adapters.active import Active, Rows
+from quire.compute.adapters.experts import LinesExpertAdapters, StackedExpertAdapters, bank_bytes
+from quire.compute.adapters.files import Adapter
+from quire.compute.adapters.pairs import Pair
 from quire.compute.device.device import Device
+from quire.compute.layers.experts import Experts
 from quire.compute.layers.linear import Linear
 from quire.compute.schemes.scheme import Product
 from quire.config.parameters import Matrix
 from quire.core.errors import EngineError
-from quire.kernels import lora, qgemm
+from quire.kernels import lora
 from quire.kernels.act import silu_mul as silu_mul_op
 from quire.kernels.gemm import Norm
 from quire.kernels.lora.weight import blocks_of, most_tiles
-
-Rows = lora.Tiles | lora.Groups
-"""Of a step, which have which adapter, as its bank takes it."""
-
-
-@dataclasses.dataclass(slots=True)
-class Active:
-    """What the step that is computed now, or captured, has beside the model's products."""
-
-    rows: Rows | None = None
-    n_rows: int = 0
 
 
 class AdaptedProduct:
@@ -74,14 +68,14 @@ class AdaptedProduct:
         return silu_mul_op(y) if silu_mul else y
 
 
-class _PackedProduct(AdaptedProduct):
-    def __init__(self, product: Product, active: Active, n_places: int) -> None:
+class _LinesProduct(AdaptedProduct):
+    def __init__(self, product: Product, active: Active, places: lora.Places) -> None:
         super().__init__(product, active)
-        self.places: list[lora.Packed | None] = [None] * n_places
+        self._places = places
 
     def _add(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> None:
         assert not isinstance(rows, lora.Tiles)
-        lora.add_packed(x, self.places, rows, y, norm)
+        lora.add_lines(x, self._places, rows, y, norm)
 
 
 class _StackedProduct(AdaptedProduct):
@@ -96,11 +90,13 @@ class _StackedProduct(AdaptedProduct):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kept:
-    """An adapter on the host, as its bank takes it: of each product; or all in one tensor, and ranks behind it."""
+    """An adapter on the host, as its place takes it: of each product; or all in one tensor, and ranks behind it."""
 
-    packed: Sequence[lora.Packed | None] = ()
+    lines: Sequence[lora.Lines | None] = ()
     numbers: torch.Tensor | None = None
     ranks: torch.Tensor | None = None
+    experts: Sequence[Any] = ()
+    """Of each layer with experts beside that, see `experts.StackedExpertAdapters`."""
 
 
 class Adapters:
@@ -131,71 +127,68 @@ class Adapters:
     def enter_device(self) -> None:
         """Take it again: places without adapters."""
 
-    @contextlib.contextmanager
-    def active(self, rows: Rows | None, n_rows: int) -> Iterator[None]:
+    def active(self, rows: Rows | None, n_rows: int) -> contextlib.AbstractContextManager[None]:
         """Steps inside have these rows; None: no adapters."""
-        self._active.rows, self._active.n_rows = rows, n_rows
-        try:
-            yield
-        finally:
-            self._active.rows = None
+        return self._active.step(rows, n_rows)
 
 
-class PackedAdapters(Adapters):
-    """On a CPU: each as its kernels have matrices."""
+class LinesAdapters(Adapters):
+    """On a CPU: each by itself."""
 
-    def __init__(self, linears: Sequence[Linear], n_places: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, linears: Sequence[Linear], n_places: int, dtype: torch.dtype, experts: Sequence[Experts] = ()
+    ) -> None:
         super().__init__(n_places)
-        self._matrices, self._dtype = [linear.matrix for linear in linears], dtype
-        self._products = [_PackedProduct(linear.product, self._active, n_places) for linear in linears]
-        for linear, product in zip(linears, self._products, strict=True):
-            linear.run = product
+        self._dtype = dtype
+        of_experts = [linear for layer in experts for linear in layer.of_experts]
+        self._linears = [*linears, *of_experts]
+        for linear in self._linears:
+            matrix = linear.matrix
+            linear.places = places = lora.Places(n_places, matrix.n_out, matrix.n_in)
+            linear.run = _LinesProduct(linear.product, self._active, places)
+        for layer in experts:
+            LinesExpertAdapters(layer, self._active)
 
     def keep(self, adapter: Adapter) -> Kept:
         """See `Adapters`."""
-        return Kept([self._packed(matrix, adapter) for matrix in self._matrices])
+        return Kept([self._lines(linear.matrix, adapter) for linear in self._linears])
 
-    def _packed(self, matrix: Matrix, adapter: Adapter) -> lora.Packed | None:
-        found: list[tuple[int, int, int, int, qgemm.PackedWeight]] = []
-        lines: list[torch.Tensor] = []
-        row = column = 0
+    def _lines(self, matrix: Matrix, adapter: Adapter) -> lora.Lines | None:
+        parts, start = [], 0
         for name, size in matrix.parts:
             pair = adapter.pairs.get(name)
             if pair is not None:
-                rank = len(pair.a)
-                found.append((row, row + rank, column, column + size, self._pack(pair.b)))
-                lines.append(pair.a)
-                row += rank
-            column += size
-        return lora.Packed(self._pack(torch.cat(lines)), tuple(found)) if found else None
-
-    def _pack(self, matrix: torch.Tensor) -> qgemm.PackedWeight:
-        return qgemm.pack_floats(matrix.to(self._dtype))
+                parts.append((start, pair.a, pair.b))
+            start += size
+        return lora.Lines.of(parts, self._dtype) if parts else None
 
     def put(self, place: int, kept: Kept) -> None:
         """See `Adapters`."""
-        for product, one in zip(self._products, kept.packed, strict=True):
-            product.places[place] = one
+        for linear, one in zip(self._linears, kept.lines, strict=True):
+            assert linear.places is not None
+            linear.places.put(place, one)
 
     def rows(self, places: np.ndarray) -> Rows:
         """See `Adapters`."""
-        return lora.groups_of(places)
+        return places
 
 
 class StackedAdapters(Adapters):
     """On a GPU: one tensor [places, numbers of an adapter of the largest rank], so that it is loaded by one copy."""
 
     def __init__(
-        self, linears: Sequence[Linear], n_places: int, max_rank: int, dtype: torch.dtype, device: Device
-    ) -> None:
+        self, linears: Sequence[Linear], n_places: int, max_rank: int, dtype: torch.dtype, device: Device,
+        experts: Sequence[Experts] = (),
+    ) -> None:  # fmt: skip
         super().__init__(n_places)
+        self._experts = [StackedExpertAdapters(one, self._active, n_places, max_rank, dtype, device) for one in experts]
         self._matrices, self._most, self._device = [linear.matrix for linear in linears], max_rank, device
         sizes = [_n_numbers(one, max_rank) for one in self._matrices]
         counts = [len(one.parts) for one in self._matrices]
         self._starts, self._rank_starts = ([0, *itertools.accumulate(each)] for each in (sizes, counts))
         self._dtype = dtype
         self._lay()
-        self.n_bytes = self._numbers.nbytes + self._ranks.nbytes
+        self.n_bytes = self._numbers.nbytes + self._ranks.nbytes + sum(one.n_bytes for one in self._experts)
         self._products = [
             _StackedProduct(linear.product, self._active, self._stack(index)) for index, linear in enumerate(linears)
         ]
@@ -237,7 +230,7 @@ class StackedAdapters(Adapters):
                 column += size
         if self._numbers.is_cuda:
             numbers = numbers.pin_memory()
-        return Kept(numbers=numbers[0], ranks=ranks)
+        return Kept(numbers=numbers[0], ranks=ranks, experts=[one.keep(adapter) for one in self._experts])
 
     def _write(self, a: torch.Tensor, b: torch.Tensor, pair: Pair) -> None:
         rank = len(pair.a)
@@ -248,23 +241,29 @@ class StackedAdapters(Adapters):
         assert kept.numbers is not None and kept.ranks is not None
         self._numbers[place].copy_(kept.numbers, non_blocking=True)
         self._ranks[place].copy_(kept.ranks, non_blocking=True)
+        for one, own in zip(self._experts, kept.experts, strict=True):
+            one.put(place, own)
 
     def rows(self, places: np.ndarray) -> Rows:
         """See `Adapters`."""
         n = len(places)
         order, tiles = lora.tiles_of(places, most_tiles(n, self.n_places))
-        sent = self._device.upload(np.concatenate([order, tiles.ravel()]))
-        return lora.Tiles(sent[:n], sent[n:].view(-1, 3))
+        sent = self._device.upload(np.concatenate([order, places.astype(np.int32), tiles.ravel()]))
+        return lora.Tiles(sent[:n], sent[2 * n :].view(-1, 3), sent[n : 2 * n])
 
     def leave_device(self) -> None:
         """See `Adapters`."""
         self._numbers, self._ranks = self._numbers[:0].clone(), self._ranks[:0].clone()
+        for one in self._experts:
+            one.leave_device()
         for index, product in enumerate(self._products):
             product.stack = self._stack(index)
 
     def enter_device(self) -> None:
         """See `Adapters`."""
         self._lay()
+        for one in self._experts:
+            one.lay()
         for index, product in enumerate(self._products):
             product.stack = self._stack(index)
 
@@ -274,17 +273,22 @@ def _n_numbers(matrix: Matrix, rank: int) -> int:
     return len(matrix.parts) * rank * matrix.n_in + matrix.n_out * rank
 
 
-def device_bytes(device: Device, linears: Iterable[Linear], n_places: int, max_rank: int, dtype: torch.dtype) -> int:
+def device_bytes(
+    device: Device, linears: Iterable[Linear], n_places: int, max_rank: int, dtype: torch.dtype,
+    experts: Sequence[Experts] = (),
+) -> int:  # fmt: skip
     """What `adapters_on` takes for them, but for some numbers."""
     if device.is_host:
         return 0
-    return n_places * dtype.itemsize * sum(_n_numbers(linear.matrix, max_rank) for linear in linears)
+    n_bytes = n_places * dtype.itemsize * sum(_n_numbers(linear.matrix, max_rank) for linear in linears)
+    return n_bytes + sum(bank_bytes(layer, n_places, max_rank, dtype) for layer in experts)
 
 
 def adapters_on(
-    device: Device, linears: Sequence[Linear], n_places: int, max_rank: int, dtype: torch.dtype
-) -> Adapters:
-    """Around these products of a finished model."""
+    device: Device, linears: Sequence[Linear], n_places: int, max_rank: int, dtype: torch.dtype,
+    experts: Sequence[Experts] = (),
+) -> Adapters:  # fmt: skip
+    """Around these products of a finished model, and those of the experts of some layers."""
     if device.is_host:
-        return PackedAdapters(linears, n_places, dtype)
-    return StackedAdapters(linears, n_places, max_rank, dtype, device)
+        return LinesAdapters(linears, n_places, dtype, experts)
+    return StackedAdapters(linears, n_places, max_rank, dtype, device, experts)

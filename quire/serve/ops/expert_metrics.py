@@ -1,0 +1,49 @@
+"""Families of /metrics about the experts of a model: how evenly they are chosen, and how evenly ranks have them.
+
+Owns their names. Does not own the figures (`engine/expert_load`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from quire.core.events import EngineStats
+
+
+def families(model_name: str, stats: EngineStats) -> Iterator[Metric]:
+    """Empty without experts; those of ranks only where experts move between them."""
+    if stats.expert_imbalance:
+        family = GaugeMetricFamily(
+            "quire:expert_imbalance", "Tokens of a layer's busiest expert over those of its mean one.",
+            labels=["model_name"],
+        )  # fmt: skip
+        family.add_metric([model_name], stats.expert_imbalance)
+        yield family
+    facts = stats.expert_balance
+    if facts is None:
+        return
+    ranks = GaugeMetricFamily(
+        "quire:expert_rank_imbalance", "Load of the most loaded rank over the mean one, in the last window.",
+        labels=["model_name", "placement"],
+    )  # fmt: skip
+    for placement, value in (("before", facts.before), ("after", facts.after)):
+        ranks.add_metric([model_name, placement], value)
+    yield ranks
+    counters = {
+        "expert_rearrangements": ("Times that experts were rearranged.", facts.n_rearranged),
+        "expert_slots_changed": ("Slots of ranks that took another expert.", facts.n_moved),
+        "expert_moved_bytes": ("Bytes of experts that rank 0 took.", facts.moved_bytes),
+    }
+    for name, (meaning, count) in counters.items():
+        counter = CounterMetricFamily(f"quire:{name}", meaning, labels=["model_name"])
+        counter.add_metric([model_name], count)
+        yield counter
+    stood = GaugeMetricFamily(
+        "quire:expert_rearrangement_seconds", "For which steps stood still for it: in all, at most at once.",
+        labels=["model_name", "part"],
+    )  # fmt: skip
+    for part, value in (("all", facts.last_s), ("longest", facts.longest_s)):
+        stood.add_metric([model_name, part], value)
+    yield stood

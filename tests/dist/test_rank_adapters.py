@@ -1,0 +1,84 @@
+"""Adapters of an engine of two ranks say what they say with one; they come and go while it runs, on all ranks."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+from adapter_case import write_adapter
+from family_cases import CASES, IDS, random_checkpoint
+from rank_cases import SIZE
+
+from quire import LLM, LoRARequest, SamplingParams
+from quire.core.errors import ConfigError, LoadError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=0, ignore_eos=True, detokenize=False)
+OPTIONS: dict[str, Any] = {
+    **SIZE, "skip_tokenizer_init": True, "enable_sleep_mode": True, "max_model_len": 64, "enable_lora": True,
+    "max_loras": 2, "max_cpu_loras": 3,
+}  # fmt: skip
+NAMES = "-ab-cab"
+Answer = tuple[tuple[int, ...], list[float]]
+
+
+def answers(llm: LLM, folder: pathlib.Path, names: str) -> list[Answer]:
+    """Tokens, and their log-probabilities, of requests in one batch; '-': without an adapter."""
+    requests = [None if one == "-" else LoRARequest(one, 1, str(folder / one)) for one in names]
+    prompts = [{"prompt_token_ids": [*IDS, place]} for place in range(len(names))]
+    outputs = [one.outputs[0] for one in llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=requests)]
+    return [
+        (tuple(one.token_ids), [line[t].logprob for line, t in zip(one.logprobs, one.token_ids, strict=True)])
+        for one in outputs
+    ]
+
+
+def tokens(found: list[Answer]) -> list[tuple[int, ...]]:
+    return [one for one, _ in found]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    made = tmp_path_factory.mktemp("models")
+    family, fields = CASES["mimo"]
+    oracle = random_checkpoint(made / "model", family, **fields)
+    for seed, name in enumerate("abc"):
+        write_adapter(made / name, oracle, seed=seed, size=0.15)
+    write_adapter(made / "large", oracle, rank=17)
+    return made
+
+
+def test_two_ranks_say_what_one_says(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = LLM(str(folder / "model"), **OPTIONS)
+    expected = tokens(answers(one, folder, NAMES))
+    one.shutdown()
+    assert len(set(expected)) == len(NAMES), "prompts and adapters differ"
+    llm = LLM(str(folder / "model"), **OPTIONS, tensor_parallel_size=2)
+    try:
+        mixed = answers(llm, folder, NAMES)
+        assert tokens(mixed) == expected
+        assert answers(llm, folder, "-") == mixed[:1], "the model's own requests keep their bits"
+        check_loading(llm, folder, monkeypatch)
+        llm.sleep(2)
+        llm.wake_up()
+        assert tokens(answers(llm, folder, NAMES)) == expected
+    finally:
+        llm.shutdown()
+
+
+def check_loading(llm: LLM, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no rank reads, and what only one does, is not there; the engine goes on."""
+    adapters = llm.engine.adapters
+    with pytest.raises(ConfigError, match="r = 17 must be"):
+        adapters.load("large", str(folder / "large"))
+    adapters.unload("c")  # the host keeps three
+    own = llm.engine.adapters._reader._own
+    with monkeypatch.context() as patch:
+        read = own.read_adapter
+        patch.setattr(own, "read_adapter", lambda *where: ("another", *read(*where)[1:]))
+        with pytest.raises(LoadError, match="its folder has changed while ranks read it"):
+            adapters.load("c", str(folder / "c"))
+    assert [one.name for one in adapters.facts] == ["a", "b"]
+    for _ in range(3):
+        adapters.load("c", str(folder / "c"))
+        adapters.unload("c")
