@@ -9,6 +9,7 @@ The demo model goes on with the copy. Files are this project's own Python. Two e
 from __future__ import annotations
 
 import argparse
+import functools
 import pathlib
 import random
 import re
@@ -59,7 +60,7 @@ def measure(method: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     try:
         for n in args.batch_sizes:
             edits = Edits(pair.plain, options, random.Random(n))
-            rows.append({"method": method} | compare(pair, options, n, lambda n=n, edits=edits: edits.draw(n)))
+            rows.append({"method": method} | compare(pair, options, n, functools.partial(edits.draw, n)))
             shown = {name: value for name, value in rows[-1].items() if not name.endswith("_s")}
             print({name: round(one, 3) if isinstance(one, float) else one for name, one in shown.items()}, flush=True)
     finally:

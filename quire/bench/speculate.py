@@ -7,6 +7,7 @@ Invariants: both engines read the same prompts; a row says whether every token w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import statistics
 import time
@@ -83,7 +84,7 @@ def measure_speculation(
         rows = []
         for n in options.batch_sizes:
             rng = random.Random(config.seed + n)
-            rows.append(compare(pair, options, n, lambda n=n, rng=rng: _requests(pair.plain, options, n, texts, rng)))
+            rows.append(compare(pair, options, n, functools.partial(_requests, pair.plain, options, n, texts, rng)))
         return rows, pair.drafting.engine.scheduler.live.drafts.costs
     finally:
         pair.shutdown()
