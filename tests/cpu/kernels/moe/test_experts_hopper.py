@@ -58,6 +58,7 @@ CASES = [  # a lone row and several; each kind of codes and of scales
     One(1, torch.bfloat16, None, CLAMPED),
     One(4, torch.bfloat16, CODINGS[1], CLAMPED),
     One(1, torch.float16, CODINGS[2]),
+    One(12, torch.float16, CODINGS[2], CLAMPED, routing="all to one"),  # more than eight of a tile
     One(4, torch.float16, CODINGS[3], CLAMPED),
     One(1, torch.bfloat16, CODINGS[4]),
     One(4, torch.bfloat16, CODINGS[6]),
