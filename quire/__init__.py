@@ -7,7 +7,8 @@ outputs = LLM().generate("def fibonacci(n):", SamplingParams(max_tokens=64))
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # as that of typing, which takes as long to import as all that comes before `main` guards Ctrl-C
 
 if TYPE_CHECKING:
     from quire.config.engine import EngineConfig

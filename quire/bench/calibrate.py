@@ -25,6 +25,7 @@ from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.config.options import make_options
 from quire.core.plan import Spans
+from quire.core.ticker import ticked
 from quire.engine.llm import LLM
 from quire.planner.calibration import Calibration, Curve
 from quire.planner.fitting import Knob, Sample, fit
@@ -155,7 +156,7 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sampl
     times: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
     spans: dict[tuple[int, int, int], Spans] = {}
     try:
-        for turn in range(rounds + 1):
+        for turn in ticked(range(rounds + 1), f"turns of {model.shape}, {model.quantization}"):
             for shape in shapes:
                 batch, n_in, n_out = shape
                 dataset = from_lengths([(n_in, n_out)] * batch, min(VOCABULARY, model.vocab_size), f"calibrate/{shape}")

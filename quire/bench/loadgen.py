@@ -12,10 +12,13 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from tqdm import tqdm
 
 from quire.bench.client import ClientTrace
 from quire.bench.datasets import BenchRequest
+from quire.core.ticker import ticking
 
 Send = Callable[[BenchRequest, float], Awaitable[ClientTrace]]
 """(request, scheduled time) → trace."""
@@ -32,6 +35,18 @@ def arrival_offsets_s(n: int, request_rate: float, burstiness: float, seed: int)
     scale_s = 1 / (request_rate * burstiness)
     gaps_s = (rng.gammavariate(burstiness, scale_s) for _ in range(n - 1))
     return list(itertools.accumulate(gaps_s, initial=0.0))[:n]
+
+
+@contextlib.contextmanager
+def counted(n: int) -> Iterator[Callable[[], object]]:
+    """Gives what is to be called for each of n requests that is answered: a bar on a terminal, else the log's lines."""
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(tqdm(total=n, unit="req", disable=None))
+        if not bar.disable:
+            yield bar.update
+            return
+        ticker = stack.enter_context(ticking("requests answered", n))
+        yield lambda: ticker.advance(1)
 
 
 async def run_load(

@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quire.bench.datasets import WARM_UP, BenchRequest, Dataset, from_lengths
 from quire.bench.limit import LimitShares, compared
@@ -20,10 +19,11 @@ from quire.bench.summary import summary
 from quire.bench.timeline import Timeline
 from quire.bench.view import View
 from quire.bench.workloads import LatencyCase
-from quire.core.errors import EngineError
+from quire.core.errors import ConfigError, EngineError
 from quire.core.outputs import RequestOutput
 from quire.core.prompts import TokensPrompt
 from quire.core.sampling import SamplingParams
+from quire.core.ticker import ticked
 from quire.engine.expert_load import Loads, imbalance
 from quire.engine.llm import LLM
 from quire.engine.step_record import StepRecord
@@ -93,11 +93,11 @@ def measure_throughput(
             BenchRequest(request.prompt_token_ids, min(request.output_len, options.warmup_output_len))
             for request in dataset(WARM_UP - i)
         ]
-        timed_run(llm, short, temperature)
+        timed_run(llm, short, temperature, show_bar=True)
     runs, before = [], llm.expert_loads()
     for repetition in range(options.num_repeats):
         requests = dataset(repetition)
-        runs.append(timed_run(llm, requests, temperature, show_bar=sys.stderr.isatty()))
+        runs.append(timed_run(llm, requests, temperature, show_bar=True))
     n_input = sum(len(request.prompt_token_ids) for request in requests)
     n_output = sum(request.output_len for request in requests)
     by_time = sorted(runs, key=lambda run: run.elapsed_s)
@@ -124,6 +124,16 @@ def measure_throughput(
     return results, middle.timeline
 
 
+def check_batches(llm: LLM, sizes: Iterable[int], flag: str) -> None:
+    """ConfigError for a batch that cannot run together."""
+    for size in sizes:
+        if size > llm.max_num_seqs:
+            raise ConfigError(
+                f"{flag} {size:,} is more than the {llm.max_num_seqs:,} sequences that run at once: take fewer, or "
+                "raise --max-num-seqs"
+            )
+
+
 def measure_latency(
     llm: LLM, cases: Sequence[LatencyCase], vocab_size: int, options: LatencyOptions, view: View | None = None
 ) -> tuple[list[dict[str, object]], Timeline]:
@@ -135,10 +145,13 @@ def measure_latency(
     for case in cases:
         seed = f"{llm.config.seed}/{case}"  # a case must not find its prompts in the cache of the one before
         dataset = from_lengths([(case.input_len, case.output_len)] * case.batch_size, vocab_size, seed)
-        for i in range(options.num_iters_warmup):
-            timed_run(llm, dataset(WARM_UP - i), temperature=0.0)
-        before = llm.expert_loads()
-        runs_of.append([timed_run(llm, dataset(i), temperature=0.0) for i in range(options.num_iters)])
+        passes = [*(WARM_UP - i for i in range(options.num_iters_warmup)), *range(options.num_iters)]
+        runs, before = [], llm.expert_loads()
+        for i in ticked(passes, f"passes of {case.batch_size} x ({case.input_len} in, {case.output_len} out)"):
+            if i == 0:
+                before = llm.expert_loads()
+            runs.append(timed_run(llm, dataset(i), temperature=0.0))
+        runs_of.append(runs[options.num_iters_warmup :])
         experts.append(_expert_figures(llm, before))
         datasets.append(dataset)
     columns = zip(cases, runs_of, experts, strict=True)

@@ -12,6 +12,9 @@ from quire.bench.summary import PERCENTILES
 from quire.core.errors import ConfigError
 from quire.core.sampling import Temperature
 
+MOST_COMPARED = 16_384
+"""Tokens of a sequence beyond which its attention in float64 takes hours on a CPU."""
+
 
 def _doc(text: str, **bounds: Any) -> Meta:
     return Meta(description=text, **bounds)
@@ -208,7 +211,7 @@ class NumericsOptions(msgspec.Struct, kw_only=True):
         ),
     ] = msgspec.field(default_factory=lambda: ["bf16", "fp16", "fp32"])
     lengths: Annotated[
-        list[Annotated[int, Meta(ge=1)]],
+        list[Annotated[int, Meta(ge=1, le=MOST_COMPARED)]],
         _doc("Tokens of the sequences; those beyond a model's context are for random inputs alone."),
     ] = msgspec.field(default_factory=lambda: [16, 128, 512, 1024])
     text: Annotated[str, _doc("File whose text is the model's prompt, in UTF-8; default: random token ids.")] = ""

@@ -11,11 +11,10 @@ import os
 import random
 
 import msgspec
-from tqdm import tqdm
 
 from quire.bench.client import CompletionsClient, first_model, open_session
 from quire.bench.datasets import BenchRequest
-from quire.bench.loadgen import run_load
+from quire.bench.loadgen import counted, run_load
 from quire.bench.options import ReplayOptions
 from quire.bench.serving import ServingRun
 from quire.core import env
@@ -85,7 +84,7 @@ async def replay(path: str, options: ReplayOptions) -> ServingRun:
         served = await first_model(session, base_url, options.ready_check_timeout_sec)
         fields: dict[str, object] = {"temperature": options.temperature, "ignore_eos": True}
         client = CompletionsClient(session, f"{base_url}/v1/completions", options.model or served, fields)
-        with tqdm(total=len(requests), unit="req", disable=None) as bar:
+        with counted(len(requests)) as on_done:
             due_s = [offset_s / options.speed for offset_s in offsets_s]
-            traces, duration_s = await run_load(requests, client.complete, due_s, on_done=bar.update)
+            traces, duration_s = await run_load(requests, client.complete, due_s, on_done=on_done)
     return ServingRun(traces, duration_s, client.model)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tqdm import tqdm
-
 from quire.bench.client import ClientTrace, CompletionsClient, first_model, open_session
 from quire.bench.datasets import WARM_UP
-from quire.bench.loadgen import arrival_offsets_s, run_load
+from quire.bench.loadgen import arrival_offsets_s, counted, run_load
 from quire.bench.options import ServeBenchOptions
 from quire.bench.summary import PERCENTILES, percentile, summary
 from quire.core import env
@@ -60,10 +58,8 @@ async def measure_serving(options: ServeBenchOptions) -> ServingRun:
             trace = await client.complete(request)
             if trace.error:
                 raise EngineError(f"the warm-up request failed: {trace.error}")
-        with tqdm(total=len(timed), unit="req", disable=None) as bar:
-            traces, duration_s = await run_load(
-                timed, client.complete, offsets_s, options.max_concurrency, on_done=bar.update
-            )
+        with counted(len(timed)) as on_done:
+            traces, duration_s = await run_load(timed, client.complete, offsets_s, options.max_concurrency, on_done)
     return ServingRun(traces, duration_s, client.model)
 
 

@@ -17,11 +17,12 @@ from typing import Any
 import msgspec
 
 from quire.bench.datasets import BenchRequest
-from quire.bench.offline import exact_params
+from quire.bench.offline import check_batches, exact_params
 from quire.bench.options import SpeculateOptions
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.prompts import TokensPrompt
+from quire.core.ticker import ticked
 from quire.engine.llm import LLM
 from quire.kernels.invariance import RowsAlone
 from quire.planner.drafts import DraftCosts, expected_tokens
@@ -80,6 +81,7 @@ def measure_speculation(
     """A row for each batch size: rates, acceptance and what they let expect; and what a step and a guess cost."""
     pair = Pair.load(config, options.acceptance)
     try:
+        check_batches(pair.plain, options.batch_sizes, "--batch-sizes")
         texts = _prompts(pair.plain, options)
         rows = []
         for n in options.batch_sizes:
@@ -124,7 +126,8 @@ def compare(pair: Pair, options: SpeculateOptions, n: int, draw: Callable[[], li
     wall_s = {"plain": list[float](), "drafting": list[float]()}
     cpu_s = {"plain": list[float](), "drafting": list[float]()}
     is_same, before = True, pair.drafting.stats()
-    for iteration in range(-options.num_iters_warmup, options.num_iters):
+    passes = range(-options.num_iters_warmup, options.num_iters)
+    for iteration in ticked(passes, f"pairs of passes of {n} requests"):
         requests = draw()
         outputs = {}
         turns = [("plain", pair.plain), ("drafting", pair.drafting)]

@@ -27,6 +27,7 @@ from quire.core.errors import ConfigError, LoadError, RequestError, shown
 from quire.core.files import read_regular
 from quire.core.prompts import TokensPrompt
 from quire.core.sampling import SamplingParams
+from quire.core.ticker import ticking
 from quire.core.units import format_bytes
 from quire.engine.early_exit import leave_early
 from quire.engine.llm import LLM
@@ -152,7 +153,9 @@ def measure(
                 skipped[variant.name] = error.message
                 continue
             try:
-                yield _row(variant, llm, turns, texts, tasks)
+                with ticking(f"measuring {variant.name}"):
+                    row = _row(variant, llm, turns, texts, tasks)
+                yield row
             except (ConfigError, RequestError) as error:
                 if is_base:
                     raise

@@ -111,9 +111,10 @@ def run_latency(namespace: argparse.Namespace) -> int:
     config = _engine_for(namespace, options.workload)
     view = _view(options, config)
     llm = load_llm(config)
-    from quire.bench.offline import measure_latency
+    from quire.bench.offline import check_batches, measure_latency
 
     try:
+        check_batches(llm, (case.batch_size for case in cases), "--batch-size")
         rows, timeline = measure_latency(llm, cases, min(options.vocab_size, llm.logits_width), options, view)
     finally:
         llm.shutdown()

@@ -56,4 +56,4 @@ class _FileParser(FlagParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Raise ConfigError."""
-        raise ConfigError(f"{self.prog}: {message}")
+        raise ConfigError(message if self.prog in message else f"{self.prog}: {message}")

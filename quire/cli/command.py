@@ -18,6 +18,7 @@ from quire.config.flags import FlagParser
 from quire.core.errors import ConfigError, LoadError, QuireError, complaint, shown
 from quire.core.shortage import shortage
 from quire.core.spelling import did_you_mean
+from quire.engine import logs
 
 COMMANDS = {
     "serve": "Serve a model over HTTP, with the OpenAI API and a web page to talk to it.",
@@ -36,6 +37,9 @@ COMMANDS = {
 }
 """Subcommand → help line. Its module, `quire.cli.<name>` with _ for -, has `configure(parser)` and
 `run(namespace) -> int`."""
+
+SERVING = ("serve", "cluster")
+"""They set up a log of their own."""
 
 
 def run(arguments: list[str]) -> int:
@@ -97,4 +101,6 @@ def _run(arguments: list[str]) -> int:
     if not hasattr(namespace, "run"):
         parser.print_help()
         return 2
+    if command not in SERVING:
+        logs.show_progress()
     return int(namespace.run(namespace))

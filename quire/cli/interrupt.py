@@ -1,12 +1,12 @@
 """What Ctrl-C does where KeyboardInterrupt is no good: while libraries load, and while an answer is made.
 
 Loading libraries swallow it or make tracebacks of it, so the process ends instead; an answer stops between two parts.
+Imports little: until `main` guards the process, Ctrl-C prints a traceback.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
@@ -29,11 +29,11 @@ def instant_exit() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-@dataclasses.dataclass(slots=True)
 class Stop:
     """Whether Ctrl-C was pressed."""
 
-    pressed: bool = False
+    def __init__(self) -> None:
+        self.pressed = False
 
     def press(self, *_: object) -> None:
         """Handle SIGINT: the first is noted, the next raises KeyboardInterrupt."""

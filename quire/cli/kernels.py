@@ -72,9 +72,10 @@ def run_list(namespace: argparse.Namespace) -> int:
 
     for op, meaning in catalog.OPS.items():
         print(f"{op}: {meaning}")
+        width = 2 + max((len(entry.name) for entry in catalog.of(op)), default=9)
         for entry in catalog.of(op):
             state = entry.machine_obstacle()
-            print(f"  {entry.name:<11}{'/'.join(entry.devices):<10}{'no: ' + state if state else 'available'}")
+            print(f"  {entry.name:<{width}}{'/'.join(entry.devices):<10}{'no: ' + state if state else 'available'}")
     print()
     for name, value in dataclasses.asdict(catalog.toolchain()).items():
         print(f"{name:<10}{value}")

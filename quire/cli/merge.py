@@ -10,6 +10,7 @@ import pathlib
 import time
 
 from quire.cli.interrupt import instant_exit
+from quire.config.advice import check_adapter_folder
 from quire.config.model import read_arch
 from quire.core.units import format_bytes
 
@@ -30,6 +31,7 @@ def run(namespace: argparse.Namespace) -> int:
         from quire.compute.quantize.folder import Folder, check_target
         from quire.compute.weights.hub import find_checkpoint
 
+        check_adapter_folder(namespace.adapter, "ADAPTER")
         check_target(target)
         source = find_checkpoint(namespace.model_argument)
         merge = Merge(source, read_arch(source), str(pathlib.Path(namespace.adapter).expanduser()))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from quire.bench.shape import PREFIX, shape_options
 from quire.cli.interrupt import instant_exit
+from quire.config.advice import check_adapter_folder
 from quire.config.command_line import CONFIG_FLAG
 from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser, add_flags, given_values
 from quire.config.options import make_options
+from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -50,7 +53,17 @@ def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineCo
     values["model"] = model
     if model.startswith(PREFIX):
         values = values | shape_options(model)
-    return make_options(EngineConfig, values)
+    config = make_options(EngineConfig, values)
+    _check_adapters(config)
+    return config
+
+
+def _check_adapters(config: EngineConfig) -> None:
+    """ConfigError for folders of adapters that are none: this is said before a model is loaded."""
+    for name, path in map(lora_module, config.lora_modules):
+        check_adapter_folder(path, f"--lora-modules {name}={path}")
+    if config.lora_root and not pathlib.Path(config.lora_root).expanduser().is_dir():
+        raise ConfigError(f"--lora-root: {shown(config.lora_root)}: there is no such folder")
 
 
 def load_llm(config: EngineConfig) -> LLM:

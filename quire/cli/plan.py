@@ -31,6 +31,7 @@ from quire.planner.accelerators import (
     REFERENCE,
     Accelerator,
     accelerator_named,
+    accelerator_seen,
     calibration_for,
     host_accelerator,
 )
@@ -41,6 +42,8 @@ from quire.planner.search import MOST_DEVICES, Task
 from quire.planner.workload import Workload, check_price, parse_objective, workload_named
 
 HERE = "here"
+ABOUT_DEVICES = ("price", "count", "mesh", "slo", "workload", "calibration", "max_num_seqs", "max_model_len")
+"""Flags that change nothing without --gpu."""
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
 
@@ -59,11 +62,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--mesh", default="", help="only this one, such as tp=4,pp=2; otherwise all of --count are compared")
     add("--weights", default="auto", help="format of weights, such as fp8, int8, int4-g128 (default: the model's type)")
     add("--kv-cache-dtype", default="auto", help="of keys and values: bfloat16, fp8, int8 (default: the model's type)")
-    add("--workload", default="chat", help="chat, rag, offline, or a JSON file of lengths (default: chat)")
+    add("--workload", default="", help="chat, rag, offline, or a JSON file of lengths (default: chat)")
     add("--slo", default="", help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms; none sets none")
     add("--price", type=float, default=None, help="dollars an hour of one GPU")
-    add("--max-model-len", type=int, default=0, help="longest sequence (default: the model's)")
-    add("--max-num-seqs", type=int, default=0, help="most sequences at once of a replica (default: 1024)")
+    add("--max-model-len", type=int, default=None, help="longest sequence (default: the model's)")
+    add("--max-num-seqs", type=int, default=None, help="most sequences at once of a replica (default: 1024)")
     add("--calibration", default="", help="file of `quire bench calibrate`, in place of what comes with Quire")
     add("--json", action="store_true", help="print JSON")
     add("--plot", default="", metavar="FILE.png", help="draw roofline, memory and frontier (needs matplotlib)")
@@ -175,15 +178,16 @@ def _from_hub(model: str) -> pathlib.Path:
 
 
 def _task(namespace: argparse.Namespace) -> Task:
-    workload = workload_named(namespace.workload)
+    workload = workload_named(namespace.workload or "chat")
     objective = parse_objective(namespace.slo or workload.slo)
     formats_named(namespace.weights, namespace.kv_cache_dtype)  # whatever is wrong is said before a model is fetched
     device, calibration = _device(namespace)
     arch = find_arch(namespace.model)
-    _check_lengths(arch, namespace.max_model_len, workload if namespace.gpu else None)
-    limits = Limits(max_model_len=namespace.max_model_len)
+    max_model_len = namespace.max_model_len or 0
+    _check_lengths(arch, max_model_len, workload if namespace.gpu else None)
+    limits = Limits(max_model_len=max_model_len)
     if device.is_host:
-        limits = Limits(max_model_len=namespace.max_model_len, max_num_seqs=DEFAULT_SEQS["cpu"],
+        limits = Limits(max_model_len=max_model_len, max_num_seqs=DEFAULT_SEQS["cpu"],
                         max_num_batched_tokens=DEFAULT_BATCHED_TOKENS["cpu"], captures=False)  # fmt: skip
     if namespace.max_num_seqs:
         limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs)
@@ -209,9 +213,9 @@ def _check_lengths(arch: ModelArch, max_model_len: int, workload: Workload | Non
 
 
 def _check_counts(namespace: argparse.Namespace) -> None:
-    for flag in ("price", "count", "mesh"):
+    for flag in ABOUT_DEVICES:
         if getattr(namespace, flag) not in (None, "") and not namespace.gpu:
-            raise ConfigError(f"--{flag} is about devices: say which with --gpu")
+            raise ConfigError(f"--{flag.replace('_', '-')} is about devices: say which with --gpu")
     for flag, least, most in (("count", 1, MOST_DEVICES), ("max_model_len", 0, 1 << 30), ("max_num_seqs", 0, 65536)):
         value = getattr(namespace, flag)
         if value is None:
@@ -224,6 +228,8 @@ def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
     if namespace.gpu != HERE:
         device = accelerator_named(namespace.gpu or REFERENCE)
+        if given is not None and namespace.gpu:
+            _check_calibrated(given, device)
         return device, given or calibration_for(device)
     if given is not None and given.device == "cpu":
         return host_accelerator(given), given
@@ -231,6 +237,17 @@ def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
 
     device, found = this_machine()
     return device, given or found
+
+
+def _check_calibrated(given: Calibration, device: Accelerator) -> None:
+    """ConfigError for times of another device."""
+    seen = accelerator_seen(given.device)
+    if given.device == "cpu" or (seen is not None and seen.name != device.name):
+        raise ConfigError(
+            f"--calibration was measured on {'a CPU' if given.device == 'cpu' else f'the {given.device}'}, and --gpu is"
+            f" {device.name}: give --gpu {'here' if given.device == 'cpu' or seen is None else seen.name}, or leave"
+            " --calibration out"
+        )
 
 
 def _mesh(text: str, count: int) -> Mesh | None:

@@ -321,7 +321,7 @@ def _tokens(
     if arguments.tokens:
         return parse_count(arguments.tokens, "--tokens"), ""
     found = law.optimum_of_size(plan.n_active).n_tokens
-    return found, f" ({found / plan.n_active:.3g} a parameter, of which {law.name} takes a model to be the best use)"
+    return found, f" ({found / plan.n_active:.3g} a parameter: by the law {law.name} the best use of the compute)"
 
 
 def _print_json(found: dict[str, Any]) -> int:

@@ -24,6 +24,7 @@ from quire.config.flags import read_flags
 from quire.config.options import make_options
 from quire.config.quantize import QuantizeOptions
 from quire.core.errors import ConfigError
+from quire.core.ticker import ticking
 
 
 def run_tradeoffs(namespace: argparse.Namespace) -> int:
@@ -50,7 +51,7 @@ def run_tradeoffs(namespace: argparse.Namespace) -> int:
                 "scheme": scheme, "method": method, "calibrate": options.calibrate, "samples": options.samples,
                 "sample_tokens": options.sample_tokens, "device": config.device,
             }  # fmt: skip
-            with contextlib.redirect_stdout(io.StringIO()):
+            with ticking(f"making {scheme} by {method}"), contextlib.redirect_stdout(io.StringIO()):
                 make(make_options(QuantizeOptions, values), config.model or "demo", target)
             return str(target)
 

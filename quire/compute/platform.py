@@ -117,8 +117,10 @@ class CpuPlatform:
     computes_alone, min_shared_tokens, kv_rounded, rows_alone = False, MIN_SHARED_TOKENS["cpu"], "int8", RowsAlone.NEVER
     capturing: cuda.CudaDevice | None = None
 
-    def __init__(self, n_threads: int = 0) -> None:
+    def __init__(self, n_threads: int = 0, rank: int = 0) -> None:
+        """rank: the first speaks for all."""
         self.device: Device = CpuDevice(n_threads)
+        self._rank = rank
         self.rounds = native.library() is not None
         self.no_determinism = "" if self.rounds else f"sums of torch depend on the batch here, and {native.explain()}"
 
@@ -152,10 +154,12 @@ class CpuPlatform:
         if pool.across is not None:
             reason = "its attention is divided among ranks, which speak within each layer"
         if reason is not None:
-            logger.warning(
-                "a step is many calls from Python on this CPU, not one native call, so a small model is slower than it"
-                " could be; its answers are the same. The reason: %s", reason,
-            )  # fmt: skip
+            same = "" if model.n_ranks > 1 or pool.across is not None else "; its answers are the same"
+            if self._rank == 0:
+                logger.warning(
+                    "a step is many calls from Python on this CPU, not one native call, so a small model is slower "
+                    "than it could be%s. The reason: %s", same, reason,
+                )  # fmt: skip
             return Forwards([eager])
         fused = FusedForward(
             self.device, model, pool, tables, tail,
@@ -244,4 +248,4 @@ def platform_of(config: EngineConfig, rank: int = 0) -> Platform:
     if config.device == "cuda" or (config.device == "auto" and cuda.is_available()):
         index = min(rank, max(0, cuda.n_devices() - 1))  # of more ranks `comm` says what is wrong
         return CudaPlatform(captures=not config.enforce_eager, deterministic=config.deterministic, index=index)
-    return CpuPlatform(config.num_threads)
+    return CpuPlatform(config.num_threads, rank)

@@ -64,6 +64,18 @@ def listing(folder: pathlib.Path) -> str:
     return f"{', '.join(shown(name) for name in names[:LISTED])}{more}" if names else "nothing"
 
 
+def check_adapter_folder(path: str, what: str) -> None:
+    """ConfigError where `path` holds no adapter. what: the flag or argument that names it."""
+    folder = pathlib.Path(path).expanduser()
+    if not folder.is_dir():
+        said = "is a file" if folder.exists() else "there is no such folder"
+        raise ConfigError(f"{what}: {shown(path)}: {said}; name a folder in PEFT's layout, with {ADAPTER}")
+    if not (folder / ADAPTER).exists():
+        is_model = (folder / "config.json").exists()
+        said = "is a model, not an adapter" if is_model else f"holds {listing(folder)}"
+        raise ConfigError(f"{what}: {shown(path)} {said}: name a folder in PEFT's layout, with {ADAPTER}")
+
+
 def _adapter(folder: pathlib.Path) -> str:
     try:
         values: dict[str, Any] = read_object(folder / ADAPTER)

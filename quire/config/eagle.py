@@ -16,7 +16,7 @@ from quire.config.fields import Fields, read_object
 from quire.config.heads import EAGLE3, N_TAPS, TAPS, HeadArch
 from quire.config.layers import LayerSpec
 from quire.config.model import parse_arch
-from quire.core.errors import shown
+from quire.core.errors import ConfigError, shown
 
 KNOWN: Final = {
     "use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
@@ -27,6 +27,13 @@ LEFT_OUT: Final = (
     "architectures", "auto_map", "eagle_config", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings",
 )  # fmt: skip
 """What says nothing of the layer: its kind is that of model_type."""
+
+
+def refuse_head(folder: pathlib.Path) -> None:
+    """ConfigError where `folder`, which is to be a model, is a head."""
+    path = folder / "config.json"
+    if path.is_file() and "draft_vocab_size" in read_object(path):
+        raise ConfigError(f'{folder} is an EAGLE-3 head: use "method": "eagle3"', param="speculative_config")
 
 
 def read_head(folder: pathlib.Path) -> HeadArch:

@@ -8,6 +8,7 @@ and names the flag, the value, the limit, or the nearest flag; nothing is abbrev
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Sequence
@@ -21,6 +22,9 @@ from quire.config.foreign import suggestion
 from quire.config.options import Option, Options, describe, limit, make_options
 from quire.core.errors import ConfigError, shown
 from quire.core.spelling import did_you_mean
+
+_NO_NUMBER = re.compile(r"argument (.+?): invalid (int|float) value: (.+)", re.DOTALL)
+_NO_CHOICE = re.compile(r"argument (.+?): invalid choice: (.+) \(choose from (.+)\)", re.DOTALL)
 
 Converter = Callable[[str], object]
 
@@ -71,6 +75,7 @@ class FlagParser(argparse.ArgumentParser):
         """Print the error and where help is; exit with 2."""
         for flag, written in self._written.items():
             message = message.replace(f"argument {flag}:", f"argument {written} ({flag}):")
+        message = _plainly(message)
         self.exit(2, f"{self.prog}: error: {message}\nSee: {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -85,6 +90,18 @@ class FlagParser(argparse.ArgumentParser):
         spelling, known = flags[0].replace("_", "-"), self._option_string_actions
         hint = suggestion(spelling, known, dashed) if self.knows_others else did_you_mean(spelling, known)
         return f"unknown option {flags[0]}{hint}"
+
+
+def _plainly(message: str) -> str:
+    """What argparse says of a wrong value, in the words of the other messages."""
+    found = _NO_NUMBER.fullmatch(message)
+    if found is not None:
+        return f"{found[1]} = {found[3]} must be a {'whole ' if found[2] == 'int' else ''}number"
+    found = _NO_CHOICE.fullmatch(message)
+    if found is None:
+        return message
+    known = [word.strip("' ") for word in found[3].split(",")]
+    return f"{found[1]} = {found[2]} is not one of {', '.join(known)}{did_you_mean(found[2].strip(chr(39)), known)}"
 
 
 def _respelled(word: str, flags: Collection[str]) -> str:

@@ -130,4 +130,6 @@ def suggestion(word: str, ours: Collection[str], spell: Callable[[str], str] = s
     """`; did you mean X?` for a name of ours near `word`, else for one of vLLM's, which `spell` writes; or nothing."""
     own = did_you_mean(word, ours)
     theirs = "" if own else nearest(word, map(spell, FOREIGN))
+    if theirs.startswith(f"{word}-"):  # another option, which begins with the same words
+        theirs = ""
     return f"; did you mean vLLM's {theirs}?" if theirs else own

@@ -112,7 +112,7 @@ def read_speculative(options: Mapping[str, Any]) -> SpeculativeConfig | None:
     try:
         found = msgspec.convert(options, SpeculativeConfig)
     except msgspec.ValidationError as error:
-        raise _error(f"{error}", options) from None
+        raise _error(_wrong_value(f"{error}", options), options) from None
     for method, keys in OF_METHOD.items():
         given = [key for key in keys if key in options]
         if given and method != found.method:
@@ -175,6 +175,17 @@ def _refuse(options: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(key, fields, 1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(fields)}"
             raise _error(f"{key} is unknown: {hint}", options)
+
+
+def _wrong_value(said: str, options: Mapping[str, Any]) -> str:
+    """What msgspec says of a value, with the value and what it can be."""
+    problem, _, place = said.partition(" - at `$.")
+    key = place.split("`")[0].split("[")[0]
+    if key == "method":
+        return f"method = {shown(options[key])} is not one of {', '.join(DEFAULT_DRAFTS)}"
+    if key not in options:
+        return said
+    return f"{key} = {shown(options[key])}: {problem.replace('`', '').replace(' | null', '').replace('E', 'e', 1)}"
 
 
 def _error(what: str, options: Mapping[str, Any]) -> ConfigError:

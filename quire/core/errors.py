@@ -75,6 +75,16 @@ class RequestError(QuireError):
     code = Code.INVALID_REQUEST
 
 
+class Words:
+    """What was given, where that is better told than shown: a message has it without quotation marks."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
 class InvalidParameter(RequestError):
     """`param` has a value outside what is allowed. Message: what was wrong, the value, the limit, what to do."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.core.errors import InvalidParameter
+from quire.core.errors import InvalidParameter, Words
 from quire.core.spelling import NamedArguments
 
 MAX_GRAMMAR_CHARS: Final = 512 * 1024
@@ -123,7 +123,7 @@ def check_json(value: object, param: str) -> None:
         n_nodes += len(level)
         if n_nodes > MAX_NODES or n_chars > MAX_GRAMMAR_CHARS:
             raise InvalidParameter(
-                param, "a schema", f"at most {MAX_NODES} values and {MAX_GRAMMAR_CHARS} characters large"
+                param, Words("a schema"), f"at most {MAX_NODES} values and {MAX_GRAMMAR_CHARS} characters large"
             )
         if not below:
             return
@@ -143,8 +143,8 @@ def _check_text(name: str, value: str, limit: int) -> None:
 def _check_choices(choices: list[str]) -> None:
     param = "structured_outputs.choice"
     if not 0 < len(choices) <= MAX_CHOICES:
-        raise InvalidParameter(param, f"{len(choices)} entries", f"a list of 1 to {MAX_CHOICES} texts")
+        raise InvalidParameter(param, Words(f"a list of {len(choices):,}"), f"a list of 1 to {MAX_CHOICES} texts")
     if sum(map(len, choices)) > MAX_GRAMMAR_CHARS:
-        raise InvalidParameter(param, "the list", f"at most {MAX_GRAMMAR_CHARS} characters long in all")
+        raise InvalidParameter(param, Words("a list"), f"at most {MAX_GRAMMAR_CHARS} characters long in all")
     for choice in choices:
         _check_text("choice", choice, MAX_GRAMMAR_CHARS)

@@ -10,12 +10,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
 logger = logging.getLogger("quire.progress")
 
 PERIOD_S: Final = 10.0
+Item = TypeVar("Item")
 
 
 class Ticker:
@@ -37,6 +38,14 @@ class Ticker:
         """As in 'loading weights: 1.20 GiB of 15.00 GiB, 30 s'."""
         far = f"{self._show(min(self.done, self._total))} of {self._show(self._total)}, " if self._total else ""
         return f"{self._what}: {far}{time.monotonic() - self._start_s:.0f} s"
+
+
+def ticked(items: Sequence[Item], what: str) -> Iterator[Item]:
+    """The items, counted while the body of a loop runs with each."""
+    with ticking(what, len(items)) as ticker:
+        for item in items:
+            yield item
+            ticker.advance(1)
 
 
 @contextlib.contextmanager

@@ -124,13 +124,17 @@ class InputProcessor:
             raise InvalidParameter("deterministic", True, f"False: {self.ready.no_determinism}")
         if params.deterministic and not params.greedy and params.seed is None:
             raise InvalidParameter(
-                "seed", None, "given with deterministic = true: it would follow from how many requests came before"
+                "seed",
+                None,
+                "a number, as deterministic is true and temperature above 0: else the seed would follow "
+                "from how many requests came before",
             )
         self._check_text_features(params)
         return Checked(self._bad_token_seqs(params))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt (text, or a list, array or tensor of ids), each checked against the logits width."""
+        given = prompt
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("this engine was started without a tokenizer: send token ids", param="prompt")
@@ -138,7 +142,7 @@ class InputProcessor:
             prompt = self.tokenizer.encode(prompt)
         token_ids = _plain_ids(prompt)
         if not token_ids:
-            raise InvalidParameter("prompt", token_ids, "at least one token long")
+            raise InvalidParameter("prompt", given, "at least one token long")
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= self.ready.logits_width:
             bad = low if low < 0 else high

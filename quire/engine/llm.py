@@ -118,6 +118,11 @@ class LLM(VectorEngine):
         """Number of logits: token ids of prompts are below it."""
         return self._frontend.ready.logits_width
 
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once, over all replicas."""
+        return self._frontend.ready.max_num_seqs
+
     def get_tokenizer(self) -> Any:
         """vLLM's spelling of `tokenizer`."""
         return self._frontend.tokenizer
@@ -190,6 +195,8 @@ class LLM(VectorEngine):
         if chat_template_content_format != "auto":
             limit = "'auto': the form is found out from the template"
             raise InvalidParameter("chat_template_content_format", chat_template_content_format, limit)
+        if isinstance(messages, str):
+            raise InvalidParameter("messages", messages, "a list of objects with role and content, or a list of such")
         conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [
             self._chat_prompt(

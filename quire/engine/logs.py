@@ -10,7 +10,7 @@ import logging
 import time
 from typing import Any
 
-from quire.core import env
+from quire.core import env, ticker
 from quire.engine import stdio
 
 MAX_REPEATS = 20
@@ -65,6 +65,16 @@ def set_up(who: str = "") -> None:
     logging.raiseExceptions = False
     logging.captureWarnings(True)
     show(who)
+
+
+def show_progress() -> None:
+    """For a command that runs in this process: warnings and the lines of `core/ticker` go to stderr, and with
+    QUIRE_LOG_LEVEL what it asks for."""
+    is_own = not logging.getLogger().handlers
+    show()
+    if is_own and not env.read("QUIRE_LOG_LEVEL"):
+        logging.getLogger("quire").setLevel(logging.WARNING)
+        ticker.logger.setLevel(logging.INFO)
 
 
 def show(who: str = "") -> None:

@@ -26,7 +26,7 @@ from quire.compute.platform import Platform, platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Worker, not_deterministic
 from quire.config.arch import ModelArch
-from quire.config.eagle import read_head
+from quire.config.eagle import read_head, refuse_head
 from quire.config.engine import EngineConfig
 from quire.config.eplb import balanced
 from quire.config.mesh import Mesh, depth_of, mesh_of, placed
@@ -147,7 +147,7 @@ def make_worker(
     no_determinism = platform.no_determinism or not_deterministic(config)
     if config.deterministic and no_determinism:
         raise ConfigError(
-            f"deterministic = True cannot be promised: {no_determinism}; or leave --deterministic out",
+            f"deterministic = True cannot be promised: {no_determinism}; leave --deterministic out",
             param="deterministic",
         )
     limits = resolve(config, arch, platform.name, is_server=is_server)
@@ -251,11 +251,14 @@ def _draft_source(
     """folder: the checkpoint of the model, which is `arch`."""
     if speculative.model:
         folder = find_checkpoint(speculative.model, "", config.download_dir)
-    if speculative.method == "mtp":
-        head = mtp_head(folder, read_arch(folder) if speculative.model else arch, logger)
-        return HeadCheckpoint(folder, head, speculative.tree)
     if speculative.method == "eagle3":
         return HeadCheckpoint(folder, read_head(folder), speculative.tree)
-    if not speculative.model:
-        return None
-    return DraftCheckpoint(folder, read_arch(folder, {}, logger))
+    if speculative.model:
+        refuse_head(folder)
+        try:
+            arch = read_arch(folder, {}, logger)
+        except ConfigError as error:
+            raise ConfigError(f"{folder}, which is to draft: {error.message}", param="speculative_config") from None
+    if speculative.method == "mtp":
+        return HeadCheckpoint(folder, mtp_head(folder, arch, logger), speculative.tree)
+    return DraftCheckpoint(folder, arch) if speculative.model else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 
 import torch
@@ -38,3 +39,9 @@ def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:
     """The library of a source in csrc/cuda with these definitions, compiled if it is new. Raises BuildError."""
     sources, flags = [jit.sources_folder() / "cuda" / source], [*FLAGS, *definitions]
     return jit.shared_library(source.removesuffix(".cu"), sources, flags, "", "nvcc")
+
+
+@functools.cache
+def has_dependent_launch(device: torch.device) -> bool:
+    """Kernels may be launched before the one before has ended (programmatic dependent launch), then wait for it."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

@@ -278,8 +278,9 @@ class MemoryEquation:
 
     def explain(self, budget_bytes: int) -> str:
         """The terms beside the budget in GiB, and which option moves which."""
+        say = _gib if budget_bytes >= 1 << 30 else format_bytes
         lacking = self.total_bytes(self.min_pages) - budget_bytes
-        verdict = f"short by {_gib(lacking)}" if lacking > 0 else f"{self.pages_within(budget_bytes)} KV pages fit"
+        verdict = f"short by {say(lacking)}" if lacking > 0 else f"{self.pages_within(budget_bytes)} KV pages fit"
         full_pages = self.seq_pages(self.max_model_len)
         others = "other programs and engines, and the device's own"
         pages = format_bytes(self.page_bytes)
@@ -302,15 +303,15 @@ class MemoryEquation:
             ),
             ("KV pages", self.min_pages * self.page_bytes, f"at least: {self.min_pages} of {pages}"),
         )
-        lines = [f"memory: a budget of {_gib(budget_bytes)}, {verdict}"]
-        lines += [f"  {name:<10}{_gib(n_bytes):>14}  ({change})" for name, n_bytes, change in terms]
-        full = _gib(full_pages * self.page_bytes)
+        lines = [f"memory: a budget of {say(budget_bytes)}, {verdict}"]
+        lines += [f"  {name:<10}{say(n_bytes):>14}  ({change})" for name, n_bytes, change in terms if n_bytes]
+        full = say(full_pages * self.page_bytes)
         lines.append(f"  one sequence of {self.max_model_len} tokens takes {full_pages} pages, {full}")
         more_pages = self.prompt_pages(self.max_model_len) - full_pages
         if more_pages:
-            more = _gib(more_pages * self.page_bytes)
+            more = say(more_pages * self.page_bytes)
             lines.append(f"  and {more_pages} more, {more}, while its prompt is computed: with fewer, in smaller steps")
-        lines.append("  or raise the budget: --gpu-memory-utilization, --kv-cache-memory-bytes")
+        lines.append("  or raise the budget: --kv-cache-memory-bytes, or --gpu-memory-utilization of a GPU")
         return "\n".join(lines)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.config.mesh import Mesh
 from quire.core.plan import Spans
-from quire.planner.command import format_refusal, serve_command
+from quire.planner.command import format_refusal, mesh_refusal, serve_command
 from quire.planner.communication import step_transfers
 from quire.planner.operators import Kind, decode_spans, prefill_spans, step_operators, totals
 from quire.planner.parts import active_parameters, parameters_by_part, rank_parts
@@ -24,6 +24,8 @@ TRAINING_FACTOR = 3
 """Forward and backward, to forward alone (Kaplan et al. 2020, table 1)."""
 UNMEASURED = 0.1
 """Added to an error bar: a guess, as there is nothing to take it from."""
+NARROWEST = 1024
+"""Hidden size of the narrowest model (Qwen3-0.6B) whose steps calibrations were fitted to."""
 PROMPT = 1024
 """Tokens of the prompt whose operators are listed."""
 
@@ -116,7 +118,7 @@ def error_bar(timer: StepTimer) -> float:
     mesh, parts, calibration = timer.mesh, timer.parts, timer.calibration
     unmeasured = (
         mesh.n_ranks > mesh.dp or mesh.sends_rows, any(one.is_experts for one in parts.products), bool(parts.states),
-        timer.formats.weights.products not in calibration.products,
+        timer.formats.weights.products not in calibration.products, timer.arch.hidden_size < NARROWEST,
     )  # fmt: skip
     return calibration.error + UNMEASURED * sum(unmeasured)
 
@@ -153,8 +155,10 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
     ]  # fmt: skip
     least, other = (None, None) if point else least_devices(task)
     facts["least"], facts["least_other"] = (
-        None if mesh is None else {"mesh": mesh.words, "devices": mesh.n_ranks} for mesh in (least, other)
-    )
+        None if mesh is None else {"mesh": mesh.words, "devices": mesh.n_ranks,
+                                   "refusal": mesh_refusal(mesh, task.device, task.arch)}
+        for mesh in (least, other)
+    )  # fmt: skip
     facts["cannot"] = first.refusal or format_refusal(task.formats, task.device)
     if first.nearest:
         facts["missed"] = {"slo": task.objective.words, **facts["meshes"][0]}
@@ -178,6 +182,8 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
         found.append(
             f"no step was ever timed on the {name}: its peaks are published, how much of them is reached is assumed"
         )
+    if task.arch.hidden_size < NARROWEST:
+        found.append("so small a model: steps of larger ones were timed, and fixed costs weigh most here")
     if not task.device.runs:
         found.append(f"Quire has no kernels for the {name}: its figures say what the hardware would allow")
     if first.mesh.n_ranks > first.mesh.dp:

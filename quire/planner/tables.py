@@ -25,6 +25,8 @@ def lines(plan: Mapping[str, Any]) -> Iterator[str]:
             yield from ("", f"cannot be served by this version: {plan['cannot']}")
         if plan.get("unknown"):
             yield from ("", "not known:", *(f"  - {text}" for text in plan["unknown"]))
+    else:
+        yield "  what it takes, does and costs on a device: add --gpu NAME, such as --gpu h200, or --gpu here"
 
 
 def _model(name: str, facts: Mapping[str, Any]) -> Iterator[str]:
@@ -104,7 +106,7 @@ def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
         yield f"  the least that would: {plan['least']['devices']} devices ({plan['least']['mesh']})"
     if plan.get("least_other"):
         other = plan["least_other"]
-        yield f"  it would fit on {other['devices']} devices as {other['mesh']} ({NOT_HERE})"
+        yield f"  it would fit on {other['devices']} devices as {other['mesh']} ({NOT_HERE}: {other['refusal']})"
 
 
 def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:

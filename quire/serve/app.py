@@ -249,9 +249,10 @@ class App:
             exchange.tenant = tenant
         else:
             or_plain = "" if plain_header is None else f" or '{plain_header.decode()}: KEY'"
+            said = "This server does not know the API key that was sent" if good else "This server needs an API key"
             raise Refusal(
                 401,
-                f"This server needs an API key: send 'Authorization: Bearer KEY'{or_plain}.",
+                f"{said}: send 'Authorization: Bearer KEY'{or_plain}.",
                 code="invalid_api_key",
                 headers=[(b"www-authenticate", b"Bearer")],
             )

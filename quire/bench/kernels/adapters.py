@@ -1,4 +1,5 @@
-"""Cases of adapters: 16 of rank 16 over 64 rows of an 8B's layers, or a few of a 0.6B's on a CPU, beside the product.
+"""Cases of adapters: 16 of rank 16 over an 8B's layers, 64 rows of decoding and 4,096 of prompts, or a few of a 0.6B's
+on a CPU, beside the product.
 
 The limit is the time to read what is added to and each adapter that some row has, once.
 """
@@ -21,7 +22,12 @@ from quire.kernels.lora import reference
 from quire.kernels.lora.weight import blocks_of, most_tiles
 from quire.kernels.selector import select
 
-LAYERS = {"8b qkv": (4096, (4096, 1024, 1024)), "8b down": (14336, (4096,))}
+LAYERS = {
+    "8b qkv": (4096, (4096, 1024, 1024)),
+    "8b o": (4096, (4096,)),
+    "8b gate_up": (4096, (14336, 14336)),
+    "8b down": (14336, (4096,)),
+}
 SMALL_LAYERS = {"0.6b qkv": (1024, (2048, 1024, 1024))}
 N_ADAPTERS, RANK = 16, 16
 Shape = tuple[int, tuple[int, ...]]
@@ -29,16 +35,22 @@ Shape = tuple[int, tuple[int, ...]]
 
 
 def cases(op: str, setting: Setting) -> Iterator[Case]:
-    """A batch of decoding sequences."""
+    """A batch of decoding sequences, and on a GPU their prompts. Gates and ups are activated too."""
     on_cpu = setting.device.type == "cpu"
     for name, shape in (SMALL_LAYERS if on_cpu else LAYERS).items():
-        n_rows, k, n_out = 16 if on_cpu else 64, shape[0], sum(shape[1])
-        numbers = N_ADAPTERS * RANK * (len(shape[1]) * k + n_out) + n_rows * (k + n_out)
-        work = Work(setting.element_bytes * numbers, setting.element_bytes * n_rows * n_out)
-        yield Case(
-            op, f"{name}, {N_ADAPTERS} adapters of {RANK}, {n_rows} rows", work,
-            functools.partial(_contenders, shape, n_rows, setting), quick="qkv" in name,
-        )  # fmt: skip
+        for n_rows in (16,) if on_cpu else (64, 4096):
+            k, n_out = shape[0], sum(shape[1])
+            n_stored = n_rows * (n_out // 2 if _activates(shape) else n_out)
+            numbers = N_ADAPTERS * RANK * (len(shape[1]) * k + n_out) + n_rows * (k + n_out)
+            work = Work(setting.element_bytes * numbers, setting.element_bytes * n_stored)
+            yield Case(
+                op, f"{name}, {N_ADAPTERS} adapters of {RANK}, {n_rows} rows", work,
+                functools.partial(_contenders, shape, n_rows, setting), quick="qkv" in name and n_rows < 100,
+            )  # fmt: skip
+
+
+def _activates(shape: Shape) -> bool:
+    return len(shape[1]) == 2
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
@@ -66,7 +78,9 @@ class _Inputs:
         """Adds to y, by the best implementation of the device."""
         if self.x.device.type != "cpu":
             run = select("lora", "add", self.x)
-            return functools.partial(run, self.x, self.stack, self.tiles, self.y, None)
+            is_gated = len(self.stack.sizes) == 2 and self.stack.sizes[0] == self.stack.sizes[1]
+            activated = self.y.new_empty(len(self.y), self.stack.sizes[0]) if is_gated else None
+            return functools.partial(run, self.x, self.stack, self.tiles, self.y, None, activated)
         return functools.partial(lora.add_lines, self.x, self._lines(), self.places, self.y)
 
     def _lines(self) -> lora.Places:

@@ -77,7 +77,7 @@ class CpuTimer(Timer):
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.name, self.n_turns = f"{torch.get_num_threads()} threads", 3
+        self.name, self.n_turns = f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() != 1)}", 3
         self.cache_bytes = _last_cache_bytes()
 
     def sample(self, calls: Sequence[Call], budget_s: float, capture: bool = True) -> Sample:

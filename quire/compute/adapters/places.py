@@ -64,8 +64,14 @@ class AdaptedProduct:
         if len(x) != self._active.n_rows:
             raise EngineError(f"a product of {len(x)} rows in a step with adapters of {self._active.n_rows}")
         y = self._product(x, bias, norm=norm, residual=residual, out=out)
+        if silu_mul:
+            return self._add_and_activate(x, rows, y, norm)
         self._add(x, rows, y, norm)
-        return silu_mul_op(y) if silu_mul else y
+        return y
+
+    def _add_and_activate(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        self._add(x, rows, y, norm)
+        return silu_mul_op(y)
 
 
 class _LinesProduct(AdaptedProduct):
@@ -86,6 +92,15 @@ class _StackedProduct(AdaptedProduct):
     def _add(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> None:
         assert isinstance(rows, lora.Tiles)
         lora.add(x, self.stack, rows, y, norm)
+
+    def _add_and_activate(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        sizes = self.stack.sizes
+        if len(sizes) != 2 or sizes[0] != sizes[1]:
+            return super()._add_and_activate(x, rows, y, norm)
+        assert isinstance(rows, lora.Tiles)
+        activated = y.new_empty(len(y), sizes[0])
+        lora.add(x, self.stack, rows, y, norm, activated)
+        return activated
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from quire.compute.adapters.places import Adapters
 from quire.compute.device.cuda import Staging
 from quire.kernels import lora
-from quire.kernels.lora.weight import most_tiles
+from quire.kernels.lora.weight import most_tiles, tiles_room
 
 
 class AdaptedRows:
@@ -23,7 +23,7 @@ class AdaptedRows:
         self._adapters = adapters
         self._places = staging.section((n_rows,), torch.int32)
         self._order = staging.section((n_rows,), torch.int32)
-        self._tiles = staging.section((most_tiles(n_rows, adapters.n_places), 3), torch.int32)
+        self._tiles = staging.section((tiles_room(n_rows, adapters.n_places), 3), torch.int32)
 
     def fill(self, size: int, places: np.ndarray | None = None) -> None:
         """Of a step that is sent as one of `size` rows. places: of the rows, int [n]; None: none has one."""

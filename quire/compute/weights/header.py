@@ -49,7 +49,12 @@ def read_header(file: BinaryIO, file_bytes: int, where: str) -> list[Entry]:
     """
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
-    if len(prefix) < 8 or length > file_bytes - 8:
+    if len(prefix) < 8:
+        what = "is empty" if not prefix else f"is not a safetensors file: it has {file_bytes} bytes, and 8 come first"
+        raise LoadError(f"{where} {what}; fetch it again")
+    if length > max(MAX_HEADER_BYTES, file_bytes - 8):
+        raise LoadError(f"{where} is not a safetensors file: what it begins with is no length of a header")
+    if length > file_bytes - 8:
         raise LoadError(f"{where} is truncated: {file_bytes:,} bytes cannot hold a header of {length:,} bytes")
     if length > MAX_HEADER_BYTES:
         raise LoadError(f"{where} has a header of {length:,} bytes; the limit is {MAX_HEADER_BYTES:,}")

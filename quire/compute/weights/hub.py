@@ -68,7 +68,7 @@ def _hint(name: str) -> str:
     """What to write for the model that comes with Quire. name: the last part of what was written instead."""
     if name in BUNDLED:
         return f"The model that comes with Quire is called {name}, without a slash or a dot."
-    return "Without a model's name the bundled demo model is taken."
+    return f"The model that comes with Quire is called {BUNDLED['']}."
 
 
 def is_on_hub(model: str) -> bool:

@@ -61,6 +61,11 @@ def _silu_mul(x, row_stride, out, f, BLOCK: tl.constexpr):  # type: ignore[no-un
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(x + row * row_stride + at, mask=at < f, other=0.0).to(tl.float32)
     up = tl.load(x + row * row_stride + f + at, mask=at < f, other=0.0).to(tl.float32)
-    dtype = out.dtype.element_ty
+    tl.store(out + row * f + at, swiglu(gate, up, out.dtype.element_ty), mask=at < f)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def swiglu(gate, up, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of numbers in float32 that `dtype` has; for kernels that have made them themselves."""
     silu = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
-    tl.store(out + row * f + at, (silu * up).to(dtype), mask=at < f)
+    return (silu * up).to(dtype)

@@ -11,12 +11,17 @@ from quire.kernels.lora.weight import Stack, Tiles
 from quire.kernels.selector import select
 
 
-def add(x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm | None = None) -> None:
+def add(
+    x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm | None = None,
+    activated: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """y[row] += B (A f(x[row])) of the row's adapter (Hu et al. 2021, section 4.1), f an RMS norm or nothing.
 
     x: [n, k], y: [n, outputs], both of the stack's dtype with contiguous rows; norm: (weight [k], eps). Rows without an
     adapter are neither read nor written; a row's result does not depend on the other rows, bit for bit. Nothing is read
-    by the host, so that it can be captured. Raises ValueError on a mismatch.
+    by the host, so that it can be captured. activated: [n, outputs / 2], contiguous, of a stack of two equal parts:
+    becomes `act.silu_mul` of y with what is added, of all rows, bit for bit; then y is void. Raises ValueError on a
+    mismatch.
     """
     n_places, rows, k = stack.a.shape
     if rows != stack.most * len(stack.sizes) or stack.b.shape != (n_places, sum(stack.sizes), stack.most):
@@ -26,7 +31,12 @@ def add(x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm
     _check(x, y, k, sum(stack.sizes), norm)
     if stack.a.dtype != x.dtype or stack.b.dtype != x.dtype or len(tiles.order) < len(x):
         raise ValueError(f"a {stack.a.dtype} and b {stack.b.dtype} must be {x.dtype}, and {len(x)} rows in order")
-    select("lora", "add", x)(x, stack, tiles, y, norm)
+    if activated is not None:
+        if len(stack.sizes) != 2 or stack.sizes[0] != stack.sizes[1]:
+            raise ValueError(f"parts of {stack.sizes} are no gates and as many ups to activate")
+        if activated.shape != (len(x), stack.sizes[0]) or activated.dtype != x.dtype or not activated.is_contiguous():
+            raise ValueError(f"activated {tuple(activated.shape)} must be {(len(x), stack.sizes[0])} {x.dtype}")
+    select("lora", "add", x)(x, stack, tiles, y, norm, activated)
 
 
 def add_lines(x: torch.Tensor, adapters: Places, places: np.ndarray, y: torch.Tensor, norm: Norm | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from quire.kernels.act.reference import silu_mul
 from quire.kernels.gemm import Norm
 from quire.kernels.lora.places import Places
 from quire.kernels.lora.weight import Stack, Tiles
@@ -14,17 +15,23 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """dtype → largest |kernel - reference| / (1 + |reference|) for outputs of unit variance."""
 
 
-def add(x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm | None = None) -> None:
+def add(
+    x: torch.Tensor, stack: Stack, tiles: Tiles, y: torch.Tensor, norm: Norm | None = None,
+    activated: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """See op.py."""
     order, ranks = tiles.order.tolist(), stack.ranks.tolist()
     for place, first, count in tiles.tiles.tolist():
         rows = torch.tensor(order[first : first + count], dtype=torch.int64, device=x.device)
         start = 0
-        for part, (size, rank) in enumerate(zip(stack.sizes, ranks[place], strict=True) if count else ()):
+        has = count and place >= 0
+        for part, (size, rank) in enumerate(zip(stack.sizes, ranks[place], strict=True) if has else ()):
             a = stack.a[place, part * stack.most : part * stack.most + rank]
             if rank:
                 _add(x, rows, a, stack.b[place, start : start + size, :rank], y[:, start : start + size], norm)
             start += size
+    if activated is not None:
+        activated.copy_(silu_mul(y))
 
 
 def add_lines(x: torch.Tensor, adapters: Places, places: np.ndarray, y: torch.Tensor, norm: Norm | None = None) -> None:

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 TILE: Final = 16
-"""Rows that a program takes, all of one adapter."""
-BLOCK_OUT: Final = 64
+"""Rows that a program multiplies at once, all of one adapter."""
+LARGE_TILE, MANY_ROWS = 64, 512
+"""Rows that a program takes, one `TILE` after another, in steps of more than so many rows."""
+BLOCK_OUT: Final = 256
 """Outputs that a program of the second product makes, all of one part."""
 
 
@@ -29,7 +31,7 @@ class Stack:
     b: torch.Tensor
     """[n_places, n, most], the scale multiplied in."""
     ranks: torch.Tensor
-    """int32 [n_places, n_parts]: how much of both counts; 0: the part has no adapter."""
+    """int32 [n_places, n_parts]: how much of both counts, zeros are behind it; 0: the part has no adapter."""
     blocks: torch.Tensor
     """int32 [n_blocks, 3]: part, and the first and last output of up to `BLOCK_OUT`."""
     sizes: tuple[int, ...]
@@ -56,28 +58,39 @@ class Tiles:
     """Rows of a step in the order of their adapters."""
 
     order: torch.Tensor
-    """int32 [n]: the rows that have one, those of an adapter together; the rest means nothing."""
+    """int32 [n]: the rows, those of an adapter together."""
     tiles: torch.Tensor
-    """int32 [n_tiles, 3]: place, first of `order`, how many; 0 rows: there is no more, and no such place."""
+    """int32 [n_tiles, 3]: place, -1: none; first of `order`, how many; 0 rows: there is no more, and no such place."""
     places: torch.Tensor | None = None
     """int32 [n]: of each row, -1: none; for those who sort rows again."""
 
 
+def tile_of(n_rows: int) -> int:
+    """Rows of a tile in a step with so many rows."""
+    return TILE if n_rows <= MANY_ROWS else LARGE_TILE
+
+
 def most_tiles(n_rows: int, n_places: int) -> int:
-    """Of a step with so many rows."""
-    return min(n_rows, n_places + n_rows // TILE)
+    """Of a step with so many rows; those without an adapter have tiles too."""
+    return min(n_rows, n_places + 1 + n_rows // tile_of(n_rows))
+
+
+def tiles_room(n_rows: int, n_places: int) -> int:
+    """At least `most_tiles` of any step with at most so many rows."""
+    return min(n_rows, n_places + 1 + n_rows // TILE)
 
 
 def tiles_of(places: np.ndarray, n_tiles: int) -> tuple[np.ndarray, np.ndarray]:
     """places: of each row, int [n] → what `Tiles` has, `n_tiles` of them, at least `most_tiles`."""
     order = np.argsort(places, kind="stable").astype(np.int32)
-    first = int(np.count_nonzero(places < 0))
     tiles = np.zeros((n_tiles, 3), np.int32)
-    found, counts = np.unique(places[order[first:]], return_counts=True)
-    at = 0
+    tiles[:, 0] = -1
+    found, counts = np.unique(places, return_counts=True)
+    first = at = 0
+    tile = tile_of(len(places))
     for place, count in zip(found.tolist(), counts.tolist(), strict=True):
-        for start in range(0, count, TILE):
-            tiles[at] = place, first + start, min(TILE, count - start)
+        for start in range(0, count, tile):
+            tiles[at] = place, first + start, min(tile, count - start)
             at += 1
         first += count
     return order, tiles

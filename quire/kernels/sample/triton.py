@@ -9,7 +9,6 @@ a row count); what to do is read from the controls on the device, so that a grap
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.kernels.hopper import has_dependent_launch
 from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, TokenMasks
 from quire.kernels.sample.floors import (
     LIST,
@@ -87,7 +87,7 @@ def choose_by(
     listed = torch.empty((n_rows, padded), dtype=torch.int32, device=logits.device)
     kinds = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
     marks = torch.empty((n_rows, N_MARKS.value), dtype=torch.float64, device=logits.device)
-    dependent = _has_dependent_launch(logits.device)
+    dependent = has_dependent_launch(logits.device)
     given = logits, logits.stride(0), width, controls, controls.stride(0)
     _group_stats[(triton.cdiv(width, CHUNK), n_rows)](
         *given, floats, n_groups,
@@ -133,12 +133,6 @@ def _choose_in_wide_rows(
         *given, kinds, marks, counted, floats, more, values, columns, n_groups, out.token_ids,
         **groups, **sizes, num_warps=8, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
-
-
-@functools.cache
-def _has_dependent_launch(device: torch.device) -> bool:
-    """Kernels may be launched before the one before has ended (programmatic dependent launch), then wait for it."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @triton.jit(  # type: ignore[untyped-decorator]

@@ -125,7 +125,8 @@ class _Reader:
         try:
             line = read_line(data, self._max_line_bytes, IgnoredParams())
         except Refusal as refusal:
-            return [failed(custom_id_of(data, self._max_line_bytes), refusal.code, refusal.message)]
+            message = f"line {self._number + 1}: {refusal.message}"
+            return [failed(custom_id_of(data, self._max_line_bytes), refusal.code, message)]
         mark = mark_of(line.custom_id)
         if mark in self._seen or self._number in self._repeated:
             return [failed(line.custom_id, "duplicate_custom_id", "An earlier line has this custom_id.")]

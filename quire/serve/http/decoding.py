@@ -33,6 +33,8 @@ _IDS = msgspec.json.Decoder(list[int])
 
 _UNKNOWN = re.compile(r"Object contains unknown field `")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Of a message that is told by its role."""
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
@@ -148,7 +150,9 @@ def _explained(error: str, within: str, body: bytes | msgspec.Raw) -> Refusal:
     if ".content[" in param and param.endswith(".type"):
         return unsupported(param, f"message parts must be text. {_cut(problem)}.")
     if where is not None and where.group(0).startswith(" - at `key`"):
-        return bad_request(f"{param}: a key is wrong. {_cut(problem)}.", param, "invalid_type")
+        return bad_request(f"{param}: {_wrong_key(body, where.group(1))}. {_cut(problem)}.", param, "invalid_type")
+    if param.endswith(".role") and problem.startswith("Invalid value"):
+        return bad_request(f"{param}: {_cut(problem)}: it must be one of {', '.join(ROLES)}.", param, "invalid_type")
     found = _found(body, where.group(1)) if where else None
     named = param if found is None else f"{param} = {shown(found)}"
     return bad_request(f"{named or 'The body'}: {_cut(problem)}.", param or None, "invalid_type")
@@ -156,6 +160,12 @@ def _explained(error: str, within: str, body: bytes | msgspec.Raw) -> Refusal:
 
 def _found(body: bytes | msgspec.Raw, path: str) -> str | float | bool | None:
     """What stands at a path of names, in a body that is not long; None for what is no plain value."""
+    value = _standing(body, path)
+    return value if isinstance(value, str | int | float) else None
+
+
+def _standing(body: bytes | msgspec.Raw, path: str) -> Any:
+    """Likewise; None for what cannot be found."""
     if not isinstance(body, bytes) or len(body) > LARGE_BYTES or not path or "[" in path:
         return None
     try:
@@ -164,7 +174,15 @@ def _found(body: bytes | msgspec.Raw, path: str) -> str | float | bool | None:
         return None
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, str | int | float) else None
+    return value
+
+
+def _wrong_key(body: bytes | msgspec.Raw, path: str) -> str:
+    """The first key that is no whole number, of an object whose keys are; its place stands at a path of names."""
+    found = _standing(body, path)
+    keys = found if isinstance(found, dict) else {}
+    wrong = next((key for key in keys if not key.removeprefix("-").isdecimal()), None)
+    return "a key is wrong" if wrong is None else f"the key {shown(wrong)} is wrong"
 
 
 def _joined(path: str, field: str) -> str:

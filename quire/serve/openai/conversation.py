@@ -12,8 +12,9 @@ from typing import Any
 from quire.core.errors import shown
 from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.refusal import bad_request, unsupported
+from quire.serve.http.refusal import MISSING, bad_request, unsupported
 from quire.serve.openai.schema import (
+    NO_FUNCTION,
     AssistantMessage,
     ChatRequest,
     DeveloperMessage,
@@ -141,6 +142,8 @@ def tools_of(tools: list[Tool] | None, ignored: IgnoredParams) -> list[JsonObjec
             ignored.note(f"tools[{kind if kind in SERVER_TOOLS else 'other'}]")
             continue
         name = tool.function.name
+        if tool.function is NO_FUNCTION:
+            raise bad_request(f"{where}.function is missing.", f"{where}.function", MISSING)
         if not _TOOL_NAME.fullmatch(name):
             raise bad_request(
                 f"{where}.function.name = {shown(name)} must be 1 to 64 letters, digits, '_', '-' or '.'.",

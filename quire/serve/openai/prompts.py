@@ -173,7 +173,11 @@ def prompts_of(
         raise bad_request(f"{param} is missing.", param, MISSING)
     if len(prompt) > max(limit_tokens, most) and not isinstance(prompt, str):
         code = "context_length_exceeded" if isinstance(prompt[0], int) else "invalid_value"
-        raise bad_request(f"{param} has {len(prompt)} entries, more than can be served.", param, code)
+        limit = (
+            f"token ids, and {limit_tokens:,} are the most." if isinstance(prompt[0], int) else
+            f"entries; one request may have {most:,}."
+        )  # fmt: skip
+        raise bad_request(f"{param} has {len(prompt):,} {limit}", param, code)
     if isinstance(prompt, str):
         found: list[str | list[int]] = [prompt]
     elif all(isinstance(item, int) for item in prompt):

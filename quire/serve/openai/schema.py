@@ -186,11 +186,15 @@ class FunctionTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
+NO_FUNCTION = FunctionTool(name="")
+"""Where none was given."""
+
+
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One entry of `tools`."""
 
     type: str
-    function: FunctionTool = msgspec.field(default_factory=lambda: FunctionTool(name=""))
+    function: FunctionTool = msgspec.field(default_factory=lambda: NO_FUNCTION)
     """Tools of other types, which are skipped, have none."""
 
 

@@ -12,7 +12,7 @@ import hashlib
 import re
 from typing import Any
 
-from quire.core.errors import InvalidParameter, shown
+from quire.core.errors import InvalidParameter, Words, shown
 from quire.core.sampling import MAX_SEED, OutputKind, SamplingParams
 from quire.core.structured import StructuredOutputsParams
 from quire.serve.http.ignored import IgnoredParams
@@ -207,7 +207,7 @@ def bound_output(
             f"{n_sequences} x {params.max_tokens or 1} x {n_values} values (sequences x max_tokens x values of a token)"
         )
         raise InvalidParameter(
-            param, asked, f"at most {limits.max_logprob_cells} values", "Lower n, max_tokens or logprobs."
+            param, Words(asked), f"at most {limits.max_logprob_cells} values", "Lower n, max_tokens or logprobs."
         )
 
 

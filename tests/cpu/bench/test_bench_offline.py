@@ -7,18 +7,21 @@ import pathlib
 import time
 import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from quire.bench.datasets import TOKEN_LIMIT, from_lengths
-from quire.bench.offline import decode_step_times_s, measure_latency, measure_throughput
+from quire.bench.loadgen import counted
+from quire.bench.offline import check_batches, decode_step_times_s, measure_latency, measure_throughput
 from quire.bench.options import LatencyOptions, ThroughputOptions
 from quire.bench.timeline import Timeline
 from quire.bench.workloads import LatencyCase
 from quire.cli.main import main
-from quire.core.errors import EngineError
+from quire.core.errors import ConfigError, EngineError
 from quire.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.core.sampling import SamplingParams
+from quire.core.ticker import Ticker
 
 Step = types.SimpleNamespace
 
@@ -81,6 +84,26 @@ def test_every_pass_has_fresh_tokens_and_its_own_lengths() -> None:
 def test_a_short_output_spoils_the_measurement_loudly() -> None:
     with pytest.raises(EngineError, match="8 output tokens got 7"):
         measure_throughput(FixedEngine(n_missing=1), from_lengths([(5, 8)], 100, 0), 1.0, ThroughputOptions())  # type: ignore[arg-type]
+
+
+def test_batches_that_cannot_run_together_are_refused() -> None:
+    llm: Any = types.SimpleNamespace(max_num_seqs=64)
+    check_batches(llm, [1, 64], "--batch-size")
+    with pytest.raises(ConfigError, match="--batch-size 100,000 is more than the 64 sequences that run at once"):
+        check_batches(llm, [1, 100_000], "--batch-size")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_answers_of_a_server_are_counted(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a bar on a terminal, else by lines of the log."""
+    tickers: list[Ticker] = []
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
+    advance = Ticker.advance
+    monkeypatch.setattr(Ticker, "advance", lambda self, n: (tickers.append(self), advance(self, n)))
+    with counted(3) as on_done:
+        on_done()
+        on_done()
+    assert [one.done for one in tickers] == ([] if is_terminal else [2, 2])
 
 
 def test_latency_row() -> None:

@@ -266,6 +266,7 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     ("words", "message"),
     [
         (["nowhere"], "'nowhere' is neither a folder nor a file here; doctor fetches nothing"),
+        (["--lengths", "16", "99999"], "--lengths: '99999' is not allowed: it must be an integer between 1 and 16384"),
         (["--text", "nothing.txt"], "--text 'nothing.txt' cannot be read: No such file or directory"),
         (["--text", "short.txt", "--lengths", "16", "600"], "tokens, --lengths asks for 600: give a longer text"),
         (["--text", "bytes.bin"], "--text 'bytes.bin' is not UTF-8"),

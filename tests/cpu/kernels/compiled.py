@@ -21,17 +21,25 @@ SHARED_BYTES = 227 * 1024
 """What one program may take on an H100 or H200."""
 
 
-def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constants: int | None) -> None:
-    """types: of the arguments that are no constants, in order. Pointers and strides are multiples of 16, as usual."""
+def build(
+    kernel: object, types: str, warps: int = 4, stages: int = 3, waits: bool = False, also: tuple[str, ...] = (),
+    **constants: int | None,
+) -> None:  # fmt: skip
+    """types: of the arguments that are no constants, in order. Pointers and strides are multiples of 16, as usual.
+    waits: launched before the kernel before it has ended; also: further multiples."""
     names = [name for name in kernel.arg_names if name not in constants]
     signature = dict(zip(names, types.split(), strict=True)) | dict.fromkeys(constants, "constexpr")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    aligned = [name for name in names if signature[name].startswith("*") or name.endswith("_stride")]
+    aligned = [
+        name
+        for name in names
+        if signature[name].startswith("*") or name.endswith(("_stride", "_row", "_place")) or name in also
+    ]
     hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=hints)
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages, "launch_pdl": waits}
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert ".entry" in built.asm["ptx"]
+    assert ".entry" in built.asm["ptx"] and ("griddepcontrol.wait" in built.asm["ptx"]) == waits
     assert built.metadata.shared <= SHARED_BYTES, (kernel, constants, built.metadata.shared)
 
 

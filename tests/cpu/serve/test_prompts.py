@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 from typing import Any
 
@@ -14,7 +15,7 @@ from quire.core.errors import ContextLengthExceeded, QueueFull
 from quire.serve.http.bodies import SMALL_BYTES, BodyMemory
 from quire.serve.http.threads import LARGE_BYTES, MAX_PENDING, LargeWorkLock, WorkThreads
 from quire.serve.openai import prompts
-from quire.serve.openai.prompts import SEGMENT_CHARS, check_tokens, decoded
+from quire.serve.openai.prompts import SEGMENT_CHARS, check_tokens, decoded, prompts_of
 
 TOKENIZER = byte_tokenizer()
 
@@ -40,6 +41,20 @@ def test_what_is_no_text_is_decoded_too(monkeypatch: pytest.MonkeyPatch) -> None
         ids = [draw.randrange(256) for _ in range(100)]
         text = decoded(TOKENIZER, ids)
         assert abs(len(text) - len(TOKENIZER.decode(ids, skip_special_tokens=False))) <= 3 * (100 // 16 + 1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([5] * 2100, "prompt has 2,100 token ids, and 2,048 are the most."),
+        (["x"] * 3000, "prompt has 3,000 entries; one request may have 1,024."),
+        ([[1]] * 3000, "prompt has 3,000 entries; one request may have 1,024."),
+        (["x"] * 1025, "prompt has 1025 entries; one request may have 1024."),
+    ],
+)
+def test_too_many_entries_are_refused_with_the_limit(prompt: Any, said: str) -> None:
+    with pytest.raises(Exception, match=re.escape(said)):
+        prompts_of(prompt, "prompt", 1024, 2048)
 
 
 class Counting:

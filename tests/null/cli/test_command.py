@@ -53,6 +53,27 @@ def test_help_is_quick_and_loads_no_torch() -> None:
     assert int(n_modules) < 180 and not heavy
 
 
+def test_progress_reaches_stderr_where_a_command_computes_in_this_process() -> None:
+    code = """if True:
+        import sys, threading, types
+        from quire.cli.command import run
+        from quire.core import ticker
+        ticker.PERIOD_S = 0.01
+        def work(_):
+            said = threading.Event()
+            info = ticker.logger.info
+            ticker.logger.info = lambda *a: (info(*a), said.set())
+            for _ in ticker.ticked([1], "measuring"):
+                said.wait(60)
+            return 0
+        module = types.ModuleType("quire.cli.kernels")
+        module.configure, module.run = lambda parser: None, work
+        sys.modules["quire.cli.kernels"] = module
+        sys.exit(run(["kernels"]))"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "measuring: 0 of 1, " in done.stderr and not done.stdout
+
+
 def test_help_of_every_subcommand_loads_no_torch() -> None:
     code = (
         "import sys; from quire.cli.main import main\n"

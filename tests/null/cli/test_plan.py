@@ -190,10 +190,14 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h200", "--count", "4", "--mesh", "tp=8"], "has 8 devices, and --count is 4"),
         (["--weights", "int3"], "did you mean int4"),
         (["--kv-cache-dtype", "int9"], "'int9' is unknown"),
-        (["--workload", "chatt"], "did you mean chat"),
+        (["--gpu", "h200", "--workload", "chatt"], "did you mean chat"),
         (["--plot", "a.png"], "give --gpu"),
         (["--gpu", "h200", "--plot", "a.pdf"], "must end with .png"),
-        (["--calibration", "/nowhere.json"], "cannot be read"),
+        (["--gpu", "h200", "--calibration", "/nowhere.json"], "cannot be read"),
+        (["--gpu", "h100", "--calibration", str(CALIBRATIONS / "h200.json")], "and --gpu is h100: give --gpu h200"),
+        *[([flag, value], f"{flag} is about devices: say which with --gpu")
+          for flag, value in (("--slo", "ttft=1s"), ("--workload", "chat"), ("--calibration", "cal.json"),
+                              ("--max-num-seqs", "9"), ("--max-model-len", "99"))],
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_by_name(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
@@ -260,6 +264,19 @@ def test_a_result_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_no_result(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str) -> None:
     (tmp_path / "r.json").write_text(text)
     assert message in refused(capsys, "--check", str(tmp_path / "r.json"))
+
+
+def test_times_of_a_cpu_are_none_of_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    found = json.loads((CALIBRATIONS / "h200.json").read_text()) | {"device": "cpu"}
+    (tmp_path / "cpu.json").write_text(json.dumps(found))
+    said = refused(capsys, "demo", "--gpu", "h200", "--calibration", str(tmp_path / "cpu.json"))
+    assert "measured on a CPU, and --gpu is h200: give --gpu here, or leave --calibration out" in said
+
+
+def test_the_margin_of_a_tiny_model_is_wide_and_figures_are_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, "demo", "--gpu", "h200")
+    assert "± 5 %" not in text and "so small a model" in text
+    assert planned(capsys, "demo").splitlines()[-1].endswith("add --gpu NAME, such as --gpu h200, or --gpu here")
 
 
 def test_a_calibration_can_be_given(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:

@@ -187,7 +187,7 @@ def test_how_long_a_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None
     ((SHAPE, "--gpu", "here"), "planned for a device by its name"),
     ((SHAPE, "--serve-tokens", "1T"), "leave MODEL out"),
     ((SHAPE, "--seq-len", "10.5"), "'10.5' is not a whole number"),
-    ((SHAPE, "--zero", "4"), "invalid choice: 4"),
+    ((SHAPE, "--zero", "4"), "--zero = 4 is not one of 0, 1, 2, 3"),
 ])  # fmt: skip
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
     import re

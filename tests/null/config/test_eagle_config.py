@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from typing import Any
 
 import pytest
 
-from quire.config.eagle import TAPS, parse_head
+from quire.config.eagle import TAPS, parse_head, refuse_head
 from quire.config.model import parse_arch
 from quire.core.errors import ConfigError
 
@@ -63,6 +64,15 @@ def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_head(PUBLISHED | changes, "config.json")
     assert said in str(refused.value)
+
+
+def test_a_head_in_the_place_of_a_model(tmp_path: pathlib.Path) -> None:
+    refuse_head(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    refuse_head(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    with pytest.raises(ConfigError, match=f'{tmp_path} is an EAGLE-3 head: use "method": "eagle3"'):
+        refuse_head(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,9 @@ def test_what_does_not_fit_explains_itself() -> None:
     ):
         assert option in text
     assert "512 pages, 1.000 GiB" in text
+    assert "--enforce-eager" not in text, "no step is captured"
+    small = equation().explain(1 << 20)
+    assert "0.000" not in small and "a budget of 1.00 MiB, short by" in small
     assert "KV pages fit" in equation().explain(100 * 2**30)
 
 

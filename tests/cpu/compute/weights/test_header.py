@@ -39,10 +39,10 @@ def test_reads_what_the_library_writes() -> None:
 
 
 BAD = {
-    "empty": (b"", "truncated"),
-    "short prefix": (b"\1\0", "truncated"),
+    "empty": (b"", "is empty"),
+    "short prefix": (b"\1\0", "it has 2 bytes, and 8 come first"),
     "length beyond the file": (content({"a": F32}, length=10**6), "truncated"),
-    "length of 2^63": (content({"a": F32}, length=2**63), "truncated"),
+    "length of 2^63": (content({"a": F32}, length=2**63), "is not a safetensors file"),
     "not JSON": (content(b"{nope"), "not valid JSON"),
     "not UTF-8": (content(b'{"\xff\xfe": 1}'), "not valid JSON"),
     "a list": (content([1]), "must be a JSON object"),

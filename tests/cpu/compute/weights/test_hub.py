@@ -66,7 +66,7 @@ def test_who_means_the_bundled_model_is_told_its_name(tmp_path: pathlib.Path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LoadError, match=r"'demo/' is neither .* is called demo, without a slash or a dot"):
         find_checkpoint("demo/")
-    with pytest.raises(LoadError, match=r"'models/x/y' is neither .* the bundled demo model is taken"):
+    with pytest.raises(LoadError, match=r"'models/x/y' is neither .* comes with Quire is called demo\."):
         find_checkpoint("models/x/y")
     (tmp_path / "demo").mkdir()
     for written in ("demo/", "./demo"):

@@ -73,3 +73,10 @@ CASES = (
     Case(k=1100, sizes=(200,), ranks=((40,), (7,)), places=(1, 0, 0, -1), norm=True, seed=2),
     Case(k=64, sizes=(48, 48), ranks=((8, 8),), places=(0,) * 37, dtype=torch.float16, norm=True, seed=3),
 )
+ACTIVATED = (
+    Case(
+        k=700, sizes=(300, 300), ranks=((5, 5), (0, 20), (9, 0)), places=(1, -1, 0, 2, -1, *[2] * 20), norm=True, seed=6
+    ),
+    Case(k=64, sizes=(48, 48), ranks=((8, 8),), places=(0,) * 21 + (-1,), dtype=torch.float16, seed=7),
+)
+"""Of gates and ups."""

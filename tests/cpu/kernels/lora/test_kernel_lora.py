@@ -15,7 +15,7 @@ from lora_case import CASES, MIXED, Case, Made
 
 from quire.kernels import lora
 from quire.kernels.lora import places, reference
-from quire.kernels.lora.weight import most_tiles
+from quire.kernels.lora.weight import most_tiles, tile_of, tiles_room
 from quire.planner import adapters
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -63,11 +63,13 @@ def test_lines_equal_stacked(name: str, case: Case, monkeypatch: pytest.MonkeyPa
 
 def test_tiles_have_every_row_once() -> None:
     generator = np.random.default_rng(0)
-    for n in (1, 2, 15, 16, 17, 64, 300):
+    for n in (1, 2, 15, 16, 17, 64, 300, 512, 513, 1000):
         places = generator.integers(-1, 5, n).astype(np.int32)
         order, tiles = lora.tiles_of(places, most_tiles(n, 5))
         found = [(int(row), place) for place, first, count in tiles.tolist() for row in order[first : first + count]]
-        assert sorted(found) == [(row, int(place)) for row, place in enumerate(places) if place >= 0]
+        assert sorted(found) == [(row, int(place)) for row, place in enumerate(places)]
+        assert int(tiles[:, 2].max()) <= tile_of(n)
+        assert all(most_tiles(fewer, 5) <= tiles_room(n, 5) for fewer in range(1, n + 1)), "memory of captured steps"
 
 
 def test_mismatches_are_refused() -> None:
@@ -77,6 +79,8 @@ def test_mismatches_are_refused() -> None:
         lora.add(made.x[:, :95], made.stack, tiles, made.y)
     with pytest.raises(ValueError, match="must be"):
         lora.add(made.x, made.stack, tiles, made.y[:, :100])
+    with pytest.raises(ValueError, match="are no gates"):
+        lora.add(made.x, made.stack, tiles, made.y, None, made.y)
     with pytest.raises(ValueError, match="do not fit parts"):
         lora.add(made.x, dataclasses.replace(made.stack, sizes=(64, 64)), tiles, made.y)
     with pytest.raises(ValueError, match="does not fit k"):

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from lora_case import CASES, Case, Made
+from lora_case import ACTIVATED, CASES, Case, Made
 
-from quire.kernels import catalog, lora
+from quire.kernels import act, catalog, lora
 from quire.kernels.lora import reference
 
 pytestmark = [
@@ -51,6 +51,33 @@ def test_equals_float64_and_itself_alone(case: Case, dtype: torch.dtype) -> None
         alone = made.y.cuda()
         lora.add(x, stack, tiles(made, places), alone, norm)
         assert torch.equal(alone[row], y[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [*ACTIVATED, dataclasses.replace(LARGE, sizes=(6144, 6144), ranks=((16, 16), (0, 16)), places=(0, 1, -1) * 50)],
+)
+def test_activated_is_added_then_activated(case: Case, dtype: torch.dtype) -> None:
+    made = Made(dataclasses.replace(case, dtype=dtype))
+    x, stack, norm = on_gpu(made)
+    y, added, sent = made.y.cuda(), made.y.cuda(), tiles(made, made.places)
+    activated = torch.full((len(y), case.sizes[0]), float("nan"), dtype=dtype, device="cuda")
+    lora.add(x, stack, sent, y, norm, activated)
+    lora.add(x, stack, sent, added, norm)
+    assert torch.equal(activated, act.silu_mul(added)), "rows without an adapter too"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_of_a_prompt_has_the_bits_that_it_has_alone(dtype: torch.dtype) -> None:
+    made = Made(dataclasses.replace(LARGE, places=(0, 1, 2, -1, 0) * 200, dtype=dtype))
+    x, stack, norm = on_gpu(made)
+    y = made.y.cuda()
+    lora.add(x, stack, tiles(made, made.places), y, norm)
+    for row in (0, 1, 502, 999):
+        alone = made.y.cuda()[row : row + 1]
+        lora.add(x[row : row + 1], stack, tiles(made, made.places[row : row + 1]), alone, norm)
+        assert torch.equal(alone[0], y[row])
 
 
 def test_a_captured_call_reads_what_was_sent() -> None:
