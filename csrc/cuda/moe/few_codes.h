@@ -65,7 +65,7 @@ struct FewCodes : FewLists {
     }
     // Of the 64 columns from `column` of a row whose scales begin at `from`.
     __device__ __forceinline__ static RowScales read_scales(uint32_t from, int column) {
-        constexpr uint32_t WIDE = QUIRE_GROUP ? QUIRE_GROUP : 1, BYTES = !IN_WORDS ? 4 : IS_FP4 ? 1 : 2 * (1 + QUIRE_ZEROS);
+        constexpr uint32_t WIDE = QUIRE_GROUP ? QUIRE_GROUP : 1, BYTES = !IN_WORDS ? 4 : IS_FP4 ? 1 : 2 * (1 + QUIRE_POINTS);
         from += QUIRE_GROUP ? column / WIDE * BYTES : 0;
         RowScales found;
         if (SCALES == 4) {
@@ -77,23 +77,8 @@ struct FewCodes : FewLists {
         return found;
     }
 
-    // What a thread's sums of e4m3 are scaled by, of its two tokens of each eight: rows of x are codes, too. Scales lie
-    // [group][TOKENS], and of the parts of a sum [part][group].
-    template <class K> __device__ __forceinline__ uint32_t x_scales_of(int row) const {
-        return base + this->at.x_scales + (K::IN_PARTS ? row * Layout::n_groups(columns<K>()) : row) * 4;
-    }
-    template <class K> static constexpr int X_SCALES_STEP = K::IN_PARTS ? 4 : TOKENS * 4;  // to the next group
-    template <class K> __device__ __forceinline__ void read_x_scales(float2 (&by)[EIGHTS], int column, int part) const {
-        const uint32_t from = x_scales_of<K>(part) + (QUIRE_GROUP ? column / 128 : 0) * X_SCALES_STEP<K>;
-#pragma unroll
-        for (int v = 0; v < EIGHTS; v++) {
-            by[v] = make_float2(1.0f, 1.0f);
-            if (QUIRE_CODES == 1 && K::IN_PARTS) by[v].x = by[v].y = __uint_as_float(read_word(from));
-            if (QUIRE_CODES == 1 && !K::IN_PARTS) by[v] = read8(from + (v * 8 + threadIdx.x % 4 * 2) * 4);
-        }
-    }
-
     // ---- numbers ----
+
 
     // Where a lane's rows of x begin, of each eight tokens of a tile.
     __device__ __forceinline__ void find_x(uint32_t (&at)[EIGHTS], const Tile& tile, int row_bytes) const {
@@ -148,7 +133,7 @@ struct FewCodes : FewLists {
     }
     // d += 64 columns of 16 rows of w times x.
     __device__ __forceinline__ static void add(float (*d)[4], const Codes& codes, const uint32_t (&x)[EIGHTS][8],
-                                               const float2 (&by)[EIGHTS], const RowScales& upper, const RowScales& lower) {
+                                               const RowScales& upper, const RowScales& lower) {
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             const float above = upper.scale(g), below = lower.scale(g);
@@ -163,8 +148,8 @@ struct FewCodes : FewLists {
             }
 #pragma unroll
             for (int v = 0; v < EIGHTS; v++) {
-                d[v][0] += sums[v][0] * (above * by[v].x), d[v][1] += sums[v][1] * (above * by[v].y);
-                d[v][2] += sums[v][2] * (below * by[v].x), d[v][3] += sums[v][3] * (below * by[v].y);
+                d[v][0] += sums[v][0] * above, d[v][1] += sums[v][1] * above;
+                d[v][2] += sums[v][2] * below, d[v][3] += sums[v][3] * below;
             }
         }
     }
@@ -190,10 +175,8 @@ struct FewCodes : FewLists {
         }
 #pragma unroll
         for (int v = 0; v < EIGHTS; v++) read_x(x[v], x_at[v] + column * 2);
-        float2 by[EIGHTS];
-        read_x_scales<K>(by, column, 0);
 #pragma unroll
-        for (int b = 0; b < K::OWN_BLOCKS; b++) add(d + b * EIGHTS, codes[b], x, by, upper[b], lower[b]);
+        for (int b = 0; b < K::OWN_BLOCKS; b++) add(d + b * EIGHTS, codes[b], x, upper[b], lower[b]);
     }
     // A whole stage of one part by one warp.
     __device__ void multiply_part(float (&d)[2][4], uint32_t w, uint32_t x_at, int unit, int part, uint32_t scales) const {
@@ -206,9 +189,7 @@ struct FewCodes : FewLists {
             uint32_t x[EIGHTS][8];
             read_x(x[0], x_at + (part * a.inner + column) * 2);
             const Codes codes = read_codes(w + j * 64 / WIDTH * 2048, 1024, j % (WIDTH / 64));
-            float2 by[EIGHTS];
-            read_x_scales<Down>(by, column, part);
-            add(d, codes, x, by, read_scales(scales, column), read_scales(scales + 8 * step, column));
+            add(d, codes, x, read_scales(scales, column), read_scales(scales + 8 * step, column));
         }
     }
 };
