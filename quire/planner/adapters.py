@@ -17,7 +17,7 @@ from quire.config.parameters import Kept, Matrix, layer_parameters
 FLOAT32_BYTES: Final = 4
 LINES, OUTPUTS = 16, 64
 """In a tile of the first product on a CPU, and of the second (`kernels/lora/places`)."""
-MOST_SUMS, SUM_INPUTS = 16, 512
+MOST_SUMS, SUM_INPUTS = 16, 1024
 """Parts into which a GPU's first product divides its sum at most, inputs of each at least (`kernels/lora/triton`)."""
 
 

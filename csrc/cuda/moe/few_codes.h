@@ -65,7 +65,7 @@ struct FewCodes : FewLists {
     }
     // Of the 64 columns from `column` of a row whose scales begin at `from`.
     __device__ __forceinline__ static RowScales read_scales(uint32_t from, int column) {
-        constexpr uint32_t WIDE = QUIRE_GROUP ? QUIRE_GROUP : 1, BYTES = !IN_WORDS ? 4 : IS_FP4 ? 1 : 2 * (1 + QUIRE_POINTS);
+        constexpr uint32_t WIDE = QUIRE_GROUP ? QUIRE_GROUP : 1, BYTES = !IN_WORDS ? 4 : IS_FP4 ? 1 : 2 * (1 + QUIRE_ZEROS);
         from += QUIRE_GROUP ? column / WIDE * BYTES : 0;
         RowScales found;
         if (SCALES == 4) {

@@ -54,7 +54,7 @@ constexpr int MAX_STAGES = 32, MAX_SCALES = 4, WORKERS_BARRIER = 1, LIST_BARRIER
 constexpr bool IN_BLOCKS = QUIRE_CODES <= 2 && QUIRE_GROUP;
 __host__ __device__ inline int scales_row_bytes(int columns) {  // in memory; in blocks: of all rows of a block
     constexpr int WIDE = QUIRE_GROUP ? QUIRE_GROUP : 1;
-    return (QUIRE_GROUP ? (columns + WIDE - 1) / WIDE : 1) * (!IN_WORDS ? 4 : IS_FP4 ? 1 : 2 * (1 + QUIRE_POINTS));
+    return (QUIRE_GROUP ? (columns + WIDE - 1) / WIDE : 1) * (!IN_WORDS ? 4 : IS_FP4 ? 1 : 2 * (1 + QUIRE_ZEROS));
 }
 __host__ __device__ inline int scales_step(int columns) {  // from row to row in shared memory: in different banks
     const int n_bytes = scales_row_bytes(columns);

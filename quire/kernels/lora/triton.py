@@ -25,7 +25,7 @@ from quire.kernels.norm import rms_norm
 
 MOST_PARTS = 16
 """Of the sum over inputs, each of at least `PART_IN` of them."""
-PART_IN = 512
+PART_IN = 1024
 SLICES, SLICE = 4, 128
 """Inputs that a program of the first product multiplies at once: a slice for each of its warps."""
 BLOCK_RANK = 16

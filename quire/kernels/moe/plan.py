@@ -57,7 +57,7 @@ class CodesShape:
 
     def part_bytes(self, n_rows: int, columns: int) -> int:
         """Shared memory for the scales of so many rows: `scales_part_bytes` in csrc/cuda/moe/few_lists.h."""
-        size = 4 if self.kind <= 2 else 1 if self.kind == 4 else 2 * (1 + self.points)
+        size = 4 if self.kind <= 2 else 1 if self.kind == 4 else 2 * (1 + self.zeros)
         row = (math.ceil(columns / self.group) if self.group else 1) * size
         if self.kind <= 2 and self.group:
             return math.ceil(row / 16) * 16

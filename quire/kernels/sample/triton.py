@@ -31,25 +31,7 @@ from quire.kernels.sample.floors import (
 )
 from quire.kernels.sample.lines_triton import lines
 from quire.kernels.sample.penalties_triton import penalise
-from quire.kernels.sample.wide import (
-    BETWEEN,
-    COUNT,
-    DONE,
-    KNOWN,
-    LOWER,
-    MASS,
-    N_COUNTS,
-    N_CUTS,
-    N_MARKS,
-    PART,
-    TARGET,
-    UPPER,
-    WHOLE,
-    collect,
-    guessed_cuts,
-    measure,
-    narrow,
-)
+from quire.kernels.sample.wide import COUNT, DONE, KNOWN, MASS, N_CUTS, PART, collect, guessed_cuts, measure, narrowed
 
 __all__ = ["choose_by", "lines", "penalise"]
 
@@ -86,7 +68,7 @@ def choose_by(
     columns = torch.empty((n_rows, ROOM), dtype=torch.int32, device=logits.device)
     listed = torch.empty((n_rows, padded), dtype=torch.int32, device=logits.device)
     kinds = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
-    marks = torch.empty((n_rows, N_MARKS.value), dtype=torch.float64, device=logits.device)
+    marks = torch.empty((n_rows, 1 + N_CUTS.value), dtype=torch.float32, device=logits.device)
     dependent = has_dependent_launch(logits.device)
     given = logits, logits.stride(0), width, controls, controls.stride(0)
     _group_stats[(triton.cdiv(width, CHUNK), n_rows)](
@@ -117,20 +99,15 @@ def _choose_in_wide_rows(
     counts = torch.empty(cells, dtype=torch.int32, device=logits.device)
     more = torch.empty((n_rows, floats.shape[1] // 2), dtype=torch.int64, device=logits.device)
     grid = (min(n_parts, triton.cdiv(N_PROGRAMS, n_rows)), n_rows)
-    counted = torch.empty((n_rows, N_COUNTS.value), dtype=torch.int32, device=logits.device)
-    state = kinds, marks, counted, sums, counts, n_parts
-    sizes = {"ROOM": ROOM, "LEAST_SLOPE": LEAST_SLOPE, "DEPENDENT": dependent, "launch_pdl": dependent}
-    of_parts = {"N_PARTS": triton.next_power_of_2(n_parts)}
+    state = kinds, marks, sums, counts, n_parts
+    sizes = {"ROOM": ROOM, "LEAST_SLOPE": LEAST_SLOPE, "N_PARTS": triton.next_power_of_2(n_parts)}
+    sizes |= {"DEPENDENT": dependent, "launch_pdl": dependent}
     groups = {"GROUP": GROUP, "N_GROUPS": floats.shape[1] // 2}
     for turn in range(2):
-        measure[grid](*given, *state, TURN_NOW=turn, **sizes, num_warps=8)
-        narrow[(n_rows,)](
-            *given[3:], *state, TURN_NOW=turn, ROOM=ROOM, DEPENDENT=dependent, launch_pdl=dependent, **of_parts,
-            num_warps=4,
-        )  # fmt: skip
-    collect[grid](*given, *state, floats, more, values, columns, **groups, **sizes, **of_parts, num_warps=8)
+        measure[grid](*given, *state, TURN=turn, **sizes, num_warps=8)
+    collect[grid](*given, *state, floats, more, values, columns, **groups, **sizes, num_warps=8)
     _finish[(n_rows,)](
-        *given, kinds, marks, counted, floats, more, values, columns, n_groups, out.token_ids,
+        *given, *state, floats, more, values, columns, n_groups, out.token_ids,
         **groups, **sizes, num_warps=8, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
 
@@ -256,11 +233,11 @@ def _select(  # type: ignore[no-untyped-def]
             is_count = (top_k > 0) & (top_k < width)
             kind = tl.where(is_count, COUNT, tl.where(top_p < 1, MASS, KNOWN))
             of_weights, target = tl.where(is_count, 0.0, slope), tl.where(is_count, top_k, 0.0)
-            place = marks + row * N_MARKS
-            tl.store(place, base + 0.0)  # -0 becomes 0, so that its successor is above it
             cuts = tl.zeros([N_CUTS], tl.float32) + floor
             if kind >= COUNT:
                 cuts = guessed_cuts(start, width, floor, low, base, slope, of_weights, target, top_p)
+            place = marks + row * (1 + N_CUTS)
+            tl.store(place, base + 0.0)  # -0 becomes 0, so that its successor is above it
             tl.store(place + 1 + tl.arange(0, N_CUTS), cuts)
         block_sums(entries, n_entries, base, slope, floor, sums_at, GROUP)
         shares = tl.load(sums_at + groups, mask=groups * GROUP < n_entries, other=0.0)
@@ -279,9 +256,9 @@ def _select(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["line", "n_parts"], do_not_specialize_on_alignment=["controls", "token_ids"])  # type: ignore[untyped-decorator]
 def _finish(  # type: ignore[no-untyped-def]
-    logits, stride, width, controls, line, kinds, marks, counted, floats, more, values, columns, n_groups,
+    logits, stride, width, controls, line, kinds, marks, sums, counts, n_parts, floats, more, values, columns, n_groups,
     token_ids, GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    N_PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The token of a wide row, from what `wide.collect` left: the floor lies among the logits collected, whose weights
     are added to those of their groups. Where ROOM did not hold them, the row is gone over again and again."""
@@ -294,21 +271,22 @@ def _finish(  # type: ignore[no-untyped-def]
         slope = tl.maximum(tl.load(controls + line + row).to(tl.float32), LEAST_SLOPE)
         start, sums_at = logits + row * stride, floats + row * (2 * N_GROUPS) + N_GROUPS
         more += row * N_GROUPS
-        marks += row * N_MARKS
-        base, upper = tl.load(marks).to(tl.float32), tl.load(marks + UPPER).to(tl.float32)
-        n = tl.load(counted + row * N_COUNTS + BETWEEN)
-        floor = tl.where(n > 0, tl.load(marks + LOWER, mask=n > 0, other=0.0).to(tl.float32), upper)
-        lacking = tl.load(marks + TARGET, mask=n > 0, other=0.0)
+        marks += row * (1 + N_CUTS)
+        base = tl.load(marks)
+        cells = row * (2 * n_parts * N_CUTS)
+        floor, upper, above, n, _, whole = narrowed(
+            marks, sums + cells, counts + cells, n_parts, n_parts * 0, kind, top_k, top_p, ROOM, N_PARTS
+        )
+        target = tl.where(kind == COUNT, top_k, top_p * whole)
         of_weights = tl.where(kind == COUNT, 0.0, slope)
         is_collected = n <= ROOM
         if n > ROOM:
-            target = tl.where(kind == COUNT, top_k, top_p * tl.load(marks + WHOLE))
             floor = largest_of(start, width, base, of_weights, floor, upper, target)
         elif n > 0:
             index = tl.arange(0, ROOM)
             x = tl.load(values + row * ROOM + index, mask=index < n, other=float("-inf")).to(tl.float32)
             weights = weights_of(x, base, of_weights, float("-inf"))
-            floor = largest_in(x, weights, floor, float_of(key_of(upper) - 1), lacking)
+            floor = largest_in(x, weights, floor, float_of(key_of(upper) - 1), target - above)
             column = tl.load(columns + row * ROOM + index, mask=index < n, other=0)
             weights = weights_of(x, base, slope, floor)
             tl.atomic_add(more + column // GROUP, (weights * ONE).to(tl.int64), mask=index < n, sem="relaxed")

@@ -121,14 +121,14 @@ def check_ways() -> None:
 def check_second_turn() -> None:
     """Wide rows with more logits between two cuts than can be collected: cuts between these, for as many as help."""
     calls: collections.Counter[str] = collections.Counter()
-    spy(wide, "_spread", "spread", calls)
+    spy(wide, "_bracket", "bracket", calls)
     kernels.N_PROGRAMS = 1
     normal = torch.randn(1, 100_000, generator=torch.Generator().manual_seed(2))
-    for scale, n_spreads in ((0.3, 1), (1.4, 2)):
+    for scale, n_brackets in ((0.3, 3), (1.4, 5)):  # one for each kernel after the first turn; two after the second
         calls.clear()
         draw = make_draw(1, seed=4, top_p=0.9)
         assert_agrees(choose(normal * scale, draw), normal * scale, draw)
-        assert calls == {"spread": n_spreads}, (scale, calls)
+        assert calls == {"bracket": n_brackets}, (scale, calls)
 
 
 def check_random_shapes(n_cases: int) -> None:
