@@ -4,8 +4,8 @@
 //
 // Reading the weights of each chosen expert once at the speed of memory is all that counts. Every block sorts the pairs
 // by expert for itself, the same way, so nothing waits for another launch. An item is 8 rows of gate and their 8 of up,
-// or 32 of down (in codes two or four times as many), of one expert for up to TOKENS of its pairs; blocks take equal runs of items, first of the one product,
-// then of the other. One warp keeps a ring of shared memory filled with weights (TMA), without a pause between the
+// or 32 of down (in codes two or four times as many), of one expert for up to TOKENS of its pairs; blocks take equal
+// runs of items, first of the one product, then of the other. One warp keeps a ring of shared memory filled with weights (TMA), without a pause between the
 // products: there the others wait for h of all blocks, which count themselves in global memory. They multiply, each a
 // part of the columns of a stage (mma.m16n8k16, rows of weights are the 16), then add their sums in the order of the
 // warps: results depend on no timing. x, or h, of the pairs of a tile stays in shared memory.

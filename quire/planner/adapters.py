@@ -44,10 +44,9 @@ def _tiled(n_out: int, n_each: int) -> int:
 
 
 def row_bytes(arch: ModelArch, rank: int, itemsize: int, *, in_main: bool, with_experts: bool = False) -> int:
-    """Of one row of a step, of the matrix with most. in_main: on a CPU the
-    normed row, what lies between both products in float32, and gates with ups; on a GPU the second, for each part of
-    the sum. Experts have
-    a row for each that a token chose, which is copied, and what is added to it."""
+    """Of one row of a step, of the matrix with most. in_main: on a CPU the normed row, what lies between both products
+    in float32, and gates with ups; on a GPU the second, for each part of the sum. Experts have a row for each that a
+    token chose, which is copied, and what is added to it."""
 
     def of_matrix(one: Matrix) -> int:
         inner = len(one.parts) * rank

@@ -21,7 +21,7 @@ from quire.planner.accelerators import USUAL_CPU, accelerator_named
 from quire.planner.report import error_bar
 
 WIDTH: Final = 12
-COMPUTED: Final = "; those of several GPUs are computed, never measured"
+COMPUTED: Final = "; of several GPUs only decode steps of -tp 2 were ever measured"
 EAGER: Final = ", and their decode steps are not captured in graphs: what launches take beyond that is not in them"
 Facts = dict[str, Any]
 

@@ -21,7 +21,7 @@ WRAPPED = ".base_layer"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Experts:
+class StoredExperts:
     """A tensor with a matrix of each expert, that an adapter may add to."""
 
     module: str
@@ -37,14 +37,14 @@ class Experts:
 
 
 @dataclasses.dataclass(slots=True)
-class Stack:
+class StoredPair:
     """Both tensors of a module, and the experts that they are of."""
 
     module: str
     entries: dict[str, Entry] = dataclasses.field(default_factory=dict)
-    experts: Experts | None = None
+    experts: StoredExperts | None = None
 
-    def find(self, candidates: list[Experts], config: AdapterConfig, where: str) -> None:
+    def find(self, candidates: list[StoredExperts], config: AdapterConfig, where: str) -> None:
         """The experts, by shapes. Raises LoadError."""
         for kind in "AB":
             if kind not in self.entries:
@@ -75,11 +75,11 @@ class Stack:
 
 def stacks_of(
     entries: list[Entry], config: AdapterConfig, targets: Mapping[str, Target], names: Names, where: str
-) -> tuple[list[Stack], list[Entry]]:
+) -> tuple[list[StoredPair], list[Entry]]:
     """Of a file's tensors those of experts in one, and the others. Raises LoadError for what does not fit."""
-    found: dict[str, Stack] = {}
+    found: dict[str, StoredPair] = {}
     rest: list[Entry] = []
-    candidates: dict[str, list[Experts]] = {}
+    candidates: dict[str, list[StoredExperts]] = {}
     for entry in entries if config.parameters else ():
         match = TENSOR_NAME.match(entry.name)
         module, kind = match.groups() if match else ("", "")
@@ -89,7 +89,7 @@ def stacks_of(
         if kind not in ("A", "B") or not candidates[base]:
             rest.append(entry)
             continue
-        stack = found.setdefault(module, Stack(module))
+        stack = found.setdefault(module, StoredPair(module))
         if kind in stack.entries:
             raise LoadError(f"{where}: module {shown(module)} has lora_{kind} twice")
         stack.entries[kind] = entry
@@ -107,7 +107,9 @@ def _stripped(module: str) -> str:
     return module
 
 
-def _candidates(base: str, config: AdapterConfig, targets: Mapping[str, Target], names: Names) -> Iterator[Experts]:
+def _candidates(
+    base: str, config: AdapterConfig, targets: Mapping[str, Target], names: Names
+) -> Iterator[StoredExperts]:
     """What a module has of the tensors that the configuration names."""
     for last in dict.fromkeys(one.rpartition(".")[2] for one in config.parameters):
         module = f"{base}.{last}"
@@ -116,8 +118,8 @@ def _candidates(base: str, config: AdapterConfig, targets: Mapping[str, Target],
         if of_experts is not None:
             each = [targets.get(name.removesuffix(".weight")) for name in of_experts[0]]
             if each and None not in each:
-                yield Experts(module, [one for one in each if one is not None], of_experts[1])
+                yield StoredExperts(module, [one for one in each if one is not None], of_experts[1])
 
 
-def _is_of(experts: Experts | None, name: str) -> bool:
+def _is_of(experts: StoredExperts | None, name: str) -> bool:
     return experts is not None and (experts.module == name or experts.module.endswith("." + name))
