@@ -111,7 +111,7 @@ def test_adapters_of_llama_8b() -> None:
     kept = 2 * 167_772_160 // 4
     assert kept_bytes(LLAMA_8B, 16, 2) == kept
     on_cpu = 2 * (4096 + 2 * 14336) + 4 * 2 * 16  # gate and up
-    on_gpu = 8 * (3 * 16 + 1) * 4  # q, k and v, in 8 parts of the sum, and a sum of squares
+    on_gpu = 14 * (16 + 1) * 4  # down, in 14 parts of the sum, and a sum of squares
     assert row_bytes(LLAMA_8B, 16, 2, in_main=False) == on_gpu
     assert row_bytes(LLAMA_8B, 16, 2, in_main=True) == on_cpu
     base = equation()
