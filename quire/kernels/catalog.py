@@ -215,7 +215,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     _native("act", "silu_mul"),
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
-    _hopper("moe", "experts", more="; SwiGLU without biases"),
+    _hopper("moe", "experts", more="; SwiGLU as configured, hidden and inner sizes of whole 64s"),
     _triton("moe", "route", "experts", "adapted_experts"),
     _native("moe", "route", "packed_experts"),
     _reference("moe", "route", "experts", "packed_experts", "adapted_experts"),
