@@ -17,6 +17,8 @@ import pathlib
 from typing import Any, Final, Protocol
 
 from quire.core.errors import EngineError, LoadError, QuireError, shown
+from quire.core.events import EndKind
+from quire.engine.executors.executor import RanksLost
 from quire.engine.ranks.wire import AdapterOrder, DropAdapter, ForgetAdapter, KeepAdapter, ReadAdapter
 
 LOOK_S: Final = 0.005
@@ -54,7 +56,8 @@ class AdaptersOfRanks:
         self._numbers = itertools.count()
 
     def read_adapter(self, path: str, root: str) -> tuple[str, int, tuple[int, Any]]:
-        """See `HostAdapters`; returns when all ranks have read it. Raises LoadError too if one of them could not."""
+        """See `HostAdapters`; returns when all ranks have read it. Raises LoadError too if one of them could not,
+        RanksLost if one is gone."""
         content_id, rank, kept = self._own.read_adapter(path, root)
         number, root = next(self._numbers), os.path.abspath(root) if root else ""
         self._ranks.say(ReadAdapter(number, os.path.abspath(os.path.join(root, path)), root, content_id))
@@ -69,7 +72,7 @@ class AdaptersOfRanks:
         file = answer_file(self._ranks.meeting_point, number, rank)
         while not file.exists():
             if self._ranks.ends_within(LOOK_S):
-                raise LoadError("the engine ends, and its ranks read no adapters any more")
+                raise RanksLost("the ranks are ended, and read no adapters any more", EndKind.STALL)
         text = file.read_text()
         file.unlink()
         return text
