@@ -12,10 +12,10 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
-import os
 import pathlib
 from typing import Any, Final, Protocol
 
+from quire.compute.adapters.files import inside
 from quire.core.errors import EngineError, LoadError, QuireError, shown
 from quire.core.events import EndKind
 from quire.engine.executors.executor import RanksLost
@@ -59,8 +59,9 @@ class AdaptersOfRanks:
         """See `HostAdapters`; returns when all ranks have read it. Raises LoadError too if one of them could not,
         RanksLost if one is gone."""
         content_id, rank, kept = self._own.read_adapter(path, root)
-        number, root = next(self._numbers), os.path.abspath(root) if root else ""
-        self._ranks.say(ReadAdapter(number, os.path.abspath(os.path.join(root, path)), root, content_id))
+        number, folder = next(self._numbers), str(inside(path, root))  # links followed, as here: `..` of a link is not
+        root = str(pathlib.Path(root).resolve()) if root else ""  # the folder in which the link lies
+        self._ranks.say(ReadAdapter(number, folder, root, content_id))
         answers = [self._answer(number, other) for other in range(1, len(self._ranks.pids) + 1)]
         if any(answers):
             self._ranks.say(ForgetAdapter(number))

@@ -20,6 +20,7 @@ from quire.core.sampling import SamplingParams
 from quire.engine.adapters import AdapterRegistry, registry_of
 from quire.engine.executors.executor import RanksLost
 from quire.engine.ranks.adapters import AdaptersOfRanks
+from quire.engine.ranks.wire import ReadAdapter
 
 
 class Reader:
@@ -285,4 +286,20 @@ class EndingRanks:
 def test_ranks_that_leave_are_lost_to_who_waits_for_them(tmp_path: pathlib.Path) -> None:
     ranks = EndingRanks(str(tmp_path / "meet"))
     with pytest.raises(RanksLost, match="read no adapters any more"):
-        AdaptersOfRanks(Reader(), ranks).read_adapter("/a", "")  # type: ignore[arg-type]
+        AdaptersOfRanks(Reader(), ranks).read_adapter(str(tmp_path), "")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("has_root", [True, False])
+def test_all_ranks_read_the_folder_that_rank_0_has_read(has_root: bool, tmp_path: pathlib.Path) -> None:
+    """`link/..` is where the link leads to, not where it lies, in which there is another adapter of that name."""
+    for name in ("root/there/below", "root/there/x", "root/x"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "root/link").symlink_to(tmp_path / "root/there/below")
+    (tmp_path / "way").symlink_to(tmp_path / "root")
+    path, root = ("link/../x", str(tmp_path / "way")) if has_root else (str(tmp_path / "way/link/../x"), "")
+    ranks = EndingRanks(str(tmp_path / "meet"))
+    with pytest.raises(RanksLost):
+        AdaptersOfRanks(Reader(), ranks).read_adapter(path, root)  # type: ignore[arg-type]
+    (order,) = ranks.said
+    assert isinstance(order, ReadAdapter) and order.path == str((tmp_path / "root/there/x").resolve())
+    assert order.root == (str((tmp_path / "root").resolve()) if has_root else "")
