@@ -174,7 +174,8 @@ class Worker:
     def load(self) -> WorkerFacts:
         """Read the weights. Raises LoadError or ConfigError."""
         self._model = model = self._load(self._folder, self._arch, self._sharing, self._layers)
-        weights_bytes = model.n_bytes + self.adapters.attach(model, TORCH_DTYPES[self._limits.dtype])
+        places_bytes = self.adapters.attach(model, TORCH_DTYPES[self._limits.dtype])
+        weights_bytes = model.n_bytes + places_bytes
         if self._draft is not None:
             load = functools.partial(self._load, comm=SoloComm())
             self._small = self._draft.load(load, self._model, self.platform)
@@ -182,7 +183,7 @@ class Worker:
         room = self.platform.room().of_one(self.comm.size)
         others_bytes = 0 if self.room.is_main else self.room.used_bytes
         stage, n_stages = (0, 1) if self._pipeline is None else (self._pipeline.stage, self._pipeline.n_stages)
-        stages = of_stages(StageFacts(weights_bytes, others_bytes, room), stage, n_stages, self.comm)
+        stages = of_stages(StageFacts(weights_bytes, others_bytes, room, places_bytes), stage, n_stages, self.comm)
         return WorkerFacts(
             n_ranks=self.comm.size,
             device=self.platform.name,

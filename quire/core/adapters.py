@@ -5,6 +5,7 @@ Owns no weights (`compute/adapters`) and no file's meaning (`config/adapter`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -60,3 +61,8 @@ def lora_module(text: str) -> tuple[str, str]:
     if not sign or not path:
         raise ConfigError(f"lora_modules: {shown(text)} must be NAME=PATH, a folder in PEFT's layout")
     return check_adapter_name(name, "lora_modules"), path
+
+
+def module_names(lora_modules: Iterable[str]) -> set[str]:
+    """Of the items of --lora-modules. Raises ConfigError."""
+    return {name for name, _ in map(lora_module, lora_modules)}

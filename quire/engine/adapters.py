@@ -27,6 +27,7 @@ from quire.core.errors import ConfigError, InvalidParameter, QuireError, Request
 from quire.core.events import EngineStats, SeqDelta
 from quire.core.request import Request
 from quire.engine.command_reader import refusals
+from quire.engine.executors.executor import RanksLost
 from quire.engine.time_limits import TimedRequest
 
 logger = logging.getLogger("quire.engine")
@@ -188,7 +189,7 @@ class AdapterRegistry:
 
     def ready(self, wait_s: float = 0.0) -> list[Ready]:
         """Requests whose adapters are on the host by now, or cannot be read, or come too late. wait_s: for one that is
-        being read."""
+        being read. Raises RanksLost."""
         if self._readings and wait_s:
             concurrent.futures.wait(self._readings.values(), wait_s, concurrent.futures.FIRST_COMPLETED)
         errors, now_s = dict[str, QuireError | None](), self._clock.now_s()
@@ -250,9 +251,11 @@ class AdapterRegistry:
         return True
 
     def _outcome(self, content_id: str, reading: Reading) -> QuireError | None:
-        """Of one that was read again."""
+        """Of one that was read again. Raises RanksLost, which ends the engine: its requests run again elsewhere."""
         try:
             found, _, weights = reading.result()
+        except RanksLost:
+            raise
         except QuireError as error:
             return RequestError(f"the adapter cannot be read again: {error.message}", param="model")
         except OSError as error:
@@ -311,7 +314,7 @@ def registry_of(
 ) -> AdapterRegistry:
     """With the adapters of --lora-modules. compiling: requests that wait for their grammars. is_restart: an engine
     before this one had them; one that cannot be read again is refused by name. Else it raises LoadError or
-    ConfigError."""
+    ConfigError; RanksLost in any case."""
 
     def in_use() -> set[str]:
         live = (seqs[0].request for seqs in scheduler.live.requests.values())
@@ -322,6 +325,8 @@ def registry_of(
     for name, path in map(lora_module, config.lora_modules):
         try:
             facts = registry.load(name, path)
+        except RanksLost:
+            raise
         except (QuireError, OSError) as error:
             if not is_restart:
                 raise

@@ -136,7 +136,7 @@ def _build(
     vocab_limit = None if tokenizer is None else len(tokenizer)
     worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
     executor_of = functools.partial(_executor, balancer := make_balancer(config, made))
-    all_bytes = whole_bytes(config, arch, sum(one.weights_bytes for one in facts.stages))
+    all_bytes = whole_bytes(config, arch, sum(one.model_bytes for one in facts.stages))
     pace = pace_of(limits, arch, engine_calibration(platform.name, platform.device_name), all_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
     n_masks *= config.data_parallel_size

@@ -127,7 +127,8 @@ class EngineLoop:
         self.closing = False
 
     def run(self) -> None:
-        """Serve until a Shutdown arrives. EngineError when the core gives up; every open request was answered then."""
+        """Serve until a Shutdown arrives. EngineError when the core gives up; every open request was answered then.
+        RanksLost: none was."""
         while not self.closing:
             deltas = self._take_commands()
             if self._loading:
@@ -198,6 +199,8 @@ class EngineLoop:
                     self._core.wake_up()
                 case UnloadAdapter():
                     self._core.adapters.unload(order.name)
+        except RanksLost:
+            raise
         except (EngineError, RequestError) as failure:
             error = failure.message
         self._next_stats_s = 0.0
@@ -210,6 +213,8 @@ class EngineLoop:
             if not self._lora_root:
                 raise ConfigError("adapters are loaded from inside the folder of --lora-root, which is not set")
             loading = self._core.adapters.begin(order.name, order.path, self._lora_root, in_place=order.in_place)
+        except RanksLost:
+            raise
         except QuireError as error:
             self._router.answer(Done(order.ticket, False, error.message))
         else:
@@ -225,6 +230,8 @@ class EngineLoop:
     def _loaded(self, ticket: int, loading: Loading) -> Done:
         try:
             self._core.adapters.finish(loading)
+        except RanksLost:
+            raise
         except (QuireError, OSError, MemoryError) as error:
             return Done(ticket, False, failure_words(error))
         self._next_stats_s = 0.0

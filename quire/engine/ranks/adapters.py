@@ -12,11 +12,13 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
-import os
 import pathlib
 from typing import Any, Final, Protocol
 
+from quire.compute.adapters.files import inside
 from quire.core.errors import EngineError, LoadError, QuireError, shown
+from quire.core.events import EndKind
+from quire.engine.executors.executor import RanksLost
 from quire.engine.ranks.wire import AdapterOrder, DropAdapter, ForgetAdapter, KeepAdapter, ReadAdapter
 
 LOOK_S: Final = 0.005
@@ -54,10 +56,12 @@ class AdaptersOfRanks:
         self._numbers = itertools.count()
 
     def read_adapter(self, path: str, root: str) -> tuple[str, int, tuple[int, Any]]:
-        """See `HostAdapters`; returns when all ranks have read it. Raises LoadError too if one of them could not."""
+        """See `HostAdapters`; returns when all ranks have read it. Raises LoadError too if one of them could not,
+        RanksLost if one is gone."""
         content_id, rank, kept = self._own.read_adapter(path, root)
-        number, root = next(self._numbers), os.path.abspath(root) if root else ""
-        self._ranks.say(ReadAdapter(number, os.path.abspath(os.path.join(root, path)), root, content_id))
+        number, folder = next(self._numbers), str(inside(path, root))  # links followed, as here: `..` of a link is not
+        root = str(pathlib.Path(root).resolve()) if root else ""  # the folder in which the link lies
+        self._ranks.say(ReadAdapter(number, folder, root, content_id))
         answers = [self._answer(number, other) for other in range(1, len(self._ranks.pids) + 1)]
         if any(answers):
             self._ranks.say(ForgetAdapter(number))
@@ -69,7 +73,7 @@ class AdaptersOfRanks:
         file = answer_file(self._ranks.meeting_point, number, rank)
         while not file.exists():
             if self._ranks.ends_within(LOOK_S):
-                raise LoadError("the engine ends, and its ranks read no adapters any more")
+                raise RanksLost("the ranks are ended, and read no adapters any more", EndKind.STALL)
         text = file.read_text()
         file.unlink()
         return text

@@ -10,6 +10,7 @@ from typing import Final
 
 from quire.config.cluster import ClusterConfig
 from quire.config.engine import EngineConfig
+from quire.core.adapters import module_names
 from quire.core.errors import ConfigError, shown
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.replicas.channel import Inbox
@@ -44,7 +45,9 @@ class Cluster:
 
     async def load(self) -> AsyncLLM:
         """The replicas as one engine, once the first of them is loaded. Raises ConfigError or LoadError."""
-        link = ReplicaLink(self._fleet, Inbox(self._host), self._chooser)
+        link = ReplicaLink(
+            self._fleet, Inbox(self._host), self._chooser, lambda: module_names(self._engine.lora_modules)
+        )
         return await AsyncLLM.over(self._engine, link, secrets.randbits(CLIENT_INDEX_BITS))
 
     async def update(self, engine: EngineConfig | None, cluster: ClusterConfig | None) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import msgspec
@@ -66,9 +66,9 @@ class _Attempt:
 
 
 class ReplicaLink:
-    """See the module. Made inside a running event loop."""
+    """See the module. Made inside a running event loop. modules: see `ReplicaQuestions`."""
 
-    def __init__(self, fleet: Fleet, inbox: Inbox, chooser: Chooser) -> None:
+    def __init__(self, fleet: Fleet, inbox: Inbox, chooser: Chooser, modules: Callable[[], Collection[str]]) -> None:
         self._fleet = fleet
         self._inbox = inbox
         self._chooser = chooser
@@ -86,7 +86,7 @@ class ReplicaLink:
         self._suspects: set[str] = set()
         """Replicas that have lost requests: their engine is started again, or they are gone, which is known later."""
         self._was_routable: set[str] = set()
-        self._questions = ReplicaQuestions(inbox.send, self._figures, self._settled)
+        self._questions = ReplicaQuestions(inbox.send, self._figures, self._settled, modules)
         self._take: Take | None = None
         self._other: Other | None = None
         self._starting: asyncio.Future[None] | None = None

@@ -1,6 +1,6 @@
 """Questions and orders to all replicas, answered as by one engine; and the adapters that a replica must have.
 
-Owns what waits for answers, and which adapters were loaded or unloaded since the server began. Does not own what a
+Owns what waits for answers, and which adapters a replica that comes is to load or unload. Does not own what a
 replica says else (`link.py`), nor its figures.
 Invariants: a question is answered once all that were asked have answered, or are lost; a replica that comes while an
 adapter is loaded, or later, is told too, and settled once it has answered that.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Union
 
 import msgspec
@@ -43,20 +43,22 @@ class _Question:
 
 
 class ReplicaQuestions:
-    """send: to one replica, by its name. settled: told of a replica that came and has all adapters."""
+    """send: to one replica, by its name. settled: told of a replica that came and has all adapters. modules: names of
+    adapters that replicas have from their start."""
 
     def __init__(
         self,
         send: Callable[[str, Command], Awaitable[None]],
         figures: ReplicaFigures,
         settled: Callable[[str], None],
+        modules: Callable[[], Collection[str]],
     ) -> None:
-        self._send, self._figures, self._settled = send, figures, settled
+        self._send, self._figures, self._settled, self._modules = send, figures, settled, modules
         self.on_answer: Callable[[Answer], object] = lambda _: None
         """Given the answers."""
         self._asked: dict[int, _Question] = {}
         self._adapters: dict[str, LoadAdapter | UnloadAdapter] = {}
-        """Name → what was done last about it."""
+        """Name → what was done last about it; unloads of `modules` alone, which others have no use for."""
 
     async def ask(self, command: Explain | Order) -> None:
         """All of them. EngineLost if there are none."""
@@ -125,8 +127,10 @@ class ReplicaQuestions:
                     self._adapters[command.name] = command
                 else:
                     answer.value, answer.error = False, UNLIKE.format(shown(command.name))
-            case UnloadAdapter(), Done(error=error) if error is None or command.name in self._adapters:
-                self._adapters[command.name] = command
+            case UnloadAdapter(name=name), _:
+                self._adapters.pop(name, None)
+                if name in self._modules():
+                    self._adapters[name] = command
         return answer
 
     def _caught_up(self, question: _Question) -> None:

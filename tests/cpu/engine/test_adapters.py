@@ -19,9 +19,15 @@ from family_cases import IDS, checkpoint_of, random_checkpoint
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.compute.adapters.host import HostAdapters
+from quire.compute.models.decoder import Decoder
+from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
+from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError, RequestError
 from quire.core.files import read_regular
+from quire.engine import build
+from quire.engine.capacity import size_pool
 from quire.planner.adapters import kept_bytes
 
 N_NEW = 12
@@ -326,6 +332,28 @@ def test_the_memory_equation_has_what_the_host_keeps(
     _, found, kept = llm.engine.executor.worker.adapters.read_adapter(str(tmp_path), "")
     n_bytes = sum(one.n_bytes for one in kept.lines)
     assert found == rank and n_bytes == kept_bytes(read_arch(folder_of(llm)), rank, 4)
+
+
+def test_places_are_no_weights_of_the_model(
+    folder: pathlib.Path, oracle: transformers.PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as on a GPU, where they lie beside the model from the start."""
+    attach, pools = HostAdapters.attach, list[int]()
+
+    def with_places(self: HostAdapters, model: Decoder, dtype: torch.dtype) -> int:
+        return attach(self, model, dtype) + (1 << 20)
+
+    def size(*args: Any) -> tuple[int, EngineLimits]:
+        pools.append(args[6])
+        return size_pool(*args)
+
+    monkeypatch.setattr(HostAdapters, "attach", with_places)
+    monkeypatch.setattr(build, "size_pool", size)
+    core, ready = build.build_engine(EngineConfig(model=str(folder / "model"), **OPTIONS))
+    n_bytes = core.executor.worker.model.n_bytes  # type: ignore[attr-defined]
+    core.shutdown()
+    assert ready.model.weight_bytes == n_bytes
+    assert pools == [n_bytes + (1 << 20)], "they are taken all the same"
 
 
 def folder_of(llm: LLM) -> pathlib.Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import threading
 import time
@@ -14,14 +15,16 @@ import zmq
 from test_faults import FakeLauncher, engine, request, run
 
 from quire.config.engine import EngineConfig
-from quire.core.commands import Hello, Shutdown, Submit
+from quire.core.commands import Hello, LoadAdapter, Shutdown, Submit, UnloadAdapter
 from quire.core.errors import ConfigError, EngineError
 from quire.core.events import EndKind, EngineEnd, EngineReady, EngineStats, FinishReason, SeqDelta, StepOutputs
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult
 from quire.engine import process
+from quire.engine.adapters import AdapterRegistry
 from quire.engine.command_reader import read_commands
 from quire.engine.core import MAX_FAILED_STEPS, EngineCore
+from quire.engine.executors.executor import RanksLost
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.process import EngineLoop, StatusPipe
 from quire.engine.progress import SILENCE_LIMIT_S, STALL_LIMIT_S, STEP_LIMIT_S, makes_progress
@@ -251,3 +254,43 @@ def test_an_engine_is_built_as_the_first_or_again(ends: list[EngineEnd]) -> None
     start = ProcessStart("", -1, EngineConfig(device="null"), ends=ends)
     assert process.serve(start, None, StatusPipe(-1), build) == 1  # type: ignore[arg-type]
     assert seen == [{"is_server": True, "is_restart": bool(ends)}]
+
+
+class LosingReader:
+    """Reads 'ok'; what concerns other ranks finds them lost once it is told so."""
+
+    loss: RanksLost | None = None
+
+    def read_adapter(self, path: str, root: str) -> tuple[str, int, str]:
+        self.drop_adapter(path)
+        return path, 8, "weights"
+
+    def keep_adapter(self, content_id: str, kept: str) -> None:
+        self.drop_adapter(content_id)
+
+    def drop_adapter(self, content_id: str) -> None:
+        if self.loss is not None:
+            raise self.loss
+
+
+def test_a_rank_that_is_lost_is_no_answer_to_who_loads_an_adapter() -> None:
+    """Else a client would be told that its path is wrong. The socket takes no answers."""
+    reader, core = LosingReader(), engine(LaunchExecutor(FakeLauncher()))
+    core.adapters = AdapterRegistry(reader, 1)
+    loop = EngineLoop(core, ClientRouter(FakeSocket(), READY), StatusPipe(-1), log_stats=False)  # type: ignore[arg-type]
+    loop._lora_root = "/"
+    core.adapters.load("x", "/x")
+    reader.loss = RanksLost("rank 1 ended with SIGKILL", EndKind.KILLED)
+    with pytest.raises(RanksLost):
+        loop._handle(LoadAdapter(1, "y", "/y"))  # it lets go of x
+    core.adapters = AdapterRegistry(reader, 1)
+    loop._handle(LoadAdapter(2, "y", "/y"))
+    concurrent.futures.wait([loop._loading[2].reading])
+    with pytest.raises(RanksLost):
+        loop._finish_loading()
+    core.adapters = AdapterRegistry(reader, 1)
+    reader.loss = None
+    core.adapters.load("x", "/x")
+    reader.loss = RanksLost("rank 1 ended with SIGKILL", EndKind.KILLED)
+    with pytest.raises(RanksLost):
+        loop._handle(UnloadAdapter(3, "x"))

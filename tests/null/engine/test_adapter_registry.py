@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import random
 import time
 
@@ -12,10 +13,14 @@ from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import VirtualClock
 from quire.core.errors import ConfigError, InvalidParameter, LoadError, RequestError, RequestExpired
+from quire.core.events import EndKind
 from quire.core.failure import Code
 from quire.core.request import Request, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.adapters import AdapterRegistry, registry_of
+from quire.engine.executors.executor import RanksLost
+from quire.engine.ranks.adapters import AdaptersOfRanks
+from quire.engine.ranks.wire import ReadAdapter
 
 
 class Reader:
@@ -239,3 +244,62 @@ def test_an_adapter_that_a_request_is_given_stays_for_it() -> None:
     while not found:
         found = registry.ready(1.0)
     assert [one.request_id for one, error in found] == ["1"] and list(registry._kept) == ["/a"]
+
+
+def test_a_lost_rank_is_no_fault_of_an_adapter() -> None:
+    """Nobody is refused for it: the engine ends, and requests run again."""
+    loss, reader, used = RanksLost("rank 1 ended with SIGKILL", EndKind.KILLED), Reader(), {"/b"}
+    registry = AdapterRegistry(reader, 1, lambda: used, VirtualClock())
+    registry.load("a", "/a")
+    registry.load("b", "/b")
+    assert not registry.admit(request("a"))
+    used.clear()
+
+    def lose(path: str, root: str) -> tuple[str, int, str]:
+        raise loss
+
+    reader.read_adapter = lose  # type: ignore[method-assign]
+    with pytest.raises(RanksLost, match="SIGKILL"):
+        ready(registry)
+    assert registry.n_waiting == 1, "it is not answered"
+    limits = SchedulerConfig(n_pages=8, page_size=4, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16)
+    config = EngineConfig(enable_lora=True, device="cpu", lora_modules=["x=/x"])
+    with pytest.raises(RanksLost, match="SIGKILL"):
+        registry_of(config, reader, Scheduler(limits, VirtualClock()), list, is_restart=True)
+
+
+class EndingRanks:
+    """One more, which is told to leave and answers nothing."""
+
+    pids = (1,)
+
+    def __init__(self, meeting_point: str) -> None:
+        self.meeting_point, self.said = meeting_point, list[object]()
+
+    def say(self, said: object) -> None:
+        self.said.append(said)
+
+    def ends_within(self, seconds: float) -> bool:
+        return True
+
+
+def test_ranks_that_leave_are_lost_to_who_waits_for_them(tmp_path: pathlib.Path) -> None:
+    ranks = EndingRanks(str(tmp_path / "meet"))
+    with pytest.raises(RanksLost, match="read no adapters any more"):
+        AdaptersOfRanks(Reader(), ranks).read_adapter(str(tmp_path), "")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("has_root", [True, False])
+def test_all_ranks_read_the_folder_that_rank_0_has_read(has_root: bool, tmp_path: pathlib.Path) -> None:
+    """`link/..` is where the link leads to, not where it lies, in which there is another adapter of that name."""
+    for name in ("root/there/below", "root/there/x", "root/x"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "root/link").symlink_to(tmp_path / "root/there/below")
+    (tmp_path / "way").symlink_to(tmp_path / "root")
+    path, root = ("link/../x", str(tmp_path / "way")) if has_root else (str(tmp_path / "way/link/../x"), "")
+    ranks = EndingRanks(str(tmp_path / "meet"))
+    with pytest.raises(RanksLost):
+        AdaptersOfRanks(Reader(), ranks).read_adapter(path, root)  # type: ignore[arg-type]
+    (order,) = ranks.said
+    assert isinstance(order, ReadAdapter) and order.path == str((tmp_path / "root/there/x").resolve())
+    assert order.root == (str((tmp_path / "root").resolve()) if has_root else "")

@@ -161,7 +161,7 @@ async def serving(
     config = EngineConfig(device="null", disable_log_stats=True, **options)  # type: ignore[arg-type]
     chooser = Chooser()
     fleet = LocalFleet(config, n, chooser, kind)
-    llm = await AsyncLLM.over(config, ReplicaLink(fleet, Inbox("127.0.0.1"), chooser), 0)
+    llm = await AsyncLLM.over(config, ReplicaLink(fleet, Inbox("127.0.0.1"), chooser, tuple), 0)
     try:
         async with asyncio.timeout(60):
             while len(chooser._n_slots) < n or len(fleet.replicas) < n:
