@@ -25,7 +25,7 @@ from quire.config.eplb import EplbConfig
 from quire.core.balance import BalanceFacts, BalanceStage
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
-from quire.planner.expert_placement import imbalance, place
+from quire.planner.expert_placement import imbalance, rearranged
 
 logger = logging.getLogger("quire.engine")
 
@@ -74,7 +74,7 @@ class ExpertBalancer:
         for number, layer in enumerate(self._layers()):
             loads, copies = counts[at : at + len(layer.load)], _copies(layer)
             at += len(loads)
-            chosen = place(loads, copies.slots, copies.n_ranks)
+            chosen = rearranged(loads, copies.slots, copies.n_ranks)
             if chosen != copies.slots:
                 self._pending.append((number, chosen))
             if any(loads):
