@@ -60,6 +60,12 @@ class ExpertBalancer:
             case BalanceStage.MOVE:
                 self._move()
 
+    def rest(self) -> None:
+        """Before sleep, on all ranks: layers that are yet to be moved stay, and what was said of loads is void, since
+        weights that are read again lie as at the start."""
+        self._pending.clear()
+        self.facts = self._coming = msgspec.structs.replace(self._coming, before=0.0, after=0.0)
+
     def _layers(self) -> list[Experts]:
         return [layer.ffn for layer in self._worker.model.layers if isinstance(layer.ffn, Experts)]
 
