@@ -18,6 +18,7 @@ from quire.config.engine import EngineConfig
 from quire.config.mesh import mesh_of
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
+from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
 from quire.planner.calibration import Calibration
 from quire.planner.cost import CostModel, calibrated
@@ -112,25 +113,37 @@ def compare(result: Mapping[str, Any], cost: CostModel, dataset_path: str = "") 
 def compare_case(case: Mapping[str, Any], cost: CostModel) -> Iterator[Comparison]:
     """One batch of equal requests: its first tokens, where they come from one step, and its decode steps."""
     batch, n_in, n_out = case["batch_size"], case["input_len"], case["output_len"]
-    title = f"{batch} x {n_in} in, {n_out} out"
+    title, n_ranks = f"{batch} x {n_in} in, {n_out} out", cost.timer.mesh.dp
+    of_ranks = [(batch + n_ranks - 1 - rank) // n_ranks for rank in range(min(batch, n_ranks))]
     if batch == 1:
-        first_s = cost.step_s(prefill_spans(n_in)) + cost.first_token_s
+        first_s = _step_s([prefill_spans(n_in)], cost) + cost.first_token_s
         yield Comparison(f"{title}: first token", "ms", 1e3 * first_s, case["median_ttft_ms"])
     if case.get("decode_step_ms"):
-        step_s = cost.step_s(decode_spans(batch, n_in + n_out // 2))
+        step_s = _step_s([decode_spans(n, n_in + n_out // 2) for n in of_ranks], cost)
         yield Comparison(f"{title}: decode step", "ms", 1e3 * step_s, case["decode_step_ms"])
     found = case.get("breakdown") or {}  # of a report, or a `Breakdown` of this run
     device = found.get("device_ms") if isinstance(found, Mapping) else found.device_ms
     if device:
-        spans = decode_spans(batch, n_in + n_out // 2) if n_out > 1 else prefill_spans(n_in)
+        spans = decode_spans(of_ranks[0], n_in + n_out // 2) if n_out > 1 else prefill_spans(n_in)
         for part, seconds in cost.timer.parts_s(spans).items():
             if device.get(part):
                 yield Comparison(f"{title}:   {part}", "ms", 1e3 * seconds, device[part])
 
 
+def _step_s(of_ranks: Sequence[Spans], cost: CostModel) -> float:
+    """Until the last data-parallel rank is done. of_ranks: of those that have some."""
+    idle = [Spans() for _ in range(cost.timer.mesh.dp - len(of_ranks))]
+    return max(cost.ranks_s([(spans, ()) for spans in [*of_ranks, *idle]]))
+
+
 def compare_throughput(result: Mapping[str, Any], cost: CostModel, dataset_path: str = "") -> Comparison:
-    """All requests at once, without the scheduler: see `closed_batch_s`."""
-    config, results = result["config"], result["results"]
+    """All requests at once, without the scheduler: see `closed_batch_s`. ConfigError for data-parallel ranks."""
+    config, results, n_ranks = result["config"], result["results"], cost.timer.mesh.dp
+    if n_ranks > 1:
+        raise ConfigError(
+            f"the result is of data_parallel_size = {n_ranks}, and which rank had which request is not in it: results"
+            " of one rank, and of `quire bench latency`, can be compared; `quire simulate` deals requests to ranks"
+        )
     workload = config.get("workload", "none")
     if workload not in THROUGHPUT_WORKLOADS:
         raise ConfigError("only results of --workload W1, W2, W3 and W5 say which lengths they had")

@@ -25,7 +25,7 @@ from quire.config.eplb import EplbConfig
 from quire.core.balance import BalanceFacts, BalanceStage
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
-from quire.planner.expert_placement import imbalance, place
+from quire.planner.expert_placement import imbalance, rearranged
 
 logger = logging.getLogger("quire.engine")
 
@@ -60,6 +60,12 @@ class ExpertBalancer:
             case BalanceStage.MOVE:
                 self._move()
 
+    def rest(self) -> None:
+        """Before sleep, on all ranks: layers that are yet to be moved stay, and what was said of loads is void, since
+        weights that are read again lie as at the start."""
+        self._pending.clear()
+        self.facts = self._coming = msgspec.structs.replace(self._coming, before=0.0, after=0.0)
+
     def _layers(self) -> list[Experts]:
         return [layer.ffn for layer in self._worker.model.layers if isinstance(layer.ffn, Experts)]
 
@@ -74,7 +80,7 @@ class ExpertBalancer:
         for number, layer in enumerate(self._layers()):
             loads, copies = counts[at : at + len(layer.load)], _copies(layer)
             at += len(loads)
-            chosen = place(loads, copies.slots, copies.n_ranks)
+            chosen = rearranged(loads, copies.slots, copies.n_ranks)
             if chosen != copies.slots:
                 self._pending.append((number, chosen))
             if any(loads):

@@ -24,7 +24,8 @@ class BalanceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     n_rearranged: int = 0
     before: float = 0.0
-    """Of the last: what the most loaded rank had, over the mean rank, mean of layers; 0: no rows came."""
+    """Of the last: what the most loaded rank had, over the mean rank, mean of layers; 0: no rows came, or the engine
+    has slept since."""
     after: float = 0.0
     """What it would have had of the same rows, as experts are now."""
     n_moved: int = 0

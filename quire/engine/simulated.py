@@ -74,10 +74,7 @@ class SimulatedMachine:
         ConfigError for what does not fit, or cannot be simulated.
         """
         device = "cpu" if hardware == "cpu" else "cuda"
-        if config.speculative_config:
-            raise ConfigError("drafts are not simulated, since nobody knows which are right: leave them out")
-        if config.quantization not in NOT_ROUNDED:
-            raise ConfigError("weights that are rounded while loading are not simulated: leave --quantization out")
+        _check(config)
         config = settled(config, arch)
         mesh = mesh_of(config)
         if mesh.n_ranks > 1 and device == "cpu":
@@ -140,6 +137,26 @@ class SimulatedMachine:
             self.pace, has_states=bool(self.arch.state_specs), n_snapshots=self.n_snapshots,
         )  # fmt: skip
         return SimulatedEngine(core, clock, executor)
+
+
+def _check(config: EngineConfig) -> None:
+    """ConfigError for what would be taken in silence, and change nothing that is said."""
+    if config.speculative_config:
+        raise ConfigError("drafts are not simulated, since nobody knows which are right: leave them out")
+    if config.quantization not in NOT_ROUNDED:
+        raise ConfigError("weights that are rounded while loading are not simulated: leave --quantization out")
+    if config.enable_eplb:
+        raise ConfigError(
+            "enable_eplb is not simulated: experts have equal loads here already, and take no copies: leave"
+            " --enable-eplb out",
+            param="enable_eplb",
+        )
+    if config.enable_lora:
+        raise ConfigError(
+            "enable_lora is not simulated: requests name no adapters, whose products take time and memory: leave"
+            " --enable-lora out",
+            param="enable_lora",
+        )
 
 
 def _pool(

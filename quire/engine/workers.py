@@ -16,6 +16,7 @@ import msgspec
 from quire.compute.dist.comm import MeetingComm
 from quire.compute.dist.context_groups import ContextGroups
 from quire.compute.dist.data_parallel import DataParallel
+from quire.compute.dist.expert_moves import open_ways
 from quire.compute.dist.pipeline import Connect, Pipeline
 from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.loaded import DraftSource
@@ -52,14 +53,18 @@ Groups = Pipeline | DataParallel | ContextGroups
 class Meeting:
     """All groups of one rank."""
 
-    def __init__(self, comm: MeetingComm, groups: Groups | None, worker: Worker) -> None:
+    def __init__(
+        self, comm: MeetingComm, groups: Groups | None, worker: Worker, *, moves_experts: bool = False
+    ) -> None:
         """comm: of all ranks; groups: beside it, None: there are no others; worker: of this rank."""
-        self.comm, self.groups, self._worker = comm, groups, worker
+        self.comm, self.groups, self._worker, self._moves_experts = comm, groups, worker, moves_experts
 
     def join(self) -> None:
         """Returns when all ranks can speak to one another. RuntimeError if they are not there in time."""
         for one in self._met:
             one.join()
+        if self._moves_experts:
+            open_ways(self.comm, self._worker.platform.device.torch_device)
 
     def abort(self) -> None:
         """Another rank is gone: end what waits for it, in whatever thread. What was to come of it is void."""
@@ -193,7 +198,10 @@ def make_worker(
         config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline, data=data,
         context=context,
     )  # fmt: skip
-    return Made(worker, limits, draft, None if comm is None else Meeting(comm, pipeline or data or context, worker))
+    if comm is None:
+        return Made(worker, limits, draft, None)
+    meeting = Meeting(comm, pipeline or data or context, worker, moves_experts=config.enable_eplb)
+    return Made(worker, limits, draft, meeting)
 
 
 def make_balancer(config: EngineConfig, made: Made) -> ExpertBalancer | None:

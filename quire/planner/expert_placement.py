@@ -18,7 +18,7 @@ LEAST_GAIN: Final = 0.02
 have to pay, and loads of two windows are never quite equal."""
 
 
-def place(loads: Sequence[float], slots: Sequence[int], n_ranks: int) -> list[int]:
+def rearranged(loads: Sequence[float], slots: Sequence[int], n_ranks: int) -> list[int]:
     """loads: of each expert. slots: [n_slots] the expert in each now. → the same, better balanced; `slots` where that
     gains less than `LEAST_GAIN`."""
     packs = _packs(loads, _n_copies(loads, len(slots), n_ranks), n_ranks)
@@ -69,13 +69,15 @@ def _n_copies(loads: Sequence[float], n_slots: int, n_ranks: int) -> list[int]:
 
 
 def _packs(loads: Sequence[float], n_copies: Sequence[int], n_ranks: int) -> list[list[int]]:
-    """Experts of each rank, equally many."""
+    """Experts of each rank, equally many; two copies of one only where no rank without it has room: side by side they
+    share no load, and take the memory of two."""
     size = sum(n_copies) // n_ranks
     packs: list[list[int]] = [[] for _ in range(n_ranks)]
     weights = [0.0] * n_ranks
     copies = [(loads[expert] / n, expert) for expert, n in enumerate(n_copies) for _ in range(n)]
     for weight, expert in sorted(copies, key=lambda one: (-one[0], one[1])):
-        pack = min((number for number in range(n_ranks) if len(packs[number]) < size), key=weights.__getitem__)
+        with_room = [number for number in range(n_ranks) if len(packs[number]) < size]
+        pack = min(with_room, key=lambda number: (expert in packs[number], weights[number]))
         packs[pack].append(expert)
         weights[pack] += weight
     return packs

@@ -15,6 +15,13 @@ from quire.compute.dist.comm import MeetingComm
 from quire.planner.expert_placement import sources
 
 
+def open_ways(comm: MeetingComm, device: torch.device) -> None:
+    """All ranks send a byte to all, before memory for pages is measured: NCCL takes buffers of the device for each way
+    when it is first used, which would be in the middle of the service."""
+    one_each = [1] * comm.size
+    comm.all_to_all(torch.zeros(comm.size, 1, dtype=torch.uint8, device=device), one_each, one_each)
+
+
 def move(
     comm: MeetingComm,
     old: Sequence[int],

@@ -28,6 +28,7 @@ class Balancer(Protocol):
     @property
     def n_pending(self) -> int: ...
     def do(self, stage: BalanceStage) -> None: ...
+    def rest(self) -> None: ...
 
 
 class Group(Protocol):
@@ -119,5 +120,6 @@ class BalancingExecutor:
         self._ranks.mask(masks)
 
     def shutdown(self) -> None:
-        """See `Executor`."""
+        """See `Executor`. The next one begins without layers to move; other ranks forget theirs when they sleep."""
         self._ranks.shutdown()
+        self._balancer.rest()

@@ -120,6 +120,8 @@ class Rank:
                 self._worker.draft_costs()
             case SleepRanks(level):
                 self._unmasked = None
+                if self._balancer is not None:
+                    self._balancer.rest()
                 self._worker.sleep(level)
             case WakeRanks():
                 self._worker.wake()

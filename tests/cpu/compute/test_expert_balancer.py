@@ -26,8 +26,12 @@ from quire.config.engine import EngineConfig
 from quire.config.eplb import EplbConfig
 from quire.config.mesh import placed
 from quire.config.model import read_arch
-from quire.core.balance import BalanceStage
+from quire.core.balance import BalanceFacts, BalanceStage
 from quire.core.errors import ConfigError
+from quire.engine.executors.balancing import BalancingExecutor
+from quire.engine.ranks.rank import Rank
+from quire.engine.ranks.wire import SleepRanks
+from quire.engine.sleep import AsleepExecutor
 
 CPU = torch.device("cpu")
 LIMIT_BYTES = 5000
@@ -117,6 +121,37 @@ def test_loads_outside_the_window_do_not_count(folder: pathlib.Path, tmp_path: p
         return balancer.facts.before, balancer.n_pending
 
     assert on_ranks(2, tmp_path, work) == [(0.0, 0)] * 2
+
+
+def test_sleep_ends_a_rearrangement_and_voids_what_was_said(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Rank 0 as its executor is shut down, the other one as it is told to sleep; then both go on."""
+
+    def work(comm: GlooComm) -> tuple[list[int], list[BalanceFacts]]:
+        model = load_model(folder, arch_of(folder, 2), dtype=torch.float32, device=CPU, max_model_len=64, comm=comm)
+        balancer, n_pending, facts = balancer_of(model, comm), [], []
+        others: Any = types.SimpleNamespace(sleep=lambda level: None), None, None
+        for is_cut in (True, False):
+            balancer.do(BalanceStage.MARK)
+            for layer in model.layers:
+                layer.ffn.load += torch.arange(8) ** 2  # type: ignore[attr-defined]
+            balancer.do(BalanceStage.PLAN)
+            n_pending.append(balancer.n_pending)
+            for _ in range(1 if is_cut else balancer.n_pending):
+                balancer.do(BalanceStage.MOVE)
+            facts.append(balancer.facts)
+            if comm.rank:
+                Rank(*others, balancer, others[1]).do(SleepRanks(1))
+            else:
+                BalancingExecutor(AsleepExecutor(), others[1], others[1], balancer, EplbConfig()).shutdown()
+            assert balancer.n_pending == 0 and balancer.facts.before == balancer.facts.after == 0
+            facts.append(balancer.facts)
+        return n_pending, facts
+
+    for n_pending, (before, cut, whole, end) in on_ranks(2, tmp_path, work):
+        assert n_pending == [3, 2], "those that had not moved are chosen again"
+        assert before == BalanceFacts() and whole.before > whole.after > 0
+        assert [one.n_rearranged for one in (cut, whole, end)] == [1, 2, 2]
+        assert 0 < cut.n_moved < whole.n_moved == end.n_moved
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

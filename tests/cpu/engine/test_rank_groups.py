@@ -10,22 +10,26 @@ from typing import Any
 import pytest
 import torch
 from calling_device import CallingDevice
+from family_cases import checkpoint_of
+from thread_ranks import on_ranks
 
 from quire.compute import platform
 from quire.compute.dist.context_groups import ContextGroups
+from quire.compute.dist.gloo import GlooComm
 from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 from quire.compute.platform import CudaPlatform
 from quire.compute.worker import Worker
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
+from quire.config.model import read_arch
 from quire.core.errors import ConfigError, EngineError
 from quire.engine.ranks import rank
 from quire.engine.ranks.leader import LeadingWorker
 from quire.engine.ranks.ring import RankMemory, RingWriter, make_memory
 from quire.engine.ranks.start import RankStart
 from quire.engine.ranks.wire import Measure, Stop, encode
-from quire.engine.workers import Meeting, _groups
+from quire.engine.workers import Meeting, _groups, make_worker
 
 
 @pytest.fixture
@@ -159,3 +163,26 @@ def test_nccl_can_be_aborted_while_it_is_left() -> None:
     comm.close()
     comm.close()
     assert calls == ["abort"]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_ranks_whose_experts_move_open_their_ways_when_they_meet(moves: bool, tmp_path: pathlib.Path) -> None:
+    """Not in the middle of the service, when pages have the memory that NCCL takes for them."""
+    checkpoint_of("qwen3_moe", tmp_path)
+    config = EngineConfig(device="cpu", tensor_parallel_size=2, enable_expert_parallel=True, enable_eplb=moves)
+    arch = read_arch(tmp_path)
+
+    def work(comm: GlooComm) -> list[list[int]]:
+        meeting = make_worker(config, tmp_path, arch, is_server=False, rank=comm.rank, meeting_point="unused").meeting
+        assert meeting is not None
+        meeting.comm, found, real = comm, [], comm.all_to_all
+
+        def noted(x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+            found.append([*sent, *received, len(real(x, sent, received))])
+            return x
+
+        comm.all_to_all = noted  # type: ignore[method-assign]
+        meeting.join()
+        return found
+
+    assert on_ranks(2, tmp_path, work) == [[[1, 1, 1, 1, 2]] if moves else []] * 2

@@ -112,6 +112,8 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
         (["--capacity"], "give one, such as"),
         (["--capacity", "--slo", "ttft=1s", "--request-rate", "5"], "leave one of them out"),
         (["--request-rate", "1e-300"], "more than a year: raise it"),
+        (["--enable-eplb"], "enable_eplb is not simulated: experts have equal loads here already"),
+        (["--compare", "enable-lora"], "enable_lora is not simulated: requests name no adapters"),
         (["--baselines", "-pp", "2"], "--baselines have no stages"),
         (["--baselines", "--compare", "max-num-seqs=2"], "a comparison of its own"),
         (["--request-rate", "-3"], "is not allowed"),

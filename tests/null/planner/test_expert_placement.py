@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import itertools
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.planner.expert_placement import LEAST_GAIN, imbalance, place, sources
+from quire.planner.expert_placement import LEAST_GAIN, imbalance, rearranged, sources
 
 PUBLISHED = [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86]
 """Loads of the first layer in the README of DeepSeek's EPLB; with 16 slots it copies experts 1, 4, 5 and 10."""
@@ -20,7 +21,7 @@ def in_turn(n_experts: int, n_slots: int) -> list[int]:
 
 
 def test_the_experts_of_the_published_example_are_copied() -> None:
-    found = collections.Counter(place(PUBLISHED, in_turn(12, 16), 8))
+    found = collections.Counter(rearranged(PUBLISHED, in_turn(12, 16), 8))
     assert {expert for expert, n in found.items() if n == 2} == {1, 4, 5, 10} and max(found.values()) == 2
 
 
@@ -32,21 +33,30 @@ def test_load_of_a_rank_counts_a_part_of_a_copied_expert() -> None:
 
 
 def test_a_hot_expert_gets_a_copy_on_each_rank() -> None:
-    found = place([90, 1, 1, 1, 1, 1, 1, 1], in_turn(8, 12), 4)
+    found = rearranged([90, 1, 1, 1, 1, 1, 1, 1], in_turn(8, 12), 4)
     assert all(0 in found[first : first + 3] for first in range(0, 12, 3))
 
 
 def test_the_heaviest_go_first() -> None:
-    assert imbalance([10, 9, 8, 2, 1, 0], place([10, 9, 8, 2, 1, 0], in_turn(6, 6), 3), 3) == 1.0
+    assert imbalance([10, 9, 8, 2, 1, 0], rearranged([10, 9, 8, 2, 1, 0], in_turn(6, 6), 3), 3) == 1.0
 
 
 def test_no_expert_has_more_copies_than_there_are_ranks() -> None:
-    assert collections.Counter(place([1000, 9, 8, 1], [0, 1, 2, 3, 3, 2], 2)) == {0: 2, 1: 2, 2: 1, 3: 1}
+    assert collections.Counter(rearranged([1000, 9, 8, 1], [0, 1, 2, 3, 3, 2], 2)) == {0: 2, 1: 2, 2: 1, 3: 1}
+
+
+def test_copies_of_an_expert_are_on_several_ranks() -> None:
+    assert rearranged([22, 28, 10, 9, 20], in_turn(5, 6), 3) == [0, 3, 2, 1, 4, 1]
+    for draw in range(20):
+        loads = [random.Random(f"{draw} {expert}").paretovariate(1.2) for expert in range(32)]
+        found = rearranged(loads, in_turn(32, 40), 4)
+        assert all(len(set(found[first : first + 10])) == 10 for first in range(0, 40, 10))
+        assert imbalance(loads, found, 4) < 1.1
 
 
 def test_packs_go_to_ranks_that_have_most_of_them() -> None:
     old = [2, 4, 0, 5, 1, 3]
-    found = place([10, 9, 8, 2, 1, 0], old, 3)
+    found = rearranged([10, 9, 8, 2, 1, 0], old, 3)
     assert found == [1, 4, 0, 5, 2, 3] and sources(old, found, 3) == [(4, 0), (0, 4)]
 
 
@@ -55,7 +65,7 @@ def test_without_copies_greedy_packing_is_near_the_best() -> None:
     loads = [70, 50, 40, 30, 20, 20, 10, 5]
     halves = [sum(loads[one] for one in half) for half in itertools.combinations(range(8), 4)]
     best = min(max(half, sum(loads) - half) for half in halves)
-    found = place(loads, in_turn(8, 8), 2)
+    found = rearranged(loads, in_turn(8, 8), 2)
     assert imbalance(loads, found, 2) <= 7 / 6 * best * 2 / sum(loads) < imbalance(loads, in_turn(8, 8), 2)
 
 
@@ -72,11 +82,11 @@ def cases(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
 @given(cases())
 def test_every_expert_has_a_slot_and_no_rank_gets_more_than_before(case: tuple[list[int], list[int], int]) -> None:
     loads, slots, n_ranks = case
-    found = place(loads, slots, n_ranks)
-    assert len(found) == len(slots) and set(found) == set(slots) and found == place(loads, slots, n_ranks)
+    found = rearranged(loads, slots, n_ranks)
+    assert len(found) == len(slots) and set(found) == set(slots) and found == rearranged(loads, slots, n_ranks)
     before, after = imbalance(loads, slots, n_ranks), imbalance(loads, found, n_ranks)
     assert found == slots or before - after >= LEAST_GAIN * before
-    assert place(loads, found, n_ranks) == found, "the same loads move nothing again"
+    assert rearranged(loads, found, n_ranks) == found, "the same loads move nothing again"
 
 
 @given(cases())
@@ -84,7 +94,7 @@ def test_what_stays_on_a_rank_stays_in_its_slot_and_the_rest_comes_from_who_has_
     case: tuple[list[int], list[int], int],
 ) -> None:
     loads, slots, n_ranks = case
-    found, own = place(loads, slots, n_ranks), len(slots) // n_ranks
+    found, own = rearranged(loads, slots, n_ranks), len(slots) // n_ranks
     moves = sources(slots, found, n_ranks)
     assert [target for _, target in moves] == [one for one in range(len(slots)) if slots[one] != found[one]]
     assert all(slots[source] == found[target] for source, target in moves)
@@ -96,4 +106,4 @@ def test_what_stays_on_a_rank_stays_in_its_slot_and_the_rest_comes_from_who_has_
 
 @pytest.mark.parametrize("loads", [[0, 0, 0, 0], [5, 5, 5, 5]])
 def test_even_loads_move_nothing(loads: list[int]) -> None:
-    assert place(loads, [3, 1, 2, 0], 2) == [3, 1, 2, 0]
+    assert rearranged(loads, [3, 1, 2, 0], 2) == [3, 1, 2, 0]

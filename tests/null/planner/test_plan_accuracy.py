@@ -17,6 +17,7 @@ import pytest
 from quire.bench.plan_check import Comparison, compare, cost_of_result, one_line
 from quire.bench.shape import FOLDER
 from quire.config.model import read_arch
+from quire.core.errors import ConfigError
 from quire.planner.accelerators import accelerator_named
 from quire.planner.calibration import FOLDER as CALIBRATIONS
 from quire.planner.calibration import load_calibration
@@ -58,6 +59,34 @@ def test_two_ranks_are_within_five_per_cent() -> None:
     """Nothing was fitted to them, but latencies of links. Without the ranks of the run it would be 60 % off."""
     steps = [one for one in comparisons("w6_tp2") if one.what.endswith("decode step")]
     assert len(steps) == 5 and all(abs(one.error) <= 0.05 for one in steps), "\n".join(one.line() for one in steps)
+
+
+def expected_ms(batch: int, **ranks: object) -> dict[str, float]:
+    """First token and decode step of a batch on these ranks, and the products of one of them."""
+    recorded = result("w4_8b")
+    case = {
+        "batch_size": batch, "input_len": 512, "output_len": 64, "median_ttft_ms": 1.0, "decode_step_ms": 1.0,
+        "breakdown": {"device_ms": {"linear": 1.0}},
+    }  # fmt: skip
+    config = recorded["config"] | ranks
+    cost = cost_of_result(recorded | {"config": config})
+    found = compare(recorded | {"config": config, "results": {"cases": [case]}}, cost)
+    return {one.what.partition(": ")[2].strip(): one.expected for one in found}
+
+
+def test_a_batch_is_divided_among_data_parallel_ranks() -> None:
+    one, four = expected_ms(64), expected_ms(256, data_parallel_size=4)
+    assert four == pytest.approx(one, rel=0.02) and 1.5 * one["decode step"] < expected_ms(256)["decode step"]
+    assert expected_ms(5, data_parallel_size=4) == pytest.approx(expected_ms(2), rel=0.02)
+    assert expected_ms(1, data_parallel_size=4) == expected_ms(1), "the others have nothing to do"
+
+
+def test_throughput_of_data_parallel_ranks_is_not_guessed() -> None:
+    recorded = result("w1")
+    recorded["config"]["data_parallel_size"] = 2
+    assert one_line(recorded) == ""
+    with pytest.raises(ConfigError, match="of data_parallel_size = 2, and which rank had which request is not in it"):
+        compare(recorded, cost_of_result(recorded), LENGTHS)
 
 
 @pytest.mark.parametrize("name", ["w4_8b", "w4_06b", "w6"])

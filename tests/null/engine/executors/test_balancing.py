@@ -64,6 +64,9 @@ class Rig(AsleepExecutor):
         self.done.append(stage)
         self.n_pending = {MARK: self.n_pending, PLAN: self.n_layers, MOVE: self.n_pending - 1}[stage]
 
+    def rest(self) -> None:
+        self.n_pending = 0
+
     def steps(self, first: int, end: int) -> None:
         for step in range(first, end):
             self.executor.submit(StepPlan(step, []))
@@ -123,6 +126,14 @@ def test_what_fails_on_rank_0_ends_all_and_the_next_step_says_so() -> None:
     rig.is_lost = True
     with pytest.raises(RanksLost, match="rank 1 is gone"):
         rig.executor.submit(StepPlan(2, [])).result(0)
+
+
+def test_nothing_is_left_to_be_moved_behind_sleep() -> None:
+    rig = Rig(window=1, interval=3, n_layers=3)
+    rig.steps(0, 5)
+    assert rig.done == [MARK, PLAN, MOVE] and rig.n_pending == 2
+    rig.executor.shutdown()
+    assert rig.n_pending == 0
 
 
 @pytest.mark.parametrize("stage", BalanceStage)
