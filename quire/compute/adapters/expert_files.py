@@ -9,7 +9,7 @@ them under its own name and that of the other under `base_layer`; which is which
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from quire.compute.adapters.pairs import TENSOR_NAME, Pair, Target, check_dtype, finite_tensor, upright
 from quire.compute.weights.header import Entry
@@ -57,19 +57,25 @@ class StoredPair:
             raise LoadError(f"{where}: {shown(self.module)} has shapes {found}; {CONFIG} and the model imply {implied}")
         self.experts = fitting[0]
 
-    def pairs(self, content: bytes, config: AdapterConfig, where: str) -> Iterator[tuple[str, Pair]]:
-        """(name of a projection, what is added to it) of all experts. Raises LoadError."""
+    def pairs(
+        self, content: bytes, config: AdapterConfig, where: str, held: Collection[str]
+    ) -> Iterator[tuple[str, Pair]]:
+        """(name of a projection, what is added to it) of those in `held`, in memory of their own: that of all experts
+        is let go of. Raises LoadError."""
         experts = self.experts
         assert experts is not None
         a, b = (finite_tensor(content, self.entries[kind], where) for kind in "AB")
         n = len(experts.targets)
         each_a, each_b = a.view(n, -1, a.shape[1]), b.view(len(b), -1, n).permute(2, 0, 1)
         for expert, target in enumerate(experts.targets):
+            if not any(name in held for name, _ in target.parts):
+                continue
             own = each_b[expert].contiguous() * config.scale_of(experts.module)
+            own_a = each_a[expert].clone()
             rearrange(own, upright(experts.rows))
             start = 0
             for name, rows in target.parts:
-                yield name, Pair(each_a[expert], own[start : start + rows].contiguous())
+                yield name, Pair(own_a, own[start : start + rows].contiguous())
                 start += rows
 
 

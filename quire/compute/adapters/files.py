@@ -11,10 +11,10 @@ import dataclasses
 import hashlib
 import io
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from quire.compute.adapters.expert_files import stacks_of
+from quire.compute.adapters.expert_files import Stack, stacks_of
 from quire.compute.adapters.pairs import TENSOR_NAME, Pair, Target, check_dtype, finite_tensor, upright
 from quire.compute.weights.header import Entry, read_header
 from quire.compute.weights.names import Names, Rows, rearrange
@@ -91,13 +91,12 @@ def read_adapter(path: str, root: str, model: Decoder, max_rank: int, *, with_ex
     names, where = Names(model.parts.whole, in_gguf=False), str(files[1])
     stacks, rest = stacks_of(entries, config, targets, names, where)
     places = _places(rest, config, targets, names, where, is_all=not stacks)
-    pairs = _pairs(content, places, config, where)
+    _check_once(places, stacks, where)
+    held = {name for linear in model.linears() for name, _ in linear.matrix.parts}
+    pairs = dict(_pairs(content, places, config, where, held))
     for stack in stacks:
-        for name, pair in stack.pairs(content, config, where):
-            if name in pairs:
-                raise LoadError(f"{where}: {shown(stack.module)}: the projection has an adapter already")
-            pairs[name] = pair
-    rank = max(len(pair.a) for pair in pairs.values())
+        pairs.update(stack.pairs(content, config, where, held))
+    rank = max(config.rank_of(one.module) for one in (*places, *(stack.experts for stack in stacks)) if one is not None)
     digest = hashlib.blake2b(text, digest_size=16)  # the very bytes that were read above
     digest.update(content)
     return Adapter(_of_rank(pairs, model), digest.hexdigest(), rank)
@@ -192,19 +191,30 @@ def _check_shapes(place: _Place, config: AdapterConfig, where: str) -> None:
         check_dtype(entry, where)
 
 
-def _pairs(content: bytes, places: list[_Place], config: AdapterConfig, where: str) -> dict[str, Pair]:
-    found: dict[str, Pair] = {}
+def _check_once(places: list[_Place], stacks: list[Stack], where: str) -> None:
+    """LoadError if a projection has two adapters, on whatever rank."""
+    found: set[str] = set()
+    of_stacks = [(one.module, target) for one in stacks if one.experts is not None for target in one.experts.targets]
+    for module, target in (*((one.module, one.target) for one in places), *of_stacks):
+        names = {name for name, _ in target.parts}
+        if names & found:
+            raise LoadError(f"{where}: {shown(module)}: the projection has an adapter already")
+        found |= names
+
+
+def _pairs(
+    content: bytes, places: list[_Place], config: AdapterConfig, where: str, held: Collection[str]
+) -> Iterator[tuple[str, Pair]]:
+    """(name of a projection, what is added to it) of those in `held`; all are looked at. Raises LoadError."""
     for place in places:
         a, b = (finite_tensor(content, place.entries[kind], where) for kind in "AB")
         b = b * config.scale_of(place.module)
         rearrange(b, upright(place.rows))
         start = 0
         for name, rows in place.target.parts:
-            if name in found:
-                raise LoadError(f"{where}: {shown(place.module)}: the projection has an adapter already")
-            found[name] = Pair(a, b[start : start + rows].contiguous())
+            if name in held:
+                yield name, Pair(a, b[start : start + rows].contiguous())
             start += rows
-    return found
 
 
 def _of_rank(pairs: dict[str, Pair], model: Decoder) -> dict[str, Pair]:

@@ -15,6 +15,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.compute.adapters.files import read_adapter
+from quire.compute.dist.comm import SoloComm
+from quire.compute.models.decoder import Decoder
+from quire.compute.weights.loader import load_model
+from quire.config.engine import EngineConfig
+from quire.config.mesh import placed
+from quire.config.model import read_arch
 from quire.core.errors import ConfigError, LoadError
 
 ARRAYS = pathlib.Path(__file__).with_name("merged_experts.safetensors")
@@ -129,6 +136,45 @@ def test_layers_of_each_expert_may_have_their_own(tmp_path: pathlib.Path) -> Non
         assert alone[0] == alone[1] and alone[2] not in (alone[1], alone[3])
     with engine(tmp_path, enable_lora=False, lora_experts=False) as llm:
         assert run([None]) == alone[3:], "its bits are those of an engine without adapters"
+
+
+def model_of(folder: pathlib.Path, rank: int, size: int) -> Decoder:
+    """A rank's part, with whole experts."""
+    comm = SoloComm()
+    comm.rank, comm.size = rank, size
+    config = EngineConfig(model=str(folder), tensor_parallel_size=size, enable_expert_parallel=size > 1)
+    arch = placed(read_arch(folder), config)
+    return load_model(folder, arch, dtype=torch.float32, device=torch.device("cpu"), max_model_len=64, comm=comm)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_rank_keeps_nothing_of_experts_that_it_does_not_hold(is_apart: bool, tmp_path: pathlib.Path) -> None:
+    """Nor memory that they share with others; what is wrong with theirs is seen by all."""
+    written("both", tmp_path)
+    config, tensors = SAID["both"]["adapter"], arrays("both", "adapter")
+    if is_apart:
+        config = {**config, "target_parameters": None, "target_modules": ["q_proj", "w1", "w2", "w3"]}
+        tensors = apart(tensors, 4)
+    write_adapter(tmp_path / "a", tensors, config)
+    models = [model_of(tmp_path / "model", *where) for where in ((0, 1), (0, 2), (1, 2))]
+    whole, *ranks = [read_adapter(str(tmp_path / "a"), "", one, 8, with_experts=True) for one in models]
+    of_experts = {name for name in whole.pairs if ".experts." in name}
+    held = [of_experts & set(one.pairs) for one in ranks]
+    assert held[0] | held[1] == of_experts and len(held[0]) == len(held[1]) == len(of_experts) // 2
+    for rank, names in zip(ranks, held, strict=True):
+        assert (rank.rank, rank.content_id) == (whole.rank, whole.content_id)
+        for name in names:
+            for own, one in ((rank.pairs[name].a, whole.pairs[name].a), (rank.pairs[name].b, whole.pairs[name].b)):
+                assert torch.equal(own, one)
+    kept = [one for name in held[0] for one in (ranks[0].pairs[name].a, ranks[0].pairs[name].b)]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in kept}
+    assert sum(storages.values()) <= sum(one.nbytes for one in kept)
+    name = next(one for one in tensors if ".experts." in one and ".lora_A." in one)
+    tensors[name][0, 0] = torch.nan
+    write_adapter(tmp_path / "a", tensors, config)
+    for one in models:
+        with pytest.raises(LoadError, match="NaN"):
+            read_adapter(str(tmp_path / "a"), "", one, 8, with_experts=True)
 
 
 def _config(**values: Any) -> Any:
