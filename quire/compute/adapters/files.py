@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from quire.compute.adapters.expert_files import Stack, stacks_of
+from quire.compute.adapters.expert_files import StoredPair, stacks_of
 from quire.compute.adapters.pairs import TENSOR_NAME, Pair, Target, check_dtype, finite_tensor, upright
 from quire.compute.weights.header import Entry, read_header
 from quire.compute.weights.names import Names, Rows, rearrange
@@ -191,7 +191,7 @@ def _check_shapes(place: _Place, config: AdapterConfig, where: str) -> None:
         check_dtype(entry, where)
 
 
-def _check_once(places: list[_Place], stacks: list[Stack], where: str) -> None:
+def _check_once(places: list[_Place], stacks: list[StoredPair], where: str) -> None:
     """LoadError if a projection has two adapters, on whatever rank."""
     found: set[str] = set()
     of_stacks = [(one.module, target) for one in stacks if one.experts is not None for target in one.experts.targets]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from family_cases import checkpoint_of
-from thread_ranks import on_ranks
+from gloo_ranks import on_ranks
 
 from quire.compute.dist.gloo import GlooComm
 from quire.compute.expert_balancer import ExpertBalancer

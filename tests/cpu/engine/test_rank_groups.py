@@ -11,7 +11,7 @@ import pytest
 import torch
 from calling_device import CallingDevice
 from family_cases import checkpoint_of
-from thread_ranks import on_ranks
+from gloo_ranks import on_ranks
 
 from quire.compute import platform
 from quire.compute.dist.context_groups import ContextGroups

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from thread_ranks import on_ranks
+from gloo_ranks import on_ranks
 
 from quire.bench.shape import FOLDER
 from quire.compute.dist.comm import SoloComm

@@ -9,7 +9,7 @@ import random
 
 import pytest
 import torch
-from thread_ranks import on_ranks
+from gloo_ranks import on_ranks
 
 from quire.compute.dist.expert_moves import move
 from quire.compute.dist.gloo import GlooComm
