@@ -203,7 +203,7 @@ def test_steps_that_fail_while_masks_are_waited_for(
     folder: pathlib.Path, plain: list[Any], make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before or after the engine has heard of their drafts: what did not fit is computed again, and says the same."""
-    monkeypatch.setattr(build, "_executor", lambda worker: make(worker))
+    monkeypatch.setattr(build, "_executor", lambda _, worker: make(worker))
     llm = drafting(folder)
     teller, runner = tell(llm, wholes_of(llm, plain), 0.6), llm.engine.executor.worker.runner
     real, n_drafted, errors = runner.launch, itertools.count(1), list[str]()
