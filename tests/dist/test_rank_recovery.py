@@ -101,7 +101,7 @@ async def ending(stream: RequestStream) -> str:
 
 
 @pytest.mark.parametrize("divided, number", [
-    ("tensor", signal.SIGKILL), ("pipeline", signal.SIGKILL), ("data", signal.SIGSTOP),
+    ("tensor", signal.SIGKILL), ("pipeline", signal.SIGKILL), ("data", signal.SIGKILL),
 ])  # fmt: skip
 async def test_a_lost_rank_of_a_server_costs_no_request_its_end(
     divided: str, number: signal.Signals, model: str, temporary: pathlib.Path
