@@ -14,6 +14,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from quire import LLM, LoRARequest, SamplingParams
+
 DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -98,3 +100,22 @@ def _add_to_experts(module: Any, tensors: dict[str, torch.Tensor], key: str, sca
     n_experts = len(weight)
     each_a, each_b = a.view(n_experts, -1, a.shape[1]), b.view(len(b), -1, n_experts)
     weight.add_((torch.einsum("ore,eri->eoi", each_b, each_a) * scale).to(weight.dtype))
+
+
+def check_against(
+    llm: LLM,
+    oracle: transformers.PreTrainedModel,
+    request: LoRARequest | None,
+    ids: Sequence[int],
+    greedy: SamplingParams,
+) -> None:
+    """Greedy tokens, and log-probabilities of the prompt `ids` and of them."""
+    (output,) = llm.generate([{"prompt_token_ids": [*ids]}], greedy, use_tqdm=False, lora_request=request)
+    every = [*ids, *output.outputs[0].token_ids]
+    with torch.no_grad():
+        logprobs = oracle(torch.tensor([every])).logits[0].log_softmax(-1)
+    assert logprobs[len(ids) - 1 : -1].argmax(-1).tolist() == list(output.outputs[0].token_ids)
+    found = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+    ours = torch.tensor([line[token].logprob for line, token in zip(found, every[1:], strict=True)])
+    theirs = logprobs[:-1].gather(1, torch.tensor(every[1:])[:, None])[:, 0]
+    assert (ours - theirs).abs().max() <= 2e-3

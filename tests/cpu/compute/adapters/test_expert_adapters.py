@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from adapter_case import check_against
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -75,16 +76,7 @@ def engine(folder: pathlib.Path, **options: Any) -> Iterator[LLM]:
 
 
 def check(llm: LLM, oracle: transformers.PreTrainedModel, request: LoRARequest | None) -> None:
-    """Greedy tokens, and log-probabilities of the prompt and of them."""
-    (output,) = llm.generate([PROMPT], GREEDY, use_tqdm=False, lora_request=request)
-    ids = [*IDS, *output.outputs[0].token_ids]
-    with torch.no_grad():
-        logprobs = oracle(torch.tensor([ids])).logits[0].log_softmax(-1)
-    assert logprobs[len(IDS) - 1 : -1].argmax(-1).tolist() == list(output.outputs[0].token_ids)
-    found = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
-    ours = torch.tensor([line[token].logprob for line, token in zip(found, ids[1:], strict=True)])
-    theirs = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    assert (ours - theirs).abs().max() <= 2e-3
+    check_against(llm, oracle, request, IDS, GREEDY)
 
 
 @pytest.mark.parametrize("case", sorted(SAID))
