@@ -219,11 +219,15 @@ CATALOGUE: tuple[Implementation, ...] = (
     _triton("moe", "route", "experts", "adapted_experts"),
     _native("moe", "route", "packed_experts"),
     _reference("moe", "route", "experts", "packed_experts", "adapted_experts"),
-    _triton("sample", "choose_by", "lines", "penalise"),
+    _triton("sample", "choose_by", "lines", "penalise", "widen"),
     Implementation(
-        "sample", "cpu", ("choose_by", "lines", "penalise"), ("cpu",), "numpy, torch; the compiled kernels if there"
+        "sample",
+        "cpu",
+        ("choose_by", "lines", "penalise", "widen"),
+        ("cpu",),
+        "numpy, torch; the compiled kernels if there",
     ),
-    _reference("sample", "choose_by", "lines", "penalise"),
+    _reference("sample", "choose_by", "lines", "penalise", "widen"),
     _triton("state", *_SCANS, place="triton.launcher"),
     Implementation("state", "chunked", _SCANS, ("cpu",), "torch; pieces of prompts as products of matrices"),
     _reference("state", *_SCANS),

@@ -19,7 +19,7 @@ from quire.compute.sample.slots import SlotTable
 from quire.core.failure import Code
 from quire.core.plan import SlotOpen
 from quire.core.result import Fault
-from quire.kernels.sample import EMPTY, FINE, NON_FINITE, TokenMasks, choose_by, penalise
+from quire.kernels.sample import EMPTY, FINE, NON_FINITE, TokenMasks, choose_by, penalise, widen
 from quire.kernels.transfer import upload
 
 FAULT_CODES: Final = {NON_FINITE: Code.NON_FINITE_LOGITS, EMPTY: Code.EMPTY_MASK}
@@ -124,7 +124,7 @@ class Sampler:
         if len(asked):
             raw = logits if stays and len(asked) == len(slots) else logits[upload(asked, self._device)]
         if is_changed:
-            logits = logits.float()
+            logits = widen(logits)
             self._edit(logits, edited, masked, slots, positions, tokens)
             self._penalise(logits, slots, positions, tokens)
         controls = upload(table.controls(slots, positions), self._device)

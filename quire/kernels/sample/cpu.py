@@ -14,9 +14,9 @@ from quire.core.plan import MASK_WORD_BITS
 from quire.kernels import native
 from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice, TokenMasks
 from quire.kernels.sample.lines_torch import lines
-from quire.kernels.sample.penalties import penalise
+from quire.kernels.sample.penalties import penalise, widen
 
-__all__ = ["choose_by", "lines", "penalise"]
+__all__ = ["choose_by", "lines", "penalise", "widen"]
 
 BLOCK = 128
 """Columns whose weights are summed first; the chosen block is then computed again."""

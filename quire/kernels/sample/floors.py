@@ -17,8 +17,8 @@ STEP = tl.constexpr(32)
 """Of so many at a time."""
 LIST = tl.constexpr(1024)
 """Logits that may be collected from a row."""
-N_SAMPLES = tl.constexpr(4096)
-"""Logits that a guess is made from."""
+MOST_GROUPS = tl.constexpr(128)
+"""Groups that one program looks through for them."""
 ROW_TILE = tl.constexpr(4096)
 """Logits read at once."""
 
@@ -48,7 +48,8 @@ def floor_of(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """(how many, floor, low): the logits that include all kept ones, collected in `values`. If they are more than LIST,
-    floor is what `drop` alone leaves, and low is never above the floor of top_k, or else of top_p.
+    or in more than MOST_GROUPS, it says more than LIST, floor is what `drop` alone leaves, and low is never above the
+    floor of top_k, or else of top_p.
 
     peaks, shares: largest logit and weight of each group of the row at `start`, base the largest of all. Scratch:
     found int32 [groups]; values and columns [LIST], the logits collected, in the row's dtype, and where they stand.
@@ -66,7 +67,9 @@ def floor_of(  # type: ignore[no-untyped-def]
         target = tl.where(k > 0, k, top_p * whole)
         low = tl.maximum(floor, bound(peaks, least, sums, base, slope, target, GROUP))
     n_found = _list_groups(peaks, low, found, N_GROUPS)
-    n = _collect(start, width, found, n_found, low, values, columns, GROUP)
+    n = n_found * 0 + LIST + 1
+    if n_found <= MOST_GROUPS:
+        n = _collect(start, width, found, n_found, low, values, columns, GROUP)
     if n <= FEW:
         floor = _rank(values, n, base, slope, k, top_p, whole)
     elif n <= LIST:

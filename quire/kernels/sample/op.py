@@ -80,6 +80,14 @@ def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Te
     return found
 
 
+def widen(logits: torch.Tensor) -> torch.Tensor:
+    """`logits` [m, width] with contiguous rows, as float32: a copy unless they are. For what is changed one by one."""
+    if logits.dtype is torch.float32 or not logits.numel():
+        return logits.float()
+    found: torch.Tensor = select("sample", "widen", logits)(logits)
+    return found
+
+
 def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
     """Change some rows of `logits` float32 [m, width] in place by what their sequences hold already.
 

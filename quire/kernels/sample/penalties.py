@@ -18,6 +18,11 @@ def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tok
         _apply(logits, spans[:, part], strengths[:, part], tokens)
 
 
+def widen(logits: torch.Tensor) -> torch.Tensor:
+    """See `op.widen`."""
+    return logits.float()
+
+
 def _apply(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
     longest = int(spans[2].max(initial=0))
     if longest == 0:

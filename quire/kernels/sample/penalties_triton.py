@@ -21,6 +21,8 @@ BLOCK: Final = 128
 """Tokens of a program."""
 STEP: Final = 64
 """Tokens that they are compared with at once."""
+COLUMNS: Final = 4096
+"""Logits that a program widens."""
 
 
 def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
@@ -34,6 +36,21 @@ def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tok
         _penalise[(triton.cdiv(longest, BLOCK), n_rows)](
             logits, logits.stride(0), given, n_rows, tokens, tokens.stride(0), BLOCK=BLOCK, STEP=STEP, num_warps=4
         )
+
+
+def widen(logits: torch.Tensor) -> torch.Tensor:
+    """See `op.widen`. torch's own copy moves half as many bytes a second (lab notes, the sampler's speed)."""
+    n_rows, width = logits.shape
+    wide = torch.empty((n_rows, width), dtype=torch.float32, device=logits.device)
+    _widen[(triton.cdiv(width, COLUMNS), n_rows)](logits, logits.stride(0), width, wide, COLUMNS=COLUMNS, num_warps=4)
+    return wide
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _widen(logits, stride, width, wide, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, column = tl.program_id(1).to(tl.int64), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    x = tl.load(logits + row * stride + column, mask=column < width, other=0.0)
+    tl.store(wide + row * width + column, x.to(tl.float32), mask=column < width)
 
 
 @triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]

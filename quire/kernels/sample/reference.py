@@ -78,6 +78,11 @@ def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tok
             logits[row, token] = x - frequency * counts[token] - presence * (counts[token] > 0)
 
 
+def widen(logits: torch.Tensor) -> torch.Tensor:
+    """See `op.widen`."""
+    return logits.float()
+
+
 def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
     """See `op.lines`."""
     logprobs = logits.double().log_softmax(-1)

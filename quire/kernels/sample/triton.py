@@ -9,14 +9,13 @@ a row count); what to do is read from the controls on the device, so that a grap
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.hopper import has_dependent_launch
+from quire.kernels.sample import hopper
 from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, TokenMasks
 from quire.kernels.sample.floors import (
     LIST,
@@ -30,25 +29,26 @@ from quire.kernels.sample.floors import (
     weights_of,
 )
 from quire.kernels.sample.lines_triton import lines
-from quire.kernels.sample.penalties_triton import penalise
-from quire.kernels.sample.wide import COUNT, DONE, KNOWN, MASS, N_CUTS, PART, collect, guessed_cuts, measure, narrowed
+from quire.kernels.sample.penalties_triton import penalise, widen
+from quire.kernels.sample.wide import COUNT, DONE, KNOWN, MASS, N_MARKS, SPAN, collect, guessed
 
-__all__ = ["choose_by", "lines", "penalise"]
+__all__ = ["choose_by", "lines", "penalise", "widen"]
+
+_Given = tuple[torch.Tensor, int, int, torch.Tensor, int]
+"""Logits and controls with their strides."""
 
 GROUP = 128
 """Columns of a group."""
 CHUNK = 2048
 """Columns read by one program of `_group_stats`."""
-ROOM = 4096
-"""Logits that may be collected from a wide row."""
-N_PROGRAMS = 2048
-"""About as many go over all wide rows."""
+ROOM = 8192
+"""Logits that may be listed of a wide row."""
 MAX_REGISTERS = 128
 """Of a thread where a program has a row: two rows share a multiprocessor."""
 LEAST_SLOPE = 1.2e-38
 """Stands for 1 / temperature = 0, so that -inf keeps its weight of 0."""
-ONE = tl.constexpr(1 << 40)
-"""Weight 1 in whole numbers, whose sum is the same in any order."""
+ONE = tl.constexpr(1 << 36)
+"""Weight 1 in whole numbers, whose sum is the same in any order, in float64, too: 2^53 are 2^17 of them."""
 
 
 def choose_by(
@@ -64,11 +64,10 @@ def choose_by(
     n_groups = triton.cdiv(width, GROUP)
     padded = triton.next_power_of_2(n_groups)
     floats = torch.empty((n_rows, 2 * padded), dtype=torch.float32, device=logits.device)
-    values = torch.empty((n_rows, ROOM), dtype=logits.dtype, device=logits.device)
-    columns = torch.empty((n_rows, ROOM), dtype=torch.int32, device=logits.device)
-    listed = torch.empty((n_rows, padded), dtype=torch.int32, device=logits.device)
-    kinds = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
-    marks = torch.empty((n_rows, 1 + N_CUTS.value), dtype=torch.float32, device=logits.device)
+    values = torch.empty((n_rows, LIST.value), dtype=logits.dtype, device=logits.device)
+    ints = torch.empty((n_rows, LIST.value + padded), dtype=torch.int32, device=logits.device)
+    kinds = torch.empty((2, n_rows), dtype=torch.int32, device=logits.device)
+    marks = torch.empty((n_rows, N_MARKS.value), dtype=torch.float32, device=logits.device)
     dependent = has_dependent_launch(logits.device)
     given = logits, logits.stride(0), width, controls, controls.stride(0)
     _group_stats[(triton.cdiv(width, CHUNK), n_rows)](
@@ -78,37 +77,35 @@ def choose_by(
         num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
     _select[(n_rows,)](
-        *given, floats, values, columns, listed, kinds, marks, n_groups, out.token_ids, out.status,
-        GROUP=GROUP, N_GROUPS=padded, ROOM=ROOM, LEAST_SLOPE=LEAST_SLOPE,
+        *given, floats, values, ints, kinds, marks, n_groups, out.token_ids, out.status,
+        GROUP=GROUP, N_GROUPS=padded, LEAST_SLOPE=LEAST_SLOPE,
         FINE=FINE, NON_FINITE=NON_FINITE, EMPTY=EMPTY, DEPENDENT=dependent,
         num_warps=8, maxnreg=MAX_REGISTERS, launch_pdl=dependent,
     )  # fmt: skip
     if truncates and width > LIST.value:
-        _choose_in_wide_rows(given, (floats, values, columns, kinds, marks), n_groups, out, dependent)
+        _choose_in_wide_rows(given, (floats, kinds, marks), n_groups, out, dependent)
 
 
 def _choose_in_wide_rows(
-    given: tuple[Any, ...], found: tuple[torch.Tensor, ...], n_groups: int, out: Choice, dependent: bool
+    given: _Given, found: tuple[torch.Tensor, ...], n_groups: int, out: Choice, dependent: bool
 ) -> None:
-    """The tokens of rows that `_select` left. given: logits and controls with their strides; found: its results."""
+    """The tokens of rows that `_select` left. found: its results."""
     logits, width = given[0], given[2]
-    floats, values, columns, kinds, marks = found
-    n_rows, n_parts = len(logits), triton.cdiv(width, PART.value)
-    cells = (n_rows, 2, n_parts, N_CUTS.value)
-    sums = torch.empty(cells, dtype=torch.float32, device=logits.device)
-    counts = torch.empty(cells, dtype=torch.int32, device=logits.device)
+    floats, kinds, marks = found
+    n_rows, n_spans = len(logits), triton.cdiv(width, SPAN.value)
+    sums = torch.empty((n_rows, 2, n_spans), dtype=torch.float32, device=logits.device)
+    listed = torch.empty((n_rows, ROOM), dtype=torch.int64, device=logits.device)
     more = torch.empty((n_rows, floats.shape[1] // 2), dtype=torch.int64, device=logits.device)
-    grid = (min(n_parts, triton.cdiv(N_PROGRAMS, n_rows)), n_rows)
-    state = kinds, marks, sums, counts, n_parts
-    sizes = {"ROOM": ROOM, "LEAST_SLOPE": LEAST_SLOPE, "N_PARTS": triton.next_power_of_2(n_parts)}
+    state = kinds[0], marks, sums, kinds[1], listed, floats, more
+    sizes = {"GROUP": GROUP, "N_GROUPS": floats.shape[1] // 2, "ROOM": ROOM, "LEAST_SLOPE": LEAST_SLOPE}
     sizes |= {"DEPENDENT": dependent, "launch_pdl": dependent}
-    groups = {"GROUP": GROUP, "N_GROUPS": floats.shape[1] // 2}
-    for turn in range(2):
-        measure[grid](*given, *state, TURN=turn, **sizes, num_warps=8)
-    collect[grid](*given, *state, floats, more, values, columns, **groups, **sizes, num_warps=8)
+    if hopper.obstacle(logits) is None:
+        hopper.collect(*given, n_spans, *state, LEAST_SLOPE)
+    else:
+        collect[(n_spans, n_rows)](*given, n_spans, *state, **sizes, num_warps=8)
     _finish[(n_rows,)](
-        *given, *state, floats, more, values, columns, n_groups, out.token_ids,
-        **groups, **sizes, num_warps=8, maxnreg=MAX_REGISTERS,
+        *given, n_spans, *state, n_groups, out.token_ids,
+        N_SPANS=triton.next_power_of_2(n_spans), **sizes, num_warps=16, maxnreg=64,
     )  # fmt: skip
 
 
@@ -190,13 +187,14 @@ def _place_in(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls", "token_ids", "status"])  # type: ignore[untyped-decorator]
 def _select(  # type: ignore[no-untyped-def]
-    logits, stride, width, controls, line, floats, values, columns, listed, kinds, marks, n_groups, token_ids, status,
-    GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
+    logits, stride, width, controls, line, floats, values, ints, kinds, marks, n_groups, token_ids, status,
+    GROUP: tl.constexpr, N_GROUPS: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The status and the token of one row; of a wide row instead of the token its kind, largest logit and first cuts.
+    """The status and the token of one row; of a wide row instead of the token its marks. kinds: int32 [2, n_rows], the
+    kind and 0, as nothing is listed yet.
 
-    Scratch of a row: values and columns [ROOM], logits collected and where they stand; listed [N_GROUPS].
+    Scratch of a row: values [LIST], logits collected; ints [LIST + N_GROUPS], where they stand, and groups.
     """
     if DEPENDENT:
         gdc_wait()
@@ -207,7 +205,7 @@ def _select(  # type: ignore[no-untyped-def]
     top_k = tl.load(controls + 3 * line + row)
     top_p = tl.load(controls + 4 * line + row)
     slope = tl.maximum(inverse.to(tl.float32), LEAST_SLOPE)
-    start = logits + row * stride
+    start, columns = logits + row * stride, ints + row * (LIST + N_GROUPS)
     peaks_at = floats + row * (2 * N_GROUPS)
     sums_at = peaks_at + N_GROUPS
     groups = tl.arange(0, N_GROUPS)
@@ -223,22 +221,24 @@ def _select(  # type: ignore[no-untyped-def]
     entries, n_entries, floor, is_list, kind = start, width, float("-inf"), 0, 0
     is_cut = (drop > float("-inf")) | ((top_k > 0) & (top_k < width)) | (top_p < 1)
     if (code == FINE) & (inverse > 0) & is_cut:
-        entries, is_list = values + row * ROOM, 1
+        entries, is_list = values + row * LIST, 1
         n_entries, floor, low = floor_of(
-            start, width, peaks, shares, base, slope, drop, top_k, top_p, listed + row * N_GROUPS,
-            columns + row * ROOM, entries, GROUP, N_GROUPS,
+            start, width, peaks, shares, base, slope, drop, top_k, top_p, columns + LIST, columns, entries,
+            GROUP, N_GROUPS,
         )  # fmt: skip
         if n_entries > LIST:
             n_entries = n_entries * 0
             is_count = (top_k > 0) & (top_k < width)
             kind = tl.where(is_count, COUNT, tl.where(top_p < 1, MASS, KNOWN))
-            of_weights, target = tl.where(is_count, 0.0, slope), tl.where(is_count, top_k, 0.0)
-            cuts = tl.zeros([N_CUTS], tl.float32) + floor
+            lower, upper = floor, floor
             if kind >= COUNT:
-                cuts = guessed_cuts(start, width, floor, low, base, slope, of_weights, target, top_p)
-            place = marks + row * (1 + N_CUTS)
-            tl.store(place, base + 0.0)  # -0 becomes 0, so that its successor is above it
-            tl.store(place + 1 + tl.arange(0, N_CUTS), cuts)
+                of_weights, target = tl.where(is_count, 0.0, slope), tl.where(is_count, top_k, 0.0)
+                lower, upper = guessed(start, width, floor, low, base, of_weights, target, top_p)
+            place = marks + row * N_MARKS
+            tl.store(place, base)
+            tl.store(place + 1, floor)
+            tl.store(place + 2, lower)
+            tl.store(place + 3, upper)
         block_sums(entries, n_entries, base, slope, floor, sums_at, GROUP)
         shares = tl.load(sums_at + groups, mask=groups * GROUP < n_entries, other=0.0)
 
@@ -247,21 +247,22 @@ def _select(  # type: ignore[no-untyped-def]
     at = _place_in(
         entries, n_entries, shares, uniform, is_greedy, greedy_group, base, slope, floor, n_groups, GROUP, N_GROUPS
     )
-    token = tl.load(columns + row * ROOM + at, mask=(is_list > 0) & (at < n_entries), other=0)
+    token = tl.load(columns + at, mask=(is_list > 0) & (at < n_entries), other=0)
     token = tl.where(is_list > 0, token, at)
     tl.store(kinds + row, kind)
+    tl.store(kinds + tl.num_programs(0) + row, 0)
     tl.store(token_ids + row, tl.where(code == FINE, token, 0))
     tl.store(status + row, code.to(tl.uint8))
 
 
-@triton.jit(do_not_specialize=["line", "n_parts"], do_not_specialize_on_alignment=["controls", "token_ids"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["line", "n_spans"], do_not_specialize_on_alignment=["controls", "token_ids"])  # type: ignore[untyped-decorator]
 def _finish(  # type: ignore[no-untyped-def]
-    logits, stride, width, controls, line, kinds, marks, sums, counts, n_parts, floats, more, values, columns, n_groups,
+    logits, stride, width, controls, line, n_spans, kinds, marks, sums, n_listed, listed, floats, more, n_groups,
     token_ids, GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
-    N_PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
+    N_SPANS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The token of a wide row, from what `wide.collect` left: the floor lies among the logits collected, whose weights
-    are added to those of their groups. Where ROOM did not hold them, the row is gone over again and again."""
+    """The token of a wide row, from what `wide.collect` left: the floor lies among the logits listed, whose weights are
+    added to those of their groups. Where it does not, or they are too many, the row is gone over again and again."""
     if DEPENDENT:
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
@@ -271,30 +272,35 @@ def _finish(  # type: ignore[no-untyped-def]
         slope = tl.maximum(tl.load(controls + line + row).to(tl.float32), LEAST_SLOPE)
         start, sums_at = logits + row * stride, floats + row * (2 * N_GROUPS) + N_GROUPS
         more += row * N_GROUPS
-        marks += row * (1 + N_CUTS)
-        base = tl.load(marks)
-        cells = row * (2 * n_parts * N_CUTS)
-        floor, upper, above, n, _, whole = narrowed(
-            marks, sums + cells, counts + cells, n_parts, n_parts * 0, kind, top_k, top_p, ROOM, N_PARTS
-        )
-        target = tl.where(kind == COUNT, top_k, top_p * whole)
-        of_weights = tl.where(kind == COUNT, 0.0, slope)
-        is_collected = n <= ROOM
-        if n > ROOM:
-            floor = largest_of(start, width, base, of_weights, floor, upper, target)
-        elif n > 0:
+        marks += row * N_MARKS
+        base, floor, lower, upper = tl.load(marks), tl.load(marks + 1), tl.load(marks + 2), tl.load(marks + 3)
+        is_collected = kind == KNOWN
+        if kind >= COUNT:
+            span, of_weights = tl.arange(0, N_SPANS), tl.where(kind == COUNT, 0.0, slope)
+            at = sums + row * (2 * n_spans) + span
+            above = tl.sum(tl.load(at, mask=span < n_spans, other=0.0).to(tl.float64), 0)
+            whole = tl.sum(tl.load(at + n_spans, mask=span < n_spans, other=0.0).to(tl.float64), 0)
+            target = tl.where(kind == COUNT, top_k, top_p * whole)
+            n = tl.load(n_listed + row)
             index = tl.arange(0, ROOM)
-            x = tl.load(values + row * ROOM + index, mask=index < n, other=float("-inf")).to(tl.float32)
-            weights = weights_of(x, base, of_weights, float("-inf"))
-            floor = largest_in(x, weights, floor, float_of(key_of(upper) - 1), target - above)
-            column = tl.load(columns + row * ROOM + index, mask=index < n, other=0)
-            weights = weights_of(x, base, slope, floor)
-            tl.atomic_add(more + column // GROUP, (weights * ONE).to(tl.int64), mask=index < n, sem="relaxed")
-            tl.debug_barrier()
-        if (kind == COUNT) & (top_p < 1):
-            whole = mass(start, width, floor, base, slope)
-            floor = largest_of(start, width, base, slope, floor, base, top_p * whole)
-            is_collected = n < 0
+            entry = tl.load(listed + row * ROOM + index, mask=index < n, other=-(1 << 55))  # minus infinity
+            x = (entry >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+            weights = (weights_of(x, base, of_weights, float("-inf")) * ONE).to(tl.int64).to(tl.float32) / ONE
+            is_within = (above < target) & (above + tl.sum(weights.to(tl.float64), 0) >= target)
+            if is_within & (n <= ROOM):
+                floor = largest_in(x, weights, lower, float_of(key_of(upper) - 1), target - above)
+                weights = weights_of(x, base, slope, floor)
+                group = (entry & 0xFFFFFFFF).to(tl.int32) // GROUP
+                tl.atomic_add(more + group, (weights * ONE).to(tl.int64), mask=weights > 0, sem="relaxed")
+                tl.debug_barrier()
+                is_collected = n >= 0
+            else:
+                low, high = tl.where(above < target, floor, upper), tl.where(above < target, upper, base)
+                floor = largest_of(start, width, base, of_weights, low, high, target)
+            if (kind == COUNT) & (top_p < 1):
+                whole = mass(start, width, floor, base, slope)
+                floor = largest_of(start, width, base, slope, floor, base, top_p * whole)
+                is_collected = n < 0
         groups = tl.arange(0, N_GROUPS)
         if is_collected:
             added = tl.load(more + groups, mask=groups < n_groups, other=0).to(tl.float32) / ONE

@@ -1,4 +1,5 @@
-// Stands in for csrc/cuda/hopper.h where there is no GPU: what rows.cu and reduce.cu there need of CUDA, on host threads.
+// Stands in for csrc/cuda/hopper.h where there is no GPU: what rows.cu, reduce.cu and sample.cu there need of CUDA, on
+// host threads.
 //
 // Blocks run one after another, the threads of a block at once. At the wait for the previous grid the bytes given to
 // `emulated_arrival` appear: until then a kernel sees what its predecessor has not written yet.
@@ -59,6 +60,11 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 
+inline int __float_as_int(float x) { return same_bits<int>(x); }
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int __ffs(uint32_t x) { return __builtin_ffs(int(x)); }
+inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
+
 inline thread_local dim3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
 
@@ -80,8 +86,19 @@ inline float __shfl_xor_sync(unsigned, float x, int mask) {
     warp.arrive_and_wait();
     return found;
 }
+inline int __shfl_up_sync(unsigned, int x, int step) {
+    std::barrier<>& warp = *emulated::warps[threadIdx.x / 32];
+    emulated::exchanged[threadIdx.x] = same_bits<float>(x);
+    warp.arrive_and_wait();
+    const int from = int(threadIdx.x % 32) < step ? threadIdx.x : threadIdx.x - step;
+    const int found = same_bits<int>(emulated::exchanged[from]);
+    warp.arrive_and_wait();
+    return found;
+}
 
 namespace quire {
+constexpr float LOG2E = 1.4426950408889634f;
+inline float exp2_fast(float x) { return std::exp2(x); }
 inline uint16_t narrowed(float x) {
 #if QUIRE_BF16
     const uint32_t bits = same_bits<uint32_t>(x);

@@ -12,7 +12,7 @@ import triton.language as tl
 from test_sample_choose import FEATURES, assert_agrees, joined, make_draw
 
 from quire.kernels.sample import draw as plain
-from quire.kernels.sample import floors, reference, wide
+from quire.kernels.sample import floors, reference
 from quire.kernels.sample import triton as kernels
 from quire.kernels.sample.draw import Choice, Draw, TokenMasks
 
@@ -107,7 +107,7 @@ def check_ways() -> None:
         (normal * 2, {"top_k": 9000, "top_p": 0.999}, {"collected": 1, "row": 1}),
         (outlier, {"top_k": width - 1}, {"collected": 1}),
         (banned, {"top_k": 4000, "temperature": 100.0}, {"collected": 1}),
-        (normal * 0 + 1.5, {"top_k": 3, "top_p": 0.5}, {"row": 1}),
+        (normal * 0 + 1.5, {"top_k": 3, "top_p": 0.5}, {"row": 2}),
         (crowd, {"top_p": 0.5}, {"row": 1}),
         (normal * 0.3, {"top_k": width, "min_p": 1e-6}, {}),
     ]
@@ -118,17 +118,25 @@ def check_ways() -> None:
         assert calls == expected, (values, calls)
 
 
-def check_second_turn() -> None:
-    """Wide rows with more logits between two cuts than can be collected: cuts between these, for as many as help."""
+def check_bad_guesses() -> None:
+    """A guess that holds too many logits, and guesses wholly above and below the floor: the row is gone over again."""
     calls: collections.Counter[str] = collections.Counter()
-    spy(wide, "_bracket", "bracket", calls)
-    kernels.N_PROGRAMS = 1
-    normal = torch.randn(1, 100_000, generator=torch.Generator().manual_seed(2))
-    for scale, n_brackets in ((0.3, 3), (1.4, 5)):  # one for each kernel after the first turn; two after the second
-        calls.clear()
-        draw = make_draw(1, seed=4, top_p=0.9)
-        assert_agrees(choose(normal * scale, draw), normal * scale, draw)
-        assert calls == {"bracket": n_brackets}, (scale, calls)
+    spy(kernels, "largest_of", "row", calls)
+    normal = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(2))
+    features = {"top_p": 0.9}, {"top_k": 9000}, {"top_p": 0.5, "min_p": 1e-3}
+    draws = [make_draw(1, seed=i, **one) for i, one in enumerate(features)]
+    right, room = kernels.guessed, kernels.ROOM
+    try:
+        for lower, upper in ((2.0, 3.0), (-3.0, -2.0), (0.5, 0.5)):
+            kernels.guessed = lambda *_, ends=(lower, upper): tuple(tl.full((), end, tl.float32) for end in ends)
+            for draw in draws:
+                assert_agrees(choose(normal, draw), normal, draw)
+        kernels.guessed, kernels.ROOM = right, 256
+        for draw in draws:
+            assert_agrees(choose(normal, draw), normal, draw)
+    finally:
+        kernels.guessed, kernels.ROOM = right, room
+    assert calls["row"] == 12, calls
 
 
 def check_random_shapes(n_cases: int) -> None:
@@ -174,6 +182,13 @@ def check_penalties(longest: int) -> None:
     assert not torch.equal(found, logits)
 
 
+def check_widening() -> None:
+    """Rows of a wider tensor, over the end of a program's columns."""
+    logits = torch.randn(3, 9000, generator=torch.Generator().manual_seed(0)).half()[:, :8999]
+    found = kernels.widen(logits)
+    assert torch.equal(found, logits.float()) and found.dtype is torch.float32
+
+
 def check_lines(width: int) -> None:
     """Ties of both zeros, bans, targets first, last and most probable, more entries than the kernel looks for."""
     logits = torch.randn(5, width, generator=torch.Generator().manual_seed(width)) * 4
@@ -204,7 +219,8 @@ if __name__ == "__main__":
             check_penalties(n_tokens)
         for n_columns in (1, 5, 129, 5000):
             check_lines(n_columns)
+        check_widening()
         check_random_shapes(40)
         check_ways()
-        check_second_turn()
+        check_bad_guesses()
     print("fine")

@@ -31,27 +31,25 @@ from triton.compiler import ASTSource
 from quire.kernels.sample import lines_triton, penalties_triton, triton as kernels, wide
 
 rows = dict(logits="*bf16", stride="i32", width="i32", controls="*fp64", line="i32", floats="*fp32", n_groups="i32",
-            values="*bf16", columns="*i32", listed="*i32", kinds="*i32", marks="*fp32", token_ids="*i32", status="*u8",
-            sums="*fp32", counts="*i32", n_parts="i32", more="*i64",
+            values="*bf16", ints="*i32", kinds="*i32", marks="*fp32", token_ids="*i32", status="*u8", sums="*fp32",
+            n_listed="*i32", found="*i64", listed="*i64", n_spans="i32", more="*i64",
             mask_lines="*i32", mask_bits="*i32", mask_stride="i32", n_words="i32")
 given = dict(logits="*fp32", stride="i32", given="*fp64", n_rows="i32", tokens="*i32", tokens_stride="i32")
 of_lines = rows | dict(targets="*i64", counts="*i32", n_chunks="i32", listed="*i32", found="*fp32", n_rows="i32",
                        ranks="*i32", top_ids="*i32", top_logprobs="*fp32", k="i32")
 all_of = dict(LEAST_SLOPE=1.2e-38, DEPENDENT=True)
 groups = all_of | dict(GROUP=128, N_GROUPS=2048)
-wide_rows = dict(ROOM=4096, N_PARTS=64)
 codes = dict(FINE=0, NON_FINITE=1, EMPTY=2)
 cases = [
     (penalties_triton._penalise, 4, given, dict(BLOCK=128, STEP=64)),
+    (penalties_triton._widen, 4, rows | dict(wide="*fp32"), dict(COLUMNS=4096)),
     (lines_triton._parts, 4, of_lines, dict(GROUP=128, CHUNK=2048)),
     (lines_triton._ends, 8, of_lines, dict(GROUP=128, MOST=8, N_GROUPS=2048, N_CHUNKS=128)),
     (lines_triton._ends, 8, of_lines, dict(GROUP=128, MOST=32, N_GROUPS=2048, N_CHUNKS=128)),
     (kernels._group_stats, 4, rows, groups | dict(CHUNK=2048)),
-    (kernels._select, 8, rows, groups | codes | dict(ROOM=4096)),
-    (wide.measure, 8, rows, all_of | wide_rows | dict(TURN=0)),
-    (wide.measure, 8, rows, all_of | wide_rows | dict(TURN=1)),
-    (wide.collect, 8, rows, groups | wide_rows),
-    (kernels._finish, 8, rows, groups | wide_rows),
+    (kernels._select, 8, rows, groups | codes),
+    (wide.collect, 8, rows, groups | dict(ROOM=8192)),
+    (kernels._finish, 16, rows, groups | dict(ROOM=8192, N_SPANS=64)),
 ]
 for kernel, n_warps, signature, constants in cases:
     types = signature | dict.fromkeys(constants, "constexpr")
