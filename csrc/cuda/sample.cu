@@ -12,7 +12,8 @@ struct QuireCollectArgs {      // _CollectArgs in quire/kernels/sample/hopper.py
     const float* marks;        // [n_rows, 4]: largest logit, floor of all that may be kept, the guess from .. to
     float* sums;               // [n_rows, 2, n_spans]: weight (COUNT: number) above the guess, weight above the floor
     int32_t* n_listed;         // of rows, 0 before
-    int64_t* found;            // [n_rows, room]: bits of a float32 << 32 | column
+    float* values;             // [n_rows, room]: the list
+    int32_t* columns;          // [n_rows, room]: where they stand
     float* groups;             // of groups of a row at [row * groups_row]: weight above the guess
     int64_t* more;             // [n_rows, more_row]: becomes 0
     int64_t row, groups_row, more_row;  // strides in elements
@@ -142,7 +143,6 @@ collect_kernel(const __grid_constant__ QuireCollectArgs args) {
         n_of_warps[WARPS] = n_of_block ? atomicAdd(args.n_listed + row, n_of_block) : 0;
     }
     __syncthreads();
-    int64_t* found = args.found + row * args.room;
     int place = n_of_warps[WARPS] + n_before;
     for (int i = 0; i < warp; ++i) place += n_of_warps[i];
     for (; listed; listed &= listed - 1, ++place) {
@@ -151,7 +151,7 @@ collect_kernel(const __grid_constant__ QuireCollectArgs args) {
         float x;
         if constexpr (BYTES == 4) x = *reinterpret_cast<const float*>(at);
         else x = widen(*reinterpret_cast<const uint16_t*>(at), 0);
-        if (place < args.room) found[place] = int64_t(__float_as_int(x)) << 32 | column;
+        if (place < args.room) args.values[row * args.room + place] = x, args.columns[row * args.room + place] = column;
     }
 }
 

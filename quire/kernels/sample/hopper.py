@@ -18,8 +18,8 @@ class _CollectArgs(ctypes.Structure):
     """QuireCollectArgs in csrc/cuda/sample.cu."""
 
     _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("logits", "slopes", "kinds", "marks", "sums", "n_listed", "found")],
-        *[(name, ctypes.c_void_p) for name in ("groups", "more")],
+        *[(name, ctypes.c_void_p) for name in ("logits", "slopes", "kinds", "marks", "sums", "n_listed")],
+        *[(name, ctypes.c_void_p) for name in ("values", "columns", "groups", "more")],
         *[(name, ctypes.c_int64) for name in ("row", "groups_row", "more_row")],
         *[(name, ctypes.c_int32) for name in ("n_rows", "width", "n_spans", "room", "bytes")],
         ("least_slope", ctypes.c_float),
@@ -47,16 +47,16 @@ def _machine_obstacle(dtype: torch.dtype) -> str | None:
 
 def collect(
     logits: torch.Tensor, stride: int, width: int, controls: torch.Tensor, line: int, n_spans: int,
-    kinds: torch.Tensor, marks: torch.Tensor, sums: torch.Tensor, n_listed: torch.Tensor, found: torch.Tensor,
-    floats: torch.Tensor, more: torch.Tensor, least_slope: float,
+    kinds: torch.Tensor, marks: torch.Tensor, sums: torch.Tensor, n_listed: torch.Tensor, values: torch.Tensor,
+    columns: torch.Tensor, floats: torch.Tensor, more: torch.Tensor, least_slope: float,
 ) -> None:  # fmt: skip
     """See `wide.collect`."""
     n_rows, groups_row = floats.shape
     args = _CollectArgs(
         logits.data_ptr(), controls.data_ptr() + line * controls.element_size(), kinds.data_ptr(), marks.data_ptr(),
-        sums.data_ptr(), n_listed.data_ptr(), found.data_ptr(),
+        sums.data_ptr(), n_listed.data_ptr(), values.data_ptr(), columns.data_ptr(),
         floats.data_ptr() + groups_row // 2 * floats.element_size(), more.data_ptr(), stride, groups_row, more.shape[1],
-        n_rows, width, n_spans, found.shape[1], logits.element_size(), least_slope,
+        n_rows, width, n_spans, values.shape[1], logits.element_size(), least_slope,
     )  # fmt: skip
     launch(logits, args)
 

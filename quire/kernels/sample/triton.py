@@ -94,9 +94,10 @@ def _choose_in_wide_rows(
     floats, kinds, marks = found
     n_rows, n_spans = len(logits), triton.cdiv(width, SPAN.value)
     sums = torch.empty((n_rows, 2, n_spans), dtype=torch.float32, device=logits.device)
-    listed = torch.empty((n_rows, ROOM), dtype=torch.int64, device=logits.device)
+    values = torch.empty((n_rows, ROOM), dtype=torch.float32, device=logits.device)
+    columns = torch.empty((n_rows, ROOM), dtype=torch.int32, device=logits.device)
     more = torch.empty((n_rows, floats.shape[1] // 2), dtype=torch.int64, device=logits.device)
-    state = kinds[0], marks, sums, kinds[1], listed, floats, more
+    state = kinds[0], marks, sums, kinds[1], values, columns, floats, more
     sizes = {"GROUP": GROUP, "N_GROUPS": floats.shape[1] // 2, "ROOM": ROOM, "LEAST_SLOPE": LEAST_SLOPE}
     sizes |= {"DEPENDENT": dependent, "launch_pdl": dependent}
     if hopper.obstacle(logits) is None:
@@ -233,7 +234,8 @@ def _select(  # type: ignore[no-untyped-def]
             lower, upper = floor, floor
             if kind >= COUNT:
                 of_weights, target = tl.where(is_count, 0.0, slope), tl.where(is_count, top_k, 0.0)
-                lower, upper = guessed(start, width, floor, low, base, of_weights, target, top_p)
+                whole = tl.sum(shares.to(tl.float64), 0)
+                lower, upper = guessed(start, width, floor, low, base, of_weights, target, top_p, whole)
             place = marks + row * N_MARKS
             tl.store(place, base)
             tl.store(place + 1, floor)
@@ -257,8 +259,8 @@ def _select(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["line", "n_spans"], do_not_specialize_on_alignment=["controls", "token_ids"])  # type: ignore[untyped-decorator]
 def _finish(  # type: ignore[no-untyped-def]
-    logits, stride, width, controls, line, n_spans, kinds, marks, sums, n_listed, listed, floats, more, n_groups,
-    token_ids, GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
+    logits, stride, width, controls, line, n_spans, kinds, marks, sums, n_listed, values, columns, floats, more,
+    n_groups, token_ids, GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     N_SPANS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The token of a wide row, from what `wide.collect` left: the floor lies among the logits listed, whose weights are
@@ -283,15 +285,14 @@ def _finish(  # type: ignore[no-untyped-def]
             target = tl.where(kind == COUNT, top_k, top_p * whole)
             n = tl.load(n_listed + row)
             index = tl.arange(0, ROOM)
-            entry = tl.load(listed + row * ROOM + index, mask=index < n, other=-(1 << 55))  # minus infinity
-            x = (entry >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+            x = tl.load(values + row * ROOM + index, mask=index < n, other=float("-inf"))
             weights = (weights_of(x, base, of_weights, float("-inf")) * ONE).to(tl.int64).to(tl.float32) / ONE
             is_within = (above < target) & (above + tl.sum(weights.to(tl.float64), 0) >= target)
             if is_within & (n <= ROOM):
                 floor = largest_in(x, weights, lower, float_of(key_of(upper) - 1), target - above)
                 weights = weights_of(x, base, slope, floor)
-                group = (entry & 0xFFFFFFFF).to(tl.int32) // GROUP
-                tl.atomic_add(more + group, (weights * ONE).to(tl.int64), mask=weights > 0, sem="relaxed")
+                column = tl.load(columns + row * ROOM + index, mask=index < n, other=0)
+                tl.atomic_add(more + column // GROUP, (weights * ONE).to(tl.int64), mask=weights > 0, sem="relaxed")
                 tl.debug_barrier()
                 is_collected = n >= 0
             else:

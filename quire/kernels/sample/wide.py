@@ -28,35 +28,44 @@ SPAN = tl.constexpr(4096)
 
 
 @triton.jit
-def guessed(start, width, floor, low, base, of_weights, target, share):  # type: ignore[no-untyped-def]
+def guessed(start, width, floor, low, base, of_weights, target, share, whole):  # type: ignore[no-untyped-def]
     """(lower, upper): logits between which the weight of a row, summed from the top, should reach the target.
 
     Four standard errors around what a sample says; of weights it wants the share, of counts (of_weights 0) the target
-    itself. floor: below all that may be kept; low: a floor of what is sought, which is certain.
+    itself. floor: below all that may be kept; low: a floor of what is sought, which is certain. whole: the weight of
+    the row, which is known exactly: so what lies below the target may be estimated in place of what lies above, and
+    the many small weights there vary less.
     """
     at = (tl.arange(0, N_SAMPLES).to(tl.int64) * width // N_SAMPLES).to(tl.int32)
     x = tl.load(start + at).to(tl.float32)
-    weights = weights_of(x, base, of_weights, floor)
-    total = tl.sum(weights, 0)
+    all_weights = weights_of(x, base, of_weights, float("-inf"))
+    weights, nothing = tl.where(x >= floor, all_weights, 0.0), tl.zeros([N_SAMPLES], tl.float32)
+    total, whole = tl.sum(weights, 0), (whole / width * N_SAMPLES).to(tl.float32)
     wanted = tl.minimum(tl.where(of_weights == 0, target / width * N_SAMPLES, share * total), total).to(tl.float32)
-    error = 4.0 * tl.sqrt(wanted * (total - wanted) * tl.sum(weights * weights, 0)) / tl.maximum(total, 1e-30)
-    nothing = tl.zeros([N_SAMPLES], tl.float32)
-    upper = bound(x, weights, nothing, base, of_weights, wanted - error, 1)
-    lower = bound(x, weights, nothing, base, of_weights, wanted + error, 1)
+    error = tl.sqrt(wanted * (total - wanted) * tl.sum(weights * weights, 0)) / tl.maximum(total, 1e-30)
+    if of_weights > 0:
+        below_floor = tl.sum(all_weights - weights, 0)
+        from_below = total + below_floor - whole + (share * (whole - below_floor)).to(tl.float32)
+        near = bound(x, weights, nothing, base, of_weights, from_below, 1)
+        error_below = tl.sqrt(tl.sum(tl.where(x < near, all_weights * all_weights, 0.0), 0))
+        wanted = tl.where(error_below < error, from_below, wanted)
+        error = tl.minimum(error, error_below)
+    upper = bound(x, weights, nothing, base, of_weights, wanted - 4 * error, 1)
+    lower = bound(x, weights, nothing, base, of_weights, wanted + 4 * error, 1)
     lower = tl.maximum(tl.maximum(lower, low), floor)
     return lower, tl.maximum(upper, lower)
 
 
 @triton.jit(do_not_specialize=["line", "n_spans"], do_not_specialize_on_alignment=["controls"])  # type: ignore[untyped-decorator]
 def collect(  # type: ignore[no-untyped-def]
-    logits, stride, width, controls, line, n_spans, kinds, marks, sums, n_listed, found, floats, more,
+    logits, stride, width, controls, line, n_spans, kinds, marks, sums, n_listed, values, columns, floats, more,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Of each group of a span of a wide row: the weight of what is kept for certain, and 0 into `more`. Of the span:
     the weight (COUNT: the number) above the bracket, and the weight of all that may be kept, into `sums`
-    [2, n_spans]. Logits in the bracket go into `found` [ROOM], in any order: the bits of a float32, then the column.
-    n_listed: how many of the row, 0 before the first span.
+    [2, n_spans]. Logits in the bracket go into `values` and `columns` [ROOM], in any order. n_listed: how many of the
+    row, 0 before the first span.
     """
     if DEPENDENT:
         gdc_wait()
@@ -89,5 +98,5 @@ def collect(  # type: ignore[no-untyped-def]
             n_in = tl.sum(is_in, 1)
             first = tl.atomic_add(n_listed + row, tl.sum(n_in, 0), sem="relaxed")
             place = (first + tl.cumsum(n_in, 0) - n_in)[:, None] + tl.cumsum(is_in, 1) - 1
-            entry = (x.to(tl.int32, bitcast=True).to(tl.int64) << 32) | column
-            tl.store(found + row * ROOM + place, entry, mask=(is_in > 0) & (place < ROOM))
+            tl.store(values + row * ROOM + place, x, mask=(is_in > 0) & (place < ROOM))
+            tl.store(columns + row * ROOM + place, column, mask=(is_in > 0) & (place < ROOM))

@@ -32,7 +32,7 @@ from quire.kernels.sample import lines_triton, penalties_triton, triton as kerne
 
 rows = dict(logits="*bf16", stride="i32", width="i32", controls="*fp64", line="i32", floats="*fp32", n_groups="i32",
             values="*bf16", ints="*i32", kinds="*i32", marks="*fp32", token_ids="*i32", status="*u8", sums="*fp32",
-            n_listed="*i32", found="*i64", listed="*i64", n_spans="i32", more="*i64",
+            columns="*i32", n_listed="*i32", n_spans="i32", more="*i64",
             mask_lines="*i32", mask_bits="*i32", mask_stride="i32", n_words="i32")
 given = dict(logits="*fp32", stride="i32", given="*fp64", n_rows="i32", tokens="*i32", tokens_stride="i32")
 of_lines = rows | dict(targets="*i64", counts="*i32", n_chunks="i32", listed="*i32", found="*fp32", n_rows="i32",
@@ -48,8 +48,8 @@ cases = [
     (lines_triton._ends, 8, of_lines, dict(GROUP=128, MOST=32, N_GROUPS=2048, N_CHUNKS=128)),
     (kernels._group_stats, 4, rows, groups | dict(CHUNK=2048)),
     (kernels._select, 8, rows, groups | codes),
-    (wide.collect, 8, rows, groups | dict(ROOM=8192)),
-    (kernels._finish, 16, rows, groups | dict(ROOM=8192, N_SPANS=64)),
+    (wide.collect, 8, rows | dict(values="*fp32"), groups | dict(ROOM=8192)),
+    (kernels._finish, 16, rows | dict(values="*fp32"), groups | dict(ROOM=8192, N_SPANS=64)),
 ]
 for kernel, n_warps, signature, constants in cases:
     types = signature | dict.fromkeys(constants, "constexpr")
