@@ -1,6 +1,6 @@
 // Which adapters the rows of a step have: the places of its tiles (quire/kernels/lora/weight.py), each once.
 #pragma once
-#include "hopper.h"
+#include "gemm.h"
 
 namespace quire {
 

@@ -36,7 +36,7 @@ struct QuireWideArgs {  // _WideArgs in quire/kernels/gemm/hopper.py
 namespace quire {
 
 constexpr int TOKENS = QUIRE_TOKENS, SPLIT = QUIRE_SPLIT;
-constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP;
+constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP, MOST_THREADS = QUIRE_RANK ? 512 : THREADS;
 constexpr int ROWS = 128;                                       // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
 constexpr int TILE_ROWS = 2 * OUT_ROWS;                         // of y
@@ -48,7 +48,7 @@ constexpr int ROUND_QUADS = divisor(OWN_QUADS, 8);              // that pass thr
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
 constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
 constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : 0;     // of the tokens, for a stage
-constexpr int RING_BYTES = 232448 - 1024;
+constexpr int RING_BYTES = 232448 - 1024 - BESIDE_BYTES;
 constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES); }
 constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
 constexpr int N_STAGES = stages_with(N_OUT);
@@ -116,20 +116,20 @@ struct WideBlock {
     // ---- the warp that loads ----
 
     __device__ void load_w(const Maps& maps, Place at, int unit, int i) const {
-        const CUtensorMap* map = &maps.w;
         const uint64_t hint = a.m <= TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
         const int column = (first_unit + unit) * BOX_COLUMNS;
         barrier_expect(full(i), STAGE_BYTES + SCALE_BYTES);
         if (QUIRE_RANK && unit >= n_units) return adapters.load_b(maps, stage(i), full(i), at.row, unit - n_units);
         if (QUIRE_SILU) {
-            load_box(stage(i), map, full(i), hint, column, 0, 0, at.row / 8);
+            load_box(stage(i), &maps.w, full(i), hint, column, 0, 0, at.row / 8);
         } else {
-            load_box(stage(i), map, full(i), hint, column, at.row);
+            load_box(stage(i), &maps.w, full(i), hint, column, at.row);
         }
     }
     __device__ void load_x(const Maps& maps, Place at, int unit, int i) const {
-        if (QUIRE_RANK && unit >= n_units) return adapters.load_inner(maps, stage(i) + W_BYTES, full(i), at.row, at.token, unit - n_units);
-        load_box(stage(i) + W_BYTES, &maps.x, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK, at.token);
+        const uint32_t to = stage(i) + W_BYTES;
+        if (QUIRE_RANK && unit >= n_units) return adapters.load_inner(maps, to, full(i), at.row, at.token, unit - n_units);
+        load_box(to, &maps.x, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK, at.token);
         if (QUIRE_FP8 == 2)
             load_bytes(scales(i), a.x_scale + int64_t(first_unit + unit) * a.x_scale_step + at.token, SCALE_BYTES, full(i));
     }
@@ -445,7 +445,7 @@ struct WideBlock {
     }
 };
 
-__global__ void __launch_bounds__(THREADS, 1) gemm_wide(const __grid_constant__ Maps maps,
+__global__ void __launch_bounds__(MOST_THREADS, 1) gemm_wide(const __grid_constant__ Maps maps,
                                                         const __grid_constant__ QuireWideArgs args) {
     extern __shared__ __align__(1024) char shared[];
     const WideBlock block(args, shared);
@@ -453,7 +453,7 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_wide(const __grid_constant__ 
     block.init();
     let_next_grid_start();
     if (threadIdx.x < WORKERS) {
-        registers_up<232>();
+        registers_up<QUIRE_RANK ? 168 : 232>();
         block.work(&maps.y);
     } else {
         registers_down<40>();
@@ -476,10 +476,8 @@ int launch(const QuireWideArgs& a, cudaStream_t stream) {
                        QUIRE_SILU ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
     if (error != cudaSuccess) return error;
 #endif
-#if QUIRE_RANK
     error = encode_adapters(&maps, a);
     if (error != cudaSuccess) return error;
-#endif
     error = allow_shared_memory<gemm_wide>(END);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute attribute = {};

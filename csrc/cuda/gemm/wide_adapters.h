@@ -2,6 +2,9 @@
 // of 64 / QUIRE_RANK adapters, their tokens what the first made of x (lora.cu), with zeros where a token has another
 // adapter. So a token's sum gets what its own adapter adds and zeros, and one without keeps its bits.
 //
+// Registers and shared memory are left for a block of lora.cu, so that w is on its way while that runs: with adapters a
+// thread gets as many registers as one of 512 would, and the ring is shorter.
+//
 // A chunk of several parts (q, k, v) is of that of the tile's rows; gate and up, which a tile has both, get one each.
 #pragma once
 #include "adapters.h"
@@ -32,7 +35,7 @@ struct Maps {
 #if QUIRE_RANK
 constexpr int TILE_PLACES = CHUNK / QUIRE_RANK;            // adapters of a chunk
 constexpr int B_ROW = QUIRE_RANK * 2, B_BYTES = 128 * B_ROW;  // of one of them in a stage
-constexpr int MAX_PLACES = 64, PLACES_BYTES = MAX_PLACES * 4;
+constexpr int MAX_PLACES = 64, PLACES_BYTES = MAX_PLACES * 4, BESIDE_BYTES = 17 << 10;
 static_assert((QUIRE_RANK == 16 || QUIRE_RANK == 32 || QUIRE_RANK == 64) && QUIRE_TOKENS == 64 && !IN_BYTES);
 
 struct AdapterUnits {
@@ -100,7 +103,7 @@ template <class Args> cudaError_t encode_adapters(Maps* maps, const Args& args) 
     return encode_map(&maps->inner, a.inner, 3, inner_sizes, inner_strides, inner_box, L2_BY_128, SWIZZLED);
 }
 #else
-constexpr int PLACES_BYTES = 0;
+constexpr int PLACES_BYTES = 0, BESIDE_BYTES = 0;
 
 struct AdapterUnits {  // none
     template <class Args> __device__ AdapterUnits(const Args&, int*) {}
@@ -108,6 +111,7 @@ struct AdapterUnits {  // none
     __device__ void load_b(const Maps&, uint32_t, uint32_t, int, int) const {}
     __device__ void load_inner(const Maps&, uint32_t, uint32_t, int, int, int) const {}
 };
+template <class Args> cudaError_t encode_adapters(Maps*, const Args&) { return cudaSuccess; }
 #endif
 
 }  // namespace quire

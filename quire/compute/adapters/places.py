@@ -141,6 +141,8 @@ class Adapters:
 
     n_bytes = 0
     """Memory that it has taken on the device."""
+    rank = 0
+    """For which products are compiled that add them; 0: there is none."""
 
     def __init__(self, n_places: int) -> None:
         self.n_places = n_places
@@ -220,6 +222,7 @@ class StackedAdapters(Adapters):
         super().__init__(n_places)
         self._experts = [StackedExpertAdapters(one, self._active, n_places, max_rank, dtype, device) for one in experts]
         self._matrices, self._most, self._device = [linear.matrix for linear in linears], max_rank, device
+        self.rank = max_rank if max_rank in lora.FUSED_RANKS else 0
         sizes = [_n_numbers(one, max_rank) for one in self._matrices]
         counts = [len(one.parts) for one in self._matrices]
         self._starts, self._rank_starts = ([0, *itertools.accumulate(each)] for each in (sizes, counts))

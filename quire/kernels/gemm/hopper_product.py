@@ -104,8 +104,8 @@ class CompiledProduct:
         adapters: tuple[object, ...] = (),
     ) -> torch.Tensor:
         """x [m, k] times w of size [n, k], elements or codes with their scales; the result, of `dtype` if it is new, is
-        in `residual` or `out` if given. norm: of few rows alone. steps: x_scale_step and w_scale_step. adapters: of many
-        rows, the values of `AdaptedArgs`' own fields. Raises RuntimeError if it cannot be launched."""
+        in `residual` or `out` if given. norm: of few rows alone. steps: x_scale_step and w_scale_step. adapters: the
+        values of `AdaptedArgs`' own fields, of many rows. Raises RuntimeError if it cannot be launched."""
         m, (n, k), plan = x.shape[0], size, self.plan
         y = out if residual is None else residual
         if y is None:

@@ -30,15 +30,12 @@ from quire.kernels.gemm.hopper_product import (
     n_processors_of,
 )
 from quire.kernels.gemm.plan import CHUNK, ProductShape
-from quire.kernels.gemm.wide import TILE_ROWS, WidePlan
+from quire.kernels.gemm.wide import TILE_ROWS, WidePlan, takes_adapters
 from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone
-from quire.kernels.lora.weight import Stack, Tiles
+from quire.kernels.lora.weight import FUSED_RANKS, Stack, Tiles
 from quire.kernels.norm import rms_norm
 
-RANKS: Final = (16, 32, 64)
-"""Largest ranks that a stack may have room for."""
-MAX_ROWS: Final = 64
 MAX_PARTS: Final = 4
 CLUSTER: Final = 8
 """Blocks that share the columns of a tile of rows."""
@@ -129,8 +126,8 @@ def _prepared(
     if found:
         return found
     plan = fastest(product, n_processors_of(device))
-    if m > MAX_ROWS or not isinstance(plan, WidePlan) or plan.tokens != MAX_ROWS:
-        return f"{m} rows of [{n}, {k}] are not for tiles of {MAX_ROWS} rows"
+    if not isinstance(plan, WidePlan) or not takes_adapters(product, plan):
+        return f"{m} rows of [{n}, {k}] are not one tile of the kernel for many rows"
     try:
         return Launch(function_of(product, plan, build, {"RANK": most}), plan, _shrink(dtype, k), sizes)
     except jit.BuildError as error:
@@ -138,8 +135,8 @@ def _prepared(
 
 
 def _parts_obstacle(sizes: tuple[int, ...], most: int, silu: bool) -> str | None:
-    if most not in RANKS:
-        return f"there is room for ranks to {most}: it must be one of {RANKS}"
+    if most not in FUSED_RANKS:
+        return f"there is room for ranks to {most}: it must be one of {FUSED_RANKS}"
     if silu and (len(sizes) != 2 or sizes[0] != sizes[1]):
         return f"parts of {sizes} are no gates and as many ups"
     if not silu and (len(sizes) > MAX_PARTS or any(size % TILE_ROWS for size in sizes[:-1])):
@@ -155,4 +152,4 @@ def _shrink(dtype: torch.dtype, k: int) -> Callable[..., int]:
     definitions = tuple(f"-DQUIRE_{name}={int(value)}" for name, value in macros.items())
     function = ctypes.CDLL(str(compile_variant("lora.cu", definitions))).quire_shrink
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
-    return function  # type: ignore[no-any-return]
+    return function

@@ -80,7 +80,12 @@ inline void store_box(const CUtensorMap* map, uint32_t from, int c0, int c1) {
         const uint64_t column = c0 + i % map->box[0], row = c1 + i / map->box[0];
         if (column >= map->sizes[0] || row >= map->sizes[1]) continue;
         char* to = const_cast<char*>(map->base) + row * map->strides[0] + column * 2;
-        std::memcpy(to, emulated::memory + emulated::swizzled(from + 2 * i, map->swizzle), 2);
+        uint16_t bits;
+        std::memcpy(&bits, emulated::memory + emulated::swizzled(from + 2 * i, map->swizzle), 2);
+#if QUIRE_RESIDUAL
+        bits = narrowed(low(bits) + low(*reinterpret_cast<uint16_t*>(to)));
+#endif
+        std::memcpy(to, &bits, 2);
     }
 }
 inline void stores_commit() {}
