@@ -4,7 +4,7 @@
 // Only sizes are known on the host, so buffers have room for any routing, and a captured graph stays valid. Which place
 // a pair has among those of its expert depends on timing; no result does, as each pair is computed for itself. Two
 // launches must not sort at the same time: they count in the same place.
-#include "gemm.h"
+#include "moe/slots.h"
 
 struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
     const int32_t* expert_ids;  // of the pairs; others than 0 .. n_experts are left out
@@ -39,10 +39,7 @@ struct QuireMoeSumArgs {  // _SumArgs in quire/kernels/moe/hopper.py
 namespace quire {
 namespace {
 
-constexpr int WIDTH = 8, THREADS = 128, SORT_THREADS = 512, SORT_PAIRS = 4, MAX_EXPERTS = 1024, MAX_CHOSEN = 32;
-
-// From the L2 cache, which all grids share, and where it stands.
-template <class T> __device__ __forceinline__ T load_shared(const T* from) { return *const_cast<const volatile T*>(from); }
+constexpr int WIDTH = 8, THREADS = 128, SORT_THREADS = 512, SORT_PAIRS = 4, MAX_EXPERTS = 1024;
 
 // Pairs of each expert so far, and blocks that have counted theirs; the last block of a launch leaves zeros.
 __device__ int n_of_expert[MAX_EXPERTS], n_blocks_done;
@@ -113,13 +110,8 @@ __global__ void __launch_bounds__(THREADS) spread_kernel(const __grid_constant__
     wait_for_previous_grid();
     let_next_grid_start();
     if (threadIdx.x < args.n_chosen) {
-        const int pair = token * args.n_chosen + threadIdx.x, expert = load_shared(args.expert_ids + pair);
-        int slot = -1;
-        if (expert >= 0 && expert < args.n_experts) {
-            slot = load_shared(args.starts + expert) + load_shared(args.slots + pair);
-            args.slots[pair] = slot;
-        }
-        slots[threadIdx.x] = slot;
+        const int pair = token * args.n_chosen + threadIdx.x;
+        slots[threadIdx.x] = find_slot(args.expert_ids, args.starts, args.slots, pair, args.n_experts);
     }
     __syncthreads();
     const int n_cells = args.h / WIDTH;

@@ -34,11 +34,6 @@ __device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32
                  "l"(from), "r"(n_bytes), "r"(barrier)
                  : "memory");
 }
-__device__ __forceinline__ float2 read8(uint32_t address) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
-    return x;
-}
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
     uint32_t x;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");

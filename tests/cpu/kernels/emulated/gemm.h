@@ -38,7 +38,7 @@ inline unsigned __match_any_sync(unsigned, int x) {
 inline void __syncwarp(unsigned) {}  // of some lanes: all of them meet right behind
 
 namespace quire {
-constexpr int CHUNK = 64;
+constexpr int CHUNK = QUIRE_FP8 ? 128 : 64, SCALE_BLOCK = 128;
 constexpr int L2_BY_128 = CU_TENSOR_MAP_L2_PROMOTION_L2_128B, SWIZZLED = CU_TENSOR_MAP_SWIZZLE_128B;
 
 inline float low(uint32_t pair) { return one_of<!QUIRE_BF16>(pair, 0); }
@@ -46,6 +46,12 @@ inline float high(uint32_t pair) { return one_of<!QUIRE_BF16>(pair, 1); }
 inline float widen(Element x) { return low(x.bits); }
 inline uint4 read16(uint32_t from) { return load_16_bytes(from); }
 inline uint2 read_pair(uint32_t from) { return load_8_bytes(from); }
+inline float2 read8(uint32_t from) {
+    const uint2 pair = load_8_bytes(from);
+    return {__uint_as_float(pair.x), __uint_as_float(pair.y)};
+}
+inline void write4(uint32_t to, float x) { std::memcpy(emulated::memory + to, &x, 4); }
+inline float load_float(const float* from) { return *from; }
 inline uint32_t read_word(uint32_t from) {
     uint32_t x;
     if (from % 4) std::abort();

@@ -15,10 +15,6 @@ inline uint4 load16(const void* from) {
 }
 inline float load_float(const float* from) { return *from; }
 inline Element load_element(const Element* from) { return *from; }
-inline float2 read8(uint32_t from) {
-    const uint2 x = read_pair(from);
-    return {__uint_as_float(x.x), __uint_as_float(x.y)};
-}
 inline void load_bytes(uint32_t, const void*, uint32_t, uint32_t) { std::abort(); }
 inline uint32_t load_acquire(const uint32_t* from) { return std::atomic_ref(*const_cast<uint32_t*>(from)).load(); }
 }  // namespace quire

@@ -170,7 +170,26 @@ inline void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b, 
     });
 }
 
+#ifndef QUIRE_FP8
+#define QUIRE_FP8 0
+#endif
+constexpr int OPERAND_BYTES = QUIRE_FP8 ? 1 : 2, STEP = 32 / OPERAND_BYTES;  // columns of a product
+
+inline float e4m3(uint32_t code) {
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    float x = exponent ? std::ldexp(1.f + fraction / 8.f, exponent - 7) : std::ldexp(fraction / 8.f, -6);
+    if ((code & 0x7f) == 0x7f) x = NAN;
+    return code & 0x80 ? -x : x;
+}
 inline float widened(uint32_t at, int swizzle = 0) {
+    if (QUIRE_FP8) {
+        static const std::vector<float> numbers = [] {
+            std::vector<float> made;
+            for (int code = 0; code < 256; ++code) made.push_back(e4m3(code));
+            return made;
+        }();
+        return numbers[uint8_t(emulated::memory[emulated::swizzled(at, swizzle)])];
+    }
     uint16_t bits;
     std::memcpy(&bits, emulated::memory + emulated::swizzled(at, swizzle), 2);
 #if QUIRE_BF16
@@ -195,7 +214,7 @@ struct Operand {
     float at(int outer, int inner) const {
         if (is_turned)
             return widened(start + outer / 64 * outer_bytes + inner / 8 * group_bytes + inner % 8 * 128 + outer % 64 * 2);
-        return widened(start + outer / 8 * group_bytes + outer % 8 * row_bytes + inner * 2, swizzle);
+        return widened(start + outer / 8 * group_bytes + outer % 8 * row_bytes + inner * OPERAND_BYTES, swizzle);
     }
 };
 inline Operand rows_operand(uint32_t address, uint32_t group_bytes = 1024) { return {address, 0, group_bytes, false}; }
@@ -219,7 +238,7 @@ template <int N> struct Product {
         for (int i = 0; i < N / 2; ++i) {
             const int row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
             float sum = accumulate ? d[i] : 0.f;
-            for (int k = 0; k < 16; ++k) sum += a.at(row, k) * b.at(column, k);
+            for (int k = 0; k < STEP; ++k) sum += a.at(row, k) * b.at(column, k);
             d[i] = sum;
         }
     }
