@@ -12,7 +12,7 @@ struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
     int32_t* starts;            // of the experts: their first slot
     int4* tiles;                // (expert, first slot, slots, 0)
     int32_t* n_tiles;
-    int32_t n_pairs, n_experts, tile_slots;  // tile_slots: of a tile, at most
+    int32_t n_pairs, n_experts, tile_slots, start_step;  // slots of a tile, at most; starts are multiples of start_step
 };
 
 struct QuireMoeSpreadArgs {  // _SpreadArgs in quire/kernels/moe/hopper.py
@@ -50,12 +50,13 @@ __device__ void list_tiles(const QuireMoeSortArgs& args, const int* counts) {  /
     for (int first = 0; first < args.n_experts; first += 32) {
         const int expert = first + lane, n = expert < args.n_experts ? counts[expert] : 0;
         const int own = (n + step_slots - 1) / step_slots;
-        int slots = n, tiles = own;
+        const int room = (n + args.start_step - 1) / args.start_step * args.start_step;
+        int slots = room, tiles = own;
         for (int step = 1; step < 32; step *= 2) {
             const int more_slots = __shfl_up_sync(~0u, slots, step), more = __shfl_up_sync(~0u, tiles, step);
             if (lane >= step) slots += more_slots, tiles += more;
         }
-        const int start = n_slots + slots - n, at = n_tiles + tiles - own;
+        const int start = n_slots + slots - room, at = n_tiles + tiles - own;
         if (expert < args.n_experts) args.starts[expert] = start;
         for (int i = 0; i < own; i++)
             args.tiles[at + i] = make_int4(expert, start + i * step_slots, min(step_slots, n - i * step_slots), 0);

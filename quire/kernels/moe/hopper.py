@@ -43,7 +43,8 @@ ROW_STEP = 8
 """As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
 MAX_PAIRS = 1 << 24
 SCALES_STEP = 4
-"""As many scales take `ALIGNMENT_BYTES`."""
+"""As many scales take `ALIGNMENT_BYTES`: of blocks those of a tile must begin there, or the copy engine refuses them with
+CUDA error 715 (an illegal instruction). So rows of an expert begin at multiples of so many slots."""
 
 
 def _structure(pointers: str, strides: str, counts: str, floats: str = "") -> type[ctypes.Structure]:
@@ -63,7 +64,7 @@ _WideArgs = _structure(
     "x w scales x_scales bias tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks x_scales_row",
     "slope offset limit",
 )  # fmt: skip
-_SortArgs = _structure("expert_ids ranks starts tiles n_tiles", "", "n_pairs n_experts tile_slots")
+_SortArgs = _structure("expert_ids ranks starts tiles n_tiles", "", "n_pairs n_experts tile_slots start_step")
 _SpreadArgs = _structure("x expert_ids starts slots sorted", "x_row", "n_tokens n_chosen n_experts h")
 _RoundArgs = _structure(
     "x expert_ids starts slots codes scales", "x_row", "n_tokens n_chosen n_experts h scales_row in_blocks"
@@ -163,8 +164,13 @@ class _Call:
         slots = tiles + 16 * cut.n_tiles(shape)
         starts, n_tiles = slots + 4 * pairs, slots + 4 * (pairs + n_experts)
         ids, rows = self.expert_ids.data_ptr(), self.launch.rows
-        _start(rows.quire_moe_sort, self.x, _SortArgs(ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens))
-        inner, result = self._scratch(pairs, shape.inner), self._scratch(pairs, hidden)
+        in_blocks = self.launch.round is not None and shape.codes.group > 0
+        step = SCALES_STEP if in_blocks else 1
+        n_slots = pairs + (step - 1) * n_experts
+        _start(rows.quire_moe_sort, self.x, _SortArgs(
+            ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens, step,
+        ))  # fmt: skip
+        inner, result = self._scratch(n_slots, shape.inner), self._scratch(n_slots, hidden)
         if self.launch.round is None:  # x in the order of the experts, where results lie once it has been read
             _start(rows.quire_moe_spread, self.x, _SpreadArgs(
                 self.x.data_ptr(), ids, starts, slots, result.data_ptr(), self.x.stride(0),
@@ -173,8 +179,8 @@ class _Call:
             self._multiply(0, Rows(result), self.up, inner, tiles, n_tiles)
             self._multiply(1, Rows(inner), self.down, result, tiles, n_tiles)
         else:
-            in_blocks = shape.codes.group > 0
-            x = round_rows(self.launch.round, self.x, in_blocks, shape.n_chosen, n_experts, ids, starts, slots)
+            spread = (n_slots, shape.n_chosen, n_experts, ids, starts, slots)
+            x = round_rows(self.launch.round, self.x, in_blocks, spread)
             self._multiply(0, x, self.up, inner, tiles, n_tiles)
             between = round_rows(self.launch.round, inner, in_blocks)
             self._multiply(1, between, self.down, result, tiles, n_tiles)
@@ -202,17 +208,16 @@ class _Call:
         return torch.empty(n_rows, width, dtype=self.x.dtype, device=self.x.device)
 
 
-def round_rows(
-    kernel: Kernel, x: torch.Tensor, in_blocks: bool, n_each: int = 1, n_experts: int = 0, *places: int
-) -> Rows:
-    """x [n, k] in e4m3: each row for the n_each experts of its token, or where it stands. places: addresses of ids,
-    starts, slots."""
+def round_rows(kernel: Kernel, x: torch.Tensor, in_blocks: bool, spread: tuple[int, ...] = ()) -> Rows:
+    """x [n, k] in e4m3, where its rows stand; or each for the experts of its token. spread: how many slots there are,
+    experts of a token, experts, and addresses of ids, starts and slots."""
     n, k = x.shape
-    codes = torch.empty(n * n_each, k, dtype=torch.float8_e4m3fn, device=x.device)
-    lines = (-(-k // BLOCK), -(-len(codes) // SCALES_STEP) * SCALES_STEP) if in_blocks else (len(codes),)
+    n_slots, n_each, n_experts, *places = spread or (n, 1, 0, None, None, None)
+    codes = torch.empty(n_slots, k, dtype=torch.float8_e4m3fn, device=x.device)
+    lines = (-(-k // BLOCK), -(-n_slots // SCALES_STEP) * SCALES_STEP) if in_blocks else (n_slots,)
     scales = torch.empty(lines, dtype=torch.float32, device=x.device)
     _start(kernel, x, _RoundArgs(
-        x.data_ptr(), *(places or (None, None, None)), codes.data_ptr(), scales.data_ptr(), x.stride(0),
+        x.data_ptr(), *places, codes.data_ptr(), scales.data_ptr(), x.stride(0),
         n, n_each, n_experts, k, lines[-1], in_blocks,
     ))  # fmt: skip
     return Rows(codes, scales)

@@ -82,6 +82,7 @@ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint
 }
 
 inline void store_box(const CUtensorMap* map, uint32_t from, int c0, int c1) {
+    if (c0 * 2 % 16) std::abort();
     for (uint32_t i = 0; i < map->box[0] * map->box[1]; ++i) {
         const uint64_t column = c0 + i % map->box[0], row = c1 + i / map->box[0];
         if (column >= map->sizes[0] || row >= map->sizes[1]) continue;

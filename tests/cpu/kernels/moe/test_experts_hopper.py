@@ -140,6 +140,7 @@ class Rows:
                 n = min(args.tile_slots, end - first)
                 tiles.append([expert, first, n, 0])
                 first += n
+            first += -first % args.start_step
         view(args.tiles, torch.int32, len(tiles), 4).copy_(torch.tensor(tiles))
         view(args.n_tiles, torch.int32, 1).fill_(len(tiles))
         return 0
@@ -158,10 +159,11 @@ class Rows:
     def quire_moe_sum(self, given: Any, stream: object) -> int:
         args = given._obj
         n, k, h = args.n_tokens, args.n_chosen, args.h
-        x, weights = view(args.x, self.dtype, n * k, h).float(), view(args.weights, torch.float32, n, k)
-        if args.slots:
-            x = x[view(args.slots, torch.int32, n * k).long() % len(x)]
-        real = view(args.expert_ids, torch.int32, n, k, 1) >= 0
+        weights, real = view(args.weights, torch.float32, n, k), view(args.expert_ids, torch.int32, n, k, 1) >= 0
+        slots = torch.arange(n * k)
+        if args.slots:  # of a pair without an expert anything
+            slots = view(args.slots, torch.int32, n * k).long().where(real.flatten(), torch.zeros(()).long())
+        x = view(args.x, self.dtype, int(slots.max()) + 1, h)[slots].float()
         each = (x.view(n, k, h) * weights[:, :, None]).where(real, torch.zeros(()))
         total = view(args.residual, self.dtype, n, h) + each.sum(1)
         view(args.y, self.dtype, n, h).copy_(total)
