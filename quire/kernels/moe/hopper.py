@@ -43,8 +43,8 @@ ROW_STEP = 8
 """As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
 MAX_PAIRS = 1 << 24
 SCALES_STEP = 4
-"""As many scales take `ALIGNMENT_BYTES`: of blocks those of a tile must begin there, or the copy engine refuses them with
-CUDA error 715 (an illegal instruction). So rows of an expert begin at multiples of so many slots."""
+"""As many scales take `ALIGNMENT_BYTES`. Those of a tile in blocks must begin there: the copy engine ends with CUDA
+error 715 (an illegal instruction) elsewhere. So an expert's rows begin at multiples of so many slots."""
 
 
 def _structure(pointers: str, strides: str, counts: str, floats: str = "") -> type[ctypes.Structure]:
