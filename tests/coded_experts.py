@@ -7,8 +7,9 @@ import math
 
 import torch
 
+from quire.config.experts import Gating
 from quire.kernels import mxfp4, w4a16
-from quire.kernels.moe import CodedMatrices, Codes
+from quire.kernels.moe import CodedMatrices, Codes, Matrices, reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,25 @@ CODINGS = (
 )
 
 
-def wide(matrices: CodedMatrices) -> torch.Tensor:
+def wide(matrices: Matrices) -> torch.Tensor:
     """[E, n, k] float64."""
     return torch.stack([matrices[expert].double() for expert in range(matrices.shape[0])])
+
+
+def expected(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: Matrices,
+    down: Matrices,
+    gating: Gating,
+    *biases: torch.Tensor | None,
+) -> torch.Tensor:
+    """[n, hidden] float64: what kernels are compared with. Where rows are rounded to e4m3 they are rounded from x's
+    dtype, also between the products."""
+    parts = [up, down]
+    if not (isinstance(up, CodedMatrices) and up.rounds_inputs):
+        x, parts = x.double(), [wide(up), wide(down)]
+    target = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    added = [None if one is None else one.double() for one in biases]
+    return reference.experts(x, ids, weights, *parts, gating, *added, residual=target)

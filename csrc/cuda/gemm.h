@@ -94,9 +94,17 @@ __device__ __forceinline__ uint4 read16(uint32_t address) {
                  : "memory");
     return x;
 }
+__device__ __forceinline__ float2 read8(uint32_t address) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+    return x;
+}
 __device__ __forceinline__ void write16(uint32_t address, uint4 x) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                  : "memory");
+}
+__device__ __forceinline__ void write4(uint32_t address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
 // Loads that stay behind the wait for the previous grid.

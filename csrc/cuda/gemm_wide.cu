@@ -9,8 +9,11 @@
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (64, 96, 128, 192, 256), QUIRE_SPLIT, QUIRE_RESIDUAL (results are added to y),
 // QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h; up to 192 tokens),
-// QUIRE_NIBBLES = 2, QUIRE_ZEROS (gemm.h).
+// QUIRE_NIBBLES = 2, QUIRE_ZEROS (gemm.h), QUIRE_RANK (adapters of that rank are added, gemm/wide_adapters.h).
 #include "gemm/codes.h"
+#include "gemm/factors.h"
+#include "gemm/wide_adapters.h"
+#include "gemm/wide_memory.h"
 #include "shared_memory.h"
 
 struct QuireWideArgs {  // _WideArgs in quire/kernels/gemm/hopper.py
@@ -25,12 +28,15 @@ struct QuireWideArgs {  // _WideArgs in quire/kernels/gemm/hopper.py
     int32_t m, n, k;              // n: rows of w
     int32_t x_scale_step, w_scale_step, group;
     int32_t n_teams, n_together;  // teams of QUIRE_SPLIT blocks; tiles of tokens taken together over all rows of w
+#if QUIRE_RANK
+    QuireWideAdapters adapters;
+#endif
 };
 
 namespace quire {
 
 constexpr int TOKENS = QUIRE_TOKENS, SPLIT = QUIRE_SPLIT;
-constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP;
+constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP, MOST_THREADS = QUIRE_RANK ? 512 : THREADS;
 constexpr int ROWS = 128;                                       // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
 constexpr int TILE_ROWS = 2 * OUT_ROWS;                         // of y
@@ -42,7 +48,7 @@ constexpr int ROUND_QUADS = divisor(OWN_QUADS, 8);              // that pass thr
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
 constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
 constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : 0;     // of the tokens, for a stage
-constexpr int RING_BYTES = 232448 - 1024;
+constexpr int RING_BYTES = 232448 - 1024 - BESIDE_BYTES;
 constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES); }
 constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
 constexpr int N_STAGES = stages_with(N_OUT);
@@ -57,48 +63,7 @@ struct Barriers {
 };
 constexpr int OUT_AT = N_STAGES * STAGE_BYTES, SCALES_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + N_STAGES * SCALE_BYTES;
-constexpr int END = BARRIERS_AT + int(sizeof(Barriers));
-
-// Adds in memory: rounded to nearest, and each element is reached once.
-__device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from, int c0, int c1) {
-#if QUIRE_RESIDUAL
-    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-                 "r"(from), "r"(c0), "r"(c1)
-                 : "memory");
-#else
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-                 "r"(from), "r"(c0), "r"(c1)
-                 : "memory");
-#endif
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-template <int N> __device__ __forceinline__ void stores_have_read() {  // until at most N stores still read
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
-}
-__device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-__device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(a) : "memory");
-}
-__device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, uint32_t b) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b)
-                 : "memory");
-}
-
-__device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32_t n_bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(n_bytes), "r"(barrier)
-                 : "memory");
-}
-__device__ __forceinline__ float2 read8(uint32_t address) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
-    return x;
-}
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
-    uint32_t x;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-    return x;
-}
+constexpr int PLACES_AT = BARRIERS_AT + int(sizeof(Barriers)), END = PLACES_AT + PLACES_BYTES;
 
 struct Place {  // of a tile
     int row, token;  // first of y
@@ -107,9 +72,11 @@ struct Place {  // of a tile
 struct WideBlock {
     const QuireWideArgs& a;
     uint32_t base;
-    int slice, team, n_row_tiles, n_tiles, first_unit, n_units, n_passes, n_items;
+    int slice, team, n_row_tiles, n_tiles, first_unit, n_units, n_all_units, n_passes, n_items;
+    AdapterUnits adapters;
 
-    __device__ WideBlock(const QuireWideArgs& args, char* shared) : a(args), base(shared_address(shared)) {
+    __device__ WideBlock(const QuireWideArgs& args, char* shared)
+        : a(args), base(shared_address(shared)), adapters(args, reinterpret_cast<int*>(shared + PLACES_AT)) {
         const int units = a.k / CHUNK;
         slice = blockIdx.x % SPLIT, team = blockIdx.x / SPLIT;
         n_row_tiles = (n_out() + TILE_ROWS - 1) / TILE_ROWS;
@@ -117,7 +84,8 @@ struct WideBlock {
         first_unit = units * slice / SPLIT;
         n_units = units * (slice + 1) / SPLIT - first_unit;
         n_passes = (n_tiles - team + a.n_teams - 1) / a.n_teams;
-        n_items = n_passes * n_units;
+        n_all_units = n_units + adapters.n_units();
+        n_items = n_passes * n_all_units;
     }
     __device__ int n_out() const { return QUIRE_SILU ? a.n / 2 : a.n; }
     __device__ int n_token_tiles() const { return (a.m + TOKENS - 1) / TOKENS; }
@@ -147,34 +115,37 @@ struct WideBlock {
 
     // ---- the warp that loads ----
 
-    __device__ void load_w(const CUtensorMap* map, Place at, int unit, int i) const {
+    __device__ void load_w(const Maps& maps, Place at, int unit, int i) const {
         const uint64_t hint = a.m <= TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
         const int column = (first_unit + unit) * BOX_COLUMNS;
         barrier_expect(full(i), STAGE_BYTES + SCALE_BYTES);
+        if (QUIRE_RANK && unit >= n_units) return adapters.load_b(maps, stage(i), full(i), at.row, unit - n_units);
         if (QUIRE_SILU) {
-            load_box(stage(i), map, full(i), hint, column, 0, 0, at.row / 8);
+            load_box(stage(i), &maps.w, full(i), hint, column, 0, 0, at.row / 8);
         } else {
-            load_box(stage(i), map, full(i), hint, column, at.row);
+            load_box(stage(i), &maps.w, full(i), hint, column, at.row);
         }
     }
-    __device__ void load_x(const CUtensorMap* map, Place at, int unit, int i) const {
-        load_box(stage(i) + W_BYTES, map, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK, at.token);
+    __device__ void load_x(const Maps& maps, Place at, int unit, int i) const {
+        const uint32_t to = stage(i) + W_BYTES;
+        if (QUIRE_RANK && unit >= n_units) return adapters.load_inner(maps, to, full(i), at.row, at.token, unit - n_units);
+        load_box(to, &maps.x, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK, at.token);
         if (QUIRE_FP8 == 2)
             load_bytes(scales(i), a.x_scale + int64_t(first_unit + unit) * a.x_scale_step + at.token, SCALE_BYTES, full(i));
     }
-    __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
-        const int n = n_items, n_first = min(n, N_STAGES);
-        for (int i = 0; i < n_first; i++) load_w(w_map, place(i / n_units), i % n_units, i);
+    __device__ void feed(const Maps& maps) const {
+        const int n = n_items, n_first = min(n, N_STAGES), n_pass = n_all_units;
+        for (int i = 0; i < n_first; i++) load_w(maps, place(i / n_pass), i % n_pass, i);
         wait_for_previous_grid();
-        for (int i = 0; i < n_first; i++) load_x(x_map, place(i / n_units), i % n_units, i);
-        int pass = n_first / n_units, unit = n_first % n_units, at_stage = 0, turn = 0;
+        for (int i = 0; i < n_first; i++) load_x(maps, place(i / n_pass), i % n_pass, i);
+        int pass = n_first / n_pass, unit = n_first % n_pass, at_stage = 0, turn = 0;
         Place at = place(pass);
         for (int i = n_first; i < n; i++) {
             await(empty(at_stage), turn & 1);
-            load_w(w_map, at, unit, at_stage);
-            load_x(x_map, at, unit, at_stage);
+            load_w(maps, at, unit, at_stage);
+            load_x(maps, at, unit, at_stage);
             if (++at_stage == N_STAGES) at_stage = 0, turn++;
-            if (++unit == n_units) unit = 0, at = place(++pass);
+            if (++unit == n_pass) unit = 0, at = place(++pass);
         }
     }
 
@@ -185,7 +156,7 @@ struct WideBlock {
         if ((threadIdx.x & 31) == 0) barrier_arrive(empty(i));
     }
     __device__ void multiply(float (&d)[TOKENS / 2], int pass) const {
-        const int first = pass * n_units;
+        const int first = pass * n_all_units;
         int at_stage = first % N_STAGES, turn = first / N_STAGES, before = at_stage;
         for (int unit = 0; unit < n_units; unit++) {
             await(full(at_stage), turn & 1);
@@ -204,6 +175,42 @@ struct WideBlock {
         pin(d);
         release(before);
     }
+
+#if QUIRE_RANK
+    // What adapters add, by sums of their own: of a slice each has all, so that none depends on where an adapter is.
+    __device__ void multiply_adapters(float (&d)[1 + QUIRE_SILU][TOKENS / 2], int pass) const {
+        const int first = pass * n_all_units + n_units;
+        int at_stage = first % N_STAGES, turn = first / N_STAGES, before = -1;
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; i++) d[0][i] = d[QUIRE_SILU][i] = 0.0f;
+        for (int chunk = 0; chunk < adapters.n_chunks; chunk++) {
+#pragma unroll
+            for (int part = 0; part <= QUIRE_SILU; part++) {
+                await(full(at_stage), turn & 1);
+                products_begin();
+                AdapterUnits::multiply(d[part], stage(at_stage), uniform(group()), stage(at_stage) + W_BYTES);
+                products_commit();
+                products_wait<1>();
+                if (before >= 0) release(before);
+                before = at_stage;
+                if (++at_stage == N_STAGES) at_stage = 0, turn++;
+            }
+        }
+        products_wait<0>();
+        pin(d[0]), pin(d[QUIRE_SILU]);
+        if (before >= 0) release(before);
+    }
+    __device__ void add_adapters(float (&d)[TOKENS / 2], const float (&added)[1 + QUIRE_SILU][TOKENS / 2]) const {
+#pragma unroll
+        for (int i = 0; i < OWN_QUADS * 4; i++) {
+#pragma unroll
+            for (int owner = 0; owner < SPLIT; owner++) {
+                const float own = added[i % 4 < 2 ? 0 : QUIRE_SILU][owner * OWN_QUADS * 4 + i];
+                d[i] += owner == slice ? own : 0.0f;
+            }
+        }
+    }
+#endif
 
     // e4m3: sums leave the tensor cores, which keep few digits of them, after each chunk; scaled where weights have
     // blocks. While one warpgroup adds, the other multiplies.
@@ -245,12 +252,6 @@ struct WideBlock {
     }
 
     // Codes of 4 bits become elements in registers. While one warpgroup makes them, the other multiplies.
-    struct Factors {  // of the two rows of w that a thread has: scales, and zero points raised as codes are
-        uint32_t upper, lower, upper_point, lower_point;
-    };
-    struct Read {  // the same as they lie in memory: a conversion would wait for the load
-        Element upper, lower, upper_point, lower_point;
-    };
     __device__ Read read_factors(int row, int low_row, int column) const {
         const Element* line = reinterpret_cast<const Element*>(a.w_scale) + int64_t(column / a.group * (1 + QUIRE_ZEROS)) * a.n;
         row = min(row, a.n - 1), low_row = min(low_row, a.n - 1);
@@ -260,11 +261,6 @@ struct WideBlock {
             read.lower_point = load_element(line + a.n + low_row);
         }
         return read;
-    }
-    __device__ static Factors factors(const Read& read) {
-        const float upper = widen(read.upper), lower = widen(read.lower);
-        const float upper_point = widen(read.upper_point), lower_point = widen(read.lower_point);
-        return {pack(upper, upper), pack(lower, lower), raised_point(upper_point), raised_point(lower_point)};
     }
     __device__ void multiply_codes(float (&d)[TOKENS / 2], int pass, Place place) const {
         const int first = pass * n_units, row = upper_row(place.row + group() * OUT_ROWS), low_row = lower_row(row);
@@ -434,7 +430,14 @@ struct WideBlock {
             } else {
                 multiply(d, pass);
             }
+#if QUIRE_RANK
+            float added[1 + QUIRE_SILU][TOKENS / 2];
+            multiply_adapters(added, pass);
             if (SPLIT > 1) exchange(d, at);
+            add_adapters(d, added);
+#else
+            if (SPLIT > 1) exchange(d, at);
+#endif
             at.token += slice * OWN_QUADS * 8;
             store(y_map, d, at);
         }
@@ -442,39 +445,39 @@ struct WideBlock {
     }
 };
 
-__global__ void __launch_bounds__(THREADS, 1) gemm_wide(const __grid_constant__ CUtensorMap w_map,
-                                                        const __grid_constant__ CUtensorMap x_map,
-                                                        const __grid_constant__ CUtensorMap y_map,
+__global__ void __launch_bounds__(MOST_THREADS, 1) gemm_wide(const __grid_constant__ Maps maps,
                                                         const __grid_constant__ QuireWideArgs args) {
     extern __shared__ __align__(1024) char shared[];
     const WideBlock block(args, shared);
-    if (threadIdx.x == WORKERS) prefetch_map(&w_map), prefetch_map(&x_map);
+    if (threadIdx.x == WORKERS) prefetch_map(&maps.w), prefetch_map(&maps.x);
     block.init();
     let_next_grid_start();
     if (threadIdx.x < WORKERS) {
-        registers_up<232>();
-        block.work(&y_map);
+        registers_up<QUIRE_RANK ? 168 : 232>();
+        block.work(&maps.y);
     } else {
         registers_down<40>();
-        if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map);
+        if (threadIdx.x == WORKERS) block.feed(maps);
     }
 }
 
 int launch(const QuireWideArgs& a, cudaStream_t stream) {
-    CUtensorMap w_map, x_map, y_map = {};
-    cudaError_t error = encode_weights(&w_map, a.w, a.n, a.k, QUIRE_SILU, ROWS);
+    Maps maps = {};
+    cudaError_t error = encode_weights(&maps.w, a.w, a.n, a.k, QUIRE_SILU, ROWS);
     if (error != cudaSuccess) return error;
     const uint64_t sizes[] = {uint64_t(a.k), uint64_t(a.m)}, strides[] = {uint64_t(a.x_row) * OPERAND_BYTES};
     const uint32_t box[] = {CHUNK, TOKENS};
-    error = encode_map(&x_map, a.x, 2, sizes, strides, box, L2_BY_128, SWIZZLED, QUIRE_FP8);
+    error = encode_map(&maps.x, a.x, 2, sizes, strides, box, L2_BY_128, SWIZZLED, QUIRE_FP8);
     if (error != cudaSuccess) return error;
 #if !QUIRE_WIDE
     const uint64_t y_sizes[] = {uint64_t(QUIRE_SILU ? a.n / 2 : a.n), uint64_t(a.m)}, y_strides[] = {uint64_t(a.y_row) * 2};
     const uint32_t y_box[] = {OUT_ROWS, ROUND_QUADS * 8};
-    error = encode_map(&y_map, a.y, 2, y_sizes, y_strides, y_box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+    error = encode_map(&maps.y, a.y, 2, y_sizes, y_strides, y_box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                        QUIRE_SILU ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
     if (error != cudaSuccess) return error;
 #endif
+    error = encode_adapters(&maps, a);
+    if (error != cudaSuccess) return error;
     error = allow_shared_memory<gemm_wide>(END);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute attribute = {};
@@ -487,7 +490,7 @@ int launch(const QuireWideArgs& a, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, gemm_wide, w_map, x_map, y_map, a);
+    return cudaLaunchKernelEx(&config, gemm_wide, maps, a);
 }
 
 }  // namespace quire

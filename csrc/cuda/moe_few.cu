@@ -11,14 +11,15 @@
 // warps: results depend on no timing. x, or h, of the pairs of a tile stays in shared memory.
 //
 // QUIRE_LONE: there is one token, and y is the sum over its pairs: the second product's items are 16 rows of each chosen
-// expert, and h is weighted.
+// expert, and h is weighted, or its scales are.
 //
 // All blocks must run at the same time, one on each multiprocessor: two such launches at once may wait for each other.
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of a row of w, in a stage),
-// QUIRE_LONE, and those of moe/codes.h, where w is in codes.
+// QUIRE_LONE, and those of moe/codes.h, where w is in codes; e4m3 multiplies rows in e4m3 (moe/rounding.h).
 #include "moe/few_codes.h"
 #include "moe/gating.h"
+#include "moe/rounding.h"
 #include "shared_memory.h"
 
 namespace quire {
@@ -106,15 +107,21 @@ struct FewBlock : FewCodes {
     template <class K> __device__ void stage_rows(const Tile& tile) const {
         const int n_cells = columns<K>() / 8, n_rows = K::IN_PARTS ? n_tiles() : tile.n;
         const int row_bytes = K::IN_PARTS ? a.inner * 2 : Layout::row_bytes(columns<K>());
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int warp = threadIdx.x / 32;
         const int warps_a_row = n_rows > 4 ? 1 : n_rows > 2 ? 2 : n_rows > 1 ? 4 : 8;
         for (int i = warp / warps_a_row; i < n_rows; i += WARPS / warps_a_row) {
             const int64_t pair = pairs()[tile.first + i];
             const Element* from = K::IS_UP ? static_cast<const Element*>(a.x) + pair / a.n_chosen * a.x_row
                                              : static_cast<const Element*>(a.h) + pair * a.inner;
+#if QUIRE_CODES == 1
+            keep_rounded<IN_BLOCKS>(base + at.x + i * row_bytes, x_scales_of<K>(i), X_SCALES_STEP<K>,
+                                    K::IN_PARTS ? __ldcg(a.weights + pair) : 1.0f, from, n_cells, warp % warps_a_row,
+                                    warps_a_row);
+#else
 #pragma unroll 4
-            for (int c = warp % warps_a_row * 32 + lane; c < n_cells; c += warps_a_row * 32)
+            for (int c = warp % warps_a_row * 32 + threadIdx.x % 32; c < n_cells; c += warps_a_row * 32)
                 copy_16_bytes(base + at.x + i * row_bytes + c * 16, from + c * 8, true);
+#endif
         }
         copies_wait();
         named_sync(WORKERS_BARRIER, WORKERS);
@@ -169,6 +176,9 @@ struct FewBlock : FewCodes {
     __device__ float weight_of(const Tile& tile, int i) const {
         return QUIRE_LONE ? __ldcg(a.weights + pairs()[tile.first + min(i, tile.n - 1)]) : 1.0f;
     }
+    __device__ float weight_of_h(const Tile& tile, int i) const {  // of e4m3 it is a part of the scales
+        return QUIRE_CODES == 1 ? 1.0f : weight_of(tile, i);
+    }
     template <class K> __device__ void store_pairs(float4 sum, const Tile& tile, int eight, int row) const {
         const int lane = threadIdx.x % 32, i = eight * 8 + lane / 4;  // once transposed
         Element* to = static_cast<Element*>(K::IS_UP ? a.h : a.y);
@@ -180,8 +190,8 @@ struct FewBlock : FewCodes {
         uint32_t upper = pack(sum.x, sum.y), lower = 0;
         if (K::IS_UP) {
             const int token = eight * 8 + lane % 4 * 2;
-            const float one = Gating{a.slope, a.offset, a.limit}(sum.x, sum.z) * weight_of(tile, token);
-            upper = pack(one, Gating{a.slope, a.offset, a.limit}(sum.y, sum.w) * weight_of(tile, token + 1));
+            const float one = Gating{a.slope, a.offset, a.limit}(sum.x, sum.z) * weight_of_h(tile, token);
+            upper = pack(one, Gating{a.slope, a.offset, a.limit}(sum.y, sum.w) * weight_of_h(tile, token + 1));
         } else {
             lower = transpose_matrix(pack(sum.z, sum.w));
         }

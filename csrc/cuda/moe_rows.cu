@@ -4,7 +4,7 @@
 // Only sizes are known on the host, so buffers have room for any routing, and a captured graph stays valid. Which place
 // a pair has among those of its expert depends on timing; no result does, as each pair is computed for itself. Two
 // launches must not sort at the same time: they count in the same place.
-#include "gemm.h"
+#include "moe/slots.h"
 
 struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
     const int32_t* expert_ids;  // of the pairs; others than 0 .. n_experts are left out
@@ -12,7 +12,7 @@ struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
     int32_t* starts;            // of the experts: their first slot
     int4* tiles;                // (expert, first slot, slots, 0)
     int32_t* n_tiles;
-    int32_t n_pairs, n_experts, tile_slots;  // tile_slots: of a tile, at most
+    int32_t n_pairs, n_experts, tile_slots, start_step;  // slots of a tile, at most; starts are multiples of start_step
 };
 
 struct QuireMoeSpreadArgs {  // _SpreadArgs in quire/kernels/moe/hopper.py
@@ -39,10 +39,7 @@ struct QuireMoeSumArgs {  // _SumArgs in quire/kernels/moe/hopper.py
 namespace quire {
 namespace {
 
-constexpr int WIDTH = 8, THREADS = 128, SORT_THREADS = 512, SORT_PAIRS = 4, MAX_EXPERTS = 1024, MAX_CHOSEN = 32;
-
-// From the L2 cache, which all grids share, and where it stands.
-template <class T> __device__ __forceinline__ T load_shared(const T* from) { return *const_cast<const volatile T*>(from); }
+constexpr int WIDTH = 8, THREADS = 128, SORT_THREADS = 512, SORT_PAIRS = 4, MAX_EXPERTS = 1024;
 
 // Pairs of each expert so far, and blocks that have counted theirs; the last block of a launch leaves zeros.
 __device__ int n_of_expert[MAX_EXPERTS], n_blocks_done;
@@ -53,12 +50,13 @@ __device__ void list_tiles(const QuireMoeSortArgs& args, const int* counts) {  /
     for (int first = 0; first < args.n_experts; first += 32) {
         const int expert = first + lane, n = expert < args.n_experts ? counts[expert] : 0;
         const int own = (n + step_slots - 1) / step_slots;
-        int slots = n, tiles = own;
+        const int room = (n + args.start_step - 1) / args.start_step * args.start_step;
+        int slots = room, tiles = own;
         for (int step = 1; step < 32; step *= 2) {
             const int more_slots = __shfl_up_sync(~0u, slots, step), more = __shfl_up_sync(~0u, tiles, step);
             if (lane >= step) slots += more_slots, tiles += more;
         }
-        const int start = n_slots + slots - n, at = n_tiles + tiles - own;
+        const int start = n_slots + slots - room, at = n_tiles + tiles - own;
         if (expert < args.n_experts) args.starts[expert] = start;
         for (int i = 0; i < own; i++)
             args.tiles[at + i] = make_int4(expert, start + i * step_slots, min(step_slots, n - i * step_slots), 0);
@@ -113,13 +111,8 @@ __global__ void __launch_bounds__(THREADS) spread_kernel(const __grid_constant__
     wait_for_previous_grid();
     let_next_grid_start();
     if (threadIdx.x < args.n_chosen) {
-        const int pair = token * args.n_chosen + threadIdx.x, expert = load_shared(args.expert_ids + pair);
-        int slot = -1;
-        if (expert >= 0 && expert < args.n_experts) {
-            slot = load_shared(args.starts + expert) + load_shared(args.slots + pair);
-            args.slots[pair] = slot;
-        }
-        slots[threadIdx.x] = slot;
+        const int pair = token * args.n_chosen + threadIdx.x;
+        slots[threadIdx.x] = find_slot(args.expert_ids, args.starts, args.slots, pair, args.n_experts);
     }
     __syncthreads();
     const int n_cells = args.h / WIDTH;

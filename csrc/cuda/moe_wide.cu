@@ -8,7 +8,8 @@
 // them, rows of the next expert or of an earlier tile, is multiplied, too, and not stored.
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (64, 128), QUIRE_SILU (the first product: gate rows of w above up rows), and those of
-// moe/codes.h, where w is in codes: these are made to numbers in registers.
+// moe/codes.h, where w is in codes: these are made to numbers in registers. Or QUIRE_FP8 (gemm.h): w and x are e4m3 with
+// scales (moe_round.cu), and y is as without.
 #include "moe/gating.h"
 #include "moe/wide_codes.h"
 #include "shared_memory.h"
@@ -16,7 +17,8 @@
 struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
     const void* x;
     const void* w;
-    const void* scales;  // QUIRE_CODES
+    const void* scales;  // QUIRE_CODES, QUIRE_FP8: see CodedMatrices in quire/kernels/moe/coded.py
+    const float* x_scales;  // QUIRE_FP8: see QuireMoeRoundArgs
     const void* bias;    // [experts, rows of w]; null: 0
     const int4* tiles;  // (expert, first slot, slots, 0)
     const int32_t* n_tiles;
@@ -24,6 +26,7 @@ struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
     float slope, offset, limit;  // QUIRE_SILU: see QuireMoeFewArgs
     int32_t n_slots, n_experts, n_rows, k;  // n_rows: of y for an expert; SiLU: w has twice as many
     int32_t n_blocks;
+    int32_t x_scales_row;
 };
 
 namespace quire {
@@ -39,11 +42,13 @@ constexpr int ROUND_TOKENS = 64;                                // whose results
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
 constexpr int OUT_BYTES = ROUND_TOKENS * CELLS * 16;
 constexpr int N_OUT = 2;                                        // buffers of a warpgroup for results on their way out
+constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : 0;    // of x, for a stage
 constexpr int RING_BYTES = 232448 - 1024;
-constexpr int N_STAGES = (RING_BYTES - 2 * N_OUT * OUT_BYTES) / STAGE_BYTES;
-constexpr int OUT_AT = N_STAGES * STAGE_BYTES, BARRIERS_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
+constexpr int N_STAGES = (RING_BYTES - 2 * N_OUT * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES);
+constexpr int OUT_AT = N_STAGES * STAGE_BYTES, SCALES_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
+constexpr int BARRIERS_AT = SCALES_AT + N_STAGES * SCALE_BYTES;
 constexpr int END = BARRIERS_AT + 2 * N_STAGES * 8;
-static_assert(N_STAGES >= 3);
+static_assert(N_STAGES >= 3 && !(QUIRE_FP8 && QUIRE_CODES));
 
 __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
@@ -74,9 +79,10 @@ struct MoeBlock {
 
     __device__ MoeBlock(const QuireMoeWideArgs& args, char* shared) : a(args), base(shared_address(shared)) {
         n_row_tiles = (a.n_rows + TILE_ROWS - 1) / TILE_ROWS;
-        n_units = a.k / CHUNK;
+        n_units = (a.k + (QUIRE_FP8 ? CHUNK - 1 : 0)) / CHUNK;
     }
     __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
+    __device__ uint32_t scales(int i) const { return base + SCALES_AT + i * SCALE_BYTES; }
     __device__ uint32_t full(int i) const { return base + BARRIERS_AT + i * 8; }
     __device__ uint32_t empty(int i) const { return base + BARRIERS_AT + (N_STAGES + i) * 8; }
     __device__ int item(int pass) const { return blockIdx.x + pass * a.n_blocks; }
@@ -103,31 +109,34 @@ struct MoeBlock {
     __device__ static int n_loaded(const Place& at) { return (at.n + BOX_TOKENS - 1) / BOX_TOKENS * BOX_TOKENS; }
     __device__ void load_w(const CUtensorMap* map, const Place& at, int unit, int i) const {
         const uint64_t hint = 2 * a.n_slots <= a.n_experts * TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
-        barrier_expect(full(i), W_BYTES + n_loaded(at) * 128);
+        barrier_expect(full(i), W_BYTES + n_loaded(at) * (QUIRE_FP8 == 2 ? 128 + 4 : 128));
         if (QUIRE_SILU) {
             load_box(stage(i), map, full(i), hint, unit * W_STEP, 0, 0, at.row / 8, at.expert);
         } else {
             load_box(stage(i), map, full(i), hint, unit * W_STEP, at.row, at.expert);
         }
     }
-    __device__ void load_x(const CUtensorMap* map, const Place& at, int unit, int i) const {
-        for (int first = 0; first < at.n; first += BOX_TOKENS)
+    __device__ void load_x(const CUtensorMap* map, const CUtensorMap* scale_map, const Place& at, int unit, int i) const {
+        for (int first = 0; first < at.n; first += BOX_TOKENS) {
             load_box(stage(i) + W_BYTES + first * 128, map, full(i), L2_EVICT_NORMAL, unit * CHUNK, at.slot + first);
+            if (QUIRE_FP8 == 2)
+                load_box(scales(i) + first * 4, scale_map, full(i), L2_EVICT_NORMAL, (at.slot + first) * 4, unit);
+        }
     }
-    __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
+    __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map, const CUtensorMap* scale_map) const {
         Place at = place(item(0)), next = place(item(1));
         const int n_first = at.n ? min(n_units, N_STAGES) : 0;
         if (!QUIRE_SILU) {
             for (int i = 0; i < n_first; i++) load_w(w_map, at, i, i);
             wait_for_previous_grid();
-            for (int i = 0; i < n_first; i++) load_x(x_map, at, i, i);
+            for (int i = 0; i < n_first; i++) load_x(x_map, scale_map, at, i, i);
         }
         int unit = QUIRE_SILU ? 0 : n_first, at_stage = unit % N_STAGES, turn = unit / N_STAGES;
         for (int pass = 0; at.n > 0; pass++) {
             for (; unit < n_units; unit++) {
                 if (turn > 0) await(empty(at_stage), (turn - 1) & 1);
                 load_w(w_map, at, unit, at_stage);
-                load_x(x_map, at, unit, at_stage);
+                load_x(x_map, scale_map, at, unit, at_stage);
                 if (++at_stage == N_STAGES) at_stage = 0, turn++;
             }
             unit = 0;
@@ -185,6 +194,83 @@ struct MoeBlock {
             __syncwarp();  // all have read their codes
             release(at_stage);
             if (++at_stage == N_STAGES) at_stage = 0, turn++;
+        }
+    }
+#elif QUIRE_FP8
+    // Sums leave the tensor cores, which keep few digits of them, after each chunk; scaled where scales are of blocks. While
+    // one warpgroup adds, the other multiplies.
+    __device__ float w_scale(int i) const { return __ldg(static_cast<const float*>(a.scales) + i); }
+    __device__ int first_scale(const Place& at, int row) const {  // of a row of w
+        constexpr int SIDE = QUIRE_FP8 == 2 ? SCALE_BLOCK : 1;
+        const int n_down = (n_matrix_rows() + SIDE - 1) / SIDE, n_right = QUIRE_FP8 == 2 ? n_units : 1;
+        return (at.expert * n_down + min(row, n_matrix_rows() - 1) / SIDE) * n_right;
+    }
+    template <int N> __device__ void multiply(float (&d)[HALVES][TOKENS / 2], int first, const Place& at) const {
+        int at_stage = first % N_STAGES, turn = first / N_STAGES;
+        // In a tile of this warpgroup all rows of gate are of one block, and those that are not of pairs.
+        const int upper_at = first_scale(at, upper_row(at, 0));
+        int lower_at[HALVES];
+        float part[N / 2];
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) lower_at[half] = first_scale(at, lower_row(upper_row(at, half)));
+#pragma unroll
+        for (int half = 0; half < HALVES; half++)
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) d[half][i] = 0.0f;
+        for (int unit = 0; unit < n_units; unit++) {
+            float lower[HALVES];  // they come from far
+            const float upper = QUIRE_FP8 == 2 ? w_scale(upper_at + unit) : 1.0f;
+#pragma unroll
+            for (int half = 0; half < HALVES; half++)
+                lower[half] = QUIRE_FP8 == 2 && QUIRE_SILU ? w_scale(lower_at[half] + unit) : upper;
+            await(full(at_stage), turn & 1);
+            const Operand x = rows_operand(stage(at_stage) + W_BYTES);
+            const uint32_t from = scales(at_stage) + threadIdx.x % 4 * 8;
+#pragma unroll
+            for (int half = 0; half < HALVES; half++) {
+                const Operand w = rows_operand(stage(at_stage) + (uniform(group()) * HALVES + half) * 8192);
+                products_begin();
+#pragma unroll
+                for (int i = 0; i < 4; i++) Product<N>::rows(part, w.further(32 * i), x.further(32 * i), i > 0);
+                products_commit();
+                products_wait<0>();
+                pin(part);
+                if (QUIRE_FP8 == 1 && half + 1 == HALVES) release(at_stage);
+#pragma unroll
+                for (int v = 0; v < N / 8; v++) {
+                    const float2 s = QUIRE_FP8 == 2 ? read8(from + v * 32) : make_float2(1.0f, 1.0f);
+                    float* sum = &d[half][4 * v];
+                    sum[0] += part[4 * v] * (s.x * upper), sum[1] += part[4 * v + 1] * (s.y * upper);
+                    sum[2] += part[4 * v + 2] * (s.x * lower[half]), sum[3] += part[4 * v + 3] * (s.y * lower[half]);
+                }
+            }
+            if (QUIRE_FP8 == 2) {
+                __syncwarp();  // all have read the scales
+                release(at_stage);
+            }
+            if (++at_stage == N_STAGES) at_stage = 0, turn++;
+        }
+        if (QUIRE_FP8 == 1) scale_rows<N>(d, at);
+    }
+    // A scale of each row of w and of x.
+    template <int N> __device__ void scale_rows(float (&d)[HALVES][TOKENS / 2], const Place& at) const {
+        float upper[HALVES], lower[HALVES];
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            const int row = upper_row(at, half);
+            upper[half] = w_scale(first_scale(at, row)), lower[half] = w_scale(first_scale(at, lower_row(row)));
+        }
+#pragma unroll
+        for (int v = 0; v < N / 8; v++) {
+            const int slot = at.slot + v * 8 + threadIdx.x % 4 * 2;
+            const float even = load_float(a.x_scales + min(slot, a.n_slots - 1));
+            const float odd = load_float(a.x_scales + min(slot + 1, a.n_slots - 1));
+#pragma unroll
+            for (int half = 0; half < HALVES; half++) {
+                float* sum = &d[half][4 * v];
+                sum[0] *= even * upper[half], sum[1] *= odd * upper[half];
+                sum[2] *= even * lower[half], sum[3] *= odd * lower[half];
+            }
         }
     }
 #else
@@ -297,6 +383,7 @@ struct MoeBlock {
 __global__ void __launch_bounds__(THREADS, 1) moe_wide(const __grid_constant__ CUtensorMap w_map,
                                                        const __grid_constant__ CUtensorMap x_map,
                                                        const __grid_constant__ CUtensorMap y_map,
+                                                       const __grid_constant__ CUtensorMap scale_map,
                                                        const __grid_constant__ QuireMoeWideArgs args) {
     extern __shared__ __align__(1024) char shared[];
     MoeBlock block(args, shared);
@@ -311,13 +398,14 @@ __global__ void __launch_bounds__(THREADS, 1) moe_wide(const __grid_constant__ C
         block.work(&y_map);
     } else {
         registers_down<40>();
-        if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map);
+        if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map, &scale_map);
     }
 }
 
 inline cudaError_t encode_experts(CUtensorMap* map, const QuireMoeWideArgs& a) {
     const uint64_t k = a.k, row = k * W_ROW_BYTES / CHUNK, n = a.n_rows, n_experts = a.n_experts;
     const uint64_t width = QUIRE_CODES ? row : k;
+    constexpr bool IN_BYTES = QUIRE_CODES != 0 || QUIRE_FP8 != 0;
     const uint64_t sizes[] = {width, n, n_experts}, strides[] = {row, n * row};
     const uint32_t box[] = {W_STEP, ROWS, 1};
     const uint64_t pair_sizes[] = {width, 8, 2, n / 8, n_experts}, pair_strides[] = {row, n * row, 8 * row, 2 * n * row};
@@ -325,18 +413,24 @@ inline cudaError_t encode_experts(CUtensorMap* map, const QuireMoeWideArgs& a) {
     constexpr CUtensorMapSwizzle SWIZZLE = W_ROW_BYTES == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                            : W_ROW_BYTES == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                                : CU_TENSOR_MAP_SWIZZLE_NONE;
-    return QUIRE_SILU ? encode_map(map, a.w, 5, pair_sizes, pair_strides, pair_box, L2_BY_128, SWIZZLE, QUIRE_CODES != 0)
-                      : encode_map(map, a.w, 3, sizes, strides, box, L2_BY_128, SWIZZLE, QUIRE_CODES != 0);
+    return QUIRE_SILU ? encode_map(map, a.w, 5, pair_sizes, pair_strides, pair_box, L2_BY_128, SWIZZLE, IN_BYTES)
+                      : encode_map(map, a.w, 3, sizes, strides, box, L2_BY_128, SWIZZLE, IN_BYTES);
 }
 
 int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
-    CUtensorMap w_map, x_map, y_map;
+    CUtensorMap w_map, x_map, y_map, scale_map = {};
     cudaError_t error = encode_experts(&w_map, a);
     if (error != cudaSuccess) return error;
-    const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.n_slots)}, x_strides[] = {uint64_t(a.k) * 2};
+    const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.n_slots)}, x_strides[] = {uint64_t(a.k) * OPERAND_BYTES};
     const uint32_t x_box[] = {CHUNK, BOX_TOKENS};
-    error = encode_map(&x_map, a.x, 2, x_sizes, x_strides, x_box);
+    error = encode_map(&x_map, a.x, 2, x_sizes, x_strides, x_box, L2_BY_128, SWIZZLED, QUIRE_FP8 != 0);
     if (error != cudaSuccess) return error;
+    if (QUIRE_FP8 == 2) {
+        const uint64_t sizes[] = {uint64_t(a.n_slots) * 4, (uint64_t(a.k) + 127) / 128}, strides[] = {uint64_t(a.x_scales_row) * 4};
+        const uint32_t box[] = {BOX_TOKENS * 4, 1};
+        error = encode_map(&scale_map, a.x_scales, 2, sizes, strides, box, L2_BY_128, CU_TENSOR_MAP_SWIZZLE_NONE, true);
+        if (error != cudaSuccess) return error;
+    }
     const uint64_t y_sizes[] = {uint64_t(a.n_rows), uint64_t(a.n_slots)}, y_strides[] = {uint64_t(a.n_rows) * 2};
     const uint32_t y_box[] = {OUT_ROWS, ROUND_TOKENS};
     error = encode_map(&y_map, a.y, 2, y_sizes, y_strides, y_box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
@@ -354,7 +448,7 @@ int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, moe_wide, w_map, x_map, y_map, a);
+    return cudaLaunchKernelEx(&config, moe_wide, w_map, x_map, y_map, scale_map, a);
 }
 
 }  // namespace quire

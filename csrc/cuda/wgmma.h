@@ -33,6 +33,10 @@ constexpr uint32_t SWIZZLE_128 = 1u << 30;
 __device__ __forceinline__ Operand rows_operand(uint32_t address, uint32_t group_bytes = 1024) {
     return {(address >> 4) | 1u << 16, (group_bytes >> 4) | SWIZZLE_128};
 }
+// The same of rows of 32, 64 or 128 bytes, each with the swizzle of as many.
+template <int ROW_BYTES> __device__ __forceinline__ Operand short_rows_operand(uint32_t address) {
+    return {(address >> 4) | 1u << 16, (8 * ROW_BYTES >> 4) | (ROW_BYTES == 32 ? 3u : ROW_BYTES == 64 ? 2u : 1u) << 30};
+}
 // Rows are the 16 of the product, two groups of 8 that are `group_bytes` apart; the outer dimension lies along a row
 // (v), the next 64 columns `tile_bytes` further.
 __device__ __forceinline__ Operand columns_operand(uint32_t address, uint32_t tile_bytes, uint32_t group_bytes = 1024) {

@@ -76,12 +76,12 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         _doc(
             "auto rounds nothing, and keeps what kernels here can multiply by as it is: quantised matrices of a"
             " checkpoint, which says itself how it is quantised, and on a CPU the Q8_0 and Q4_0 blocks of a GGUF file;"
-            " none decodes those too. fp8, on a GPU, rounds weights while loading, and activations in each product, to"
-            " e4m3; of experts only weights. With the others, on a CPU, weights are rounded, to 8 or 4 bits with one"
-            " scale an output channel (int8), for each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller"
-            " groups are usually more exact and take more memory. Activations are rounded to 8 bits in each product;"
-            " embeddings and norms keep their type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with"
-            " AMX, prompts are read with vector instructions where groups are of 32, else with tile registers.",
+            " none decodes those too. fp8, on a GPU, rounds weights, of experts too, and activations in each product,"
+            " to e4m3. With the others, on a CPU, weights are rounded, to 8 or 4 bits with one scale an output channel"
+            " (int8), for each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller groups are usually more"
+            " exact and take more memory. Activations are rounded to 8 bits in each product; embeddings and norms keep"
+            " their type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with AMX, prompts are read"
+            " with vector instructions where groups are of 32, else with tile registers.",
             extra={
                 "refused": {
                     FOREIGN_QUANTIZATIONS: "a checkpoint says itself how it is quantised, and so does a .gguf"

@@ -77,8 +77,23 @@ struct FewCodes : FewLists {
         return found;
     }
 
-    // ---- numbers ----
+    // What a thread's sums of e4m3 are scaled by, of its two tokens of each eight: rows of x are codes, too. Scales lie
+    // [group][TOKENS], and of the parts of a sum [part][group].
+    template <class K> __device__ __forceinline__ uint32_t x_scales_of(int row) const {
+        return base + this->at.x_scales + (K::IN_PARTS ? row * Layout::n_groups(columns<K>()) : row) * 4;
+    }
+    template <class K> static constexpr int X_SCALES_STEP = K::IN_PARTS ? 4 : TOKENS * 4;  // to the next group
+    template <class K> __device__ __forceinline__ void read_x_scales(float2 (&by)[EIGHTS], int column, int part) const {
+        const uint32_t from = x_scales_of<K>(part) + (QUIRE_GROUP ? column / 128 : 0) * X_SCALES_STEP<K>;
+#pragma unroll
+        for (int v = 0; v < EIGHTS; v++) {
+            by[v] = make_float2(1.0f, 1.0f);
+            if (QUIRE_CODES == 1 && K::IN_PARTS) by[v].x = by[v].y = __uint_as_float(read_word(from));
+            if (QUIRE_CODES == 1 && !K::IN_PARTS) by[v] = read8(from + (v * 8 + threadIdx.x % 4 * 2) * 4);
+        }
+    }
 
+    // ---- numbers ----
 
     // Where a lane's rows of x begin, of each eight tokens of a tile.
     __device__ __forceinline__ void find_x(uint32_t (&at)[EIGHTS], const Tile& tile, int row_bytes) const {
@@ -133,7 +148,7 @@ struct FewCodes : FewLists {
     }
     // d += 64 columns of 16 rows of w times x.
     __device__ __forceinline__ static void add(float (*d)[4], const Codes& codes, const uint32_t (&x)[EIGHTS][8],
-                                               const RowScales& upper, const RowScales& lower) {
+                                               const float2 (&by)[EIGHTS], const RowScales& upper, const RowScales& lower) {
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             const float above = upper.scale(g), below = lower.scale(g);
@@ -148,8 +163,8 @@ struct FewCodes : FewLists {
             }
 #pragma unroll
             for (int v = 0; v < EIGHTS; v++) {
-                d[v][0] += sums[v][0] * above, d[v][1] += sums[v][1] * above;
-                d[v][2] += sums[v][2] * below, d[v][3] += sums[v][3] * below;
+                d[v][0] += sums[v][0] * (above * by[v].x), d[v][1] += sums[v][1] * (above * by[v].y);
+                d[v][2] += sums[v][2] * (below * by[v].x), d[v][3] += sums[v][3] * (below * by[v].y);
             }
         }
     }
@@ -175,8 +190,10 @@ struct FewCodes : FewLists {
         }
 #pragma unroll
         for (int v = 0; v < EIGHTS; v++) read_x(x[v], x_at[v] + column * 2);
+        float2 by[EIGHTS];
+        read_x_scales<K>(by, column, 0);
 #pragma unroll
-        for (int b = 0; b < K::OWN_BLOCKS; b++) add(d + b * EIGHTS, codes[b], x, upper[b], lower[b]);
+        for (int b = 0; b < K::OWN_BLOCKS; b++) add(d + b * EIGHTS, codes[b], x, by, upper[b], lower[b]);
     }
     // A whole stage of one part by one warp.
     __device__ void multiply_part(float (&d)[2][4], uint32_t w, uint32_t x_at, int unit, int part, uint32_t scales) const {
@@ -189,7 +206,9 @@ struct FewCodes : FewLists {
             uint32_t x[EIGHTS][8];
             read_x(x[0], x_at + (part * a.inner + column) * 2);
             const Codes codes = read_codes(w + j * 64 / WIDTH * 2048, 1024, j % (WIDTH / 64));
-            add(d, codes, x, read_scales(scales, column), read_scales(scales + 8 * step, column));
+            float2 by[EIGHTS];
+            read_x_scales<Down>(by, column, part);
+            add(d, codes, x, by, read_scales(scales, column), read_scales(scales + 8 * step, column));
         }
     }
 };

@@ -78,7 +78,7 @@ struct Barriers {
 
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
 struct Layout {
-    int x, sums, scales, scales_bytes, barriers, starts, counts, tiles, pairs, end;
+    int x, sums, x_scales, scales, scales_bytes, barriers, starts, counts, tiles, pairs, end;
     static __host__ __device__ int row_bytes(int columns) { return columns * 2 + 16; }  // rows in different banks
     template <class K> static __host__ __device__ int part_bytes(int columns) {
 #if QUIRE_CODES
@@ -87,13 +87,20 @@ struct Layout {
         return 0;
 #endif
     }
+    // e4m3: scales of the rows of x or h, of each group of columns; see FewCodes.
+    static __host__ __device__ int n_groups(int columns) { return QUIRE_GROUP ? (columns + 127) / 128 : 1; }
+    static __host__ __device__ int x_scales_bytes(const QuireMoeFewArgs& a) {
+        const int of_x = n_groups(a.hidden) * TOKENS, of_h = n_groups(a.inner) * (QUIRE_LONE ? a.n_pairs : TOKENS);
+        return QUIRE_CODES == 1 ? ((of_x > of_h ? of_x : of_h) * 4 + 15) / 16 * 16 : 0;
+    }
     __host__ __device__ explicit Layout(const QuireMoeFewArgs& a) {
         const int x_row = row_bytes(a.hidden), h_row = row_bytes(QUIRE_LONE ? a.n_pairs * a.inner : a.inner);
         const int most = a.n_experts + a.n_pairs / TOKENS;
         const int n_tiles = QUIRE_LONE || a.n_pairs < most ? a.n_pairs : most;
         x = a.n_stages * STAGE_BYTES;
         sums = x + (QUIRE_LONE ? 1 : TOKENS) * (x_row > h_row ? x_row : h_row);
-        scales = sums + 2 * SUMS_BYTES;
+        x_scales = sums + 2 * SUMS_BYTES;
+        scales = x_scales + x_scales_bytes(a);
         const int up_scales = 2 * part_bytes<Up>(a.hidden), down_scales = part_bytes<Down>(a.inner) * (QUIRE_LONE ? a.n_pairs : 1);
         scales_bytes = up_scales > down_scales ? up_scales : down_scales;  // of an item
         barriers = scales + a.n_scales * scales_bytes;

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from quire.bench.kernels.case import Case, Check, Contender, Setting
+from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.timing import Call
-from quire.kernels import lora
+from quire.kernels import gemm, lora
 from quire.kernels.lora import reference
 from quire.kernels.lora.weight import blocks_of, most_tiles
 from quire.kernels.selector import select
@@ -98,7 +98,34 @@ class _Inputs:
 def _contenders(shape: Shape, n_rows: int, setting: Setting) -> Iterable[Contender]:
     inputs = _Inputs(shape, N_ADAPTERS, n_rows, setting)
     yield Contender("cpu" if setting.device.type == "cpu" else "triton", lambda: [inputs.call()])
+    if setting.device.type != "cpu":
+        yield Contender("hopper, with the product", functools.partial(_together, shape, n_rows, setting))
+        yield Contender("the product itself (gemm)", functools.partial(_alone, shape, n_rows, setting), is_peer=True)
     yield Contender("the product itself (torch)", functools.partial(_product, shape, n_rows, setting), is_peer=True)
+
+
+def _copies(shape: Shape, n_rows: int, setting: Setting) -> list[tuple[_Inputs, torch.Tensor]]:
+    """As many layers, with adapters of their own, as leave the cache."""
+    n_bytes = setting.element_bytes * shape[0] * sum(shape[1])
+    made = range(setting.timer.n_copies(n_bytes))
+    return [(_Inputs(shape, N_ADAPTERS, n_rows, setting), setting.randn(sum(shape[1]), shape[0])) for _ in made]
+
+
+def _together(shape: Shape, n_rows: int, setting: Setting) -> Sequence[Call]:
+    """Products that add, and activate: what they take without adapters is to be subtracted."""
+    calls: list[Call] = []
+    for inputs, weight in _copies(shape, n_rows, setting):
+        given = (inputs.x, weight, inputs.stack, inputs.tiles, None, None, None, _activates(shape), None)
+        launch = lora.prepare_linear(*given)
+        if isinstance(launch, str):
+            raise NotRun(launch)
+        calls.append(functools.partial(launch, *given))
+    return calls
+
+
+def _alone(shape: Shape, n_rows: int, setting: Setting) -> Sequence[Call]:
+    made = _copies(shape, n_rows, setting)
+    return [functools.partial(gemm.linear, one.x, weight, silu_mul=_activates(shape)) for one, weight in made]
 
 
 def _product(shape: Shape, n_rows: int, setting: Setting) -> Sequence[Call]:

@@ -24,6 +24,7 @@ from quire.compute.adapters.pairs import Pair
 from quire.compute.device.device import Device
 from quire.compute.layers.experts import Experts
 from quire.compute.layers.linear import Linear
+from quire.compute.schemes.plain import PlainProduct
 from quire.compute.schemes.scheme import Product
 from quire.config.parameters import Matrix
 from quire.core.errors import EngineError
@@ -47,6 +48,13 @@ class AdaptedProduct:
     def _add(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> None:
         raise NotImplementedError
 
+    def _together(
+        self, x: torch.Tensor, rows: Rows, bias: torch.Tensor | None, norm: Norm | None,
+        residual: torch.Tensor | None, silu_mul: bool, out: torch.Tensor | None,
+    ) -> torch.Tensor | None:  # fmt: skip
+        """The product and what is added, where one kernel does both."""
+        return None
+
     def __call__(
         self,
         x: torch.Tensor,
@@ -63,6 +71,9 @@ class AdaptedProduct:
             return self._product(x, bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
         if len(x) != self._active.n_rows:
             raise EngineError(f"a product of {len(x)} rows in a step with adapters of {self._active.n_rows}")
+        whole = self._together(x, rows, bias, norm, residual, silu_mul, out)
+        if whole is not None:
+            return whole
         y = self._product(x, bias, norm=norm, residual=residual, out=out)
         if silu_mul:
             return self._add_and_activate(x, rows, y, norm)
@@ -88,6 +99,17 @@ class _StackedProduct(AdaptedProduct):
     def __init__(self, product: Product, active: Active, stack: lora.Stack) -> None:
         super().__init__(product, active)
         self.stack = stack
+
+    def _together(
+        self, x: torch.Tensor, rows: Rows, bias: torch.Tensor | None, norm: Norm | None,
+        residual: torch.Tensor | None, silu_mul: bool, out: torch.Tensor | None,
+    ) -> torch.Tensor | None:  # fmt: skip
+        if not isinstance(self._product, PlainProduct):
+            return None
+        assert isinstance(rows, lora.Tiles)
+        given = (x, self._product.weight, self.stack, rows, bias, norm, residual, silu_mul, out)
+        launch = lora.prepare_linear(*given)
+        return None if isinstance(launch, str) else launch(*given)
 
     def _add(self, x: torch.Tensor, rows: Rows, y: torch.Tensor, norm: Norm | None) -> None:
         assert isinstance(rows, lora.Tiles)
@@ -119,6 +141,8 @@ class Adapters:
 
     n_bytes = 0
     """Memory that it has taken on the device."""
+    rank = 0
+    """For which products are compiled that add them; 0: there is none."""
 
     def __init__(self, n_places: int) -> None:
         self.n_places = n_places
@@ -198,6 +222,7 @@ class StackedAdapters(Adapters):
         super().__init__(n_places)
         self._experts = [StackedExpertAdapters(one, self._active, n_places, max_rank, dtype, device) for one in experts]
         self._matrices, self._most, self._device = [linear.matrix for linear in linears], max_rank, device
+        self.rank = max_rank if max_rank in lora.FUSED_RANKS else 0
         sizes = [_n_numbers(one, max_rank) for one in self._matrices]
         counts = [len(one.parts) for one in self._matrices]
         self._starts, self._rank_starts = ([0, *itertools.accumulate(each)] for each in (sizes, counts))

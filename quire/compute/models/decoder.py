@@ -178,7 +178,7 @@ class Decoder:
         """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
         plain = {(one.matrix.n_out, one.matrix.n_in) for one in self.linears() if isinstance(one.product, PlainProduct)}
         kernels = [one for one in self.kernels() if (one.n, one.k) in plain]
-        gemm.build(kernels, self.dtype, self.device, max_rows)
+        gemm.build(kernels, self.dtype, self.device, max_rows, 0 if self.adapters is None else self.adapters.rank)
         for layer in {layer.spec.ffn: layer for layer in self.layers}.values():
             layer.ffn.build(max_rows)
 

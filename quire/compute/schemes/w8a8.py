@@ -65,7 +65,7 @@ class EightBits(FilledScheme):
     makes_banks = True
 
     def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
-        """See `WeightScheme`; what is multiplied by them is not rounded."""
+        """See `WeightScheme`. What is multiplied by e4m3 is rounded, see `moe.CodedMatrices.rounds_inputs`."""
         group = BLOCK if self.blocks else 0
         return moe.CodedMatrices(moe.Codes.BYTES, k, tensors["weight"], tensors["scale"], group)
 

@@ -19,6 +19,7 @@ from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.hopper import static_obstacle
 from quire.kernels.gemm.hopper_product import Build, n_processors_of, variant_of
 from quire.kernels.gemm.plan import MAX_NORM_ROWS, ProductShape
+from quire.kernels.gemm.wide import takes_adapters
 from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone
 
@@ -39,8 +40,11 @@ class LinearShape:
     """The result is float32."""
 
 
-def build(layers: Iterable[LinearShape], dtype: torch.dtype, device: torch.device, max_rows: int) -> None:
-    """Compile what `linear` picks for any number of rows up to max_rows, in parallel (seconds if they are new).
+def build(
+    layers: Iterable[LinearShape], dtype: torch.dtype, device: torch.device, max_rows: int, rank: int = 0
+) -> None:
+    """Compile what `linear` picks for any number of rows up to max_rows, in parallel (seconds if they are new); with a
+    rank also what adds adapters with room for it.
 
     A kernel that is only best for a few numbers of rows above 1,024 may be missed; its first call then compiles it.
     """
@@ -49,7 +53,8 @@ def build(layers: Iterable[LinearShape], dtype: torch.dtype, device: torch.devic
     start_s = time.perf_counter()
     n_processors = n_processors_of(device)
     alone = are_rows_alone()
-    variants = sorted({one for layer in set(layers) for one in _variants(layer, dtype, max_rows, n_processors, alone)})
+    given = (dtype, max_rows, n_processors, alone, 0 if alone else rank)
+    variants = sorted({one for layer in set(layers) for one in _variants(layer, *given)})
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             list(pool.map(lambda variant: compile_variant(*variant), variants))
@@ -64,7 +69,7 @@ def _rows(max_rows: int) -> Iterator[int]:
 
 
 def _variants(
-    layer: LinearShape, dtype: torch.dtype, max_rows: int, n_processors: int, alone: bool
+    layer: LinearShape, dtype: torch.dtype, max_rows: int, n_processors: int, alone: bool, rank: int
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     kind = Build(dtype, layer.residual, layer.bias, layer.wide)
     for m in _rows(max_rows):
@@ -73,3 +78,5 @@ def _variants(
             made = static_obstacle(product, dtype) or fastest(product, n_processors, alone)
             if not isinstance(made, str):
                 yield variant_of(product, made, kind)
+                if rank and takes_adapters(product, made):
+                    yield variant_of(product, made, kind, {"RANK": rank})

@@ -52,6 +52,18 @@ class WideArgs(ctypes.Structure):
     ]  # fmt: skip
 
 
+class AdaptedArgs(ctypes.Structure):
+    """The same with QuireWideAdapters in csrc/cuda/gemm/wide_adapters.h."""
+
+    _fields_ = [
+        *WideArgs._fields_,
+        *[(name, ctypes.c_void_p) for name in ("b", "inner", "tiles")],
+        ("b_place", ctypes.c_int64),
+        *[(name, ctypes.c_int32) for name in ("n_places", "n_tiles", "n_parts", "width")],
+        ("part_ends", ctypes.c_int32 * 4),
+    ]  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Build:
     """What one library is compiled for, beside its plan."""
@@ -89,10 +101,11 @@ class CompiledProduct:
         w_scale: torch.Tensor | None = None,
         steps: tuple[int, int] = (0, 0),
         group: int = 0,
+        adapters: tuple[object, ...] = (),
     ) -> torch.Tensor:
         """x [m, k] times w of size [n, k], elements or codes with their scales; the result, of `dtype` if it is new, is
-        in `residual` or `out` if given. norm: of few rows alone. steps: x_scale_step and w_scale_step. Raises
-        RuntimeError if it cannot be launched."""
+        in `residual` or `out` if given. norm: of few rows alone. steps: x_scale_step and w_scale_step. adapters: the
+        values of `AdaptedArgs`' own fields, of many rows. Raises RuntimeError if it cannot be launched."""
         m, (n, k), plan = x.shape[0], size, self.plan
         y = out if residual is None else residual
         if y is None:
@@ -103,9 +116,10 @@ class CompiledProduct:
         )  # fmt: skip
         if isinstance(plan, WidePlan):
             sums = torch.empty(self.n_sums, dtype=torch.float32, device=x.device)
-            args: ctypes.Structure = WideArgs(
+            args: ctypes.Structure = (AdaptedArgs if adapters else WideArgs)(
                 x.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), sums.data_ptr(),
                 *pointers, x_row, y.stride(0), m, n, k, *steps, group, plan.n_teams, plan.n_together,
+                *adapters,
             )  # fmt: skip
         else:
             args = Args(

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Iterator
 
-from quire.kernels.gemm.plan import CHUNK, ProductShape
+from quire.kernels.gemm.plan import CHUNK, Plan, ProductShape
 
 TILE_ROWS = 128
 """Rows of w in a tile; with SiLU half of them are gate, half are up."""
@@ -57,6 +57,11 @@ def wide_plan(
     made_all = (made for made in _candidates(product, n_processors) if made.tokens <= max_tokens)
     found = (made for made in made_all if made.split == 1 or not alone)
     return min(found, key=lambda one: wide_us(product, one, n_processors))
+
+
+def takes_adapters(product: ProductShape, plan: Plan | WidePlan) -> bool:
+    """Whether the kernel of the plan can add what adapters do (csrc/cuda/gemm/wide_adapters.h)."""
+    return isinstance(plan, WidePlan) and plan.tokens == min(SPLITS) and product.m <= plan.tokens and not product.norm
 
 
 def n_tiles(product: ProductShape, tokens: int) -> int:

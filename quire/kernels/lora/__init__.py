@@ -3,8 +3,20 @@
 Usable alone; imports nothing of Quire but `core` and sibling kernels.
 """
 
-from quire.kernels.lora.op import add, add_lines
+from quire.kernels.lora.op import add, add_lines, prepare_linear
 from quire.kernels.lora.places import Lines, Part, Places
-from quire.kernels.lora.weight import TILE, Stack, Tiles, tiles_of
+from quire.kernels.lora.weight import FUSED_RANKS, TILE, Stack, Tiles, tiles_of
 
-__all__ = ["TILE", "Lines", "Part", "Places", "Stack", "Tiles", "add", "add_lines", "tiles_of"]
+__all__ = [
+    "FUSED_RANKS",
+    "TILE",
+    "Lines",
+    "Part",
+    "Places",
+    "Stack",
+    "Tiles",
+    "add",
+    "add_lines",
+    "prepare_linear",
+    "tiles_of",
+]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
+from quire.kernels import around
 from quire.kernels.gemm import Norm
+from quire.kernels.lora import hopper
 from quire.kernels.lora.places import Places
 from quire.kernels.lora.weight import Stack, Tiles
 from quire.kernels.selector import select
@@ -23,20 +27,34 @@ def add(
     becomes `act.silu_mul` of y with what is added, of all rows, bit for bit; then y is void. Raises ValueError on a
     mismatch.
     """
-    n_places, rows, k = stack.a.shape
-    if rows != stack.most * len(stack.sizes) or stack.b.shape != (n_places, sum(stack.sizes), stack.most):
-        raise ValueError(f"a {tuple(stack.a.shape)} and b {tuple(stack.b.shape)} do not fit parts of {stack.sizes}")
-    if stack.ranks.shape != (n_places, len(stack.sizes)):
-        raise ValueError(f"ranks {tuple(stack.ranks.shape)} must be {(n_places, len(stack.sizes))}")
-    _check(x, y, k, sum(stack.sizes), norm)
-    if stack.a.dtype != x.dtype or stack.b.dtype != x.dtype or len(tiles.order) < len(x):
-        raise ValueError(f"a {stack.a.dtype} and b {stack.b.dtype} must be {x.dtype}, and {len(x)} rows in order")
+    _check_stack(x, stack, tiles)
+    _check(x, y, stack.a.shape[2], sum(stack.sizes), norm)
     if activated is not None:
         if len(stack.sizes) != 2 or stack.sizes[0] != stack.sizes[1]:
             raise ValueError(f"parts of {stack.sizes} are no gates and as many ups to activate")
         if activated.shape != (len(x), stack.sizes[0]) or activated.dtype != x.dtype or not activated.is_contiguous():
             raise ValueError(f"activated {tuple(activated.shape)} must be {(len(x), stack.sizes[0])} {x.dtype}")
     select("lora", "add", x)(x, stack, tiles, y, norm, activated)
+
+
+def prepare_linear(
+    x: torch.Tensor, w: torch.Tensor, stack: Stack, tiles: Tiles, bias: torch.Tensor | None, norm: Norm | None,
+    residual: torch.Tensor | None, silu_mul: bool, out: torch.Tensor | None,
+) -> Callable[..., torch.Tensor] | str:  # fmt: skip
+    """`gemm.linear` of w and what `add` would add to it, before activation and residual, ready to be called with these
+    arguments; or why it is not one product here, and is to be done by those two.
+
+    A row without an adapter gets the bits of `gemm.linear`. What is added is rounded with the product, not after it;
+    it does not depend on the other rows, nor on their places. The first call for new shapes may compile (seconds).
+    Raises ValueError on a mismatch.
+    """
+    if not x.is_cuda:
+        return f"tensors are on {x.device}"
+    _check_stack(x, stack, tiles)
+    around.check(x, (sum(stack.sizes), stack.a.shape[2]), bias, norm, residual, silu_mul, out)
+    if w.shape != (sum(stack.sizes), x.shape[1]) or w.dtype != x.dtype or not w.is_contiguous():
+        raise ValueError(f"w {tuple(w.shape)} {w.dtype} must be {(sum(stack.sizes), x.shape[1])} of {x.dtype}")
+    return hopper.prepare(x, w, stack, tiles, bias, norm, residual, silu_mul, out)
 
 
 def add_lines(x: torch.Tensor, adapters: Places, places: np.ndarray, y: torch.Tensor, norm: Norm | None = None) -> None:
@@ -51,6 +69,16 @@ def add_lines(x: torch.Tensor, adapters: Places, places: np.ndarray, y: torch.Te
     if len(places) and int(places.max()) >= len(adapters):
         raise ValueError(f"place {int(places.max())} is not one of {len(adapters)}")
     select("lora", "add_lines", x)(x, adapters, places, y, norm)
+
+
+def _check_stack(x: torch.Tensor, stack: Stack, tiles: Tiles) -> None:
+    n_places, rows, _ = stack.a.shape
+    if rows != stack.most * len(stack.sizes) or stack.b.shape != (n_places, sum(stack.sizes), stack.most):
+        raise ValueError(f"a {tuple(stack.a.shape)} and b {tuple(stack.b.shape)} do not fit parts of {stack.sizes}")
+    if stack.ranks.shape != (n_places, len(stack.sizes)):
+        raise ValueError(f"ranks {tuple(stack.ranks.shape)} must be {(n_places, len(stack.sizes))}")
+    if stack.a.dtype != x.dtype or stack.b.dtype != x.dtype or len(tiles.order) < len(x):
+        raise ValueError(f"a {stack.a.dtype} and b {stack.b.dtype} must be {x.dtype}, and {len(x)} rows in order")
 
 
 def _check(x: torch.Tensor, y: torch.Tensor, k: int, n: int, norm: Norm | None) -> None:

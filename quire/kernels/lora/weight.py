@@ -21,6 +21,9 @@ LARGE_TILE, MANY_ROWS = 64, 512
 BLOCK_OUT: Final = 256
 """Outputs that a program of the second product makes, all of one part."""
 
+FUSED_RANKS: Final = (16, 32, 64)
+"""Largest ranks that a stack may have room for where a product adds adapters itself."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stack:

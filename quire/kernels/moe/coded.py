@@ -1,7 +1,7 @@
-"""A matrix of each expert in codes of 8 or 4 bits with scales, all in one tensor. Activations are not rounded.
+"""A matrix of each expert in codes of 8 or 4 bits with scales, all in one tensor.
 
 Owns the layout: that of `kernels/w8a8`, `w4a16` and `mxfp4` with the experts in front, and scales of a row side by
-side. Does not own products.
+side; and whether what is multiplied by it is rounded. Does not own products.
 Invariant: a weight is (code - zero) * scale, or what e2m1 says of the code times a power of two.
 """
 
@@ -74,6 +74,12 @@ class CodedMatrices:
     def shape(self) -> tuple[int, int, int]:
         """(E, n, k)."""
         return self.codes.shape[0], self.codes.shape[1], self.k
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Rows that are multiplied by e4m3 are rounded to it, however many there are: each 128 columns have a scale
+        where the matrix has blocks, else each row, as `w8a8.linear_fp8` does."""
+        return self.codes.dtype is torch.float8_e4m3fn
 
     @property
     def device(self) -> torch.device:

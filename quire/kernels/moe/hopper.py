@@ -1,4 +1,4 @@
-"""Experts in CUDA C++ for Hopper (csrc/cuda/moe_few.cu, moe_wide.cu, moe_rows.cu), built by the JIT.
+"""Experts in CUDA C++ for Hopper (csrc/cuda/moe_few.cu, moe_wide.cu, moe_rows.cu, moe_round.cu), built by the JIT.
 
 Owns which builds there are, their arguments and their launches. Does not own the kernels nor how experts are cut
 (plan.py). Invariant: a call launches by shapes alone, allocates only its result and scratch, and never waits, so it can
@@ -35,12 +35,16 @@ from quire.kernels.moe.plan import (
     few_plan,
     plan,
 )  # fmt: skip
+from quire.kernels.w8a8 import BLOCK
 
 DTYPES = (torch.bfloat16, torch.float16)
 ALIGNMENT_BYTES = 16
 ROW_STEP = 8
 """As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
 MAX_PAIRS = 1 << 24
+SCALES_STEP = 4
+"""As many scales take `ALIGNMENT_BYTES`. Those of a tile in blocks must begin there: the copy engine ends with CUDA
+error 715 (an illegal instruction) elsewhere. So an expert's rows begin at multiples of so many slots."""
 
 
 def _structure(pointers: str, strides: str, counts: str, floats: str = "") -> type[ctypes.Structure]:
@@ -57,10 +61,14 @@ _FewArgs = _structure(
     "n_pairs n_chosen n_experts hidden inner n_stages n_blocks n_scales", "slope offset limit",
 )  # fmt: skip
 _WideArgs = _structure(
-    "x w scales bias tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks", "slope offset limit"
+    "x w scales x_scales bias tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks x_scales_row",
+    "slope offset limit",
 )  # fmt: skip
-_SortArgs = _structure("expert_ids ranks starts tiles n_tiles", "", "n_pairs n_experts tile_slots")
+_SortArgs = _structure("expert_ids ranks starts tiles n_tiles", "", "n_pairs n_experts tile_slots start_step")
 _SpreadArgs = _structure("x expert_ids starts slots sorted", "x_row", "n_tokens n_chosen n_experts h")
+_RoundArgs = _structure(
+    "x expert_ids starts slots codes scales", "x_row", "n_tokens n_chosen n_experts h scales_row in_blocks"
+)
 _SumArgs = _structure("x expert_ids weights slots residual y", "residual_row y_row", "n_tokens n_chosen n_experts h")
 
 Kernel = Callable[..., int]
@@ -75,6 +83,8 @@ class Launch:
     rows: ctypes.CDLL
     plan: FewPlan | WidePlan
     n_blocks: int
+    round: Kernel | None = None
+    """Rows to e4m3, for products of many of them."""
 
     def __call__(
         self,
@@ -99,6 +109,16 @@ class Launch:
         else:
             call.run_wide(self.plan)
         return y
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """What the kernel for many rows multiplies, in the order of the experts."""
+
+    numbers: torch.Tensor
+    """[pairs, k] of x's dtype, or e4m3."""
+    scales: torch.Tensor | None = None
+    """float32: [pairs], or in blocks [ceil(k / 128), at least pairs], lines of whole 16 bytes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,7 +147,7 @@ class _Call:
         added = residual if cut.lone else None
         (up, up_scales), (down, down_scales) = (_parts(one) for one in (self.up, self.down))
         pointers = (self.x, up, down, up_scales, down_scales, *self.biases, self.expert_ids, self.weights, added)
-        self._start(self.launch.products[0], _FewArgs(
+        _start(self.launch.products[0], self.x, _FewArgs(
             *(None if one is None else one.data_ptr() for one in pointers), inner.data_ptr(), each.data_ptr(),
             self.x.stride(0), gating.slope, gating.offset, gating.limit,
             shape.n_pairs, shape.n_chosen, shape.n_experts, shape.hidden, shape.inner, cut.n_stages,
@@ -144,26 +164,40 @@ class _Call:
         slots = tiles + 16 * cut.n_tiles(shape)
         starts, n_tiles = slots + 4 * pairs, slots + 4 * (pairs + n_experts)
         ids, rows = self.expert_ids.data_ptr(), self.launch.rows
-        self._start(rows.quire_moe_sort, _SortArgs(ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens))
-        # Of x in the order of the experts, and later of the results: the first product is then done.
-        ordered, inner = self._scratch(pairs, hidden), self._scratch(pairs, shape.inner)
-        self._start(rows.quire_moe_spread, _SpreadArgs(
-            self.x.data_ptr(), ids, starts, slots, ordered.data_ptr(), self.x.stride(0),
-            shape.n, shape.n_chosen, n_experts, hidden,
+        in_blocks = self.launch.round is not None and shape.codes.group > 0
+        step = SCALES_STEP if in_blocks else 1
+        n_slots = pairs + (step - 1) * n_experts
+        _start(rows.quire_moe_sort, self.x, _SortArgs(
+            ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens, step,
         ))  # fmt: skip
-        gating, products = self.gating, ((ordered, self.up, inner), (inner, self.down, ordered))
-        for kernel, bias, (x, w, y) in zip(self.launch.products, self.biases, products, strict=True):
-            pointers = (x, *_parts(w), bias)
-            self._start(kernel, _WideArgs(
-                *(None if one is None else one.data_ptr() for one in pointers), tiles, n_tiles, y.data_ptr(),
-                gating.slope, gating.offset, gating.limit,
-                pairs, n_experts, y.shape[1], x.shape[1], self.launch.n_blocks,
+        inner, result = self._scratch(n_slots, shape.inner), self._scratch(n_slots, hidden)
+        if self.launch.round is None:  # x in the order of the experts, where results lie once it has been read
+            _start(rows.quire_moe_spread, self.x, _SpreadArgs(
+                self.x.data_ptr(), ids, starts, slots, result.data_ptr(), self.x.stride(0),
+                shape.n, shape.n_chosen, n_experts, hidden,
             ))  # fmt: skip
-        self._sum(ordered, slots)
+            self._multiply(0, Rows(result), self.up, inner, tiles, n_tiles)
+            self._multiply(1, Rows(inner), self.down, result, tiles, n_tiles)
+        else:
+            spread = (n_slots, shape.n_chosen, n_experts, ids, starts, slots)
+            x = round_rows(self.launch.round, self.x, in_blocks, spread)
+            self._multiply(0, x, self.up, inner, tiles, n_tiles)
+            between = round_rows(self.launch.round, inner, in_blocks)
+            self._multiply(1, between, self.down, result, tiles, n_tiles)
+        self._sum(result, slots)
+
+    def _multiply(self, which: int, x: Rows, w: Matrices, y: torch.Tensor, tiles: int, n_tiles: int) -> None:
+        """The first product, with the activation behind it, or the second."""
+        gating, parts = self.gating, (x.numbers, *_parts(w), x.scales, self.biases[which])
+        _start(self.launch.products[which], self.x, _WideArgs(
+            *(None if one is None else one.data_ptr() for one in parts), tiles, n_tiles, y.data_ptr(),
+            gating.slope, gating.offset, gating.limit, len(y), self.shape.n_experts, y.shape[1], x.numbers.shape[1],
+            self.launch.n_blocks, 0 if x.scales is None else x.scales.shape[-1],
+        ))  # fmt: skip
 
     def _sum(self, each: torch.Tensor, slots: int | None) -> None:
         shape, residual = self.shape, self.residual
-        self._start(self.launch.rows.quire_moe_sum, _SumArgs(
+        _start(self.launch.rows.quire_moe_sum, self.x, _SumArgs(
             each.data_ptr(), self.expert_ids.data_ptr(), self.weights.data_ptr(), slots,
             None if residual is None else residual.data_ptr(), self.y.data_ptr(),
             0 if residual is None else residual.stride(0), self.y.stride(0),
@@ -173,10 +207,26 @@ class _Call:
     def _scratch(self, n_rows: int, width: int) -> torch.Tensor:
         return torch.empty(n_rows, width, dtype=self.x.dtype, device=self.x.device)
 
-    def _start(self, kernel: Kernel, args: ctypes.Structure) -> None:
-        code = kernel(ctypes.byref(args), torch.cuda.current_stream(self.x.device).cuda_stream)
-        if code:
-            raise RuntimeError(f"experts for {self.shape} could not be launched: CUDA error {code}")
+
+def round_rows(kernel: Kernel, x: torch.Tensor, in_blocks: bool, spread: tuple[int, ...] = ()) -> Rows:
+    """x [n, k] in e4m3, where its rows stand; or each for the experts of its token. spread: how many slots there are,
+    experts of a token, experts, and addresses of ids, starts and slots."""
+    n, k = x.shape
+    n_slots, n_each, n_experts, *places = spread or (n, 1, 0, None, None, None)
+    codes = torch.empty(n_slots, k, dtype=torch.float8_e4m3fn, device=x.device)
+    lines = (-(-k // BLOCK), -(-n_slots // SCALES_STEP) * SCALES_STEP) if in_blocks else (n_slots,)
+    scales = torch.empty(lines, dtype=torch.float32, device=x.device)
+    _start(kernel, x, _RoundArgs(
+        x.data_ptr(), *places, codes.data_ptr(), scales.data_ptr(), x.stride(0),
+        n, n_each, n_experts, k, lines[-1], in_blocks,
+    ))  # fmt: skip
+    return Rows(codes, scales)
+
+
+def _start(kernel: Kernel, x: torch.Tensor, args: ctypes.Structure) -> None:
+    code = kernel(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
+    if code:
+        raise RuntimeError(f"experts of {tuple(x.shape)} could not be launched: CUDA error {code}")
 
 
 def prepare(
@@ -257,7 +307,11 @@ def _build(shape: ExpertsShape, dtype: torch.dtype) -> None:
     shapes = [dataclasses.replace(shape, n=n) for n in range(1, MAX_FEW_PAIRS // shape.n_chosen + 2)]
     cuts: set[FewPlan | WidePlan] = {WidePlan(tokens) for tokens in WIDE_TOKENS}
     cuts |= {dataclasses.replace(cut, n_stages=0, n_scales=0) for cut in map(few_plan, shapes) if cut is not None}
-    wanted = {("moe_rows.cu", _definitions(dtype)), *(one for cut in cuts for one in variants(cut, dtype, shape.codes))}
+    around = ["moe_rows.cu", *(["moe_round.cu"] if shape.codes.is_rounded else [])]
+    wanted = {
+        *((source, _definitions(dtype)) for source in around),
+        *(one for cut in cuts for one in variants(cut, dtype, shape.codes)),
+    }
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(lambda one: compile_variant(*one), sorted(wanted)))
 
@@ -267,10 +321,11 @@ def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device, code
     """The kernels of a plan, compiled if they are new. Raises BuildError."""
     products = tuple(_function(*one) for one in variants(cut, dtype, codes))
     rows = ctypes.CDLL(str(compile_variant("moe_rows.cu", _definitions(dtype))))
+    rounds = isinstance(cut, WidePlan) and codes.is_rounded
     for name in ("quire_moe_sort", "quire_moe_spread", "quire_moe_sum"):
         getattr(rows, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     n_blocks = torch.cuda.get_device_properties(device).multi_processor_count
-    return Launch(products, rows, cut, n_blocks)
+    return Launch(products, rows, cut, n_blocks, _function("moe_round.cu", _definitions(dtype)) if rounds else None)
 
 
 def variants(
@@ -279,6 +334,8 @@ def variants(
     """(source in csrc/cuda, definitions) of both products in one, or of the first and the second."""
     kept = {"CODES": codes.kind, "GROUP": codes.group, "ZEROS": int(codes.zeros)} if codes.kind else {}
     if isinstance(cut, WidePlan):
+        if codes.is_rounded:
+            kept = {"FP8": 2 if codes.group else 1}
         return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu, **kept)) for silu in (1, 0))
     macros = {"UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}
     return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros, **kept)),)

@@ -62,7 +62,8 @@ def experts(
     x: [n, hidden], last dimension contiguous, n >= 1. expert_ids: [n, k] int32, contiguous, each from -1 to E - 1,
     those of a row distinct; -1 adds nothing, and its weight is not read. weights: [n, k] float32, contiguous.
     up: [E, 2 * inner, hidden], contiguous, x's dtype; of each expert the rows of the gate above those of up.
-    down: [E, hidden, inner], likewise. Either may be in codes, see `CodedMatrices`; x is multiplied as it is then, too.
+    down: [E, hidden, inner], likewise. Both may be in codes, see `CodedMatrices`. By e4m3 rows of x, and of the inner
+    vectors, are multiplied in e4m3, rounded as in `w8a8.linear_fp8`; by other codes as they are.
     gating: what makes [inner] of these [2 * inner], see `Gating`.
     up_bias: [E, 2 * inner], down_bias: [E, hidden], contiguous, x's dtype.
     residual: [n, hidden], x's dtype, contiguous rows; it takes the sum and is returned. out: the same, where to write;
@@ -75,8 +76,8 @@ def experts(
     Two streams must not run experts at the same time: on Hopper the blocks of a launch wait for each other and count in
     one place. The first call for experts of a size compiles their kernels (seconds).
     Memory of scratch is allocated by torch: at most n * k * (hidden + inner) numbers of x's dtype, or of float32 where
-    outputs are not rounded, and integers of the order of n * k + E. An expert without tokens costs no read of its
-    weights. Raises ValueError on a mismatch.
+    outputs are not rounded, as many of e4m3 beside them where rows are, and integers of the order of n * k + E.
+    An expert without tokens costs no read of its weights. Raises ValueError on a mismatch.
     """
     arguments = experts_arguments(x, expert_ids, weights, up, down, gating, up_bias, down_bias, residual, out)
     y: torch.Tensor = select("moe", "experts", *arguments)(*arguments)

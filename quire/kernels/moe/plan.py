@@ -51,6 +51,11 @@ class CodesShape:
     """There are zero points."""
 
     @property
+    def is_rounded(self) -> bool:
+        """Rows are multiplied in e4m3 too."""
+        return self.kind == 1
+
+    @property
     def width(self) -> int:
         """Columns in 128 bytes of a row."""
         return 256 if self.kind >= 3 else 128 if self.kind else CHUNK
@@ -177,6 +182,10 @@ def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
     total += 2 * WARPS * made.tokens * 64 * (1 if made.lone else 2) + 2 * MAX_STAGES * 8
     if shape.codes.kind:
         total += made.n_scales * _scales_bytes(shape, made) + N_SCALES[0] * 16
+    if shape.codes.is_rounded:
+        of_x, of_h = (math.ceil(k / 128) if shape.codes.group else 1 for k in (shape.hidden, shape.inner))
+        numbers = max(of_x * made.tokens, of_h * (shape.n_pairs if made.lone else made.tokens))
+        total += math.ceil(4 * numbers / 16) * 16
     return total + (shape.n_experts + 1) * 4 + counts + n_tiles * 12 + shape.n_pairs * 4
 
 

@@ -1,5 +1,6 @@
 """Mixtures of experts on CUDA: the choice, in `triton_kernels`, and the launches of the products, in `triton_products`.
 
+Rows for matrices in e4m3 are rounded, x before the first product and its results before the second.
 Tokens are sorted by expert on the device: counted, then placed one behind another without padding; blocks of at most
 `BM` of them, each of one expert, are multiplied by it. Grids are as large as any choice could need, and programs
 without a block end at once.
@@ -19,6 +20,7 @@ from quire.kernels.moe import triton_kernels as kernels
 from quire.kernels.moe import triton_products as products
 from quire.kernels.moe.adapted import ExpertAdapters
 from quire.kernels.moe.coded import CodedMatrices, Codes, Matrices
+from quire.kernels.w8a8.triton import round_rows
 
 KEPT = {Codes.BYTES: products.BYTES, Codes.INT4: products.INT4, Codes.FP4: products.FP4}
 PLACED = 1 << 15
@@ -100,11 +102,11 @@ def _up(
     added: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Inner vectors, in the order of blocks; with added, in that of assignments."""
-    inner_size, kept, tile = up.shape[1] // 2, _Kept.of(up), _tile(blocks.n_rows, x.dtype, up)
+    inner_size, kept, tile, rows = up.shape[1] // 2, _Kept.of(up), _tile(blocks.n_rows, x.dtype, up), _Rows.of(x, up)
     inner = torch.empty(len(blocks.order), inner_size, dtype=x.dtype, device=x.device)
     products.up[(blocks.number * triton.cdiv(inner_size, tile.bn),)](
-        x, x.stride(0), blocks.table, blocks.number, blocks.order, kept.numbers, kept.scales, bias, added, inner,
-        gating.slope, gating.offset, gating.limit,
+        rows.numbers, rows.numbers.stride(0), rows.scales, rows.step, blocks.table, blocks.number, blocks.order,
+        kept.numbers, kept.scales, bias, added, inner, gating.slope, gating.offset, gating.limit,
         HIDDEN=x.shape[1], INNER=inner_size, K=k, LIMITED=gating.limit > 0, **kept.constants,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
     )  # fmt: skip
@@ -117,9 +119,11 @@ def _down(
 ) -> torch.Tensor:  # fmt: skip
     """Weighed outputs of assignments."""
     hidden_size, kept, tile = down.shape[1], _Kept.of(down), _tile(blocks.n_rows, inner.dtype, down)
+    rows = _Rows.of(inner, down)
     each = torch.empty(len(inner), hidden_size, dtype=inner.dtype, device=inner.device)
     products.down[(blocks.number * triton.cdiv(hidden_size, tile.bn),)](
-        inner, blocks.table, blocks.number, blocks.order, kept.numbers, kept.scales, bias, added, weights, each,
+        rows.numbers, rows.numbers.stride(0), rows.scales, rows.step, blocks.table, blocks.number, blocks.order,
+        kept.numbers, kept.scales, bias, added, weights, each,
         HIDDEN=hidden_size, INNER=inner.shape[1], **kept.constants,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
     )  # fmt: skip
@@ -166,6 +170,27 @@ class Tile:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Rows:
+    """What is multiplied by matrices: as it is, or in e4m3."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor | None = None
+    """float32: [rows], or in blocks [ceil(k / 128), rows]."""
+
+    @classmethod
+    def of(cls, x: torch.Tensor, matrices: Matrices) -> _Rows:
+        if not (isinstance(matrices, CodedMatrices) and matrices.rounds_inputs):
+            return cls(x)
+        rounded = round_rows(x, matrices.codes.dtype, matrices.group > 0, None)
+        return cls(rounded.codes, rounded.scales)
+
+    @property
+    def step(self) -> int:
+        """From the scales of one group of columns to those of the next."""
+        return 0 if self.scales is None else self.scales.shape[-1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Kept:
     """A matrix of each expert as the kernels are given it."""
 
@@ -178,7 +203,7 @@ class _Kept:
         if isinstance(matrices, torch.Tensor):
             constants = {"KEPT": 0, "GROUP": 0, "ZEROS": False, "MATRIX": matrices[0].numel(), "SCALES": 0}
             return cls(matrices, None, constants)
-        kept = KEPT[matrices.kind].value
+        kept = (products.E4M3 if matrices.rounds_inputs else KEPT[matrices.kind]).value
         group = matrices.group if matrices.kind is Codes.BYTES else matrices.group or matrices.k
         constants = {
             "KEPT": kept, "GROUP": group, "ZEROS": matrices.has_zeros,
@@ -197,6 +222,8 @@ def _block_rows(n_assigned: int, n_experts: int) -> int:
 
 def _tile(n_rows: int, dtype: torch.dtype, matrices: Matrices | None = None) -> Tile:
     in_words = isinstance(matrices, CodedMatrices) and matrices.kind is not Codes.BYTES
+    if isinstance(matrices, CodedMatrices) and matrices.rounds_inputs:
+        dtype = matrices.codes.dtype
     bk = nibbles.BLOCK if in_words else 128 // dtype.itemsize
     return Tile(n_rows, 64, bk, 8 if n_rows > 64 else 4, 4 if n_rows < 128 else 3)
 

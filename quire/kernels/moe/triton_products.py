@@ -10,7 +10,8 @@ import triton.language as tl
 
 from quire.kernels import nibbles_triton as nibbles
 
-PLAIN, BYTES, INT4, FP4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+PLAIN, BYTES, E4M3, INT4, FP4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
+"""E4M3: rows are in e4m3, too."""
 SIDE = tl.constexpr(128)
 """Of a block of bytes with one scale."""
 
@@ -27,12 +28,12 @@ def _columns(KEPT: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _added(  # type: ignore[no-untyped-def]
-    sums, a, matrix, scales, row, is_row, start,
+    sums, a, a_scales, matrix, scales, row, is_row, start,
     COLUMNS: tl.constexpr, KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """sums [BM, BN] + a [BM, BK] times the columns start .. of the rows `row` of a matrix. Scales of whole rows are
-    left out."""
+    left out. a_scales: [BM], E4M3 in blocks."""
     if KEPT >= INT4:
         LINES: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP * (2 if ZEROS else 1)
         w = nibbles.numbers(matrix, scales, row, is_row, start, 1, LINES, COLUMNS, GROUP, ZEROS, KEPT == FP4, BN)
@@ -41,29 +42,47 @@ def _added(  # type: ignore[no-untyped-def]
         k = start + tl.arange(0, BK)
         at = matrix + row.to(tl.int64)[None, :] * COLUMNS + k[:, None]
         w = tl.load(at, mask=is_row[None, :] & (k < COLUMNS)[:, None], other=0.0).to(a.dtype)
-        if GROUP == 0:
-            sums = tl.dot(a, w, sums, input_precision="ieee")
+        if GROUP > 0:
+            at = scales + row // SIDE * ((COLUMNS + SIDE - 1) // SIDE) + start // SIDE
+            own = tl.load(at, mask=is_row, other=0.0)[None, :]
+            if KEPT == E4M3:
+                own = own * a_scales[:, None]
+            sums += tl.dot(a, w, input_precision="ieee") * own
+        elif KEPT == E4M3:
+            sums = tl.dot(a, w, sums, max_num_imprecise_acc=BK)
         else:
-            own = scales + row // SIDE * ((COLUMNS + SIDE - 1) // SIDE) + start // SIDE
-            sums += tl.dot(a, w, input_precision="ieee") * tl.load(own, mask=is_row, other=0.0)[None, :]
+            sums = tl.dot(a, w, sums, input_precision="ieee")
     return sums
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _finished(  # type: ignore[no-untyped-def]
-    sums, scales, biases, row, is_row, KEPT: tl.constexpr, GROUP: tl.constexpr
+    sums, a_scales, scales, biases, row, is_row, KEPT: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Times the scales of rows, where they have one each, and the bias."""
-    if KEPT == BYTES and GROUP == 0:
-        sums *= tl.load(scales + row, mask=is_row, other=0.0)[None, :]
+    """Times the scales of rows, where they have one each, and the bias. a_scales: [BM], E4M3."""
+    if KEPT > PLAIN and GROUP == 0:
+        own = tl.load(scales + row, mask=is_row, other=0.0)[None, :]
+        if KEPT == E4M3:
+            own = own * a_scales[:, None]
+        sums *= own
     if biases is not None:
         sums += tl.load(biases + row, mask=is_row, other=0.0).to(tl.float32)[None, :]
     return sums
 
 
-@triton.jit(do_not_specialize=["n_blocks"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def _scales_of(scales, rows, is_row, WANTED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[BM], those of rows in e4m3; or nothing that is used."""
+    found = 0.0
+    if WANTED:
+        found = tl.load(scales + rows, mask=is_row, other=0.0)
+    return found
+
+
+@triton.jit(do_not_specialize=["n_blocks", "x_step"])  # type: ignore[untyped-decorator]
 def up(  # type: ignore[no-untyped-def]
-    x, x_stride, table, n_blocks, order, matrices, scales, biases, deltas, inner, slope, offset, limit,
+    x, x_stride, x_scales, x_step, table, n_blocks, order, matrices, scales, biases, deltas, inner,
+    slope, offset, limit,
     HIDDEN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, LIMITED: tl.constexpr,
     KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, MATRIX: tl.constexpr, SCALES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -90,13 +109,15 @@ def up(  # type: ignore[no-untyped-def]
     gates, ups = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
     for start in range(0, HIDDEN, BK):
         a = tl.load(rows + start, mask=is_row[:, None] & (k < HIDDEN - start)[None, :], other=0.0)
-        gates = _added(gates, a, matrix, own, column, is_column, start, HIDDEN, KEPT, GROUP, ZEROS, BN, BK)
-        ups = _added(ups, a, matrix, own, INNER + column, is_column, start, HIDDEN, KEPT, GROUP, ZEROS, BN, BK)
+        by = _scales_of(x_scales, start // SIDE * x_step + token, is_row, KEPT == E4M3 and GROUP > 0)
+        gates = _added(gates, a, by, matrix, own, column, is_column, start, HIDDEN, KEPT, GROUP, ZEROS, BN, BK)
+        ups = _added(ups, a, by, matrix, own, INNER + column, is_column, start, HIDDEN, KEPT, GROUP, ZEROS, BN, BK)
     bias = biases
     if biases is not None:
         bias = biases + expert * (2 * INNER)
-    gates = _finished(gates, own, bias, column, is_column, KEPT, GROUP)
-    ups = _finished(ups, own, bias, INNER + column, is_column, KEPT, GROUP)
+    by = _scales_of(x_scales, token, is_row, KEPT == E4M3 and GROUP == 0)
+    gates = _finished(gates, by, own, bias, column, is_column, KEPT, GROUP)
+    ups = _finished(ups, by, own, bias, INNER + column, is_column, KEPT, GROUP)
     is_both = is_row[:, None] & is_column[None, :]
     if deltas is not None:
         places = assigned
@@ -111,9 +132,10 @@ def up(  # type: ignore[no-untyped-def]
     tl.store(at, made.to(inner.dtype.element_ty), mask=is_both)
 
 
-@triton.jit(do_not_specialize=["n_blocks"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["n_blocks", "inner_step"])  # type: ignore[untyped-decorator]
 def down(  # type: ignore[no-untyped-def]
-    inner, table, n_blocks, order, matrices, scales, biases, deltas, weights, each,
+    inner, inner_stride, inner_scales, inner_step, table, n_blocks, order, matrices, scales, biases, deltas, weights,
+    each,
     HIDDEN: tl.constexpr, INNER: tl.constexpr,
     KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, MATRIX: tl.constexpr, SCALES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -134,7 +156,7 @@ def down(  # type: ignore[no-untyped-def]
     if deltas is not None:
         places = assigned
     k = _columns(KEPT, BK)
-    rows = inner + places.to(tl.int64)[:, None] * INNER + k[None, :]
+    rows = inner + places.to(tl.int64)[:, None] * inner_stride + k[None, :]
     matrix, own, bias = matrices + expert * MATRIX, scales, biases
     if scales is not None:
         own = scales + expert * SCALES
@@ -143,8 +165,10 @@ def down(  # type: ignore[no-untyped-def]
     sums = tl.zeros([BM, BN], tl.float32)
     for start in range(0, INNER, BK):
         a = tl.load(rows + start, mask=is_row[:, None] & (k < INNER - start)[None, :], other=0.0)
-        sums = _added(sums, a, matrix, own, column, is_column, start, INNER, KEPT, GROUP, ZEROS, BN, BK)
-    sums = _finished(sums, own, bias, column, is_column, KEPT, GROUP)
+        by = _scales_of(inner_scales, start // SIDE * inner_step + places, is_row, KEPT == E4M3 and GROUP > 0)
+        sums = _added(sums, a, by, matrix, own, column, is_column, start, INNER, KEPT, GROUP, ZEROS, BN, BK)
+    by = _scales_of(inner_scales, places, is_row, KEPT == E4M3 and GROUP == 0)
+    sums = _finished(sums, by, own, bias, column, is_column, KEPT, GROUP)
     is_both = is_row[:, None] & is_column[None, :]
     if deltas is not None:
         line = deltas + assigned.to(tl.int64)[:, None] * HIDDEN + column[None, :]

@@ -57,26 +57,25 @@ def build_qkv(d: int, rotary: int, warps: int, pages: str = "*bf16", **no_norms:
     )  # fmt: skip
 
 
-def build_moe(n_rows: int, codes: str = "", scales: str = "", deltas: str = "") -> None:
-    """Products of 128 experts of 768 in a block of n_rows. codes, scales: pointers, of matrices in MXFP4 or in blocks
-    of e4m3; deltas: to what adapters add."""
+def build_moe(n_rows: int, codes: str = "", scales: str = "", group: int = 0, deltas: str = "") -> None:
+    """Products of 128 experts of 768 in a block of n_rows. codes, scales: pointers, of matrices in MXFP4 or e4m3, which
+    have blocks of `group`; deltas: to what adapters add."""
     in_words = codes == "*i32"
-    tile = moe._tile(n_rows, torch.bfloat16)
+    is_rounded, kinds = codes == "*fp8e4nv", {"*i32": moe_products.FP4, "*fp8e4nv": moe_products.E4M3}
+    tile = moe._tile(n_rows, torch.float8_e4m3fn if is_rounded else torch.bfloat16)
     sizes = {"HIDDEN": 2048, "INNER": 768, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "ZEROS": False}
     sizes |= {"MATRIX": 2 * 768 * 2048 // (8 if in_words else 1), "SCALES": 96 * 1024 if in_words else 192}
-    sizes |= {"KEPT": 3 if in_words else 1 if codes else 0, "GROUP": 32 if in_words else 128 if codes else 0}
+    sizes |= {"KEPT": kinds[codes].value if codes else 0, "GROUP": 32 if in_words else group}
     launch = {"warps": tile.n_warps, "stages": tile.n_stages, "biases": None} | ({} if codes else {"scales": None})
     launch |= {} if deltas else {"deltas": None}
     matrices = f"{codes or '*bf16'} {scales} {deltas}"
-    build(
-        moe_products.up,
-        f"*bf16 i32 *i32 i32 *i32 {matrices} *bf16 fp32 fp32 fp32",
-        **launch,
-        K=8,
-        LIMITED=False,
-        **sizes,
-    )
-    build(moe_products.down, f"*bf16 *i32 i32 *i32 {matrices} *fp32 *bf16", **launch, **sizes)
+    rows = "*fp8e4nv i32 *fp32" if is_rounded else "*bf16 i32"
+    for kernel, types, more in (
+        (moe_products.up, f"{rows} i32 *i32 i32 *i32 {matrices} *bf16 fp32 fp32 fp32", {"K": 8, "LIMITED": False}),
+        (moe_products.down, f"{rows} i32 *i32 i32 *i32 {matrices} *fp32 *bf16", {}),
+    ):
+        none = {} if is_rounded else {"x_scales" if kernel is moe_products.up else "inner_scales": None}
+        build(kernel, types, **launch, **more, **none, **sizes)
 
 
 def build_choice() -> None:
@@ -95,9 +94,11 @@ CASES = {
     "moe": lambda: build_moe(16),
     "moe many": lambda: build_moe(128),
     "moe words": lambda: build_moe(128, "*i32", "*u8"),
-    "moe bytes": lambda: build_moe(16, "*fp8e4nv", "*fp32"),
+    "moe e4m3": lambda: build_moe(16, "*fp8e4nv", "*fp32"),
+    "moe e4m3 blocks": lambda: build_moe(128, "*fp8e4nv", "*fp32", 128),
     "moe adapters": lambda: build_moe(128, deltas="*bf16"),
-    "moe words, adapters": lambda: build_moe(16, "*i32", "*u8", "*bf16"),
+    "moe words, adapters": lambda: build_moe(16, "*i32", "*u8", deltas="*bf16"),
+    "moe e4m3, adapters": lambda: build_moe(16, "*fp8e4nv", "*fp32", deltas="*bf16"),
     "moe choice": build_choice,
     "norm": lambda: build(norm._norm, "*bf16 i32 i32 i32 *bf16 i32 *bf16 *bf16 i32 fp32", ADD=True, BLOCK=4096),
     "act": lambda: build(act._silu_mul, "*bf16 i32 *bf16 i32", BLOCK=1024),

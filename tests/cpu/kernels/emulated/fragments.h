@@ -82,10 +82,7 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 }
 
 inline uint32_t half_of_code(uint32_t code) {
-    const int exponent = code >> 3 & 15, fraction = code & 7;
-    float x = exponent ? std::ldexp(1.f + fraction / 8.f, exponent - 7) : std::ldexp(fraction / 8.f, -6);
-    if ((code & 0x7f) == 0x7f) x = NAN;
-    return same_bits<uint16_t>(static_cast<_Float16>(code & 0x80 ? -x : x));
+    return same_bits<uint16_t>(static_cast<_Float16>(e4m3(code)));
 }
 inline uint32_t halves_of_low(uint32_t x) { return half_of_code(x & 0xff) | half_of_code(x >> 8 & 0xff) << 16; }
 inline uint32_t halves_of_high(uint32_t x) { return halves_of_low(x >> 16); }

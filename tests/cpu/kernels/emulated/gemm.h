@@ -38,7 +38,7 @@ inline unsigned __match_any_sync(unsigned, int x) {
 inline void __syncwarp(unsigned) {}  // of some lanes: all of them meet right behind
 
 namespace quire {
-constexpr int CHUNK = 64;
+constexpr int CHUNK = QUIRE_FP8 ? 128 : 64, SCALE_BLOCK = 128;
 constexpr int L2_BY_128 = CU_TENSOR_MAP_L2_PROMOTION_L2_128B, SWIZZLED = CU_TENSOR_MAP_SWIZZLE_128B;
 
 inline float low(uint32_t pair) { return one_of<!QUIRE_BF16>(pair, 0); }
@@ -46,6 +46,12 @@ inline float high(uint32_t pair) { return one_of<!QUIRE_BF16>(pair, 1); }
 inline float widen(Element x) { return low(x.bits); }
 inline uint4 read16(uint32_t from) { return load_16_bytes(from); }
 inline uint2 read_pair(uint32_t from) { return load_8_bytes(from); }
+inline float2 read8(uint32_t from) {
+    const uint2 pair = load_8_bytes(from);
+    return {__uint_as_float(pair.x), __uint_as_float(pair.y)};
+}
+inline void write4(uint32_t to, float x) { std::memcpy(emulated::memory + to, &x, 4); }
+inline float load_float(const float* from) { return *from; }
 inline uint32_t read_word(uint32_t from) {
     uint32_t x;
     if (from % 4) std::abort();
@@ -76,11 +82,17 @@ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint
 }
 
 inline void store_box(const CUtensorMap* map, uint32_t from, int c0, int c1) {
+    if (c0 * 2 % 16) std::abort();
     for (uint32_t i = 0; i < map->box[0] * map->box[1]; ++i) {
         const uint64_t column = c0 + i % map->box[0], row = c1 + i / map->box[0];
         if (column >= map->sizes[0] || row >= map->sizes[1]) continue;
         char* to = const_cast<char*>(map->base) + row * map->strides[0] + column * 2;
-        std::memcpy(to, emulated::memory + emulated::swizzled(from + 2 * i, map->swizzle), 2);
+        uint16_t bits;
+        std::memcpy(&bits, emulated::memory + emulated::swizzled(from + 2 * i, map->swizzle), 2);
+#if QUIRE_RESIDUAL
+        bits = narrowed(low(bits) + low(*reinterpret_cast<uint16_t*>(to)));
+#endif
+        std::memcpy(to, &bits, 2);
     }
 }
 inline void stores_commit() {}

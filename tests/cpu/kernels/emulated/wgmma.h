@@ -46,7 +46,7 @@ template <class Read> auto exchange(uint32_t given, const Read& read) {
     warp.arrive_and_wait();
     return found;
 }
-inline uint32_t swizzled(uint32_t at, int kind = 0) { return at ^ (at >> 3 & (kind == 0 ? 0x70 : kind == 1 ? 0x30 : 0)); }
+inline uint32_t swizzled(uint32_t at, int kind = 0) { return at ^ (at >> 3 & (kind == 0 ? 0x70 : kind == 1 ? 0x30 : kind == 3 ? 0x10 : 0)); }
 }  // namespace emulated
 
 inline int __shfl_sync(unsigned, int x, int lane) {
@@ -64,12 +64,12 @@ struct CUtensorMap {
     int item_bytes, swizzle;
 };
 enum { CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE };
-enum { CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_NONE };
+enum { CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B };
 using CUtensorMapSwizzle = int;
 
 namespace quire {
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
-constexpr uint64_t L2_EVICT_FIRST = 1, L2_EVICT_NORMAL = 0;
+constexpr uint64_t L2_EVICT_FIRST = 1, L2_EVICT_NORMAL = 0, L2_EVICT_LAST = 2;
 
 inline uint32_t shared_address(const void* x) { return static_cast<const char*>(x) - emulated::memory; }
 inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
@@ -117,6 +117,7 @@ inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, cons
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t, int c0, int c1, int c2, int c3,
                      int c4) {
     const int at[5] = {c0, c1, c2, c3, c4}, size = map->item_bytes;
+    if (c0 * size % 16) std::abort();  // the copy engine takes no other: CUDA error 715
     const uint32_t* box = map->box;
     const uint32_t n = box[0] * box[1] * box[2] * box[3] * box[4];
     for (uint32_t i = 0; i < n; ++i) {
@@ -170,9 +171,28 @@ inline void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b, 
     });
 }
 
-inline float widened(uint32_t at) {
+#ifndef QUIRE_FP8
+#define QUIRE_FP8 0
+#endif
+constexpr int OPERAND_BYTES = QUIRE_FP8 ? 1 : 2, STEP = 32 / OPERAND_BYTES;  // columns of a product
+
+inline float e4m3(uint32_t code) {
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    float x = exponent ? std::ldexp(1.f + fraction / 8.f, exponent - 7) : std::ldexp(fraction / 8.f, -6);
+    if ((code & 0x7f) == 0x7f) x = NAN;
+    return code & 0x80 ? -x : x;
+}
+inline float widened(uint32_t at, int swizzle = 0) {
+    if (QUIRE_FP8) {
+        static const std::vector<float> numbers = [] {
+            std::vector<float> made;
+            for (int code = 0; code < 256; ++code) made.push_back(e4m3(code));
+            return made;
+        }();
+        return numbers[uint8_t(emulated::memory[emulated::swizzled(at, swizzle)])];
+    }
     uint16_t bits;
-    std::memcpy(&bits, emulated::memory + emulated::swizzled(at), 2);
+    std::memcpy(&bits, emulated::memory + emulated::swizzled(at, swizzle), 2);
 #if QUIRE_BF16
     return same_bits<float>(uint32_t(bits) << 16);
 #else
@@ -186,20 +206,31 @@ template <bool HALVES> float one_of(uint32_t pair, int i) {
 struct Operand {
     uint32_t start, outer_bytes, group_bytes;
     bool is_turned;
-    Operand further(uint32_t n_bytes) const { return {start + n_bytes, outer_bytes, group_bytes, is_turned}; }
+    int row_bytes = 128, swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
+    Operand further(uint32_t n_bytes) const {
+        Operand found = *this;
+        found.start += n_bytes;
+        return found;
+    }
     float at(int outer, int inner) const {
         if (is_turned)
             return widened(start + outer / 64 * outer_bytes + inner / 8 * group_bytes + inner % 8 * 128 + outer % 64 * 2);
-        return widened(start + outer / 8 * group_bytes + outer % 8 * 128 + inner * 2);
+        return widened(start + outer / 8 * group_bytes + outer % 8 * row_bytes + inner * OPERAND_BYTES, swizzle);
     }
 };
 inline Operand rows_operand(uint32_t address, uint32_t group_bytes = 1024) { return {address, 0, group_bytes, false}; }
+template <int ROW_BYTES> Operand short_rows_operand(uint32_t address) {
+    const int swizzle = ROW_BYTES == 32   ? CU_TENSOR_MAP_SWIZZLE_32B
+                        : ROW_BYTES == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                          : CU_TENSOR_MAP_SWIZZLE_128B;
+    return {address, 0, 8 * ROW_BYTES, false, ROW_BYTES, swizzle};
+}
 inline Operand columns_operand(uint32_t address, uint32_t tile_bytes, uint32_t group_bytes = 1024) {
     return {address, tile_bytes, group_bytes, true};
 }
 inline void products_begin() {}
 inline void products_commit() {}
-template <int N> void products_wait() {}
+template <int N> void products_wait() { __syncwarp(); }  // a warp comes to it together
 template <int N> void pin(float (&)[N]) {}
 
 template <int N> struct Product {
@@ -208,7 +239,7 @@ template <int N> struct Product {
         for (int i = 0; i < N / 2; ++i) {
             const int row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
             float sum = accumulate ? d[i] : 0.f;
-            for (int k = 0; k < 16; ++k) sum += a.at(row, k) * b.at(column, k);
+            for (int k = 0; k < STEP; ++k) sum += a.at(row, k) * b.at(column, k);
             d[i] = sum;
         }
     }

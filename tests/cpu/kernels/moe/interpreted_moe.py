@@ -14,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 import adapted_expert_case
 import coded_experts
+import interpreted_codes  # noqa: F401
 import quick_interpreter  # noqa: F401
 import route_cases
 
@@ -63,15 +64,8 @@ def check_codes() -> None:
             biases = torch.randn(n_experts, 2 * inner, dtype=dtype), torch.randn(n_experts, hidden, dtype=dtype)
         ids = torch.rand(n, n_experts).argsort(1)[:, :k].int().contiguous()
         weights, gating = torch.rand(n, k), Gating(slope=1.702, offset=1.0, limit=1.0)
-        parts = [
-            coded_experts.wide(up),
-            coded_experts.wide(down),
-            gating,
-            *(None if b is None else b.double() for b in biases),
-        ]
-        close(
-            moe.experts(x, ids, weights, up, down, gating, *biases), reference.experts(x.double(), ids, weights, *parts)
-        )
+        arguments = (x, ids, weights, up, down, gating, *biases)
+        close(moe.experts(*arguments), coded_experts.expected(*arguments))
 
 
 def check_adapters() -> None:
@@ -100,6 +94,21 @@ def check_adapters() -> None:
             close(moe.adapted_experts(*given, own, gating, residual=residual), wanted)
 
 
+def check_adapters_of_rounding_experts() -> None:
+    """What adapters multiply is not rounded."""
+    moe.lora = types.SimpleNamespace(**vars(lora) | {"add": lora_kernels.add})
+    n, k, n_experts, hidden, inner = 9, 2, 3, 192, 160
+    for coding in (one for one in coded_experts.CODINGS if one.dtype == torch.float8_e4m3fn):
+        up, down = (coding.matrices(n_experts, *size, torch.float32) for size in ((2 * inner, hidden), (hidden, inner)))
+        own = adapted_expert_case.made(n, 2, n_experts, hidden, inner, torch.float32)
+        ids = torch.rand(n, n_experts).argsort(1)[:, :k].int().contiguous()
+        given = torch.randn(n, hidden), ids, torch.rand(n, k), up, down
+        exact = torch.zeros(n, hidden, dtype=torch.float64)
+        close(
+            moe.adapted_experts(*given, own, Gating()), reference.adapted_experts(*given, own, Gating(), residual=exact)
+        )
+
+
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
     error = float(((got.double() - expected).abs() / (1 + expected.abs())).max())
     assert error <= reference.TOLERANCE[got.dtype], (error, got.shape, got.dtype)
@@ -113,4 +122,5 @@ if __name__ == "__main__":
         check_experts()
         check_codes()
         check_adapters()
+        check_adapters_of_rounding_experts()
     print("fine")

@@ -1,7 +1,6 @@
 """The kernels of experts on Hopper without a GPU: emulated on host threads, against float64.
 
-Not shown: how fast they are, blocks that wait for one another, that copies and products are ordered as on a GPU; many
-rows of floating experts, where lanes of a warp go on together without being told.
+Not shown: how fast they are, blocks that wait for one another, that copies and products are ordered as on a GPU.
 """
 
 from __future__ import annotations
@@ -14,17 +13,19 @@ import pathlib
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from coded_experts import CODINGS, Coding, wide
+from coded_experts import CODINGS, Coding, expected
 
 from quire.config.experts import Gating
 from quire.kernels import jit, moe
 from quire.kernels.moe import hopper, reference
 from quire.kernels.moe.plan import ExpertsShape, FewPlan, WidePlan, plan
+from quire.kernels.w8a8.reference import quantise
 
 EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
 FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
@@ -41,25 +42,41 @@ class One:
     gating: Gating = moe.SWIGLU
     wide_tokens: int = 0
     """Of the kernel for many rows; 0: the one for few."""
+    routing: str = "random"
+
+    def ids(self, k: int, n_experts: int) -> torch.Tensor:
+        """[n, k] int32."""
+        chosen = torch.rand(self.n, n_experts).argsort(1)[:, :k].int().contiguous()
+        if self.routing == "all to one":
+            chosen[:, 0], chosen[:, 1:] = 1, -1
+        elif self.routing == "holes":
+            chosen[chosen == 1] = -1
+        return chosen
 
 
 CASES = [  # a lone row and several; each kind of codes and of scales
     One(1, torch.bfloat16, None, CLAMPED),
     One(4, torch.bfloat16, CODINGS[1], CLAMPED),
     One(1, torch.float16, CODINGS[2]),
+    One(12, torch.float16, CODINGS[2], CLAMPED, routing="all to one"),  # more than eight of a tile
     One(4, torch.float16, CODINGS[3], CLAMPED),
     One(1, torch.bfloat16, CODINGS[4]),
     One(4, torch.bfloat16, CODINGS[6]),
-    One(3, torch.bfloat16, CODINGS[2], CLAMPED, wide_tokens=64),
+    One(3, torch.bfloat16, None, CLAMPED, wide_tokens=64),
+    One(1, torch.float16, CODINGS[1], wide_tokens=64),
+    One(5, torch.bfloat16, CODINGS[2], CLAMPED, wide_tokens=64, routing="holes"),
+    One(70, torch.float16, CODINGS[2], wide_tokens=128, routing="all to one"),
+    One(70, torch.bfloat16, CODINGS[1], CLAMPED, wide_tokens=128),
     One(3, torch.float16, CODINGS[3], wide_tokens=64),
     One(70, torch.bfloat16, CODINGS[6], wide_tokens=128),
     One(3, torch.float16, CODINGS[0], CLAMPED, wide_tokens=64),
 ]
 
 
-@pytest.fixture
-def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = jit.compiler("c++")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL]:
+    """In place of `hopper._function`."""
+    tmp_path, compiler = tmp_path_factory.mktemp("experts"), jit.compiler("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler")
     folder = tmp_path / "cuda"
@@ -75,13 +92,25 @@ def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     @functools.cache
     def function(name: str, definitions: tuple[str, ...]) -> ctypes.CDLL:
-        made = tmp_path / f"{abs(hash(definitions))}.so"
+        made = tmp_path / f"{abs(hash((name, definitions)))}.so"
         command = [compiler, *FLAGS, f"-I{folder}", *definitions, str(folder / name), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         return getattr(ctypes.CDLL(str(made)), f"quire_{name.removesuffix('.cu')}")
 
-    monkeypatch.setattr(hopper, "_function", function)
+    return function
+
+
+@pytest.fixture
+def emulation(built: Callable[..., ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
+    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+        made = empty(*size, **options)
+        made.view(torch.uint8).fill_(0xFF)  # NaN, of all types
+        return made
+
+    empty = torch.empty
+    monkeypatch.setattr(hopper, "_function", built)
+    monkeypatch.setattr(hopper.torch, "empty", poisoned)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
 
 
@@ -101,15 +130,17 @@ class Rows:
         args = given._obj
         ids = view(args.expert_ids, torch.int32, args.n_pairs).tolist()
         order = sorted(range(args.n_pairs), key=lambda pair: (ids[pair], pair))
-        slots, tiles, first = view(args.ranks, torch.int32, args.n_pairs), [], 0
-        for slot, pair in enumerate(order):
-            slots[pair] = slot
+        ranks, tiles, first = view(args.ranks, torch.int32, args.n_pairs), [], 0
+        starts = view(args.starts, torch.int32, args.n_experts)
         for expert in range(args.n_experts):
-            end = first + ids.count(expert)
+            own = [pair for pair in order if ids[pair] == expert]
+            starts[expert], end = first, first + len(own)
+            ranks[own] = torch.arange(len(own), dtype=torch.int32)
             while first < end:
                 n = min(args.tile_slots, end - first)
                 tiles.append([expert, first, n, 0])
                 first += n
+            first += -first % args.start_step
         view(args.tiles, torch.int32, len(tiles), 4).copy_(torch.tensor(tiles))
         view(args.n_tiles, torch.int32, 1).fill_(len(tiles))
         return 0
@@ -117,17 +148,24 @@ class Rows:
     def quire_moe_spread(self, given: Any, stream: object) -> int:
         args = given._obj
         n_pairs = args.n_tokens * args.n_chosen
+        ids, starts = view(args.expert_ids, torch.int32, n_pairs), view(args.starts, torch.int32, args.n_experts)
         x, slots = view(args.x, self.dtype, args.n_tokens, args.h), view(args.slots, torch.int32, n_pairs)
-        view(args.sorted, self.dtype, n_pairs, args.h)[slots.long()] = x.repeat_interleave(args.n_chosen, 0)
+        real = ids >= 0
+        slots[real] += starts[ids[real].long()]
+        to = view(args.sorted, self.dtype, n_pairs, args.h)
+        to[slots[real].long()] = x.repeat_interleave(args.n_chosen, 0)[real]
         return 0
 
     def quire_moe_sum(self, given: Any, stream: object) -> int:
         args = given._obj
         n, k, h = args.n_tokens, args.n_chosen, args.h
-        x, weights = view(args.x, self.dtype, n * k, h).float(), view(args.weights, torch.float32, n, k)
-        if args.slots:
-            x = x[view(args.slots, torch.int32, n * k).long()]
-        total = view(args.residual, self.dtype, n, h) + (x.view(n, k, h) * weights[:, :, None]).sum(1)
+        weights, real = view(args.weights, torch.float32, n, k), view(args.expert_ids, torch.int32, n, k, 1) >= 0
+        slots = torch.arange(n * k)
+        if args.slots:  # of a pair without an expert anything
+            slots = view(args.slots, torch.int32, n * k).long().where(real.flatten(), torch.zeros(()).long())
+        x = view(args.x, self.dtype, int(slots.max()) + 1, h)[slots].float()
+        each = (x.view(n, k, h) * weights[:, :, None]).where(real, torch.zeros(()))
+        total = view(args.residual, self.dtype, n, h) + each.sum(1)
         view(args.y, self.dtype, n, h).copy_(total)
         return 0
 
@@ -135,30 +173,59 @@ class Rows:
 @pytest.mark.parametrize("one", CASES, ids=str)
 def test_experts_match_float64(emulation: None, one: One) -> None:
     torch.manual_seed(0)
-    k, n_experts, hidden, inner = 2, 3, 576, 64
     coding = one.coding
+    k, n_experts, hidden, inner = 2, 3, 576, 192 if coding is not None and coding.dtype.is_floating_point else 64
     x, biases = torch.randn(one.n, hidden).to(one.dtype), (None, None)
     if one.gating is CLAMPED:
         biases = torch.randn(n_experts, 2 * inner).to(one.dtype), torch.randn(n_experts, hidden).to(one.dtype)
     if coding is None:
         up, down = torch.randn(n_experts, 2 * inner, hidden) * 0.04, torch.randn(n_experts, hidden, inner) * 0.1
         up, down = up.to(one.dtype), down.to(one.dtype)
-        numbers = [up.double(), down.double()]
     else:
         sizes = ((2 * inner, hidden), (hidden, inner))
         up, down = (coding.matrices(n_experts, *size, one.dtype) for size in sizes)
-        numbers = [wide(up), wide(down)]
-    ids = torch.rand(one.n, n_experts).argsort(1)[:, :k].int().contiguous()
+    ids = one.ids(k, n_experts)
     weights, residual = torch.rand(one.n, k), torch.randn(one.n, hidden).to(one.dtype)
     shape = ExpertsShape(one.n, k, n_experts, hidden, inner, hopper._codes(down))
     cut = WidePlan(one.wide_tokens) if one.wide_tokens else plan(shape)
     assert one.wide_tokens or (isinstance(cut, FewPlan) and cut.lone == (one.n == 1))
     products = tuple(hopper._function(*each) for each in hopper.variants(cut, one.dtype, shape.codes))
-    launch = hopper.Launch(products, Rows(one.dtype), cut, n_blocks=1)
-    wanted = reference.experts(
-        x.double(), ids, weights, *numbers, one.gating, *(None if b is None else b.double() for b in biases),
-        residual=residual.double(),
-    )  # fmt: skip
+    rounds = hopper._function("moe_round.cu", hopper._definitions(one.dtype)) if shape.codes.is_rounded else None
+    launch = hopper.Launch(products, Rows(one.dtype), cut, n_blocks=1, round=rounds)
+    wanted = residual.double() + expected(x, ids, weights, up, down, one.gating, *biases)
     got = launch(x, ids, weights, up, down, one.gating, *biases, residual=residual)
     error = float(((got.double() - wanted).abs() / (1 + wanted.abs())).max())
     assert error <= reference.TOLERANCE[one.dtype], error
+
+
+def test_few_and_many_rows_in_e4m3_give_the_same(emulation: None) -> None:
+    """Both kernels multiply the same codes by the same scales, and sum in another order."""
+    torch.manual_seed(0)
+    k, n_experts, hidden, inner, dtype, coding = 2, 3, 576, 192, torch.bfloat16, CODINGS[2]
+    up, down = (coding.matrices(n_experts, *size, dtype) for size in ((2 * inner, hidden), (hidden, inner)))
+    x, weights, none = torch.randn(4, hidden).to(dtype), torch.rand(4, k), torch.zeros(4, hidden).to(dtype)
+    ids = torch.rand(4, n_experts).argsort(1)[:, :k].int().contiguous()
+    found = []
+    for n, cut in ((4, WidePlan(64)), (4, None), (1, None)):
+        shape = ExpertsShape(n, k, n_experts, hidden, inner, hopper._codes(down))
+        made = cut or plan(shape)
+        products = tuple(hopper._function(*each) for each in hopper.variants(made, dtype, shape.codes))
+        rounds = hopper._function("moe_round.cu", hopper._definitions(dtype))
+        launch = hopper.Launch(products, Rows(dtype), made, n_blocks=1, round=rounds)
+        parts = [one[:n].contiguous() for one in (x, ids, weights)]
+        found.append(launch(*parts, up, down, moe.SWIGLU, residual=none[:n].clone()).double())
+    many, few, lone = found
+    assert float((few - many).norm() / many.norm()) < 1e-3
+    assert float((lone - many[:1]).norm() / many[:1].norm()) < 4e-3, "which rounds no expert's output"
+
+
+@pytest.mark.parametrize(("dtype", "in_blocks"), [(torch.bfloat16, False), (torch.float16, True)], ids=str)
+def test_codes_of_rows_are_those_of_the_reference(emulation: None, dtype: torch.dtype, in_blocks: bool) -> None:
+    """Digit for digit: rows of very different sizes, one with a half of zeros, and columns that fill no group."""
+    n, k = 6, 1216
+    x = torch.randn(n, k).mul_(torch.tensor([1e-3, 1e-2, 1.0, 30.0, 1e3, 1.0])[:, None]).to(dtype)
+    x[-1, k // 2 :] = 0
+    made = hopper.round_rows(hopper._function("moe_round.cu", hopper._definitions(dtype)), x, in_blocks)
+    codes, scales = quantise(x, torch.float8_e4m3fn, 128 if in_blocks else k)
+    assert torch.equal(made.numbers.view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(made.scales[:, :n], scales.T) if in_blocks else torch.equal(made.scales, scales[:, 0])

@@ -13,9 +13,10 @@ import adapted_expert_case
 import pytest
 import route_cases
 import torch
+from coded_experts import CODINGS, Coding
 
 from quire.config.experts import Gating, RoutingSpec, Scores
-from quire.kernels import moe, native
+from quire.kernels import moe, native, w8a8
 from quire.kernels.moe import cpu, reference
 
 GPT_OSS = Gating(slope=1.702, offset=1.0, limit=7.0)
@@ -148,6 +149,24 @@ def test_experts_match_one_token_after_another(dtype: torch.dtype, gating: Gatin
         close(got, sums)
 
 
+@pytest.mark.parametrize("coding", [one for one in CODINGS if one.dtype.is_floating_point], ids=["rows", "blocks"])
+def test_experts_in_e4m3_are_dense_layers_one_after_another(coding: Coding) -> None:
+    """Both products round what goes in as `w8a8.linear_fp8` does, and that of a row does not know of others."""
+    n, n_experts, hidden, inner = 6, 3, 320, 192
+    up, down = (coding.matrices(n_experts, *size, torch.bfloat16) for size in ((2 * inner, hidden), (hidden, inner)))
+    x, ids = torch.randn(n, hidden).bfloat16(), torch.rand(n, n_experts).argsort(1)[:, :2].int().contiguous()
+    weights, y = torch.rand(n, 2), torch.zeros(n, hidden, dtype=torch.float64)
+    for t, j in ((t, j) for t in range(n) for j in range(2)):
+        expert = int(ids[t, j])
+        parts = [(one.codes[expert], one.scales[expert]) for one in (up, down)]
+        both = w8a8.linear_fp8(x[t : t + 1].float(), *parts[0])
+        between = moe.gate(both, moe.SWIGLU).bfloat16()
+        y[t] += weights[t, j].double() * w8a8.linear_fp8(between.float(), *parts[1])[0].double()
+    got = reference.experts(x, ids, weights, up, down, moe.SWIGLU, out=torch.empty_like(y))
+    assert float((got - y).norm() / y.norm()) < 2e-3, "but for numbers whose float32 rounds to another bfloat16"
+    assert torch.equal(moe.experts(x[2:3], ids[2:3], weights[2:3], up, down), got[2:3].bfloat16())
+
+
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
     error = float(((got.double() - expected).abs() / (1 + expected.abs())).max())
     assert error <= reference.TOLERANCE[got.dtype], error
@@ -208,4 +227,3 @@ def test_adapters_of_experts_are_merged_matrices() -> None:
         moe.adapted_experts(x, ids, weights, up, down, dataclasses.replace(own, down=own.up))
     with pytest.raises(ValueError, match="places"):
         moe.adapted_experts(x, ids, weights, up, down, dataclasses.replace(own, places=own.places[1:]))
-

@@ -1,0 +1,20 @@
+// Stands in for what gemm.h, gemm/codes.h and gemm/wide_memory.h have of instructions, for gemm_wide.cu and lora.cu. What
+// gemm.h has without any (sizes, SwiGLU, tensor maps of w) is copied behind it.
+#pragma once
+#include "emulated_gemm.h"
+
+inline void __stcg(float4* to, float4 x) { *to = x; }
+inline int atomicAdd(uint32_t* to, uint32_t x) { return std::atomic_ref(*to).fetch_add(x); }
+
+namespace quire {
+inline uint4 load16(const void* from) {
+    if (reinterpret_cast<uintptr_t>(from) % 16) std::abort();
+    uint4 x;
+    std::memcpy(&x, from, 16);
+    return x;
+}
+inline float load_float(const float* from) { return *from; }
+inline Element load_element(const Element* from) { return *from; }
+inline void load_bytes(uint32_t, const void*, uint32_t, uint32_t) { std::abort(); }
+inline uint32_t load_acquire(const uint32_t* from) { return std::atomic_ref(*const_cast<uint32_t*>(from)).load(); }
+}  // namespace quire
