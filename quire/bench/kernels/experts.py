@@ -23,6 +23,8 @@ from quire.kernels.w8a8 import BLOCK
 
 CHOICES = 256
 """Tokens of the cases of the choice."""
+ROUTED = (1, 32, 256)
+"""Rows of the cases of the router's product and the choice."""
 CODES = {"mxfp4": 4.25, "int4 g128": 4.125, "fp8 blocks": 8.0}
 """How matrices are kept on a GPU → bits a weight."""
 N_ADAPTERS, RANK, ADAPTED = 4, 16, (8, 256)
@@ -68,6 +70,12 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
         choose = functools.partial(_contenders, "route", functools.partial(_choice, shape, setting), 0.0, setting)
         moved = Work(4.0 * CHOICES * shape.n_experts, 8.0 * CHOICES * shape.n_chosen)
         yield Case(op, f"{name}, choice of {CHOICES} rows", moved, choose)
+        for n in ROUTED:
+            router_bytes = 4.0 * shape.n_experts * shape.hidden
+            moved = Work(router_bytes + 2.0 * n * shape.hidden, 8.0 * n * shape.n_chosen)
+            make = functools.partial(_routed, shape, n, setting)
+            choose = functools.partial(_contenders, "choose", make, 0.0, setting)
+            yield Case(op, f"{name}, router and choice of {n} rows", moved, choose)
         for n in rows:
             w_bytes = float(setting.element_bytes * shape.numbers * min(shape.n_experts, n * shape.n_chosen))
             x_bytes = float(setting.element_bytes * n * shape.hidden)
@@ -95,15 +103,16 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
     """The products at small sizes, an assignment that is none among them."""
     for name, (shape, gating, n) in SMALL.items():
         for implementation in catalog.runnable(op, setting.device.type):
-            if implementation.name != "reference" and "adapted_experts" in implementation.functions:
+            is_fast = implementation.name != "reference"
+            if is_fast and "adapted_experts" in implementation.functions:
                 error = functools.partial(_adapted_error, shape, gating, n, setting, implementation)
                 yield Check(op, f"{name}, adapters", implementation.name, error, reference.TOLERANCE[setting.dtype])
-            if implementation.name != "reference" and "experts" in implementation.functions:
+            if is_fast and "experts" in implementation.functions:
                 for form in ("", *CODES):
                     error = functools.partial(_error, shape, gating, n, setting, implementation, form)
                     case = f"{name} {form}".rstrip()
                     yield Check(op, case, implementation.name, error, reference.TOLERANCE[setting.dtype])
-            elif implementation.name != "reference" and gating == SWIGLU:
+            elif is_fast and "packed_experts" in implementation.functions and gating == SWIGLU:
                 error = functools.partial(_packed_error, shape, n, setting, implementation)
                 yield Check(op, f"{name} {PACKED}", implementation.name, error, reference.TOLERANCE[setting.dtype])
 
@@ -111,6 +120,12 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
 def _choice(shape: Shape, setting: Setting) -> Arguments:
     logits = setting.randn(CHOICES, shape.n_experts, dtype=torch.float32)
     return logits, RoutingSpec(n_chosen=shape.n_chosen, renormalise=True), None
+
+
+def _routed(shape: Shape, n: int, setting: Setting) -> Arguments:
+    """x, router, bias, routing, correction, load."""
+    router = setting.randn(shape.n_experts, shape.hidden, dtype=torch.float32).mul_(shape.hidden**-0.5)
+    return setting.randn(n, shape.hidden), router, None, RoutingSpec(n_chosen=shape.n_chosen), None, None
 
 
 def _products(shape: Shape, gating: Gating, n: int, setting: Setting) -> Arguments:

@@ -23,6 +23,7 @@ from quire.compute.layers.norm import Norm
 from quire.compute.layers.residual import ResidualSum
 from quire.compute.schemes.choice import Schemes
 from quire.compute.schemes.packed import PackedProduct
+from quire.compute.schemes.plain import PlainProduct
 from quire.config.experts import ExpertsSpec, RoutingSpec, Scores
 from quire.config.parameters import FfnParameters, Kept
 from quire.kernels import gemm, moe
@@ -155,14 +156,21 @@ class Experts:
 
     def _routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, with numbers among all slots, which are experts where there are no copies."""
+        expert_ids, weights = self._choice(x, self.load)
+        return (expert_ids if self.copies is None else self.copies.of(expert_ids)), weights
+
+    def _choice(self, x: torch.Tensor, load: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same before experts have copies. load: where it is counted."""
+        correction = None if self.correction is None else self.correction.values
+        routing, product, bias = self.spec.routing, self.router.run, self.router.bias
+        if isinstance(product, PlainProduct):
+            return moe.choose(x, product.weight, routing, correction, load, bias=bias)
         if self.is_wide:
             logits = self.router(x.float())
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
-        correction = None if self.correction is None else self.correction.values
-        expert_ids, weights = moe.route(logits, self.spec.routing, correction, self.load)
-        return (expert_ids if self.copies is None else self.copies.of(expert_ids)), weights
+        return moe.route(logits, routing, correction, load)
 
     def _held(self, expert_ids: torch.Tensor) -> torch.Tensor:
         """Numbers among the slots of this rank; -1 of those that others have."""
@@ -287,6 +295,7 @@ class Experts:
         for n_rows in moe.build_rows(spec.n_experts, n_chosen, max_rows):
             logits = torch.zeros(n_rows, spec.n_experts, device=up.device)
             x = torch.zeros(n_rows, up.shape[2], dtype=self.dtype, device=up.device)
+            self._choice(x, None)
             expert_ids, factors = moe.route(logits, evenly)
             expert_ids = self._held(expert_ids) if spec.n_held else expert_ids
             self.plain_products(x, expert_ids, factors, torch.zeros_like(x))

@@ -28,9 +28,42 @@ def route(
     E - 1, whatever the logits, NaN among them; the best first, of equal ones the one of the smaller number.
     Sums and powers are in float32. Nothing is read by the host: it may be captured. Raises ValueError on a mismatch.
     """
-    n_experts = logits.shape[-1]
     if logits.dim() != 2 or logits.dtype != torch.float32 or logits.stride(1) != 1:
         raise ValueError(f"logits {tuple(logits.shape)} {logits.dtype} must be [n, E] float32 with contiguous rows")
+    _check_routing(logits.shape[1], routing, correction, load)
+    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "route", logits)(logits, routing, correction, load)
+    return found
+
+
+def choose(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    routing: RoutingSpec,
+    correction: torch.Tensor | None = None,
+    load: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`route` of the logits x @ router.T + bias, whose sums are in float32, in one launch where there is a kernel.
+
+    x: [n, hidden], contiguous rows, n >= 1. router: [E, hidden], contiguous, and bias: [E], of x's dtype or float32;
+    in float32 the products are, too. The rest, and the result: see `route`. Raises ValueError on a mismatch.
+    """
+    if x.dim() != 2 or x.stride(1) != 1 or router.dim() != 2 or router.shape[1] != x.shape[1]:
+        raise ValueError(f"x {tuple(x.shape)} must be [n, hidden] with contiguous rows, router {tuple(router.shape)}")
+    if router.dtype not in (x.dtype, torch.float32) or not router.is_contiguous():
+        raise ValueError(f"router {router.dtype} must be contiguous, in float32 or x's dtype {x.dtype}")
+    if bias is not None and (bias.shape != (len(router),) or bias.dtype != router.dtype):
+        raise ValueError(f"bias {tuple(bias.shape)} {bias.dtype} must be [{len(router)}] of {router.dtype}")
+    _check_routing(len(router), routing, correction, load)
+    arguments = x, router, bias, routing, correction, load
+    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "choose", *arguments)(*arguments)
+    return found
+
+
+def _check_routing(
+    n_experts: int, routing: RoutingSpec, correction: torch.Tensor | None, load: torch.Tensor | None
+) -> None:
     if n_experts % routing.n_groups or not 1 <= routing.n_chosen_groups <= routing.n_groups:
         raise ValueError(f"{n_experts} experts cannot be divided as {routing} says")
     if not 1 <= routing.n_chosen <= n_experts // routing.n_groups * routing.n_chosen_groups:
@@ -39,8 +72,6 @@ def route(
         raise ValueError(f"correction {tuple(correction.shape)} {correction.dtype} must be [{n_experts}] float32")
     if load is not None and (load.shape != (n_experts,) or load.dtype != torch.int64):
         raise ValueError(f"load {tuple(load.shape)} {load.dtype} must be [{n_experts}] int64")
-    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "route", logits)(logits, routing, correction, load)
-    return found
 
 
 def experts(

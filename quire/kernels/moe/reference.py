@@ -45,6 +45,20 @@ def route(
     return expert_ids.int(), weights * routing.scale
 
 
+def choose(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    bias: torch.Tensor | None,
+    routing: RoutingSpec,
+    correction: torch.Tensor | None,
+    load: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See op.py."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    logits = F.linear(x.to(wide), router.to(wide), None if bias is None else bias.to(wide))
+    return route(logits, routing, correction, load)
+
+
 def _largest(values: torch.Tensor, k: int) -> torch.Tensor:
     """Places of the k largest of each row; of equal ones the first come first."""
     places: torch.Tensor = values.sort(dim=-1, descending=True, stable=True).indices
