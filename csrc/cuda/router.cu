@@ -12,10 +12,10 @@ struct QuireRouterArgs {  // _Args in quire/kernels/moe/hopper_router.py
     const void* bias;         // [n_experts], in w's type; null: there is none
     const float* correction;  // null: there is none
     unsigned long long* load;  // null: nothing is counted
-    int32_t* expert_ids;      // [n, n_chosen + n_shared]
+    int32_t* expert_ids;      // [n, n_chosen]
     float* weights;           // likewise
     int64_t x_row;            // elements
-    int32_t n, hidden, n_experts, n_chosen, n_shared, n_groups, n_chosen_groups, n_group_best;
+    int32_t n, hidden, n_experts, n_chosen, n_groups, n_chosen_groups, n_group_best;
     int32_t scores;           // 0: softmax, 1: sigmoid, 2: the experts in turn, whatever the scores
     int32_t renormalise;
     float scale;
@@ -200,14 +200,10 @@ template <int CELLS> __device__ void choose(const QuireRouterArgs& a, int row, c
         if (lane == j) own = best, weight = found;
     }
     if (a.renormalise) weight = weight / (sum_of_warp(weight) + TINY);
-    const int64_t first = int64_t(row) * (a.n_chosen + a.n_shared);
+    const int64_t first = int64_t(row) * a.n_chosen;
     if (lane < a.n_chosen) {
         a.expert_ids[first + lane] = own, a.weights[first + lane] = weight * a.scale;
         if (a.load) atomicAdd(a.load + own, 1ull);
-    }
-    if (lane < a.n_shared) {
-        a.expert_ids[first + a.n_chosen + lane] = a.n_experts + lane;
-        a.weights[first + a.n_chosen + lane] = 1.f;
     }
 }
 
@@ -286,7 +282,7 @@ template <int CELLS> int launch_rows(const QuireRouterArgs& a, void* stream) {
 
 extern "C" __attribute__((visibility("default"))) int quire_router(const QuireRouterArgs* args, void* stream) {
     using namespace quire;
-    if (args->n_experts > 512 || args->n_chosen > 32 || args->n_shared > 32 || args->n_groups > 32 || args->hidden % CELL)
+    if (args->n_experts > 512 || args->n_chosen > 32 || args->n_groups > 32 || args->hidden % CELL)
         return cudaErrorInvalidValue;
     if (args->n_experts <= 64) return launch_rows<2>(*args, stream);
     if (args->n_experts <= 128) return launch_rows<4>(*args, stream);

@@ -25,6 +25,10 @@ CHOICES = 256
 """Tokens of the cases of the choice."""
 ROUTED = (1, 32, 256)
 """Rows of the cases of the router's product and the choice."""
+SHARED = {"deepseek-v2-lite": 2}
+"""How many experts what all tokens share is as large as."""
+WITH_SHARED = (1, 8)
+"""Rows of the cases of both in one call."""
 CODES = {"mxfp4": 4.25, "int4 g128": 4.125, "fp8 blocks": 8.0}
 """How matrices are kept on a GPU → bits a weight."""
 N_ADAPTERS, RANK, ADAPTED = 4, 16, (8, 256)
@@ -76,6 +80,13 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
             make = functools.partial(_routed, shape, n, setting)
             choose = functools.partial(_contenders, "choose", make, 0.0, setting)
             yield Case(op, f"{name}, router and choice of {n} rows", moved, choose)
+        for n in WITH_SHARED if name in SHARED and setting.device.type == "cuda" else ():
+            w_bytes = float(
+                setting.element_bytes * shape.numbers * (min(shape.n_experts, n * shape.n_chosen) + SHARED[name])
+            )
+            with_shared = functools.partial(_with_shared, shape, SHARED[name], n, setting)
+            contenders = functools.partial(_contenders, "experts_with_shared", with_shared, w_bytes, setting)
+            yield Case(op, f"{name} and what all share, {n} rows", Work(w_bytes), contenders)
         for n in rows:
             w_bytes = float(setting.element_bytes * shape.numbers * min(shape.n_experts, n * shape.n_chosen))
             x_bytes = float(setting.element_bytes * n * shape.hidden)
@@ -136,6 +147,14 @@ def _products(shape: Shape, gating: Gating, n: int, setting: Setting) -> Argumen
     down = setting.randn(shape.n_experts, shape.hidden, shape.inner).mul_(shape.inner**-0.5)
     expert_ids = taken.view(n, shape.n_chosen).to(setting.device)
     return setting.randn(n, shape.hidden), expert_ids, weights, up, down, gating
+
+
+def _with_shared(shape: Shape, n_shared: int, n: int, setting: Setting) -> Arguments:
+    """x, expert_ids, weights, up, down, shared_up, shared_down, residual."""
+    x, *others, _ = _products(shape, SWIGLU, n, setting)
+    size = n_shared * shape.inner
+    shared_up = setting.randn(2 * size, shape.hidden).mul_(shape.hidden**-0.5)
+    return x, *others, shared_up, setting.randn(shape.hidden, size).mul_(size**-0.5), torch.zeros_like(x)
 
 
 def _in_codes(form: str, make: Callable[[], Arguments]) -> Arguments:

@@ -114,8 +114,24 @@ class Experts:
 
     def _run(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """What experts make of the normed x, added to the residual, which is returned, if there is one."""
+        if (shared := self._beside()) is not None:
+            return moe.experts_with_shared(x, *self.choose(x), *shared, residual=residual)
         y = self._products(x, *self.choose(x), residual)
         return y if self.shared_up is None else self._add_shared(x, y)
+
+    def _beside(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Matrices of experts, and of what every token goes through beside them, where one call may multiply by all:
+        SwiGLU in floating numbers, all experts here, no gate, no bias, no adapters."""
+        spec, up, down = self.spec, self.up.matrices, self.down.matrices
+        if self.shared_gate is not None or spec.bias or spec.gating != moe.SWIGLU or spec.n_held or self.adapted:
+            return None
+        shared = [one.run for one in (self.shared_up, self.shared_down) if one is not None]
+        if not isinstance(up, torch.Tensor) or not isinstance(down, torch.Tensor) or len(shared) < 2:
+            return None
+        first, second = shared
+        if not isinstance(first, PlainProduct) or not isinstance(second, PlainProduct):
+            return None
+        return up, down, first.weight, second.weight
 
     def _exchanged(self, exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
         """What the experts of all ranks make of the rows of this one."""
@@ -299,6 +315,8 @@ class Experts:
             expert_ids, factors = moe.route(logits, evenly)
             expert_ids = self._held(expert_ids) if spec.n_held else expert_ids
             self.plain_products(x, expert_ids, factors, torch.zeros_like(x))
+            if (shared := self._beside()) is not None:
+                moe.experts_with_shared(x, expert_ids, factors, *shared, residual=torch.zeros_like(x))
             if self.adapted is not None:
                 self.adapted.build(x, expert_ids, factors, torch.zeros_like(x))
 

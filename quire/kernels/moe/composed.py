@@ -1,11 +1,11 @@
-"""The choice of experts from rows of x: the router's product, then `route`. Any device, any number of rows."""
+"""One operation after another, on any device: the router's product and `route`, `experts` and the shared products."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from quire.config.experts import RoutingSpec
+from quire.config.experts import Gating, RoutingSpec
 from quire.kernels import gemm
 from quire.kernels.selector import select
 
@@ -26,3 +26,13 @@ def choose(
         gemm.linear(x, router, bias, out=logits)
     found: tuple[torch.Tensor, torch.Tensor] = select("moe", "route", logits)(logits, routing, correction, load)
     return found
+
+
+def experts_with_shared(
+    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
+    shared_up: torch.Tensor, shared_down: torch.Tensor, residual: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """See op.py."""
+    arguments = (x, expert_ids, weights, up, down, Gating(), None, None, residual, None)
+    y = select("moe", "experts", *arguments)(*arguments)
+    return gemm.linear(gemm.linear(x, shared_up, silu_mul=True), shared_down, residual=y)

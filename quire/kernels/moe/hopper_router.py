@@ -36,7 +36,7 @@ class Args(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "w", "bias", "correction", "load", "expert_ids", "weights")),
         ("x_row", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("n", "hidden", "n_experts", "n_chosen", "n_shared")),
+        *((name, ctypes.c_int32) for name in ("n", "hidden", "n_experts", "n_chosen")),
         *((name, ctypes.c_int32) for name in ("n_groups", "n_chosen_groups", "n_group_best")),
         *((name, ctypes.c_int32) for name in ("scores", "renormalise")),
         ("scale", ctypes.c_float),
@@ -108,7 +108,7 @@ def choose(
     pointers = (x, router, bias, correction, load, expert_ids, weights)
     args = Args(
         *(None if one is None else one.data_ptr() for one in pointers), x.stride(0),
-        n, hidden, n_experts, routing.n_chosen, 0,
+        n, hidden, n_experts, routing.n_chosen,
         routing.n_groups, routing.n_chosen_groups, min(routing.n_group_best, n_experts // routing.n_groups),
         SCORES[routing.scores], routing.renormalise, routing.scale,
     )  # fmt: skip

@@ -114,6 +114,36 @@ def experts(
     return y
 
 
+def experts_with_shared(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    shared_up: torch.Tensor,
+    shared_down: torch.Tensor,
+    *,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`experts`, and a feed-forward of SwiGLU that every token goes through, for few tokens in one call.
+
+    shared_up: [2 * size, hidden], gate rows first; shared_down: [hidden, size]; both contiguous, of x's dtype. What it
+    gives may be added before the sum is rounded, or after. The rest: see `experts`, without codes and biases.
+    """
+    arguments = experts_arguments(x, expert_ids, weights, up, down, SWIGLU, None, None, residual, None)
+    size, hidden = shared_down.shape[1], x.shape[1]
+    if shared_up.shape != (2 * size, hidden) or shared_down.shape[0] != hidden:
+        raise ValueError(
+            f"shared_up {tuple(shared_up.shape)} and shared_down {tuple(shared_down.shape)} must be"
+            f" [2 * size, {hidden}] and [{hidden}, size]"
+        )
+    if any(one.dtype != x.dtype or not one.is_contiguous() for one in (shared_up, shared_down)):
+        raise ValueError(f"shared_up {shared_up.dtype} and shared_down must be contiguous and of x's dtype {x.dtype}")
+    arguments = (*arguments[:5], shared_up, shared_down, residual)
+    y: torch.Tensor = select("moe", "experts_with_shared", *arguments)(*arguments)
+    return y
+
+
 def experts_arguments(
     x: torch.Tensor,
     expert_ids: torch.Tensor,

@@ -111,6 +111,19 @@ def experts(
     return y if out is None else out.copy_(y)
 
 
+def experts_with_shared(
+    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
+    shared_up: torch.Tensor, shared_down: torch.Tensor, residual: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """See op.py."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    total = torch.zeros(x.shape, dtype=wide, device=x.device) if residual is None else residual.to(wide)
+    inner = gate(F.linear(x.to(wide), shared_up.to(wide)), Gating()).to(x.dtype).to(wide)
+    total = experts(x.to(wide), expert_ids, weights, up, down, Gating(), residual=total)
+    total = total + F.linear(inner, shared_down.to(wide))
+    return total.to(x.dtype) if residual is None else residual.copy_(total)
+
+
 def adapted_experts(
     x: torch.Tensor,
     expert_ids: torch.Tensor,
