@@ -10,6 +10,8 @@
 // part of the columns of a stage (mma.m16n8k16, rows of weights are the 16), then add their sums in the order of the
 // warps: results depend on no timing. x, or h, of the pairs of a tile stays in shared memory.
 //
+// What every token goes through beside its experts may be read as n_shared more of them: of each a part of the inner vector.
+//
 // QUIRE_LONE: there is one token, and y is the sum over its pairs: the second product's items are 16 rows of each chosen
 // expert, and h is weighted, or its scales are.
 //
@@ -43,7 +45,8 @@ struct FewBlock : FewCodes {
 
     // ---- the warp that loads ----
 
-    template <class K> __device__ void load(const CUtensorMap* map, int slot, int expert, int row, int unit) const {
+    template <class K> __device__ void load(const CUtensorMap* maps, int slot, int expert, int row, int unit) const {
+        const CUtensorMap* map = maps;
         barrier_expect(full(slot), K::BYTES);
 #if QUIRE_CODES
         for (int i = 0; i < K::CHUNKS; i++) {
@@ -56,14 +59,22 @@ struct FewBlock : FewCodes {
             }
         }
 #else
-        if (K::IS_UP) {
+        const int shared = expert - (a.n_experts - a.n_shared);
+        if (shared >= 0) {
+            map = maps + 1;
+            if (K::IS_UP) {
+                load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, shared * a.inner + row, 0, unit * K::CHUNKS);
+            } else {
+                load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, unit * K::CHUNKS, shared);
+            }
+        } else if (K::IS_UP) {
             load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, 2 * expert, unit * K::CHUNKS);
         } else {
             load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, expert * a.hidden + row, unit * K::CHUNKS);
         }
 #endif
     }
-    template <class K> __device__ void feed(const CUtensorMap* map, Ring& ring, Ring& scales_ring) const {
+    template <class K> __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring) const {
         const int end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
         for (int item = first_item<K>(blockIdx.x); item < end; item++) {
             const int row = item % n_row_tiles<K>() * K::OUT_ROWS, expert = tiles()[item / n_row_tiles<K>()].expert;
@@ -73,7 +84,7 @@ struct FewBlock : FewCodes {
 #endif
             for (int unit = 0; unit < n; unit++) {
                 if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
-                load<K>(map, ring.stage, expert, row, unit);
+                load<K>(maps, ring.stage, expert, row, unit);
                 ring.advance(a.n_stages);
             }
         }
@@ -84,7 +95,7 @@ struct FewBlock : FewCodes {
     __device__ int fillings_before(const Ring& ring, int index) const {
         return ring.turn + (stage_of(index) < ring.stage) + index / WARPS / (a.n_stages / WARPS);
     }
-    __device__ void feed_parts(const CUtensorMap* map, const Ring& ring, Ring& scales_ring) const {
+    __device__ void feed_parts(const CUtensorMap* maps, const Ring& ring, Ring& scales_ring) const {
         const int end = first_item<Down>(blockIdx.x + 1), n = n_units<Down>();
         int index = 0;
         for (int item = first_item<Down>(blockIdx.x); item < end; item++) {
@@ -96,7 +107,7 @@ struct FewBlock : FewCodes {
                 for (int unit = 0; unit < n; unit++, index++) {
                     const int slot = stage_of(index), fillings = fillings_before(ring, index);
                     if (fillings > 0) barrier_wait(empty(slot), (fillings - 1) & 1);
-                    load<Down>(map, slot, tiles()[part].expert, item * Down::OUT_ROWS, unit);
+                    load<Down>(maps, slot, tiles()[part].expert, item * Down::OUT_ROWS, unit);
                 }
             }
         }
@@ -174,7 +185,9 @@ struct FewBlock : FewCodes {
 #endif
 
     __device__ float weight_of(const Tile& tile, int i) const {
-        return QUIRE_LONE ? __ldcg(a.weights + pairs()[tile.first + min(i, tile.n - 1)]) : 1.0f;
+        if (!QUIRE_LONE) return 1.0f;
+        const int pair = pairs()[tile.first + min(i, tile.n - 1)];
+        return pair < a.n_chosen - a.n_shared ? __ldcg(a.weights + pair) : 1.0f;
     }
     __device__ float weight_of_h(const Tile& tile, int i) const {  // of e4m3 it is a part of the scales
         return QUIRE_CODES == 1 ? 1.0f : weight_of(tile, i);
@@ -340,14 +353,17 @@ struct FewBlock : FewCodes {
     }
 };
 
-__global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ CUtensorMap up_map,
-                                                      const __grid_constant__ CUtensorMap down_map,
+struct Maps {  // of each product: of the experts, and of what all tokens share
+    CUtensorMap up[2], down[2];
+};
+
+__global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Maps maps,
                                                       const __grid_constant__ QuireMoeFewArgs args) {
     extern __shared__ __align__(1024) char shared[];
     const FewBlock block(args, shared);
     const bool loads = threadIdx.x >= WORKERS;
     if (threadIdx.x == WORKERS) {
-        prefetch_map(&up_map), prefetch_map(&down_map);
+        for (int i = 0; i < 1 + (args.n_shared > 0); i++) prefetch_map(maps.up + i), prefetch_map(maps.down + i);
         block.init();
     }
     wait_for_previous_grid();
@@ -370,11 +386,11 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ CU
         block.work<Down>(ring, scales_ring);
 #endif
     } else if (QUIRE_CODES || threadIdx.x == WORKERS) {
-        block.feed<Up>(&up_map, ring, scales_ring);
+        block.feed<Up>(maps.up, ring, scales_ring);
 #if QUIRE_LONE
-        block.feed_parts(&down_map, ring, scales_ring);
+        block.feed_parts(maps.down, ring, scales_ring);
 #else
-        block.feed<Down>(&down_map, ring, scales_ring);
+        block.feed<Down>(maps.down, ring, scales_ring);
 #endif
     }
 }
@@ -396,15 +412,28 @@ inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
     return encode_codes(map, a.down, a.inner, 2, rows, box);
 }
 #else
-inline cudaError_t encode_up(CUtensorMap* map, const QuireMoeFewArgs& a) {
-    const uint64_t row = uint64_t(a.hidden) * 2, inner = a.inner, n_experts = a.n_experts;
-    const uint64_t sizes[] = {CHUNK, inner, 2 * n_experts, uint64_t(a.hidden / CHUNK)};
+inline cudaError_t encode_up(CUtensorMap* map, const void* up, uint64_t inner, uint64_t n_experts, int hidden) {
+    const uint64_t row = uint64_t(hidden) * 2;
+    const uint64_t sizes[] = {CHUNK, inner, 2 * n_experts, uint64_t(hidden / CHUNK)};
     const uint64_t strides[] = {row, inner * row, CHUNK * 2};
     const uint32_t box[] = {CHUNK, 8, 2, Up::CHUNKS};
-    return encode_map(map, a.up, 4, sizes, strides, box);
+    return encode_map(map, up, 4, sizes, strides, box);
+}
+inline cudaError_t encode_up(CUtensorMap* map, const QuireMoeFewArgs& a) {
+    return encode_up(map, a.up, a.inner, a.n_experts - a.n_shared, a.hidden);
+}
+// One expert of n_shared times the inner rows, and its columns in n_shared parts: beyond each there are zeros.
+inline cudaError_t encode_shared(CUtensorMap* up_map, CUtensorMap* down_map, const QuireMoeFewArgs& a) {
+    const uint64_t inner = a.inner, n_shared = a.n_shared;
+    const cudaError_t error = encode_up(up_map, a.shared_up, n_shared * inner, 1, a.hidden);
+    if (error != cudaSuccess) return error;
+    const uint64_t sizes[] = {CHUNK, uint64_t(a.hidden), inner / CHUNK, n_shared};
+    const uint64_t strides[] = {n_shared * inner * 2, CHUNK * 2, inner * 2};
+    const uint32_t box[] = {CHUNK, Down::BLOCKS * 16, Down::CHUNKS, 1};
+    return encode_map(down_map, a.shared_down, 4, sizes, strides, box);
 }
 inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
-    const uint64_t sizes[] = {CHUNK, uint64_t(a.n_experts) * a.hidden, uint64_t(a.inner / CHUNK)};
+    const uint64_t sizes[] = {CHUNK, uint64_t(a.n_experts - a.n_shared) * a.hidden, uint64_t(a.inner / CHUNK)};
     const uint64_t strides[] = {uint64_t(a.inner) * 2, CHUNK * 2};
     const uint32_t box[] = {CHUNK, Down::BLOCKS * 16, Down::CHUNKS};
     return encode_map(map, a.down, 3, sizes, strides, box);
@@ -412,9 +441,14 @@ inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
 #endif
 
 int launch(const QuireMoeFewArgs& a, cudaStream_t stream) {
-    CUtensorMap up_map, down_map;
-    cudaError_t error = encode_up(&up_map, a);
-    if (error == cudaSuccess) error = encode_down(&down_map, a);
+    Maps maps = {};
+    cudaError_t error = encode_up(maps.up, a);
+    if (error == cudaSuccess) error = encode_down(maps.down, a);
+#if QUIRE_CODES
+    if (a.n_shared > 0) return cudaErrorInvalidValue;
+#else
+    if (error == cudaSuccess && a.n_shared > 0) error = encode_shared(maps.up + 1, maps.down + 1, a);
+#endif
     if (error != cudaSuccess) return error;
     const int n_bytes = Layout(a).end;
     error = allow_shared_memory<moe_few>(n_bytes);
@@ -429,7 +463,7 @@ int launch(const QuireMoeFewArgs& a, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, moe_few, up_map, down_map, a);
+    return cudaLaunchKernelEx(&config, moe_few, maps, a);
 }
 
 }  // namespace quire

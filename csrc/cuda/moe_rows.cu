@@ -34,6 +34,7 @@ struct QuireMoeSumArgs {  // _SumArgs in quire/kernels/moe/hopper.py
     void* y;
     int64_t residual_row, y_row;
     int32_t n_tokens, n_chosen, n_experts, h;
+    int32_t n_shared;  // last pairs of each token: weight 1, not in expert_ids nor weights
 };
 
 namespace quire {
@@ -138,10 +139,12 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ Qu
     const int token = blockIdx.x, n_cells = args.h / WIDTH, at = blockIdx.y * THREADS + threadIdx.x;
     let_next_grid_start();
     if (threadIdx.x < args.n_chosen) {
-        const int pair = token * args.n_chosen + threadIdx.x, expert = load_shared(args.expert_ids + pair);
+        const int pair = token * args.n_chosen + threadIdx.x, n_routed = args.n_chosen - args.n_shared;
+        const bool is_shared = threadIdx.x >= n_routed;
+        const int given = token * n_routed + threadIdx.x, expert = is_shared ? 0 : load_shared(args.expert_ids + given);
         const bool is_real = expert >= 0 && expert < args.n_experts;
         rows[threadIdx.x] = !is_real ? -1 : args.slots ? load_shared(args.slots + pair) : pair;
-        factors[threadIdx.x] = load_shared(args.weights + pair);
+        factors[threadIdx.x] = is_shared ? 1.f : load_shared(args.weights + given);
     }
     __syncthreads();
     wait_for_previous_grid();

@@ -216,9 +216,14 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
     _hopper("moe", "experts", more="; SwiGLU as configured, hidden and inner sizes of whole 64s"),
+    Implementation(
+        "moe", "hopper-shared", ("experts_with_shared",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_shared"
+    ),
+    Implementation("moe", "hopper-router", ("choose",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_router"),
     _triton("moe", "route", "experts", "adapted_experts"),
     _native("moe", "route", "packed_experts"),
-    _reference("moe", "route", "experts", "packed_experts", "adapted_experts"),
+    Implementation("moe", "composed", ("choose", "experts_with_shared"), _BOTH, "other ops in turn"),
+    _reference("moe", "route", "choose", "experts", "experts_with_shared", "packed_experts", "adapted_experts"),
     _triton("sample", "choose_by", "lines", "penalise", "widen"),
     Implementation(
         "sample",

@@ -15,10 +15,13 @@ struct QuireMoeFewArgs {  // _FewArgs in quire/kernels/moe/hopper.py
     const void* residual;       // QUIRE_LONE: added to the sum; null: 0
     void* h;                    // [n_pairs, inner]
     void* y;                    // [n_pairs, hidden]; QUIRE_LONE: [hidden]
+    const void* shared_up;      // n_shared: [2 n_shared inner, hidden], all gate rows first
+    const void* shared_down;    // n_shared: [hidden, n_shared inner]
     int64_t x_row;              // elements
     float slope, offset, limit;  // h = (u + offset) g sigmoid(slope g); limit > 0: g, u are cut to it before
     int32_t n_pairs, n_chosen, n_experts, hidden, inner, n_stages, n_blocks;
     int32_t n_scales;  // QUIRE_CODES: items whose scales there is room for
+    int32_t n_shared;  // last experts, and last pairs of each token: weight 1, not in expert_ids nor weights, up nor down
 };
 
 namespace quire {
@@ -148,8 +151,14 @@ struct FewLists {
 
     // Volatile: read where it stands, and from the L2 cache, which all grids share.
     __device__ int expert_of(int pair) const {
-        const int expert = pair < a.n_pairs ? static_cast<const volatile int32_t*>(a.expert_ids)[pair] : -1;
-        return expert < a.n_experts ? expert : -1;
+        if (pair >= a.n_pairs) return -1;
+        if (a.n_shared > 0) {
+            const int token = pair / a.n_chosen, place = pair % a.n_chosen, n_routed = a.n_chosen - a.n_shared;
+            if (place >= n_routed) return a.n_experts - a.n_chosen + place;
+            pair = token * n_routed + place;
+        }
+        const int expert = static_cast<const volatile int32_t*>(a.expert_ids)[pair];
+        return expert < a.n_experts - a.n_shared ? expert : -1;
     }
     // One warp lists what fits it: at most 32 pairs, of so few tokens that an expert's are one tile.
     __device__ bool is_short() const { return a.n_pairs <= 32 && a.n_pairs / a.n_chosen <= TOKENS; }

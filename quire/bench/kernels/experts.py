@@ -23,6 +23,12 @@ from quire.kernels.w8a8 import BLOCK
 
 CHOICES = 256
 """Tokens of the cases of the choice."""
+ROUTED = (1, 32, 256)
+"""Rows of the cases of the router's product and the choice."""
+SHARED = {"deepseek-v2-lite": 2}
+"""How many experts what all tokens share is as large as."""
+WITH_SHARED = (1, 8)
+"""Rows of the cases of both in one call."""
 CODES = {"mxfp4": 4.25, "int4 g128": 4.125, "fp8": 8.0, "fp8 blocks": 8.0}
 """How matrices are kept on a GPU → bits a weight."""
 IN_E4M3 = ("fp8", "fp8 blocks")
@@ -71,6 +77,19 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
         choose = functools.partial(_contenders, "route", functools.partial(_choice, shape, setting), 0.0, setting)
         moved = Work(4.0 * CHOICES * shape.n_experts, 8.0 * CHOICES * shape.n_chosen)
         yield Case(op, f"{name}, choice of {CHOICES} rows", moved, choose)
+        for n in ROUTED:
+            router_bytes = 4.0 * shape.n_experts * shape.hidden
+            moved = Work(router_bytes + 2.0 * n * shape.hidden, 8.0 * n * shape.n_chosen)
+            make = functools.partial(_routed, shape, n, setting)
+            choose = functools.partial(_contenders, "choose", make, 0.0, setting)
+            yield Case(op, f"{name}, router and choice of {n} rows", moved, choose)
+        for n in WITH_SHARED if name in SHARED and setting.device.type == "cuda" else ():
+            w_bytes = float(
+                setting.element_bytes * shape.numbers * (min(shape.n_experts, n * shape.n_chosen) + SHARED[name])
+            )
+            with_shared = functools.partial(_with_shared, shape, SHARED[name], n, setting)
+            contenders = functools.partial(_contenders, "experts_with_shared", with_shared, w_bytes, setting)
+            yield Case(op, f"{name} and what all share, {n} rows", Work(w_bytes), contenders)
         for n in rows:
             w_bytes = float(setting.element_bytes * shape.numbers * min(shape.n_experts, n * shape.n_chosen))
             x_bytes = float(setting.element_bytes * n * shape.hidden)
@@ -99,10 +118,11 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
     """The products at small sizes, an assignment that is none among them."""
     for name, (shape, gating, n) in SMALL.items():
         for implementation in catalog.runnable(op, setting.device.type):
-            if implementation.name != "reference" and "adapted_experts" in implementation.functions:
+            is_fast = implementation.name != "reference"
+            if is_fast and "adapted_experts" in implementation.functions:
                 error = functools.partial(_adapted_error, shape, gating, n, setting, implementation)
                 yield Check(op, f"{name}, adapters", implementation.name, error, reference.TOLERANCE[setting.dtype])
-            if implementation.name != "reference" and "experts" in implementation.functions:
+            if is_fast and "experts" in implementation.functions:
                 for form in ("", *CODES):
                     error = functools.partial(_error, shape, gating, n, setting, implementation, form)
                     case = f"{name} {form}".rstrip()
@@ -110,7 +130,7 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
                     if form in IN_E4M3:
                         allowed = max(allowed, reference.ROUNDED_TOLERANCE)
                     yield Check(op, case, implementation.name, error, allowed)
-            elif implementation.name != "reference" and gating == SWIGLU:
+            elif is_fast and "packed_experts" in implementation.functions and gating == SWIGLU:
                 error = functools.partial(_packed_error, shape, n, setting, implementation)
                 yield Check(op, f"{name} {PACKED}", implementation.name, error, reference.TOLERANCE[setting.dtype])
 
@@ -118,6 +138,12 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
 def _choice(shape: Shape, setting: Setting) -> Arguments:
     logits = setting.randn(CHOICES, shape.n_experts, dtype=torch.float32)
     return logits, RoutingSpec(n_chosen=shape.n_chosen, renormalise=True), None
+
+
+def _routed(shape: Shape, n: int, setting: Setting) -> Arguments:
+    """x, router, bias, routing, correction, load."""
+    router = setting.randn(shape.n_experts, shape.hidden, dtype=torch.float32).mul_(shape.hidden**-0.5)
+    return setting.randn(n, shape.hidden), router, None, RoutingSpec(n_chosen=shape.n_chosen), None, None
 
 
 def _products(shape: Shape, gating: Gating, n: int, setting: Setting) -> Arguments:
@@ -128,6 +154,14 @@ def _products(shape: Shape, gating: Gating, n: int, setting: Setting) -> Argumen
     down = setting.randn(shape.n_experts, shape.hidden, shape.inner).mul_(shape.inner**-0.5)
     expert_ids = taken.view(n, shape.n_chosen).to(setting.device)
     return setting.randn(n, shape.hidden), expert_ids, weights, up, down, gating
+
+
+def _with_shared(shape: Shape, n_shared: int, n: int, setting: Setting) -> Arguments:
+    """x, expert_ids, weights, up, down, shared_up, shared_down, residual."""
+    x, *others, _ = _products(shape, SWIGLU, n, setting)
+    size = n_shared * shape.inner
+    shared_up = setting.randn(2 * size, shape.hidden).mul_(shape.hidden**-0.5)
+    return x, *others, shared_up, setting.randn(shape.hidden, size).mul_(size**-0.5), torch.zeros_like(x)
 
 
 def _in_codes(form: str, make: Callable[[], Arguments]) -> Arguments:

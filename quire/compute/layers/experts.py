@@ -23,6 +23,7 @@ from quire.compute.layers.norm import Norm
 from quire.compute.layers.residual import ResidualSum
 from quire.compute.schemes.choice import Schemes
 from quire.compute.schemes.packed import PackedProduct
+from quire.compute.schemes.plain import PlainProduct
 from quire.config.experts import ExpertsSpec, RoutingSpec, Scores
 from quire.config.parameters import FfnParameters, Kept
 from quire.kernels import gemm, moe
@@ -113,8 +114,24 @@ class Experts:
 
     def _run(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """What experts make of the normed x, added to the residual, which is returned, if there is one."""
+        if (shared := self._beside()) is not None:
+            return moe.experts_with_shared(x, *self.choose(x), *shared, residual=residual)
         y = self._products(x, *self.choose(x), residual)
         return y if self.shared_up is None else self._add_shared(x, y)
+
+    def _beside(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Matrices of experts, and of what every token goes through beside them, where one call may multiply by all:
+        SwiGLU in floating numbers, all experts here, no gate, no bias, no adapters."""
+        spec, up, down = self.spec, self.up.matrices, self.down.matrices
+        if self.shared_gate is not None or spec.bias or spec.gating != moe.SWIGLU or spec.n_held or self.adapted:
+            return None
+        shared = [one.run for one in (self.shared_up, self.shared_down) if one is not None]
+        if not isinstance(up, torch.Tensor) or not isinstance(down, torch.Tensor) or len(shared) < 2:
+            return None
+        first, second = shared
+        if not isinstance(first, PlainProduct) or not isinstance(second, PlainProduct):
+            return None
+        return up, down, first.weight, second.weight
 
     def _exchanged(self, exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
         """What the experts of all ranks make of the rows of this one."""
@@ -155,14 +172,21 @@ class Experts:
 
     def _routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, with numbers among all slots, which are experts where there are no copies."""
+        expert_ids, weights = self._choice(x, self.load)
+        return (expert_ids if self.copies is None else self.copies.of(expert_ids)), weights
+
+    def _choice(self, x: torch.Tensor, load: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same before experts have copies. load: where it is counted."""
+        correction = None if self.correction is None else self.correction.values
+        routing, product, bias = self.spec.routing, self.router.run, self.router.bias
+        if isinstance(product, PlainProduct):
+            return moe.choose(x, product.weight, routing, correction, load, bias=bias)
         if self.is_wide:
             logits = self.router(x.float())
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
-        correction = None if self.correction is None else self.correction.values
-        expert_ids, weights = moe.route(logits, self.spec.routing, correction, self.load)
-        return (expert_ids if self.copies is None else self.copies.of(expert_ids)), weights
+        return moe.route(logits, routing, correction, load)
 
     def _held(self, expert_ids: torch.Tensor) -> torch.Tensor:
         """Numbers among the slots of this rank; -1 of those that others have."""
@@ -287,9 +311,12 @@ class Experts:
         for n_rows in moe.build_rows(spec.n_experts, n_chosen, max_rows):
             logits = torch.zeros(n_rows, spec.n_experts, device=up.device)
             x = torch.zeros(n_rows, up.shape[2], dtype=self.dtype, device=up.device)
+            self._choice(x, None)
             expert_ids, factors = moe.route(logits, evenly)
             expert_ids = self._held(expert_ids) if spec.n_held else expert_ids
             self.plain_products(x, expert_ids, factors, torch.zeros_like(x))
+            if (shared := self._beside()) is not None:
+                moe.experts_with_shared(x, expert_ids, factors, *shared, residual=torch.zeros_like(x))
             if self.adapted is not None:
                 self.adapted.build(x, expert_ids, factors, torch.zeros_like(x))
 

@@ -8,10 +8,13 @@ many rows keys and values are made of lines instead: less arithmetic.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import torch.nn.functional as F
 
 from quire.compute.layers.context import Context, Expanded
+from quire.compute.layers.joined import joined
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm, project
 from quire.compute.schemes.choice import Schemes
@@ -19,6 +22,9 @@ from quire.config.latent import LatentAttentionSpec
 from quire.config.parameters import MixerParameters
 from quire.kernels import gemm
 from quire.kernels.attention.variant import Variant
+
+JOINED: Final = ("q", "a")
+"""Places of the matrices that both read the stream where queries have no rank; else "a" has the rows of both."""
 
 
 class LatentAttention:
@@ -38,7 +44,15 @@ class LatentAttention:
     ) -> None:
         self.spec, self.layer, self.cos_sin = spec, layer, cos_sin
         self.variant: Variant | None = Variant(spec.scale)
-        made = {place: Linear(make, matrix, schemes.of(matrix)) for place, matrix in parameters.matrices.items()}
+        self.joined = None if spec.q_lora_rank else joined(make, [parameters.matrices[one] for one in JOINED], schemes)
+        """Queries and lines of the stream as one product, where both are floating and no adapter adds to them."""
+        made = {
+            place: Linear(make, matrix, schemes.of(matrix))
+            for place, matrix in parameters.matrices.items()
+            if self.joined is None or place not in JOINED
+        }
+        if self.joined is not None:
+            made = dict(zip(JOINED, self.joined.linears, strict=True)) | made
         self.linears = tuple(made.values())
         """See `Mixer`."""
         self.first, self.out = made["a"], made["out"]
@@ -55,17 +69,24 @@ class LatentAttention:
     def __call__(self, x: torch.Tensor, norm: Norm | None, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """See `Mixer`."""
         spec, n = self.spec, len(x)
-        first = project(self.first, x, norm)
-        if self.q_norm is None:
-            q = project(self.queries, x, norm)
-        else:
-            q = self.queries(self.q_norm(first[:, : spec.q_lora_rank]))
+        q, first = self._projected(x, norm)
         q = q.view(n, spec.n_heads, -1)
         if context.expanded is not None:
             return self._apart(first, q, positions, context, context.expanded)
         asked = self._asked(q)
         self._store(first, q, asked[:, :, spec.kv_lora_rank :], positions, context)
         return self._seen(asked, context)
+
+    def _projected(self, x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [n, n_heads * d], and what else is made of the stream: numbers of queries, and lines."""
+        if self.joined is not None and self.joined.are_bare:
+            pair = None if norm is None else norm.pair
+            q, first = self.joined(x if norm is None or pair is not None else norm(x), pair)
+            return q, first
+        first = project(self.first, x, norm)
+        if self.q_norm is None:
+            return project(self.queries, x, norm), first
+        return self.queries(self.q_norm(first[:, : self.spec.q_lora_rank])), first
 
     def _store(
         self, first: torch.Tensor, q: torch.Tensor, rotated: torch.Tensor, positions: torch.Tensor, context: Context
@@ -145,4 +166,5 @@ class LatentAttention:
 
     def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
         """See `Mixer`."""
-        return [self.first.kernel(norm=norm), self.queries.kernel(norm=norm and self.q_norm is None)]
+        alone = [self.first.kernel(norm=norm), self.queries.kernel(norm=norm and self.q_norm is None)]
+        return alone if self.joined is None else [self.joined.kernel(norm=norm), *alone]

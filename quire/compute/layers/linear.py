@@ -75,6 +75,11 @@ class Linear:
         if self.bias is not None:
             yield self.bias
 
+    @property
+    def plain_shapes(self) -> set[tuple[int, int]]:
+        """[n, k] of the floating matrices that `gemm.linear` is given for it."""
+        return {(self.matrix.n_out, self.matrix.n_in)} if isinstance(self.product, PlainProduct) else set()
+
     def record(
         self, fused: FusedStep, x: torch.Tensor, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING
     ) -> None:

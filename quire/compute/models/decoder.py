@@ -26,7 +26,6 @@ from quire.compute.layers.rotary import rotary_tables
 from quire.compute.layers.vocabulary import DividedEmbedding, DividedHead
 from quire.compute.models.rank_parts import RankParts
 from quire.compute.schemes.choice import Schemes, schemes_on
-from quire.compute.schemes.plain import PlainProduct
 from quire.config.arch import ModelArch
 from quire.config.mesh import undivided
 from quire.config.parameters import POSITIONS, final_norm
@@ -176,7 +175,7 @@ class Decoder:
 
     def build_kernels(self, max_rows: int) -> None:
         """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
-        plain = {(one.matrix.n_out, one.matrix.n_in) for one in self.linears() if isinstance(one.product, PlainProduct)}
+        plain = {shape for linear in self.linears() for shape in linear.plain_shapes}
         kernels = [one for one in self.kernels() if (one.n, one.k) in plain]
         gemm.build(kernels, self.dtype, self.device, max_rows, 0 if self.adapters is None else self.adapters.rank)
         for layer in {layer.spec.ffn: layer for layer in self.layers}.values():

@@ -2,10 +2,10 @@
 
 from quire.kernels.moe.adapted import ExpertAdapters, adapted_experts
 from quire.kernels.moe.coded import CodedMatrices, Codes, Matrices
-from quire.kernels.moe.op import SWIGLU, build_rows, experts, gate, route
+from quire.kernels.moe.op import SWIGLU, build_rows, choose, experts, experts_with_shared, gate, route
 from quire.kernels.moe.packed import PackedExperts, packed_experts
 
 __all__ = [
     "SWIGLU", "CodedMatrices", "Codes", "ExpertAdapters", "Matrices", "PackedExperts", "adapted_experts", "build_rows",
-    "experts", "gate", "packed_experts", "route",
+    "choose", "experts", "experts_with_shared", "gate", "packed_experts", "route",
 ]  # fmt: skip

@@ -57,8 +57,8 @@ def _structure(pointers: str, strides: str, counts: str, floats: str = "") -> ty
 
 
 _FewArgs = _structure(
-    "x up down up_scales down_scales up_bias down_bias expert_ids weights residual h y", "x_row",
-    "n_pairs n_chosen n_experts hidden inner n_stages n_blocks n_scales", "slope offset limit",
+    "x up down up_scales down_scales up_bias down_bias expert_ids weights residual h y shared_up shared_down", "x_row",
+    "n_pairs n_chosen n_experts hidden inner n_stages n_blocks n_scales n_shared", "slope offset limit",
 )  # fmt: skip
 _WideArgs = _structure(
     "x w scales x_scales bias tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks x_scales_row",
@@ -69,9 +69,13 @@ _SpreadArgs = _structure("x expert_ids starts slots sorted", "x_row", "n_tokens 
 _RoundArgs = _structure(
     "x expert_ids starts slots codes scales", "x_row", "n_tokens n_chosen n_experts h scales_row in_blocks"
 )
-_SumArgs = _structure("x expert_ids weights slots residual y", "residual_row y_row", "n_tokens n_chosen n_experts h")
+_SumArgs = _structure(
+    "x expert_ids weights slots residual y", "residual_row y_row", "n_tokens n_chosen n_experts h n_shared"
+)
 
 Kernel = Callable[..., int]
+Shared = tuple[torch.Tensor, torch.Tensor]
+"""What every token goes through beside its experts: up and down, see `experts_with_shared` in op.py."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,12 +102,13 @@ class Launch:
         down_bias: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        shared: Shared | None = None,
     ) -> torch.Tensor:
         """See op.py; for the arguments that it was prepared for."""
         y = out if residual is None else residual
         if y is None:
             y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        call = _Call(self, x, expert_ids, weights, up, down, gating, (up_bias, down_bias), residual, y)
+        call = _Call(self, x, expert_ids, weights, up, down, gating, (up_bias, down_bias), residual, y, shared)
         if isinstance(self.plan, FewPlan):
             call.run_few(self.plan)
         else:
@@ -135,10 +140,15 @@ class _Call:
     biases: tuple[torch.Tensor | None, torch.Tensor | None]
     residual: torch.Tensor | None
     y: torch.Tensor
+    shared: Shared | None
 
     @property
     def shape(self) -> ExpertsShape:
-        return _shape(self.expert_ids, self.down)
+        return shape_of(self.expert_ids, self.down, self.n_shared)
+
+    @property
+    def n_shared(self) -> int:
+        return 0 if self.shared is None else self.shared[1].shape[1] // self.down.shape[2]
 
     def run_few(self, cut: FewPlan) -> None:
         shape, residual, gating = self.shape, self.residual, self.gating
@@ -146,12 +156,15 @@ class _Call:
         each = self.y if cut.lone else self._scratch(shape.n_pairs, shape.hidden)
         added = residual if cut.lone else None
         (up, up_scales), (down, down_scales) = (_parts(one) for one in (self.up, self.down))
-        pointers = (self.x, up, down, up_scales, down_scales, *self.biases, self.expert_ids, self.weights, added)
+        pointers = (
+            self.x, up, down, up_scales, down_scales, *self.biases, self.expert_ids, self.weights, added, inner, each,
+            *(self.shared or (None, None)),
+        )  # fmt: skip
         _start(self.launch.products[0], self.x, _FewArgs(
-            *(None if one is None else one.data_ptr() for one in pointers), inner.data_ptr(), each.data_ptr(),
+            *(None if one is None else one.data_ptr() for one in pointers),
             self.x.stride(0), gating.slope, gating.offset, gating.limit,
             shape.n_pairs, shape.n_chosen, shape.n_experts, shape.hidden, shape.inner, cut.n_stages,
-            self.launch.n_blocks, cut.n_scales,
+            self.launch.n_blocks, cut.n_scales, self.n_shared,
         ))  # fmt: skip
         if not cut.lone:
             self._sum(each, None)
@@ -201,7 +214,7 @@ class _Call:
             each.data_ptr(), self.expert_ids.data_ptr(), self.weights.data_ptr(), slots,
             None if residual is None else residual.data_ptr(), self.y.data_ptr(),
             0 if residual is None else residual.stride(0), self.y.stride(0),
-            shape.n, shape.n_chosen, shape.n_experts, shape.hidden,
+            shape.n, shape.n_chosen, shape.n_experts, shape.hidden, self.n_shared,
         ))  # fmt: skip
 
     def _scratch(self, n_rows: int, width: int) -> torch.Tensor:
@@ -254,7 +267,7 @@ def prepare(
             return f"rows of {name} are {rows.stride(0)} elements apart, not a multiple of {ALIGNMENT_BYTES} bytes"
     if _codes(up) != _codes(down):
         return f"matrices of experts are kept in two ways: {_codes(up)}, {_codes(down)}"
-    return _prepared(_shape(expert_ids, down), x.dtype, x.device)
+    return prepared(shape_of(expert_ids, down), x.dtype, x.device)
 
 
 def _parts(matrices: Matrices) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -283,14 +296,16 @@ def static_obstacle(shape: ExpertsShape, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _shape(expert_ids: torch.Tensor, down: Matrices) -> ExpertsShape:
+def shape_of(expert_ids: torch.Tensor, down: Matrices, n_shared: int = 0) -> ExpertsShape:
+    """Of a call where every token has n_shared experts more."""
     n, n_chosen = expert_ids.shape
     n_experts, hidden, inner = down.shape
-    return ExpertsShape(n, n_chosen, n_experts, hidden, inner, _codes(down))
+    return ExpertsShape(n, n_chosen + n_shared, n_experts + n_shared, hidden, inner, _codes(down))
 
 
 @functools.cache
-def _prepared(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Launch | str:
+def prepared(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Launch | str:
+    """The kernels for a shape, or why there are none."""
     found = static_obstacle(shape, dtype) or machine_obstacle()
     if found:
         return found

@@ -28,9 +28,42 @@ def route(
     E - 1, whatever the logits, NaN among them; the best first, of equal ones the one of the smaller number.
     Sums and powers are in float32. Nothing is read by the host: it may be captured. Raises ValueError on a mismatch.
     """
-    n_experts = logits.shape[-1]
     if logits.dim() != 2 or logits.dtype != torch.float32 or logits.stride(1) != 1:
         raise ValueError(f"logits {tuple(logits.shape)} {logits.dtype} must be [n, E] float32 with contiguous rows")
+    _check_routing(logits.shape[1], routing, correction, load)
+    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "route", logits)(logits, routing, correction, load)
+    return found
+
+
+def choose(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    routing: RoutingSpec,
+    correction: torch.Tensor | None = None,
+    load: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`route` of the logits x @ router.T + bias, whose sums are in float32, in one launch where there is a kernel.
+
+    x: [n, hidden], contiguous rows, n >= 1. router: [E, hidden], contiguous, and bias: [E], of x's dtype or float32;
+    in float32 the products are, too. The rest, and the result: see `route`. Raises ValueError on a mismatch.
+    """
+    if x.dim() != 2 or x.stride(1) != 1 or router.dim() != 2 or router.shape[1] != x.shape[1]:
+        raise ValueError(f"x {tuple(x.shape)} must be [n, hidden] with contiguous rows, router {tuple(router.shape)}")
+    if router.dtype not in (x.dtype, torch.float32) or not router.is_contiguous():
+        raise ValueError(f"router {router.dtype} must be contiguous, in float32 or x's dtype {x.dtype}")
+    if bias is not None and (bias.shape != (len(router),) or bias.dtype != router.dtype):
+        raise ValueError(f"bias {tuple(bias.shape)} {bias.dtype} must be [{len(router)}] of {router.dtype}")
+    _check_routing(len(router), routing, correction, load)
+    arguments = x, router, bias, routing, correction, load
+    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "choose", *arguments)(*arguments)
+    return found
+
+
+def _check_routing(
+    n_experts: int, routing: RoutingSpec, correction: torch.Tensor | None, load: torch.Tensor | None
+) -> None:
     if n_experts % routing.n_groups or not 1 <= routing.n_chosen_groups <= routing.n_groups:
         raise ValueError(f"{n_experts} experts cannot be divided as {routing} says")
     if not 1 <= routing.n_chosen <= n_experts // routing.n_groups * routing.n_chosen_groups:
@@ -39,8 +72,6 @@ def route(
         raise ValueError(f"correction {tuple(correction.shape)} {correction.dtype} must be [{n_experts}] float32")
     if load is not None and (load.shape != (n_experts,) or load.dtype != torch.int64):
         raise ValueError(f"load {tuple(load.shape)} {load.dtype} must be [{n_experts}] int64")
-    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "route", logits)(logits, routing, correction, load)
-    return found
 
 
 def experts(
@@ -81,6 +112,36 @@ def experts(
     """
     arguments = experts_arguments(x, expert_ids, weights, up, down, gating, up_bias, down_bias, residual, out)
     y: torch.Tensor = select("moe", "experts", *arguments)(*arguments)
+    return y
+
+
+def experts_with_shared(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    shared_up: torch.Tensor,
+    shared_down: torch.Tensor,
+    *,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`experts`, and a feed-forward of SwiGLU that every token goes through, for few tokens in one call.
+
+    shared_up: [2 * size, hidden], gate rows first; shared_down: [hidden, size]; both contiguous, of x's dtype. What it
+    gives may be added before the sum is rounded, or after. The rest: see `experts`, without codes and biases.
+    """
+    arguments = experts_arguments(x, expert_ids, weights, up, down, SWIGLU, None, None, residual, None)
+    size, hidden = shared_down.shape[1], x.shape[1]
+    if shared_up.shape != (2 * size, hidden) or shared_down.shape[0] != hidden:
+        raise ValueError(
+            f"shared_up {tuple(shared_up.shape)} and shared_down {tuple(shared_down.shape)} must be"
+            f" [2 * size, {hidden}] and [{hidden}, size]"
+        )
+    if any(one.dtype != x.dtype or not one.is_contiguous() for one in (shared_up, shared_down)):
+        raise ValueError(f"shared_up {shared_up.dtype} and shared_down must be contiguous and of x's dtype {x.dtype}")
+    arguments = (*arguments[:5], shared_up, shared_down, residual)
+    y: torch.Tensor = select("moe", "experts_with_shared", *arguments)(*arguments)
     return y
 
 

@@ -53,6 +53,20 @@ def route(
     return expert_ids.int(), weights * routing.scale
 
 
+def choose(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    bias: torch.Tensor | None,
+    routing: RoutingSpec,
+    correction: torch.Tensor | None,
+    load: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See op.py."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    logits = F.linear(x.to(wide), router.to(wide), None if bias is None else bias.to(wide))
+    return route(logits, routing, correction, load)
+
+
 def _largest(values: torch.Tensor, k: int) -> torch.Tensor:
     """Places of the k largest of each row; of equal ones the first come first."""
     places: torch.Tensor = values.sort(dim=-1, descending=True, stable=True).indices
@@ -104,6 +118,19 @@ def experts(
     total = _total(x, expert_ids, weights, up, down, None, gating, up_bias, down_bias, residual)
     target = out if residual is None else residual
     return total.to(x.dtype) if target is None else target.copy_(total)
+
+
+def experts_with_shared(
+    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
+    shared_up: torch.Tensor, shared_down: torch.Tensor, residual: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """See op.py."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    total = torch.zeros(x.shape, dtype=wide, device=x.device) if residual is None else residual.to(wide)
+    inner = gate(F.linear(x.to(wide), shared_up.to(wide)), Gating()).to(x.dtype).to(wide)
+    total = experts(x.to(wide), expert_ids, weights, up, down, Gating(), residual=total)
+    total = total + F.linear(inner, shared_down.to(wide))
+    return total.to(x.dtype) if residual is None else residual.copy_(total)
 
 
 def adapted_experts(

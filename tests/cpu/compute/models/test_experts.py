@@ -72,7 +72,7 @@ def same(ours: Decoder, theirs: Decoder) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
-@pytest.mark.parametrize("case", ["qwen3_moe", "gpt_oss", "qwen2_moe", "glm4_moe"])
+@pytest.mark.parametrize("case", ["qwen3_moe", "gpt_oss", "qwen2_moe", "glm4_moe", "deepseek_v2-lite"])
 def test_one_tensor_of_all_experts_is_multiplied_at_once(case: str, tmp_path: pathlib.Path, tools: Tools) -> None:
     """In float64 nothing is laid out, as on a GPU."""
     oracle = checkpoint_of(case, tmp_path)

@@ -1,6 +1,8 @@
-// Stands in for csrc/cuda/gemm.h and gemm/codes.h where there is no GPU, and for what else moe_few.cu and moe_wide.cu need of CUDA.
+// Stands in for csrc/cuda/gemm.h and gemm/codes.h where there is no GPU, and for what else moe_few.cu, moe_wide.cu and router.cu
+// need of CUDA.
 //
-// One block runs at a time: kernels whose blocks wait for one another are launched with one.
+// One block runs at a time: kernels whose blocks wait for one another are launched with one, or the last of a cluster
+// reads what the others have stored. Shared variables of a kernel are those of all its blocks.
 #pragma once
 #include "fragments.h"
 
@@ -13,14 +15,9 @@ inline void __threadfence() {}
 inline long long clock64() { return 0; }
 inline void __trap() { std::abort(); }
 template <class T> T __ldcg(const T* x) { return *x; }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(unsigned x) { return __builtin_ffs(x); }
+inline int __float_as_int(float x) { return same_bits<int>(x); }
 inline uint32_t __float_as_uint(float x) { return same_bits<uint32_t>(x); }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
-inline int __shfl_up_sync(unsigned, int x, int step) {
-    const int lane = threadIdx.x % 32;
-    return emulated::exchange(x, [&](const uint32_t* words) { return int(words[lane < step ? lane : lane - step]); });
-}
 inline unsigned __ballot_sync(unsigned, bool x) {
     return emulated::exchange(x, [](const uint32_t* words) {
         unsigned found = 0;
@@ -44,6 +41,10 @@ constexpr int L2_BY_128 = CU_TENSOR_MAP_L2_PROMOTION_L2_128B, SWIZZLED = CU_TENS
 inline float low(uint32_t pair) { return one_of<!QUIRE_BF16>(pair, 0); }
 inline float high(uint32_t pair) { return one_of<!QUIRE_BF16>(pair, 1); }
 inline float widen(Element x) { return low(x.bits); }
+inline void cluster_arrive() {}
+inline void cluster_wait() { __syncthreads(); }
+inline uint32_t address_in(uint32_t address, int) { return address; }
+inline void store_there(uint32_t address, float x) { std::memcpy(emulated::memory + int32_t(address), &x, 4); }
 inline uint4 read16(uint32_t from) { return load_16_bytes(from); }
 inline uint2 read_pair(uint32_t from) { return load_8_bytes(from); }
 inline float2 read8(uint32_t from) {

@@ -68,12 +68,11 @@ enum { CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZ
 using CUtensorMapSwizzle = int;
 
 namespace quire {
-constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+constexpr float LN2 = 0.6931471805599453f;
 constexpr uint64_t L2_EVICT_FIRST = 1, L2_EVICT_NORMAL = 0, L2_EVICT_LAST = 2;
 
 inline uint32_t shared_address(const void* x) { return static_cast<const char*>(x) - emulated::memory; }
 inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
-inline float exp2_fast(float x) { return std::exp2(x); }
 inline void named_sync(int barrier, int n_threads) {
     std::barrier<>* found;
     {

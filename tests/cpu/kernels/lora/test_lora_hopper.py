@@ -62,7 +62,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for header in EMULATED.glob("*.h"):
         shutil.copy(header, folder / ("emulated_gemm.h" if header.name == "gemm.h" else header.name))
     emulated = (folder / "emulated_gemm.h").read_text()
-    (folder / "emulated_gemm.h").write_text(emulated.replace("constexpr int CHUNK = 64;", ""))
+    (folder / "emulated_gemm.h").write_text(emulated.replace("constexpr int CHUNK = QUIRE_FP8 ? 128 : 64, SCALE_BLOCK = 128;", ""))
     kept = (
         ("// What is multiplied", "// ---- clusters"),
         ("// SwiGLU of pairs", "__device__ __forceinline__ uint4 load16"),

@@ -18,12 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import shared_cases
 import torch
 from coded_experts import CODINGS, Coding, expected
 
 from quire.config.experts import Gating
 from quire.kernels import jit, moe
-from quire.kernels.moe import hopper, reference
+from quire.kernels.moe import hopper, hopper_shared, reference
 from quire.kernels.moe.plan import ExpertsShape, FewPlan, WidePlan, plan
 from quire.kernels.w8a8.reference import quantise
 
@@ -158,8 +159,10 @@ class Rows:
 
     def quire_moe_sum(self, given: Any, stream: object) -> int:
         args = given._obj
-        n, k, h = args.n_tokens, args.n_chosen, args.h
-        weights, real = view(args.weights, torch.float32, n, k), view(args.expert_ids, torch.int32, n, k, 1) >= 0
+        n, k, h, routed = args.n_tokens, args.n_chosen, args.h, args.n_chosen - args.n_shared
+        weights = torch.cat([view(args.weights, torch.float32, n, routed), torch.ones(n, args.n_shared)], 1)
+        ids = view(args.expert_ids, torch.int32, n, routed)
+        real = torch.cat([ids >= 0, torch.ones(n, args.n_shared, dtype=torch.bool)], 1)[:, :, None]
         slots = torch.arange(n * k)
         if args.slots:  # of a pair without an expert anything
             slots = view(args.slots, torch.int32, n * k).long().where(real.flatten(), torch.zeros(()).long())
@@ -229,3 +232,32 @@ def test_codes_of_rows_are_those_of_the_reference(emulation: None, dtype: torch.
     codes, scales = quantise(x, torch.float8_e4m3fn, 128 if in_blocks else k)
     assert torch.equal(made.numbers.view(torch.uint8), codes.view(torch.uint8))
     assert torch.equal(made.scales[:, :n], scales.T) if in_blocks else torch.equal(made.scales, scales[:, 0])
+
+
+@pytest.mark.parametrize("shape", shared_cases.SHAPES, ids=str)
+def test_what_all_tokens_share_is_read_as_experts(emulation: None, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if shape[0] == 1 else torch.float16
+    given = shared_cases.arguments(shape, dtype)
+    x, ids, weights, up, down, *shared, residual = given
+    wanted = shared_cases.expected(*given)
+    cut = plan(hopper.shape_of(ids, down, shape[5]))
+    assert isinstance(cut, FewPlan) and cut.lone == (shape[0] == 1) and cut.tokens >= shape[0]
+    products = tuple(hopper._function(*each) for each in hopper.variants(cut, dtype))
+    launch = hopper_shared.SharedLaunch(hopper.Launch(products, Rows(dtype), cut, n_blocks=1))
+    got = launch(x, ids, weights, up, down, *shared, residual)
+    assert got is residual and shared_cases.error(got, wanted) <= reference.TOLERANCE[dtype]
+
+
+def test_when_they_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def why(shape: tuple[int, ...], parts: int = 0) -> str | None:
+        x, ids, weights, up, down, shared_up, shared_down, residual = shared_cases.arguments(shape, torch.bfloat16)
+        size = parts or shared_down.shape[1]
+        return hopper_shared.static_obstacle(
+            x, ids, weights, up, down, shared_up[: 2 * size], shared_down[:, :size], residual
+        )
+
+    assert why((8, 2, 3, 64, 64, 2)) is None
+    assert isinstance(why((9, 2, 3, 64, 64, 2)), hopper_shared.Slower)
+    assert "not a multiple of an expert's 64" in str(why((2, 2, 3, 64, 64, 2), parts=96))
+    assert "at most 32" in str(why((1, 31, 40, 64, 64, 2)))
