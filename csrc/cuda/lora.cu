@@ -150,6 +150,10 @@ __global__ void __launch_bounds__(THREADS) shrink(const __grid_constant__ QuireS
 }
 
 int launch(const QuireShrinkArgs& a, cudaStream_t stream) {
+    // A multiprocessor is divided into shared memory and L1 anew only when it is empty: as the product behind this wants it.
+    const cudaError_t error =
+        cudaFuncSetAttribute(shrink, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return error;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;

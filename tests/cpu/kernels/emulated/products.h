@@ -3,6 +3,7 @@
 #pragma once
 #include "emulated_gemm.h"
 
+enum { cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutMaxShared = 100 };
 inline void __stcg(float4* to, float4 x) { *to = x; }
 inline int atomicAdd(uint32_t* to, uint32_t x) { return std::atomic_ref(*to).fetch_add(x); }
 
@@ -13,7 +14,6 @@ inline uint4 load16(const void* from) {
     std::memcpy(&x, from, 16);
     return x;
 }
-inline float load_float(const float* from) { return *from; }
 inline Element load_element(const Element* from) { return *from; }
 inline void load_bytes(uint32_t, const void*, uint32_t, uint32_t) { std::abort(); }
 inline uint32_t load_acquire(const uint32_t* from) { return std::atomic_ref(*const_cast<uint32_t*>(from)).load(); }

@@ -61,8 +61,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     real = (folder / "gemm.h").read_text()
     for header in EMULATED.glob("*.h"):
         shutil.copy(header, folder / ("emulated_gemm.h" if header.name == "gemm.h" else header.name))
-    emulated = (folder / "emulated_gemm.h").read_text()
-    (folder / "emulated_gemm.h").write_text(emulated.replace("constexpr int CHUNK = QUIRE_FP8 ? 128 : 64, SCALE_BLOCK = 128;", ""))
+    emulated, at = (folder / "emulated_gemm.h").read_text(), real.index("constexpr int OPERAND_BYTES")
+    (folder / "emulated_gemm.h").write_text(re.sub(r"constexpr int CHUNK = .*;", "", emulated))  # the real one is kept
+    real = real[:at] + real[real.index("\n", at) :]
     kept = (
         ("// What is multiplied", "// ---- clusters"),
         ("// SwiGLU of pairs", "__device__ __forceinline__ uint4 load16"),
