@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.sample.floors import bound, weights_of
+from quire.kernels.sample.floors import float_of, key_of, weights_of
 
 DONE = tl.constexpr(0)
 KNOWN = tl.constexpr(1)
@@ -28,6 +28,22 @@ SPAN = tl.constexpr(4096)
 
 
 @triton.jit
+def _crossing(x, weights, peak, target):  # type: ignore[no-untyped-def]
+    """(t, u): the logits >= t weigh the target at least, those >= u do not. Neighbours, in steps of 2^-11 of their
+    distance from the peak; t is -inf if all weigh less."""
+    lower = tl.full((), 0, tl.int32)
+    upper = tl.full((), 0x7F800, tl.int32)
+    while upper - lower > 1:
+        middle = (lower + upper) >> 1
+        t = peak - (middle << 12).to(tl.float32, bitcast=True)
+        is_enough = tl.sum(tl.where(x >= t, weights, 0.0), 0) >= target
+        upper = tl.where(is_enough, middle, upper)
+        lower = tl.where(is_enough, lower, middle)
+    above = tl.where(lower == 0, float_of(key_of(peak) + 1), peak - (lower << 12).to(tl.float32, bitcast=True))
+    return peak - (upper << 12).to(tl.float32, bitcast=True), above
+
+
+@triton.jit
 def guessed(start, width, floor, low, base, of_weights, target, share, whole):  # type: ignore[no-untyped-def]
     """(lower, upper): logits between which the weight of a row, summed from the top, should reach the target.
 
@@ -39,19 +55,19 @@ def guessed(start, width, floor, low, base, of_weights, target, share, whole):  
     at = (tl.arange(0, N_SAMPLES).to(tl.int64) * width // N_SAMPLES).to(tl.int32)
     x = tl.load(start + at).to(tl.float32)
     all_weights = weights_of(x, base, of_weights, float("-inf"))
-    weights, nothing = tl.where(x >= floor, all_weights, 0.0), tl.zeros([N_SAMPLES], tl.float32)
+    weights = tl.where(x >= floor, all_weights, 0.0)
     total, whole = tl.sum(weights, 0), (whole / width * N_SAMPLES).to(tl.float32)
     wanted = tl.minimum(tl.where(of_weights == 0, target / width * N_SAMPLES, share * total), total).to(tl.float32)
     error = tl.sqrt(wanted * (total - wanted) * tl.sum(weights * weights, 0)) / tl.maximum(total, 1e-30)
     if of_weights > 0:
         below_floor = tl.sum(all_weights - weights, 0)
         from_below = total + below_floor - whole + (share * (whole - below_floor)).to(tl.float32)
-        near = bound(x, weights, nothing, base, of_weights, from_below, 1)
+        near, _ = _crossing(x, weights, base, from_below)
         error_below = tl.sqrt(tl.sum(tl.where(x < near, all_weights * all_weights, 0.0), 0))
         wanted = tl.where(error_below < error, from_below, wanted)
         error = tl.minimum(error, error_below)
-    upper = bound(x, weights, nothing, base, of_weights, wanted - 4 * error, 1)
-    lower = bound(x, weights, nothing, base, of_weights, wanted + 4 * error, 1)
+    _, upper = _crossing(x, weights, base, wanted - 4 * error)
+    lower, _ = _crossing(x, weights, base, wanted + 4 * error)
     lower = tl.maximum(tl.maximum(lower, low), floor)
     return lower, tl.maximum(upper, lower)
 
