@@ -45,6 +45,14 @@ RankMemory(start.memory_fd, start.shape.n_ranks).set_state(start.rank, READY)
 time.sleep(600)
 """
 """A rank that reads nothing from the ring."""
+TORN = """
+import os
+from quire.core.events import EndKind
+from quire.engine.ranks.start import RankFailed
+if start.rank != int(sys.argv[1]):
+    os.write(start.status_fd, msgspec.json.encode(RankFailed("connection closed by peer", EndKind.CRASH)))
+"""
+"""One whose neighbour, of the given rank, is gone."""
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +201,33 @@ def test_a_rank_lost_in_an_order_is_named(
     with pytest.raises(RanksLost, match=rf"rank 1 \(process {pid}\) ended with SIGKILL"):
         getattr(worker, order)(*given)
     worker.group.stop()
+
+
+@pytest.mark.parametrize("killed", [1, 2])
+def test_a_killed_rank_is_named_though_another_is_seen_before(
+    killed: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "ROOT_S", 5.0)
+    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF.replace("time.sleep", f"{TORN}\ntime.sleep"), str(killed)))
+    ranks = group.RankGroup(EngineConfig(), Mesh(tp=3), tmp_path)
+    ranks.start()
+    pid = ranks.pids[killed - 1]
+    assert not ranks._lost.wait(0.3), "the other one's words are no reason yet"
+    os.kill(pid, signal.SIGKILL)
+    assert ranks._lost.wait(5) and ranks.loss is not None
+    assert ranks.loss.message.startswith(f"rank {killed} (process {pid}) ended with SIGKILL")
+    ranks.stop()
+
+
+def test_a_rank_that_failed_is_named_if_no_other_is_gone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "ROOT_S", 0.1)
+    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF.replace("time.sleep", f"{TORN}\ntime.sleep"), "1"))
+    ranks = group.RankGroup(EngineConfig(), Mesh(tp=3), tmp_path)
+    ranks.start()
+    assert ranks._lost.wait(5) and ranks.loss is not None and ranks.loss.message == "connection closed by peer"
+    ranks.stop()
 
 
 def test_masks_for_lost_ranks_free_rank_0_and_its_step_says_why(
