@@ -230,6 +230,29 @@ def test_a_rank_that_failed_is_named_if_no_other_is_gone(
     ranks.stop()
 
 
+def test_which_kernels_run_is_said_by_rank_0_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    life = """
+import logging, time
+from quire.engine.ranks.process import main
+from quire.engine.ranks.ring import READY
+from quire.kernels import native, selector
+def run(start, memory, pulse):
+    for logger in (native.logger, selector.logger, logging.getLogger("quire.kernels")):
+        logger.warning("said by %s", logger.name)
+    memory.set_state(start.rank, READY)
+    time.sleep(600)
+main(run)
+"""
+    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", life))
+    ranks = group.RankGroup(EngineConfig(), Mesh(tp=2), tmp_path)
+    ranks.start()
+    ranks.stop()
+    said = capfd.readouterr().err
+    assert said.count("said by") == 1 and "said by quire.kernels\n" in said
+
+
 def test_masks_for_lost_ranks_free_rank_0_and_its_step_says_why(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
