@@ -15,9 +15,9 @@ OPENAI_SCHEMA ?=
 serve: .venv/serve.stamp  # PORT=8001 for another port
 	$(BIN)/quire serve --port $(PORT)
 
-# A fresh clone has no bytecode: a collection makes that of the tests and of all they import, on the core that mypy leaves.
+# A new environment has no bytecode: a collection makes that of the tests and of all they import, on the core that mypy leaves.
 test: .venv/test.stamp  # TEST_PROCESSES=8 for a larger machine
-	@test -e tests/__pycache__ || $(BIN)/python -m pytest -n 0 --collect-only -q >/dev/null 2>&1 & \
+	@test -e .venv/bytecode.stamp || { $(BIN)/python -m pytest -n 0 --collect-only -q; touch .venv/bytecode.stamp; } >/dev/null 2>&1 & \
 		$(BIN)/ruff check quire tests benchmarks demo && $(BIN)/mypy; status=$$?; wait; exit $$status
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
