@@ -29,18 +29,23 @@ if N_BESIDE > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // N_BESIDE)))
 
 LONGEST = (
-    "test_conviction.py", "test_batch_machine.py", "test_api_process_ends.py", "test_batch_deaths.py",
-    "test_attention_triton.py", "test_conditions.py", "test_seeded_bugs.py", "test_signals.py", "test_traffic.py",
-    "test_api_processes.py", "test_async_llm.py", "test_serve_live.py", "test_http_hostile.py", "test_sample_triton.py",
-    "test_marks.py", "test_flash.py", "test_families.py", "test_web_page.py", "test_constrained.py",
-    "test_standard_files.py", "test_http_pipelines.py", "test_examples.py", "test_footprint.py",
-    "test_structured_output.py", "test_drafts_families.py", "test_drafts_grammar.py", "test_head_apart.py",
-    "test_needle.py", "test_speculative.py", "test_draft_trees_distribution.py",
-    "test_draft_grammar_distribution.py", "test_eagle.py", "test_rank_models.py",
-    "test_batch_faults.py", "test_recovery.py", "test_rank_engines.py", "test_rank_faults.py", "test_link.py",
+    "test_attention_triton.py", "test_rank_engines.py", "test_seeded_bugs.py", "test_head_apart.py",
+    "test_conditions.py", "test_serve_live.py", "test_conviction.py", "test_rank_recovery.py",
+    "test_drafts_families.py", "test_drafts_grammar.py", "test_steps_that_follow.py", "test_marks.py", "test_needle.py",
+    "test_sample_triton.py", "test_async_llm.py", "test_api_process_ends.py", "test_signals.py",
+    "test_experts_hopper.py", "test_families.py", "test_rank_faults.py", "test_rank_models.py",
+    "test_context_engines.py", "test_web_page.py", "test_constrained.py", "test_kernel_lora.py", "test_http_hostile.py",
+    "test_flash.py", "test_footprint.py", "test_batch_deaths.py", "test_standard_files.py", "test_speculative.py",
+    "test_draft_trees_distribution.py", "test_link.py", "test_batch_machine.py", "test_batch_faults.py",
+    "test_structured_output.py", "test_mtp.py", "test_http_pipelines.py", "test_decode_hopper.py", "test_kernel_mla.py",
+    "test_expert_balance.py", "test_eagle.py", "test_recovery.py", "test_kernels_triton.py", "test_attention_cpu.py",
+    "test_kernel_state_triton.py", "test_llm.py", "test_examples.py", "test_latent_hopper.py",
+    "test_draft_grammar_distribution.py", "test_http_batches.py", "test_reduce.py", "test_api_processes.py",
+    "test_online.py", "test_gguf_engine.py", "test_kv_fp8.py", "test_pipeline_engines.py", "test_adapters.py",
+    "test_mistakes_document.py", "test_paced_engine.py", "test_traffic.py",
 )  # fmt: skip
-"""Files that take 20 s and more. Several processes begin with them, lest one be left at the end to one process alone;
-that needs `--no-loadscope-reorder`."""
+"""Files that take 10 s and more beside others, the longest first. Several processes begin with them, lest one be left
+at the end to one process alone; that needs `--no-loadscope-reorder`."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

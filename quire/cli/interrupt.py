@@ -1,7 +1,6 @@
 """What Ctrl-C does where KeyboardInterrupt is no good: while libraries load, and while an answer is made.
 
 Loading libraries swallow it or make tracebacks of it, so the process ends instead; an answer stops between two parts.
-Imports little: until `main` guards the process, Ctrl-C prints a traceback.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-LINE = "\nquire: interrupted"
-CODE = 130
+from quire.cli.main import CODE, LINE
 
 
 @contextlib.contextmanager

@@ -1,17 +1,21 @@
 """Entry point of the command `quire`: Ctrl-C ends it with one line and exit code 130, however early it comes.
 
-Everything else is in `command`, imported inside the guard because most of an early Ctrl-C falls into imports.
+Everything else is imported inside the guard, since most of an early Ctrl-C falls into imports; above it stands only
+what the interpreter has loaded already. While the interpreter itself starts, Ctrl-C still prints its traceback.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import Sequence
 
-from quire.cli.interrupt import CODE, LINE
+TYPE_CHECKING = False  # as that of typing, which takes longer to import than all that stands above the guard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LINE = "\nquire: interrupted"
+CODE = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
+        import contextlib
+        import signal
+
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an impatient second Ctrl-C ends at once, without a traceback
         with contextlib.suppress(OSError):
             print(LINE, file=sys.stderr, flush=True)

@@ -321,7 +321,7 @@ class Worker:
         config = self._config
         if config.quantization not in (*NOT_ROUNDED, *ON_GPU) and native.library() is None:
             reason = native.explain()
-            logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, reason)
+            native.logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, reason)
         start_s = time.perf_counter()
         model = load_model(
             folder, arch, dtype=TORCH_DTYPES[self._limits.dtype], device=self.platform.device.torch_device,

@@ -24,7 +24,7 @@ import torch
 from quire.core import env
 from quire.kernels import jit
 
-logger = logging.getLogger("quire.kernels")
+logger = logging.getLogger("quire.kernels.choice")
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"})
 LEVELS: dict[str, frozenset[str]] = {

@@ -18,7 +18,7 @@ from quire.core.errors import ConfigError
 from quire.kernels import catalog
 from quire.kernels.catalog import Implementation, Slower
 
-logger = logging.getLogger("quire.kernels")
+logger = logging.getLogger("quire.kernels.choice")
 
 
 class Candidate(NamedTuple):

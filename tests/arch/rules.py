@@ -149,11 +149,11 @@ def import_in_function(project: Project) -> Iterator[Finding]:
     """Of our own modules, outside the command line."""
     for file in project.package:
         if file.package != "cli":
-            for _, function in file.scopes:
-                if isinstance(function, Function):
-                    for name, node in project.imports(file, ast.walk(function)):
-                        if name.split(".")[0] == "quire":
-                            yield file.finding(node, f"imports {name} inside a function")
+            functions = [node for _, node in file.scopes if isinstance(node, Function)]
+            for name, node in project.imports(file):
+                inside = any(one.lineno <= node.lineno <= (one.end_lineno or one.lineno) for one in functions)
+                if inside and name.split(".")[0] == "quire":
+                    yield file.finding(node, f"imports {name} inside a function")
 
 
 def import_string_constant(project: Project) -> Iterator[Finding]:
@@ -406,7 +406,14 @@ def useless(exemption: Exemption, file: File | None, findings: list[Finding]) ->
     return ""
 
 
+def findings_of(project: Project, rule: str) -> list[Finding]:
+    """All findings of a rule, which are looked for once."""
+    if rule not in project.findings:
+        project.findings[rule] = sorted(set(RULES[rule](project)), key=str)
+    return project.findings[rule]
+
+
 def broken(project: Project, rule: str, exemptions: list[Exemption]) -> list[Finding]:
     """Findings of a rule that no exemption covers."""
-    found = sorted(set(RULES[rule](project)), key=str)
+    found = findings_of(project, rule)
     return [one for one in found if not any(exemption.covers(rule, one) for exemption in exemptions)]

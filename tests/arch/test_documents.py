@@ -1,10 +1,15 @@
-"""Documents can be read in a plain editor (no line is longer than 200 characters), and their links lead to files."""
+"""Documents can be read in a plain editor (no line is longer than 200 characters), their links lead to files, and the
+site lists all of docs/."""
 
 from __future__ import annotations
 
 import pathlib
 import re
+import runpy
 from collections.abc import Iterator
+from typing import Any
+
+import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAX_LINE = 200
@@ -78,3 +83,17 @@ def test_the_rule_catches_a_lost_link(tmp_path: pathlib.Path) -> None:
     assert lost_links(tmp_path) == []
     (tmp_path / "docs" / "there.md").write_text("[a](here.md) [b](../docs/gone.md)\n")
     assert lost_links(tmp_path) == ["docs/there.md: ../docs/gone.md"]
+
+
+def test_the_site_lists_every_document() -> None:
+    def pages(entry: Any) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for inside in entry.values() if isinstance(entry, dict) else entry:
+                yield from pages(inside)
+
+    hooks = runpy.run_path(str(ROOT / "packaging" / "docs_links.py"))
+    nav = hooks["with_decisions"](yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"], ROOT / "docs")
+    documents = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    assert sorted(pages(nav)) == documents, "mkdocs.yml has to list what is in docs/, except the decisions"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -34,10 +35,12 @@ def test_second_look(
     tmp_path: pathlib.Path, n_processes: str, sources: dict[str, str], most: int, code: int, says: str
 ) -> None:
     (tmp_path / "conftest.py").write_text(PLUGIN.read_text())
-    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name, source in sources.items():
         (tmp_path / name).write_text(source)
     command = [sys.executable, "-m", "pytest", "-n", n_processes, "--second-look", str(most)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    # Other plugins take longer to load than all else.
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode in ((code, 1) if code == 2 else (code,)) and says in done.stdout, done.stdout
     assert ("passed alone" in done.stdout) == (code == 0)

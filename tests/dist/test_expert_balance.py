@@ -75,7 +75,7 @@ def test_a_rank_that_stops_while_experts_move_is_named(folder: pathlib.Path, mon
         (pid,) = llm.engine.ranks.pids
         monkeypatch.setattr(group, "LOST_S", 0.8)
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(EngineError, match="rank 1 .* made no progress"):
+        with pytest.raises(EngineError, match=r"rank 1 .* made no progress"):
             llm.generate(["one"], LONG, use_tqdm=False)
     finally:
         llm.shutdown()

@@ -45,6 +45,14 @@ RankMemory(start.memory_fd, start.shape.n_ranks).set_state(start.rank, READY)
 time.sleep(600)
 """
 """A rank that reads nothing from the ring."""
+TORN = """
+import os
+from quire.core.events import EndKind
+from quire.engine.ranks.start import RankFailed
+if start.rank != int(sys.argv[1]):
+    os.write(start.status_fd, msgspec.json.encode(RankFailed("connection closed by peer", EndKind.CRASH)))
+"""
+"""One whose neighbour, of the given rank, is gone."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +73,7 @@ def is_gone(pid: int) -> bool:
     ({"data_parallel_size": 2, "pipeline_parallel_size": 2}, "data-parallel ranks have no stages yet: leave one"),
     ({"data_parallel_size": 2, "speculative_config": NGRAM}, "data-parallel ranks do not draft yet: leave"),
     ({"data_parallel_size": 2, "enable_lora": True}, "leave .* and data_parallel_size out, or serve merged weights"),
-    ({"data_parallel_size": 2, "enable_expert_parallel": True}, "qwen3 has no experts: leave enable_expert_parallel=True out"),
+    ({"data_parallel_size": 2, "enable_expert_parallel": True}, "no experts: leave enable_expert_parallel=True out"),
 ])  # fmt: skip
 def test_what_ranks_cannot_do(
     model: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
@@ -111,7 +119,7 @@ def test_a_stopped_rank_is_late_and_then_lost(
         time.sleep(0.05)
     assert llm.engine.stats().is_late and not is_gone(pid)
     monkeypatch.setattr(group, "LOST_S", 0.8)
-    with pytest.raises(EngineError, match="rank 1 .* made no progress"):
+    with pytest.raises(EngineError, match=r"rank 1 .* made no progress"):
         llm.generate(["one"], FEW, use_tqdm=False)
     llm.shutdown()
     assert is_gone(pid)
@@ -193,6 +201,56 @@ def test_a_rank_lost_in_an_order_is_named(
     with pytest.raises(RanksLost, match=rf"rank 1 \(process {pid}\) ended with SIGKILL"):
         getattr(worker, order)(*given)
     worker.group.stop()
+
+
+@pytest.mark.parametrize("killed", [1, 2])
+def test_a_killed_rank_is_named_though_another_is_seen_before(
+    killed: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "ROOT_S", 5.0)
+    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF.replace("time.sleep", f"{TORN}\ntime.sleep"), str(killed)))
+    ranks = group.RankGroup(EngineConfig(), Mesh(tp=3), tmp_path)
+    ranks.start()
+    pid = ranks.pids[killed - 1]
+    assert not ranks._lost.wait(0.3), "the other one's words are no reason yet"
+    os.kill(pid, signal.SIGKILL)
+    assert ranks._lost.wait(5) and ranks.loss is not None
+    assert ranks.loss.message.startswith(f"rank {killed} (process {pid}) ended with SIGKILL")
+    ranks.stop()
+
+
+def test_a_rank_that_failed_is_named_if_no_other_is_gone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "ROOT_S", 0.1)
+    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF.replace("time.sleep", f"{TORN}\ntime.sleep"), "1"))
+    ranks = group.RankGroup(EngineConfig(), Mesh(tp=3), tmp_path)
+    ranks.start()
+    assert ranks._lost.wait(5) and ranks.loss is not None and ranks.loss.message == "connection closed by peer"
+    ranks.stop()
+
+
+def test_which_kernels_run_is_said_by_rank_0_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    life = """
+import logging, time
+from quire.engine.ranks.process import main
+from quire.engine.ranks.ring import READY
+from quire.kernels import native, selector
+def run(start, memory, pulse):
+    for logger in (native.logger, selector.logger, logging.getLogger("quire.kernels")):
+        logger.warning("said by %s", logger.name)
+    memory.set_state(start.rank, READY)
+    time.sleep(600)
+main(run)
+"""
+    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", life))
+    ranks = group.RankGroup(EngineConfig(), Mesh(tp=2), tmp_path)
+    ranks.start()
+    ranks.stop()
+    said = capfd.readouterr().err
+    assert said.count("said by") == 1 and "said by quire.kernels\n" in said
 
 
 def test_masks_for_lost_ranks_free_rank_0_and_its_step_says_why(

@@ -1,5 +1,5 @@
-"""One of each fault of a rank, in little (`benchmarks/rank_faults.py` does it twenty times): it is seen and named, every
-request ends, the engine starts again, and nothing is left."""
+"""One of each fault of a rank, in little (`benchmarks/rank_faults.py` does it twenty times): it is seen and named,
+every request ends, the engine starts again, and nothing is left."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ import os
 import random
 
 import pytest
+from worker_rank import plans
 
 from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, StepMasks, StepPlan
 from quire.engine.ranks.ring import RING_BYTES, RankMemory, RingReader, RingWriter, make_memory
 from quire.engine.ranks.wire import SleepRanks, Stop, decode, encode
-from worker_rank import plans
 
 
 def ends(n_ranks: int) -> tuple[RingWriter, list[RingReader]]:

@@ -1,4 +1,4 @@
-"""`ContextGroups`: the groups of a rank that shares tokens with others: who divides heads with it, and whose turns follow.
+"""`ContextGroups`: the groups of a rank that shares tokens with others: who divides heads with it, whose turns follow.
 
 Owns them beside the group of all ranks. Does not own what is sent (`runner/ulysses`, `runner/ring_context`).
 Invariant: ranks that divide the heads of the same tokens are neighbours; those of one place among them make a ring.

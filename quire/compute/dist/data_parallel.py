@@ -27,7 +27,8 @@ class DataParallel:
         meeting_point: str,
     ) -> None:
         """n_slots, max_rows: sequences of a data-parallel rank, and rows of its steps, at most; comm: of all ranks;
-        share: with those of this rank's layers; meeting_point: path of a file that is not there, as those that begin like it are not."""
+        share: with those of this rank's layers; meeting_point: path of a file that is not there, as those that begin
+        like it are not."""
         self.dp_rank, self.size, self.n_slots = shape.dp_rank_of(rank), shape.dp, n_slots
         place = shape.place_in_stage(rank)
         self.exchange = Exchange(comm, place, shape.tp, max_rows) if shape.sends_rows else None

@@ -29,7 +29,7 @@ def move(
     tensors: Sequence[Sequence[torch.Tensor]],
     limit_bytes: int,
 ) -> int:
-    """old, new: the expert in each slot of all ranks. tensors: of each slot of this rank, contiguous, alike in all slots.
+    """old, new: the expert in each slot of all ranks. tensors: of each slot of this rank, contiguous, alike in all.
     → bytes that this rank has taken."""
     own = len(tensors)
     moves = sources(old, new, comm.size)

@@ -23,9 +23,9 @@ from quire.kernels.reduce.hopper import PeerMemory
 logger = logging.getLogger("quire.engine")
 
 ONE_SHOT_BYTES: Final = 3 << 20
-"""Divided by the number of other ranks: longest sum that goes in one hop, which sends 2 (n - 1) times its bytes, two hops
-2 (n - 1) / n times. On two H100s one hop takes 15.7 us of 2 MiB and two 22.6, and of 4 MiB they are equal. More ranks were
-not measured."""
+"""Divided by the number of other ranks: longest sum that goes in one hop, which sends 2 (n - 1) times its bytes, two
+hops 2 (n - 1) / n times. On two H100s one hop takes 15.7 us of 2 MiB and two 22.6, and of 4 MiB they are equal. More
+ranks were not measured."""
 LEAVE_S: Final = 2.0
 """At the end all ranks let go of one another's memory within so much time; who does not is going to be killed."""
 TWO_SHOTS_BYTES: Final = 8 << 20
@@ -43,8 +43,8 @@ class PeerComm:
         two_shots_bytes: int = TWO_SHOTS_BYTES,
         first: int = 0,
     ) -> None:
-        """device: this rank's GPU. The longest sums of either kind; None: see `ONE_SHOT_BYTES`. first: what its rank 0 is
-        called, where these are some of more ranks."""
+        """device: this rank's GPU. The longest sums of either kind; None: see `ONE_SHOT_BYTES`. first: what its rank 0
+        is called, where these are some of more ranks."""
         self.rank, self.size, self.n_calls = nccl.rank, nccl.size, 0
         self._nccl, self._device, self._first, self._is_void = nccl, device, first, False
         self._memory: PeerMemory | None = None
@@ -92,8 +92,9 @@ class PeerComm:
         """Whether no rank has a reason against it. All ranks ask together."""
         if reason:
             logger.warning(
-                "rank %d: all sums over GPUs go through NCCL, short ones more slowly: %s", self._first + self.rank, reason
-            )
+                "rank %d: all sums over GPUs go through NCCL, short ones more slowly: %s",
+                self._first + self.rank, reason,
+            )  # fmt: skip
         return bool(self._nccl.all_reduce(torch.tensor([not reason], dtype=torch.int32), Reduction.MIN).item())
 
     def _way(self, x: torch.Tensor, residual: torch.Tensor | None = None, norm: Norm | None = None) -> bool | None:
@@ -159,8 +160,8 @@ class PeerComm:
         lost = None if self._memory is None else self._memory.lost
         if lost is not None:
             raise EngineError(
-                f"rank {self._first + self.rank} has waited in vain for rank {self._first + lost[0]} in sum {lost[1]} over"
-                " GPUs: that rank hangs or is gone (its log says more); the engine has to be started again"
+                f"rank {self._first + self.rank} has waited in vain for rank {self._first + lost[0]} in sum {lost[1]}"
+                " over GPUs: that rank hangs or is gone (its log says more); the engine has to be started again"
             )
 
     def all_within(self, limit_s: float) -> bool:

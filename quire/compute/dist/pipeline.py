@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from typing import Final
 
 import torch
 

@@ -52,6 +52,8 @@ REASON_S: Final = 2.0
 """After rank 0 has failed at something that ranks do together: so long another one may take to be seen as its cause."""
 LEAVE_S: Final = 3.0
 """The ranks may take so long to hear that they are to leave, and to leave."""
+ROOT_S: Final = 0.5
+"""A rank that is killed may be seen after one that failed because its connection closed: so long it is waited for."""
 HANG_S: Final = 10.0
 """Rank 0, which leaves its groups with them, may take so long; then they are ended, and what it waits for."""
 
@@ -75,18 +77,18 @@ class _Rank:
             self.process.stdin.write(msgspec.json.encode(start) + b"\n")
             self.process.stdin.flush()
 
-    def loss(self) -> RanksLost:
-        """Why it is gone, in its own words if it has left any."""
+    def loss(self) -> tuple[RanksLost, bool]:
+        """Why it is gone, in its own words if it has left any; and whether the lack of another may be the reason."""
         said = b""
         with contextlib.suppress(OSError):
             said = os.read(self.status_fd, 65536)
-        code = self.wait(REASON_S)
         with contextlib.suppress(msgspec.DecodeError):
             failed = msgspec.json.decode(said, type=RankFailed)
-            return RanksLost(failed.message, failed.kind)
+            return RanksLost(failed.message, failed.kind), failed.kind is EndKind.CRASH
+        code = self.wait(REASON_S)
         status = "an unknown end" if code is None else status_text(code)
         kind = EndKind.KILLED if code == -signal.SIGKILL or code == -signal.SIGTERM else EndKind.CRASH
-        return RanksLost(f"rank {self.number} (process {self.process.pid}) ended with {status}", kind)
+        return RanksLost(f"rank {self.number} (process {self.process.pid}) ended with {status}", kind), False
 
     def show_stacks(self) -> None:
         """End it so that the stacks of its threads go to the log, also if it was stopped."""
@@ -325,13 +327,27 @@ class RankGroup:
             if self._stopping.is_set():
                 return
             if said:
-                gone = next(rank for rank in self._ranks if rank.status_fd == said[0][0])
-                self._lose(gone.loss(), [])
+                self._lose(self._root(poll, said), [])
                 return
             if slept_s > MAX_SLEEP_S:
                 self._judge.pardon()
                 continue
             self._look()
+
+    def _root(self, poll: select.poll, said: list[tuple[int, int]]) -> RanksLost:
+        """Why the first rank is gone, or the one for want of which it has failed."""
+        losses: list[RanksLost] = []
+        end_s = time.monotonic() + ROOT_S
+        while said:
+            for rank in [rank for rank in self._ranks if any(fd == rank.status_fd for fd, _ in said)]:
+                poll.unregister(rank.status_fd)
+                loss, may_be_another = rank.loss()
+                losses.append(loss)
+                if not may_be_another:
+                    return loss
+            left_s = 0.0 if len(losses) == len(self._ranks) else end_s - time.monotonic()
+            said = poll.poll(max(0.0, left_s) * 1000)
+        return losses[0]
 
     def _see_off(self) -> None:
         """Ranks were told to leave: none of them hangs for longer than `HANG_S`, rank 0 neither."""

@@ -98,6 +98,7 @@ def main(run: Callable[[RankStart, RankMemory, Pulse], None] | None = None) -> i
     line, _ = read_start()
     start = msgspec.json.decode(line, type=RankStart)
     logs.set_up(f"rank {start.rank}")
+    logging.getLogger("quire.kernels.choice").setLevel(logging.ERROR)  # the same kernels as rank 0's, which says so
     be_killed_with_parent()
     memory = RankMemory(start.memory_fd, start.shape.n_ranks)
     pulse = Pulse(memory, start.rank)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import secrets
 
 import msgspec
@@ -42,6 +43,10 @@ _NAMED: BodyDecoder[_Named] = BodyDecoder(_Named)
 _NAME: BodyDecoder[str] = BodyDecoder(str)
 _MAX_NAME_BYTES = 12 * MAX_ID_CHARS + 2
 """As long as a good custom_id can be in JSON: two escapes a character, and the marks around it."""
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_PAIR = rb"\s*" + _STRING + rb"\s*:\s*(?:" + _STRING + rb"|[\w.+-]+)\s*,"
+_WRITTEN_ID = re.compile(rb"\s*\{(?>" + _PAIR + rb")*?\s*\"custom_id\"\s*:\s*(" + _STRING + rb")", re.S)
+"""In what is no JSON further on: the id is found where it stands before the body, as clients write it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,15 +82,21 @@ def too_long(max_bytes: int) -> Refusal:
 
 
 def custom_id_of(data: bytes, max_bytes: int) -> str | None:
-    """The id of a line that is otherwise broken, if it can be read."""
+    """The id of a line that is otherwise broken, if it can be read; also where the line is no JSON."""
     if len(data) > max_bytes:
         return None
     try:
-        written = _NAMED.decode(data, IgnoredParams()).custom_id
-        name = _NAME.decode(written, IgnoredParams()) if len(bytes(written)) <= _MAX_NAME_BYTES else None
+        written = bytes(_NAMED.decode(data, IgnoredParams()).custom_id)
+    except Refusal:
+        found = _WRITTEN_ID.match(data)
+        written = b"" if found is None else found[1]
+    if len(written) > _MAX_NAME_BYTES:
+        return None
+    try:
+        name = _NAME.decode(written, IgnoredParams())
     except Refusal:
         return None
-    return name if name is not None and len(name) <= MAX_ID_CHARS else None
+    return name if len(name) <= MAX_ID_CHARS else None
 
 
 def mark_of(custom_id: str) -> bytes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
-import os
 import pathlib
 import re
 import signal
@@ -72,23 +72,28 @@ def test_those_that_cannot_answer_are_replaced(tmp_path: pathlib.Path) -> None:
 
 
 def test_time_in_which_the_parent_or_all_were_stopped_counts_against_nobody(tmp_path: pathlib.Path) -> None:
-    with light(tmp_path, "--api-processes", "2", "--api-stall-timeout", "4") as server:
-        server.wait_ready()
-        server.wait_processes(2)
-        before, everybody = pids(server), server.processes()
-        os.kill(server.process.pid, signal.SIGSTOP)
-        time.sleep(5.5)
-        assert httpx.get(server.base + "/health").status_code == 200, "it is not needed for serving"
-        os.kill(server.process.pid, signal.SIGCONT)
-        time.sleep(2)
-        for process in everybody:
-            process.suspend()
-        time.sleep(5.5)
-        for process in everybody:
-            process.resume()
-        time.sleep(2)
-        assert pids(server) == before and "starting it again" not in server.log
-        server.canary()
+    """Two servers wait side by side."""
+
+    def stop(name: str) -> None:
+        (folder := tmp_path / name).mkdir()
+        with light(folder, "--api-processes", "2", "--api-stall-timeout", "4") as server:
+            server.wait_ready()
+            server.wait_processes(2)
+            before, everybody = pids(server), server.processes()
+            stopped = [psutil.Process(server.process.pid)] if name == "parent" else everybody
+            for process in stopped:
+                process.suspend()
+            time.sleep(5.5)
+            if name == "parent":
+                assert httpx.get(server.base + "/health").status_code == 200, "it is not needed for serving"
+            for process in stopped:
+                process.resume()
+            time.sleep(2)
+            assert pids(server) == before and "starting it again" not in server.log
+            server.canary()
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        list(threads.map(stop, ["parent", "all"]))
 
 
 def test_the_server_ends_when_no_process_ever_serves(tmp_path: pathlib.Path) -> None:

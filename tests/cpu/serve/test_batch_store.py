@@ -398,6 +398,36 @@ def test_ids_of_lines_that_are_broken() -> None:
     assert named('{"custom_id": "%s"}' % ("\\ud83d\\ude00" * 512)) == "😀" * 512
 
 
+def test_ids_of_lines_that_are_no_json() -> None:
+    def named(text: str) -> str | None:
+        return custom_id_of(text.encode("utf-8", "surrogateescape"), 1 << 20)
+
+    for text in (
+        '{"custom_id": "a", "body": {"messages": [}',
+        '{"custom_id" :"a"',
+        '{"custom_id": "a", "body": "without an end',
+        '{"custom_id": "a",}',
+        ' {"url": "\\"", "n" : 5, "method":"POST","custom_id": "a", "body": {"custom_id": "b", "x": [tru]}}',
+        '{"custom_id": "a", "body": "\udcff"}',  # no UTF-8
+        '{"custom_id": "a", "custom_id": "b", x}',
+    ):
+        assert named(text) == "a", text
+    assert named('{"custom_id": "\\u00e9\\"\\n", x}') == 'é"\n'
+    for text in (
+        '{"custom_id": "a',
+        '{"custom_id": "\udcff", x}',
+        '{"custom_id": 5, x}',
+        '{"body": {"custom_id": "b"}, x}',
+        '{"body": {"custom_id": "b", x',
+        '{"body": ["custom_id": "b", x',
+        '{"x": "custom_id": "b"',
+        '"custom_id": "b"',
+        '{"custom_id": "%s", x}' % ("x" * 513),
+        '{"body": {}, "custom_id": "a", x}',
+    ):
+        assert named(text) is None, text
+
+
 def test_append_goes_on_where_the_record_is(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "files" / "out"
     append(path, 0, b"one\n")

@@ -141,6 +141,15 @@ def test_ctrl_c_ends_with_130_and_one_line() -> None:
     assert errors.strip() == "quire: interrupted"
 
 
+def test_hardly_anything_is_imported_before_ctrl_c_is_guarded() -> None:
+    """Ctrl-C while a module above the guard loads is a traceback: `signal` and `contextlib` take five times as long as
+    all that is there."""
+    code = "import sys; before = set(sys.modules); import quire.cli.main; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = {"__future__", "importlib", "warnings", "importlib._bootstrap", "importlib._bootstrap_external"}
+    assert set(done.stdout.split()) <= modules | {"quire", "quire.cli", "quire.cli.main"}
+
+
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     process = subprocess.run(
         f"{sys.executable} -m quire bench serve --help | true", shell=True, capture_output=True, text=True, check=False,
