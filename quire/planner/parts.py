@@ -43,11 +43,17 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     """Of one matrix."""
     products: str
     """Type of its arithmetic."""
+    kept: str = "bfloat16"
+    """Name of its format."""
+    n_calls: int = 1
+    """Kernels that it takes, each with a part of it."""
     n_of: int = 1
     """Matrices in a layer of this rank, of which each row takes some."""
     n_chosen: float = 1.0
     """Matrices that a row takes, of the `n_of_all` in the whole layer."""
     n_of_all: int = 1
+    takes_turns: bool = False
+    """Rows choose one matrix after the other, not at random."""
     row_factor: float = 1.0
     """Rows that choose among its matrices, to those that this rank has: experts divided among replicas have the rows
     of all of these."""
@@ -65,7 +71,8 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
         """Of the weights that so many rows need, where experts are chosen evenly."""
         if not self.is_experts:
             return self.n_bytes
-        unread = float((1 - self.n_chosen / self.n_of_all) ** (n_rows * self.row_factor))
+        share, n_choosing = self.n_chosen / self.n_of_all, n_rows * self.row_factor
+        unread = max(0.0, 1 - n_choosing * share) if self.takes_turns else float((1 - share) ** n_choosing)
         return self.n_bytes * self.n_of * (1 - unread)
 
     def flops(self, n_rows: float) -> float:
@@ -100,6 +107,14 @@ class AttentionGroup(msgspec.Struct, frozen=True, kw_only=True):
             spans = zip(starts, lengths, strict=True)
             n_flops -= share * sum(max(0, self.mixer.spared_flops(n, start + n)) for start, n in spans if n > 1)
         return n_flops
+
+    def made_numbers(self, starts: Sequence[int], lengths: Sequence[int]) -> int:
+        """Of keys, values and queries that are made of lines, in one layer, for spans that are computed so."""
+        if not self.has_other_way:
+            return 0
+        spans = zip(starts, lengths, strict=True)
+        n_lines = sum(start + n for start, n in spans if n > 1 and self.mixer.spared_flops(n, start + n) > 0)
+        return n_lines * self.mixer.n_row_numbers
 
     @property
     def has_other_way(self) -> bool:
@@ -170,7 +185,7 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
     other_bytes = other_numbers * formats.itemsize + position_bytes
     layers_bytes = sum(one.n_times * one.n_of * one.n_bytes for one in all_products) + other_bytes
     weights_bytes = layers_bytes + embedding_bytes
-    if not arch.tie_embeddings or formats.weights.is_rounded:
+    if not arch.tie_embeddings or formats.head.is_rounded:
         weights_bytes += head.n_bytes
     return RankParts(
         products=all_products,
@@ -213,9 +228,10 @@ def _attention(own: LayerSpec, numbers: int, mesh: Mesh) -> AttentionGroup:
 
 def _head(arch: ModelArch, mesh: Mesh, formats: Formats) -> Product:
     n_out = -(-arch.vocab_size // mesh.tp)
+    kept = formats.head
     return Product(
-        name="head", n_times=1, n_in=arch.hidden_size, n_out=n_out, products=formats.weights.products,
-        n_bytes=formats.weights.n_bytes(n_out, arch.hidden_size),
+        name="head", n_times=1, n_in=arch.hidden_size, n_out=n_out, products=kept.products, kept=kept.name,
+        n_bytes=kept.n_bytes(n_out, arch.hidden_size),
     )  # fmt: skip
 
 
@@ -255,10 +271,10 @@ def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mes
     found = [_product(place, matrix, formats) for place, matrix in mixer.matrices.items()]
     for place, tensor in mixer.tensors.items():
         if len(tensor.shape) == 2:
-            n_out, n_in = tensor.shape
+            n_out, n_in = tensor.shape  # one part makes queries of lines, the other one values of their sums
             found.append(Product(
                 name=NAMES.get(place, place), n_times=1, n_in=n_in, n_out=n_out,
-                n_bytes=n_out * n_in * formats.itemsize, products="bfloat16",
+                n_bytes=n_out * n_in * formats.itemsize, products="bfloat16", n_calls=2,
             ))  # fmt: skip
     replace = msgspec.structs.replace
     kinds = _kinds(own, hidden_size)
@@ -267,11 +283,12 @@ def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mes
         return found
     n_all = n_experts_of(spec)
     used = 1 - own.ffn.n_idle_weights(hidden_size, 1) / kinds.expert_numbers
+    takes_turns = own.ffn.n_idle_weights(hidden_size, math.ceil(1 / used)) == 0
     whole = kinds.experts if mesh.ep == 1 else _kinds(spec, hidden_size).experts
     return found + [
         replace(
             _product(kind, matrix, formats), name=f"{EXPERTS}{NAMES.get(kind, kind)}", n_of=n_all // mesh.ep,
-            n_of_all=n_all, n_chosen=used * n_all, is_late=True,
+            n_of_all=n_all, n_chosen=used * n_all, is_late=True, takes_turns=takes_turns,
             row_factor=mesh.ep / mesh.tp if mesh.ep > 1 else 1.0,
         )
         for kind, matrix in whole.items()
@@ -282,6 +299,7 @@ def _product(place: str, matrix: Matrix, formats: Formats) -> Product:
     kept = formats.kept(matrix)
     return Product(
         name=NAMES.get(place, place), n_times=1, n_in=matrix.n_in, n_out=matrix.n_out, products=kept.products,
+        kept=kept.name,
         n_bytes=kept.n_bytes(matrix.n_out, matrix.n_in), reduces=matrix.cut is Cut.ROW, is_late=place == "out",
     )  # fmt: skip
 
