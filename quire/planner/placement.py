@@ -124,7 +124,7 @@ def _placed(
     arch, own = stage.arch, share_arch(stage.arch, 0, mesh.tp)
     parts = rank_parts(arch, msgspec.structs.replace(mesh, pp=1), formats)
     weights_bytes = parts.layers_bytes + (parts.embedding_bytes if stage.layers.is_first else 0)
-    weights_bytes += parts.head.n_bytes if stage.has_head or (formats.weights.is_rounded and mesh.pp == 1) else 0
+    weights_bytes += parts.head.n_bytes if stage.has_head or (formats.head.is_rounded and mesh.pp == 1) else 0
     depth = steps_in_flight(DEFAULTS.pipeline_depth, mesh.pp)
     n_seqs = limits.max_num_seqs
     share = max((kv_share(kv, mesh.sp) for kv in own.kv_specs.values()), default=1.0)
