@@ -289,7 +289,7 @@ def test_a_calibration_can_be_given(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 @pytest.mark.parametrize(("field", "value", "message"), [
-    ("products", {}, "products has no bfloat16"), ("flops_per_s", {}, "flops_per_s is empty"),
+    ("products", {}, "products or experts has no bfloat16"), ("experts", {}, "has no bfloat16"), ("flops_per_s", {}, "flops_per_s is empty"),
     ("captured", -5, "$.captured"), ("read_bytes_per_s", -1.0, "$.read_bytes_per_s"),
 ])  # fmt: skip
 def test_a_calibration_that_cannot_be(
