@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+import msgspec
+
 from quire.config.arch import ModelArch
 from quire.config.context import attending, deals_tokens, page_tokens, settled
 from quire.config.engine import EngineConfig
+from quire.config.eplb import balanced
 from quire.config.kv import KVLayout
 from quire.config.mesh import mesh_of, placed
 from quire.config.parameters import Kept, layer_parameters
@@ -28,11 +31,14 @@ from quire.engine.capacity import ITEMSIZES, StagePool, layout_of, size_pool, sn
 from quire.engine.core import EngineCore
 from quire.engine.executors.null_timed import TimedNullExecutor
 from quire.engine.grammars.manager import StructuredOutput
+from quire.engine.simulated_moves import ExpertMoves, expert_moves
 from quire.planner.accelerators import USUAL_CPU, accelerator_named, calibration_for, host_accelerator
 from quire.planner.cost import CostModel
 from quire.planner.engine_cost import engine_cost, engine_formats
+from quire.planner.expert_loads import read_loads
 from quire.planner.formats import Formats
 from quire.planner.memory import Room
+from quire.planner.mesh import n_experts_of
 from quire.planner.pace import Pace
 from quire.planner.shape import layer_kinds
 
@@ -66,13 +72,22 @@ class SimulatedMachine:
     n_snapshots: int
     cost: CostModel
     pace: Pace | None
+    moves: ExpertMoves | None = None
+    """None: experts stay where they are."""
 
     @classmethod
     def of(
-        cls, config: EngineConfig, arch: ModelArch, hardware: str, memory_bytes: int, *, is_server: bool
+        cls,
+        config: EngineConfig,
+        arch: ModelArch,
+        hardware: str,
+        memory_bytes: int,
+        *,
+        is_server: bool,
+        expert_loads: str = "",
     ) -> SimulatedMachine:
         """hardware: a name in `planner/accelerators`, or 'cpu'. memory_bytes: of the device.
-        is_server: defaults for streams that people wait for, as in `build_engine`.
+        is_server: defaults for streams that people wait for, as in `build_engine`. expert_loads: see `read_loads`.
 
         ConfigError for what does not fit, or cannot be simulated.
         """
@@ -107,9 +122,17 @@ class SimulatedMachine:
         )  # fmt: skip
         calibration = USUAL_CPU if device == "cpu" else calibration_for(accelerator_named(hardware))
         accelerator = host_accelerator(calibration) if device == "cpu" else accelerator_named(hardware)
-        cost = engine_cost(arch, config, limits, accelerator, calibration)
         pace = pace_of(limits, arch, calibration, ITEMSIZES[limits.dtype])
-        return cls(config, arch, limits, layout, device, n_pages, n_snapshots, cost, pace)
+        eplb = balanced(config)
+        loads = read_loads(expert_loads, None if eplb is None else eplb.num_redundant_experts)
+        loads.check(arch.family, map(n_experts_of, arch.layers))
+        cost = engine_cost(arch, config, limits, accelerator, calibration, loads)
+        moves = None
+        if eplb is not None:
+            as_loaded = msgspec.structs.replace(loads, are_in_turn=True)
+            before = engine_cost(arch, config, limits, accelerator, calibration, as_loaded)
+            moves = expert_moves(before, cost, loads, eplb)
+        return cls(config, arch, limits, layout, device, n_pages, n_snapshots, cost, pace, moves)
 
     @property
     def kv_slots(self) -> int:
@@ -123,10 +146,14 @@ class SimulatedMachine:
 
     def ranks_s(self, plan: StepPlan) -> list[float]:
         """Seconds of a step on each data-parallel rank. What several sequences share is read once."""
+        cost, moves, still_s = self.cost, self.moves, 0.0
+        if moves is not None:
+            cost, still_s = moves.cost(plan.step, cost), moves.still_s(plan.step)
         n = self.config.data_parallel_size
         if n == 1:
-            return [self.cost.step_s(plan.spans, plan.shared_prefixes)]
-        return self.cost.ranks_s(spans_of(plan, n, self.limits.max_num_seqs))
+            return [still_s + cost.step_s(plan.spans, plan.shared_prefixes)]
+        ranks_s = cost.ranks_s(spans_of(plan, n, self.limits.max_num_seqs))
+        return [still_s + one for one in ranks_s] if still_s else ranks_s
 
     def engine(self) -> SimulatedEngine:
         """A new one."""
@@ -148,12 +175,6 @@ def _check(config: EngineConfig) -> None:
     """ConfigError for what would be taken in silence, and change nothing that is said."""
     if config.speculative_config:
         raise ConfigError("drafts are not simulated, since nobody knows which are right: leave them out")
-    if config.enable_eplb:
-        raise ConfigError(
-            "enable_eplb is not simulated: experts have equal loads here already, and take no copies: leave"
-            " --enable-eplb out",
-            param="enable_eplb",
-        )
     if config.enable_lora:
         raise ConfigError(
             "enable_lora is not simulated: requests name no adapters, whose products take time and memory: leave"

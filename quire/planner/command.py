@@ -5,6 +5,7 @@ Owns the words. Invariant: every command can be read as an `EngineConfig` of tha
 
 from __future__ import annotations
 
+import json
 import shlex
 import typing
 from typing import Final
@@ -21,8 +22,11 @@ MOST_RANKS: Final = 64
 """Of one engine."""
 
 
-def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch) -> str:
-    """Why this engine has no such mesh for a model; empty: it has, replicas as engines of their own."""
+def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch, *, moves_experts: bool = False) -> str:
+    """Why this engine has no such mesh for a model; empty: it has, replicas as engines of their own. moves_experts:
+    between ranks that divide them."""
+    if moves_experts and mesh.ep > 1 and mesh.pp > 1:
+        return f"pp = {mesh.pp}: the engine does not move experts of stages"
     if mesh.pp > 1 and arch.state_specs:
         return f"pp = {mesh.pp}: the engine has no stages of recurrent layers"
     if mesh.n_token_ranks > 1 and mesh.tp * mesh.pp * mesh.ep > 1:
@@ -78,9 +82,10 @@ def serve_command(
     max_model_len: int,
     quantization: str,
     is_host: bool,
+    n_redundant: int | None = None,
 ) -> tuple[str, list[str]]:
     """(the command, what it cannot say), of a mesh and formats without a refusal. quantization: the weights' format as
-    it was asked for; is_host: on a CPU."""
+    it was asked for; is_host: on a CPU; n_redundant: copies of experts, which move; None: they stay."""
     words, unsaid = ["quire", "serve", model], []
     if mesh.tp > 1:
         words += ["--tensor-parallel-size", str(mesh.tp)]
@@ -88,6 +93,9 @@ def serve_command(
         words += ["--pipeline-parallel-size", str(mesh.pp)]
     if mesh.ep > 1:
         words.append("--enable-expert-parallel")
+    if mesh.ep > 1 and n_redundant is not None:
+        words.append("--enable-eplb")
+        words += ["--eplb-config", json.dumps({"num_redundant_experts": n_redundant})] if n_redundant else []
     if mesh.n_token_ranks > 1:
         words += ["--prefill-context-parallel-size", str(mesh.n_token_ranks)]
         words += ["--context-parallel-method", "ring" if mesh.ring > 1 else "ulysses"]

@@ -19,6 +19,7 @@ from quire.config.layers import KVSpec, LayerSpec, MixerSpec
 from quire.config.mesh import Mesh
 from quire.config.parameters import Cut, LayerParameters, Matrix, layer_parameters
 from quire.config.parameters import shapes as parameter_shapes
+from quire.planner.expert_loads import ExpertLoads, spread
 from quire.planner.formats import Formats
 from quire.planner.mesh import n_experts_of, rank_layer
 from quire.planner.shape import layer_kinds
@@ -27,6 +28,7 @@ NAMES = {"qkv": "qkv", "out": "o", "up": "gate_up", "down": "down", "in": "in", 
          "kv_b": "kv b", "router": "router", "shared_up": "shared gate_up", "shared_down": "shared down",
          "shared_gate": "shared gate"}  # fmt: skip
 """Place → operator, where it has another name for people."""
+EVEN_LOADS: Final = ExpertLoads()
 EXPERTS: Final = "experts "
 """What the name of one of their matrices begins with."""
 
@@ -54,6 +56,9 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     n_of_all: int = 1
     takes_turns: bool = False
     """Rows choose one matrix after the other, not at random."""
+    chances: tuple[tuple[float, ...], ...] = ()
+    """Of each rank, that a row takes its matrices: all wait for who reads most, and for who has most rows. Empty: all are
+    as likely."""
     row_factor: float = 1.0
     """Rows that choose among its matrices, to those that this rank has: experts divided among replicas have the rows
     of all of these."""
@@ -68,12 +73,17 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
         return self.n_of_all > 1
 
     def read_bytes(self, n_rows: float) -> float:
-        """Of the weights that so many rows need, where experts are chosen evenly."""
+        """Of the weights that so many rows need."""
         if not self.is_experts:
             return self.n_bytes
-        share, n_choosing = self.n_chosen / self.n_of_all, n_rows * self.row_factor
-        unread = max(0.0, 1 - n_choosing * share) if self.takes_turns else float((1 - share) ** n_choosing)
-        return self.n_bytes * self.n_of * (1 - unread)
+        n_choosing = n_rows * self.row_factor
+
+        def unread(chance: float) -> float:
+            return max(0.0, 1 - n_choosing * chance) if self.takes_turns else float((1 - chance) ** n_choosing)
+
+        if self.chances:
+            return self.n_bytes * max(sum(1 - unread(chance) for chance in rank) for rank in self.chances)
+        return self.n_bytes * self.n_of * (1 - unread(self.n_chosen / self.n_of_all))
 
     def flops(self, n_rows: float) -> float:
         """Multiply and add counted as two."""
@@ -82,7 +92,10 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def products_of_row(self) -> float:
         """Of this rank for each row that it has, in the mean."""
-        return self.row_factor * self.n_chosen * self.n_of / self.n_of_all if self.is_experts else 1.0
+        if not self.is_experts:
+            return 1.0
+        most = max(map(sum, self.chances), default=self.n_chosen * self.n_of / self.n_of_all)
+        return self.row_factor * most
 
 
 class AttentionGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,15 +168,15 @@ class RankParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.lru_cache(maxsize=512)
-def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
-    """The first rank. ConfigError where the mesh cannot divide the model."""
+def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats, loads: ExpertLoads = EVEN_LOADS) -> RankParts:
+    """The first rank, or the one with most to do. ConfigError where the mesh cannot divide the model."""
     products: dict[Product, int] = collections.Counter()
     attentions: dict[AttentionGroup, int] = collections.Counter()
     states: dict[StateGroup, int] = collections.Counter()
     n_norms, other_numbers = 1, float(arch.hidden_size)
     for spec, n_layers in layer_kinds(arch):
         own = rank_layer(spec, mesh.tp)
-        for product in _layer_products(spec, own, arch.hidden_size, mesh, formats):
+        for product in _layer_products(spec, own, arch.hidden_size, mesh, formats, loads):
             products[product] += n_layers
         kv, state = own.mixer.kv_spec, own.mixer.state_spec
         if kv is not None:
@@ -192,7 +205,7 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
         last=tuple(
             one
             for one in _layer_products(
-                arch.layers[-1], rank_layer(arch.layers[-1], mesh.tp), arch.hidden_size, mesh, formats
+                arch.layers[-1], rank_layer(arch.layers[-1], mesh.tp), arch.hidden_size, mesh, formats, loads
             )
             if one.is_late
         ),
@@ -265,7 +278,9 @@ def _parameters(spec: LayerSpec, hidden_size: int) -> LayerParameters:
     return layer_parameters(spec, hidden_size, 0)
 
 
-def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mesh, formats: Formats) -> list[Product]:
+def _layer_products(
+    spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mesh, formats: Formats, loads: ExpertLoads
+) -> list[Product]:
     """Of one layer in one rank; own: what the rank has where experts are not divided whole."""
     mixer = _parameters(own, hidden_size).mixer
     found = [_product(place, matrix, formats) for place, matrix in mixer.matrices.items()]
@@ -284,10 +299,12 @@ def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mes
     n_all = n_experts_of(spec)
     used = 1 - own.ffn.n_idle_weights(hidden_size, 1) / kinds.expert_numbers
     takes_turns = own.ffn.n_idle_weights(hidden_size, math.ceil(1 / used)) == 0
+    chances = () if loads.are_plain else spread(loads, n_all, used * n_all, mesh.ep).ranks
     whole = kinds.experts if mesh.ep == 1 else _kinds(spec, hidden_size).experts
     return found + [
         replace(
-            _product(kind, matrix, formats), name=f"{EXPERTS}{NAMES.get(kind, kind)}", n_of=n_all // mesh.ep,
+            _product(kind, matrix, formats), name=f"{EXPERTS}{NAMES.get(kind, kind)}", chances=chances,
+            n_of=(n_all + loads.copies(mesh.ep)) // mesh.ep,
             n_of_all=n_all, n_chosen=used * n_all, is_late=True, takes_turns=takes_turns,
             row_factor=mesh.ep / mesh.tp if mesh.ep > 1 else 1.0,
         )

@@ -102,11 +102,24 @@ def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
         )
     else:
         yield f"  it does not fit: short by {format_bytes(memory['lacking_bytes'])}"
+    if experts := plan.get("experts"):
+        yield f"  experts chosen as in {experts['loads']}: {_spread(experts)}"
     if plan.get("least"):
         yield f"  the least that would: {plan['least']['devices']} devices ({plan['least']['mesh']})"
     if plan.get("least_other"):
         other = plan["least_other"]
         yield f"  it would fit on {other['devices']} devices as {other['mesh']} ({NOT_HERE}: {other['refusal']})"
+
+
+def _spread(experts: Mapping[str, Any]) -> str:
+    if experts["ranks"] == 1:
+        return "each device has all of them, or a part of every one"
+    copies = f" with {experts['copies']:,} copies in a layer" if experts["copies"] else ""
+    loaded = f", where it would have {experts['imbalance_in_turn']:.2f} as they are loaded" if experts["moved"] else ""
+    return (
+        f"of {experts['ranks']:,} ranks{copies} the busiest has {experts['imbalance']:.2f} times the rows of the mean"
+        f"{loaded}"
+    )
 
 
 def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:

@@ -39,6 +39,9 @@ class SimulateOptions(DatasetOptions, kw_only=True):
     burstiness: Annotated[float, _doc("Shape of the gaps: 1 is Poisson, less is burstier.", gt=0)] = 1.0
     gpu: Annotated[str, _doc("The machine: a name that `quire plan --gpu` knows, or cpu.")] = "h200"
     gpu_memory: Annotated[str, _doc("Its memory, for instance 80GiB; default: what is known of it.")] = ""
+    expert_loads: Annotated[
+        str, _doc("How often experts are chosen: even, zipf:1.0, or a JSON file with a load of each (default: even).")
+    ] = ""
     replicas: Annotated[int, _doc("Engines behind the router, each on a machine of its own.", ge=1, le=10_000)] = 1
     router: Annotated[
         Literal["prefix", "least-loaded", "round-robin", "random"],

@@ -279,6 +279,30 @@ def test_the_margin_of_a_tiny_model_is_wide_and_figures_are_offered(capsys: pyte
     assert planned(capsys, "demo").splitlines()[-1].endswith("add --gpu NAME, such as --gpu h200, or --gpu here")
 
 
+def test_experts_that_move_are_planned_with_their_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("shape:qwen3-30b-a3b", "--gpu", "h200", "--count", "4", "--mesh", "tp=4,ep=4", "--expert-loads", "zipf:1.0")
+    moved = ("--enable-eplb", "--eplb-config", '{"num_redundant_experts": 16}')
+    stay, move = (json.loads(planned(capsys, *words, *more, "--json")) for more in ((), moved))
+    assert move["memory"]["terms"]["weights"] > stay["memory"]["terms"]["weights"]
+    assert stay["experts"]["imbalance"] > 1.4 > 1.02 > move["experts"]["imbalance"] and move["experts"]["copies"] == 16
+    text = planned(capsys, *words, *moved)
+    assert "of 4 ranks with 16 copies in a layer the busiest has 1.00 times the rows of the mean" in text
+    assert """--enable-expert-parallel --enable-eplb --eplb-config '{"num_redundant_experts": 16}'""" in text
+    assert "skewed routing" not in text and "skewed routing" in planned(capsys, *words[:-2])
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("shape:qwen3-30b-a3b", "--count", "4", "--eplb-config", '{"num_redundant_experts": 4}'), "add --enable-eplb"),
+    (("shape:qwen3-30b-a3b", "--count", "4", "--enable-eplb", "--eplb-config", "[4]"), "is no JSON object"),
+    (("shape:qwen3-30b-a3b", "--count", "4", "--enable-eplb", "--eplb-config", '{"copies": 4}'), "copies is unknown"),
+    (("shape:qwen3-30b-a3b", "--enable-eplb"), "one device has all of them"),
+    (("shape:llama-3.1-8b", "--count", "4", "--enable-eplb"), "llama has no experts: leave --enable-eplb out"),
+    (("shape:llama-3.1-8b", "--expert-loads", "zipf:1"), "llama has no experts: leave --expert-loads out"),
+])  # fmt: skip
+def test_experts_that_cannot_move(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
+    assert message in refused(capsys, *words, "--gpu", "h200")
+
+
 def test_a_calibration_can_be_given(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     slow = json.loads((CALIBRATIONS / "h200.json").read_text()) | {"read_bytes_per_s": 1e12, "error": 0.33}
     (tmp_path / "slow.json").write_text(json.dumps(slow))
