@@ -71,9 +71,7 @@ class Line:
         low, high = min(self.measured), max(self.measured)
         measured = number(low) if number(low) == number(high) else f"{number(low)} to {number(high)}"
         cells = [
-            cell
-            for expected in (self.planned, self.simulated)
-            for cell in cells_of(expected, self.error(expected))
+            cell for expected in (self.planned, self.simulated) for cell in cells_of(expected, self.error(expected))
         ]
         return (
             f"{self.shape:<20}{self.what:<29}{measured:>16}" + "".join(f"{cell:>10}" for cell in cells)

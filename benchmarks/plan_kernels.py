@@ -27,7 +27,7 @@ FORMS: Final = {"bf16": "bfloat16", "fp8 blocks": "fp8", "mxfp4": "mxfp4", "int4
 CHOICE_S: Final = 3.1e-6
 """Of experts, in a launch of its own (kernels_moe_codes.json, 256 rows; the same at any number up to that)."""
 ROUTER_S: Final = 11.3e-6
-"""Of a router in float32: cast, product and sum of its parts (experts_models.json, DeepSeek-V2-Lite's profiled step)."""
+"""Of a router in float32: cast, product, sum of its parts (experts_models.json, the step of DeepSeek-V2-Lite)."""
 FLOAT32_FLOPS: Final = 67e12
 """Published; nobody measured it."""
 WHOLE_FP8_FLOPS: Final = 1300e12
@@ -111,7 +111,8 @@ def coded_curves(bf16: Curve, calibration: Calibration) -> dict[str, Curve]:
     engine_s = bf16.fixed_s[0] - beside_reads("g128", "bf16 gemm", 2 * n * k)
     slower = float(us["g128", n, 1024, "bf16 gemm"]) / float(us["g128", n, 1024, "hopper"])
     int4_curve = msgspec.structs.replace(
-        bf16, fixed_s=tuple(one - bf16.fixed_s[0] + fixed_s + engine_s for one in bf16.fixed_s), bytes_share=1 / (byte_s * reads) * bf16.bytes_share,
+        bf16, fixed_s=tuple(one - bf16.fixed_s[0] + fixed_s + engine_s for one in bf16.fixed_s),
+        bytes_share=1 / (byte_s * reads) * bf16.bytes_share,
         flops_share=tuple(one * slower for one in bf16.flops_share),
     )  # fmt: skip
     router = Curve(fixed_s=(ROUTER_S,), flops_share=(0.8,))

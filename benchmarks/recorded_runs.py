@@ -7,6 +7,7 @@ a run's command becomes a configuration. Does not own what is expected (`plan_ag
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import shlex
@@ -58,7 +59,11 @@ def figure(config: dict[str, Any], what: str, measured: float, **lengths: int) -
 def of_cases(config: dict[str, Any], cases: list[dict[str, Any]]) -> Iterator[Figure]:
     """Of `quire bench latency`."""
     for case in cases:
-        lengths = {"batch": case["batch_size"], "n_in": case.get("input_len", 1024), "n_out": case.get("output_len", 128)}
+        lengths = {
+            "batch": case["batch_size"],
+            "n_in": case.get("input_len", 1024),
+            "n_out": case.get("output_len", 128),
+        }
         if case.get("decode_step_ms"):
             yield figure(config, "decode", case["decode_step_ms"], **lengths)
         yield figure(config, "first", case["mean_ttft_ms"], **lengths)
@@ -81,7 +86,7 @@ def of_commands() -> Iterator[Figure]:
     before = json.loads((RESULTS / "experts_models.json").read_text())["runs"]
     for run in [*turns, *(one for one in before if one["model"] == "qwen3-30b-a3b")]:
         words = shlex.split(run["command"])
-        given = dict(zip(words, words[1:], strict=False))
+        given = dict(itertools.pairwise(words))
         config: dict[str, Any] = {
             name: given.get(f"--{name.replace('_', '-')}", "") for name in ("model", "quantization", "kv_cache_dtype")
         }

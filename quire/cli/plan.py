@@ -72,7 +72,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--kv-cache-dtype", default="auto", help="of keys and values: bfloat16, fp8, int8 (default: the model's type)")
     add("--expert-loads", default="", help="how often experts are chosen: even, zipf:1.0, or a JSON file of loads")
     add("--enable-eplb", action="store_true", help="experts move between ranks by their load, as in quire serve")
-    add("--eplb-config", default="", help="as in quire serve: a JSON object with num_redundant_experts, copies of experts")
+    add(
+        "--eplb-config",
+        default="",
+        help="as in quire serve: a JSON object with num_redundant_experts, copies of experts",
+    )
     add("--workload", default="", help="chat, rag, offline, or a JSON file of lengths (default: chat)")
     add("--slo", default="", help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms; none sets none")
     add("--price", type=float, default=None, help="dollars an hour of one GPU")
@@ -221,7 +225,9 @@ def _loads(namespace: argparse.Namespace, arch: ModelArch) -> ExpertLoads:
         assert eplb is not None, "else it was refused"
         n_redundant = eplb.num_redundant_experts
         if namespace.count in (None, 1):
-            raise ConfigError("--enable-eplb moves experts between ranks, and one device has all of them: raise --count")
+            raise ConfigError(
+                "--enable-eplb moves experts between ranks, and one device has all of them: raise --count"
+            )
     loads = read_loads(namespace.expert_loads, n_redundant)
     loads.check(arch.family, map(n_experts_of, arch.layers))
     return loads

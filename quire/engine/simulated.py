@@ -205,7 +205,9 @@ def _pool(
     n_foreign = (1 if tied else 2) - n_tables / config.tensor_parallel_size
     table = own.vocab_size * own.hidden_size
     n_bytes = (arch.n_parameters - n_foreign * table) * formats.itemsize - _spared_bytes(arch, formats)
-    if layers.is_last and formats.head.is_rounded:  # it is a matrix of its own then, though the embedding has its numbers
+    if (
+        layers.is_last and formats.head.is_rounded
+    ):  # it is a matrix of its own then, though the embedding has its numbers
         rounded = formats.head.n_bytes(own.vocab_size, own.hidden_size)
         n_bytes += (rounded - (0 if tied else table * formats.itemsize)) / config.tensor_parallel_size
     weights_bytes = round(n_bytes)

@@ -1,7 +1,7 @@
 """Experts that move between ranks in a simulation, when the engine moves them: `--enable-eplb` without experts.
 
-Owns when that is, and for how long steps stand still. Does not own where experts go (`planner/expert_placement`) nor how
-often they are chosen (`planner/expert_loads`). Loads stay as they are, so that what is moved once stays.
+Owns when that is, and for how long steps stand still. Does not own where experts go (`planner/expert_placement`) nor
+how often they are chosen (`planner/expert_loads`). Loads stay as they are, so that what is moved once stays.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ def accelerator_seen(driver_name: str) -> Accelerator | None:
 
 USUAL_CPU: Final = Calibration(
     device="cpu", source="assumed: the limit of a usual machine of two cores, and a constant", read_bytes_per_s=45e9,
-    flops_per_s={"bfloat16": 0.9e12}, products={"bfloat16": Curve()}, experts={"bfloat16": Curve()}, attention=Curve(), step_s=2e-4,
-    error=math.inf,
+    flops_per_s={"bfloat16": 0.9e12}, products={"bfloat16": Curve()}, experts={"bfloat16": Curve()},
+    attention=Curve(), step_s=2e-4, error=math.inf,
 )  # fmt: skip
 """With AVX-512 and bfloat16: stands for a CPU that nobody has measured."""
 

@@ -113,8 +113,8 @@ def spread(loads: ExpertLoads, n_experts: int, n_chosen: float, n_ranks: int) ->
 
 
 def chosen(loads: Sequence[float], n_chosen: float) -> list[float]:
-    """That a row takes an expert, if it takes `n_chosen` that differ, in proportion to their loads as far as none can be
-    taken twice."""
+    """That a row takes an expert, if it takes `n_chosen` that differ, in proportion to their loads as far as none can
+    be taken twice."""
     rest, total, surely = n_chosen, float(sum(loads)), set[int]()
     order = sorted(range(len(loads)), key=lambda expert: -loads[expert])
     for expert in order:
@@ -156,12 +156,11 @@ def _exponent(text: str) -> float:
 
 
 def _check(layer: object, number: int, n_experts: int, text: str) -> None:
-    is_list = isinstance(layer, list) and len(layer) == n_experts > 0
-    if is_list and all(_is_load(one) for one in layer) and sum(layer) > 0:  # type: ignore[attr-defined, arg-type]
+    if isinstance(layer, list) and len(layer) == n_experts > 0 and all(map(_is_load, layer)) and sum(layer) > 0:
         return
     raise ConfigError(
-        f"--expert-loads {shown(text)}, layer {number}: {shown(layer)} is no list of loads: numbers from 0 on, not all 0,"
-        " as many as in the first layer"
+        f"--expert-loads {shown(text)}, layer {number}: {shown(layer)} is no list of loads: numbers from 0 on, not all"
+        " 0, as many as in the first layer"
     )
 
 

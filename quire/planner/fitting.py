@@ -24,7 +24,8 @@ LEAST_GAIN: Final = 1e-9
 CURVES: Final = ("attention", "state", "row_kernels")
 
 Knob = tuple[str, str, int]
-"""(part, field, place): a number of a curve, also of `products.FORMAT` and such; with an empty field a number of the file."""
+"""(part, field, place): a number of a curve, also of `products.FORMAT` and such; with an empty field a number of the
+file."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +85,9 @@ def turned(calibration: Calibration, knob: Knob, times: float) -> Calibration:
     )
     changed = msgspec.structs.replace(curve_of(calibration, part), **{field: new})
     name, _, kind = part.partition(".")
-    return msgspec.structs.replace(calibration, **{name: getattr(calibration, name) | {kind: changed} if kind else changed})
+    return msgspec.structs.replace(
+        calibration, **{name: getattr(calibration, name) | {kind: changed} if kind else changed}
+    )
 
 
 def curve_of(calibration: Calibration, part: str) -> Curve:

@@ -57,8 +57,8 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     takes_turns: bool = False
     """Rows choose one matrix after the other, not at random."""
     chances: tuple[tuple[float, ...], ...] = ()
-    """Of each rank, that a row takes its matrices: all wait for who reads most, and for who has most rows. Empty: all are
-    as likely."""
+    """Of each rank, that a row takes its matrices: all wait for who reads most, and for who has most rows. Empty: all
+    are as likely."""
     row_factor: float = 1.0
     """Rows that choose among its matrices, to those that this rank has: experts divided among replicas have the rows
     of all of these."""

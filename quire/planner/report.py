@@ -213,7 +213,9 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
         )
     weights = task.formats.weights
     if weights.is_rounded and weights.name not in task.calibration.products | task.calibration.experts:
-        found.append(f"products of {weights.name} weights: those of a format of as many bits, or bfloat16's, are assumed")
+        found.append(
+            f"products of {weights.name} weights: those of a format of as many bits, or bfloat16's, are assumed"
+        )
     parts = task.parts(first.mesh)
     if parts.states:
         found.append("recurrent layers: their kernels' efficiency is assumed")

@@ -211,7 +211,8 @@ def test_rounded_weights_leave_room_for_pages_and_are_read_sooner(ranks: int) ->
 def test_a_step_that_finds_the_device_idle_waits_for_the_host() -> None:
     requests = [SimRequest(0.0, 20, 3), SimRequest(0.5, 20, 2), SimRequest(90.0, 20, 2)]
     plain, waiting = (
-        one_run(EngineReplica(machine(cost=FlatCost(first_token_s=idle_s))), requests).outcomes for idle_s in (0.0, 0.25)
+        one_run(EngineReplica(machine(cost=FlatCost(first_token_s=idle_s))), requests).outcomes
+        for idle_s in (0.0, 0.25)
     )
     assert [b.first_s - a.first_s for a, b in zip(plain, waiting, strict=True)] == [0.25, 0.25, 0.25]
     assert [b.end_s - a.end_s for a, b in zip(plain, waiting, strict=True)] == [0.25, 0.25, 0.25], "and no later step"

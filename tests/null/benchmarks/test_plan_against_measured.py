@@ -1,4 +1,4 @@
-"""The planner and the simulator are held to their word on every whole-model run on record, and docs/plan.md shows it."""
+"""The planner and the simulator are held to their word on every whole-model run on record; docs/plan.md shows it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,19 @@ def test_all_kinds_of_runs_are_there(found: list[Line]) -> None:
         "qwen3-0.6b", "llama-3.1-8b", "llama-3.1-8b tp 2", "llama-3.1-8b fp8", "llama-3.1-8b kv fp8", "qwen3-30b-a3b",
         "deepseek-v2-lite", "gpt-oss-20b mxfp4",
     } == shapes  # fmt: skip
-    assert sum(one.simulated is not None for one in found) > 60 and {one.limit for one in found} == {0.05, 0.1, 0.12, 0.15}
+    assert sum(one.simulated is not None for one in found) > 60 and {one.limit for one in found} == {
+        0.05,
+        0.1,
+        0.12,
+        0.15,
+    }
 
 
 def test_the_page_has_the_table(found: list[Line]) -> None:
     text = "\n".join(table(found))
-    assert text in (ROOT / "docs" / "plan.md").read_text(encoding="utf-8"), f"python -m {lines.__module__} prints\n{text}"
+    assert text in (ROOT / "docs" / "plan.md").read_text(encoding="utf-8"), (
+        f"python -m {lines.__module__} prints\n{text}"
+    )
 
 
 def test_the_run_that_is_farthest_away_counts() -> None:

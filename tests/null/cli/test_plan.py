@@ -280,7 +280,17 @@ def test_the_margin_of_a_tiny_model_is_wide_and_figures_are_offered(capsys: pyte
 
 
 def test_experts_that_move_are_planned_with_their_copies(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("shape:qwen3-30b-a3b", "--gpu", "h200", "--count", "4", "--mesh", "tp=4,ep=4", "--expert-loads", "zipf:1.0")
+    words = (
+        "shape:qwen3-30b-a3b",
+        "--gpu",
+        "h200",
+        "--count",
+        "4",
+        "--mesh",
+        "tp=4,ep=4",
+        "--expert-loads",
+        "zipf:1.0",
+    )
     moved = ("--enable-eplb", "--eplb-config", '{"num_redundant_experts": 16}')
     stay, move = (json.loads(planned(capsys, *words, *more, "--json")) for more in ((), moved))
     assert move["memory"]["terms"]["weights"] > stay["memory"]["terms"]["weights"]
@@ -313,7 +323,8 @@ def test_a_calibration_can_be_given(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 @pytest.mark.parametrize(("field", "value", "message"), [
-    ("products", {}, "products or experts has no bfloat16"), ("experts", {}, "has no bfloat16"), ("flops_per_s", {}, "flops_per_s is empty"),
+    ("products", {}, "products or experts has no bfloat16"), ("experts", {}, "has no bfloat16"),
+    ("flops_per_s", {}, "flops_per_s is empty"),
     ("captured", -5, "$.captured"), ("read_bytes_per_s", -1.0, "$.read_bytes_per_s"),
 ])  # fmt: skip
 def test_a_calibration_that_cannot_be(
