@@ -95,8 +95,8 @@ def place(
     limits: Limits,
     loads: ExpertLoads = EVEN_LOADS,
 ) -> Placement:
-    """loads: of experts, whose copies take memory. ConfigError where the mesh cannot divide the model, or its layers store
-    different keys."""
+    """loads: of experts, whose copies take memory. ConfigError where the mesh cannot divide the model, or its layers
+    store different keys."""
     layout = layout_over(share_arch(arch, 0, mesh.tp), limits.max_model_len or arch.max_position, mesh.pp)
     found = [_placed(stage, layout, memory_bytes, mesh, formats, limits, loads) for stage in _stages(arch, mesh.pp)]
     return min(found, key=lambda one: (one.n_pages, -one.lacking_bytes))
