@@ -26,6 +26,8 @@ FORMS: Final = {"bf16": "bfloat16", "fp8 blocks": "fp8", "mxfp4": "mxfp4", "int4
 """A form of the benchmark → the format of the planner."""
 CHOICE_S: Final = 3.1e-6
 """Of experts, in a launch of its own (kernels_moe_codes.json, 256 rows; the same at any number up to that)."""
+TILES: Final = ((0, 16), (10, 64), (40, 128))
+"""As `kernels/moe/plan` chooses them: 16 rows hold ten in the mean and what more some experts have."""
 ROUTER_S: Final = 11.3e-6
 """Of a router in float32: cast, product, sum of its parts (experts_models.json, the step of DeepSeek-V2-Lite)."""
 FLOAT32_FLOPS: Final = 67e12
@@ -80,7 +82,7 @@ def expert_curves(calibration: Calibration) -> dict[str, Curve]:
         few_bytes, many_bytes = (sum(one.read_bytes(n) for one in experts) for n in (1, n_few))
         _, byte_s = line((few_bytes, few_s), (many_bytes, many_s))
         free = Curve(
-            tile=128, bytes_share=1 / (byte_s * calibration.read_bytes_per_s),
+            tiles=TILES, bytes_share=1 / (byte_s * calibration.read_bytes_per_s),
             flops_share=(1.01 * rate / calibration.rate(weights.products),),
         )  # fmt: skip
         trial = msgspec.structs.replace(calibration, experts={"bfloat16": free})

@@ -43,6 +43,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     flops_share: tuple[Positive, ...] = (1.0,)
     """Of the device's products that calls with so many rows reach; one number: whatever the rows."""
 
+    tiles: tuple[tuple[NotNegative, Annotated[int, Meta(ge=1)]], ...] = ()
+    """Of experts: rows of one of them in the mean from which on tiles have so many rows; rising."""
+
     row_number_s: NotNegative = 0.0
     """Of products in 8 bits: of each number of a row, in and out, which is brought into 8 bits, or back by its scales,
     in a pass beside the product."""
@@ -52,11 +55,16 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self._between(self.fixed_s, n_rows)
 
     def padding(self, n_rows: float, *, are_equal: bool) -> float:
-        """Rows that are multiplied, to those that there are, where so many go to each of several matrices. Not equally
-        many: in the mean a tile of each is half empty. Fewer rows than a tile have smaller ones."""
-        if n_rows < self.tile or self.tile == 1:
+        """Rows that are multiplied, to those that there are, where so many go to each of several matrices in the mean:
+        every tile that is begun is multiplied. are_equal: as many to each; else at random, some more and some less."""
+        tile = next((size for least, size in reversed(self.tiles) if n_rows >= least), 0)
+        if not tile or not n_rows:
             return 1.0
-        return -(-n_rows // self.tile) * self.tile / n_rows if are_equal else 1 + self.tile / 2 / n_rows
+        if are_equal:
+            return (min(1.0, n_rows) + math.ceil(n_rows / tile) - 1) * tile / n_rows
+        further = range(tile, math.ceil(n_rows + 4 * math.sqrt(n_rows)), tile)
+        begun = 1 - math.exp(-n_rows) + sum(0.5 * math.erfc((end - n_rows) / math.sqrt(2 * n_rows)) for end in further)
+        return begun * tile / n_rows
 
     def multiplied(self, n_rows: float) -> float:
         """Rows that are multiplied, those that fill the last tile too."""
@@ -100,7 +108,7 @@ class Calibration(Ceilings, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     products: dict[str, Curve]
     """Format of weights, or type of product → the curve of its kernel. float32: of routers that are kept so."""
     experts: dict[str, Curve]
-    """The same of a layer's experts: the choice of them, and their two products. `tile`: of the rows of one expert."""
+    """The same of a layer's experts: the choice of them, and their two products."""
     attention: Curve
     """Of rows that decode: `bytes_share`; of prompts: `flops_share` and the last `fixed_s`, over rows of a span."""
     attentions: dict[str, Curve] = {}

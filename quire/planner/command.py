@@ -18,6 +18,9 @@ from quire.planner.accelerators import Accelerator
 from quire.planner.formats import Formats
 
 FLOATING: Final = ("bfloat16", "float16", "float32")
+READ: Final = {"fp8-block128": ("cuda",), "mxfp4": ("cuda",), "int4-g32": ("cuda", "cpu"), "int4-g128": ("cuda", "cpu"),
+               "int8-g32": ("cpu",)}  # fmt: skip
+"""Formats of checkpoints, to which the engine does not round → on what they stay as they are (docs/quantization.md)."""
 MOST_RANKS: Final = 64
 """Of one engine."""
 
@@ -54,7 +57,12 @@ def format_refusal(formats: Formats, device: Accelerator) -> str:
         return f"there are no kernels for the {device.name.upper()}"
     weights = formats.weights
     kind = "cpu" if device.is_host else "cuda"
-    if weights.is_rounded and not (rounds_to(weights.name, kind) and weights.name in choices("quantization")):
+    if weights.name in READ:
+        if kind not in READ[weights.name]:
+            return (
+                f"weights in {weights.name} are decoded when they are read on {'GPUs' if kind == 'cuda' else 'a CPU'}"
+            )
+    elif weights.is_rounded and not (rounds_to(weights.name, kind) and weights.name in choices("quantization")):
         return f"weights in {weights.name} {_where(weights.name)}"
     if formats.kv not in FLOATING and kind not in KV_ROUNDED[formats.kv][1]:
         return f"keys and values in {formats.kv} {_only(KV_ROUNDED[formats.kv][1][0])}"
@@ -110,6 +118,11 @@ def serve_command(
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:
         words += ["--dtype", quantization]
+    elif formats.weights.name in READ:
+        unsaid.append(
+            f"weights in {formats.weights.name}: the checkpoint of {model} has to have them, as the engine does not round"
+            " to that; what a checkpoint has needs no flag"
+        )
     elif formats.weights.is_rounded:
         words += ["--quantization", formats.weights.name]
     if formats.kv not in FLOATING:

@@ -279,6 +279,26 @@ def test_the_margin_of_a_tiny_model_is_wide_and_figures_are_offered(capsys: pyte
     assert planned(capsys, "demo").splitlines()[-1].endswith("add --gpu NAME, such as --gpu h200, or --gpu here")
 
 
+@pytest.mark.parametrize(("words", "told", "is_command"), [
+    (("shape:gpt-oss-20b", "--weights", "mxfp4"), "the checkpoint of shape:gpt-oss-20b has to have them", True),
+    (("shape:qwen3-8b", "--weights", "int4-g128"), "the checkpoint of shape:qwen3-8b has to have them", True),
+    (("shape:qwen3-8b", "--weights", "int8-g32"), "weights in int8-g32 are decoded when they are read on GPUs", False),
+    (("shape:qwen3-8b", "--weights", "fp8"), "--quantization fp8", True),
+])  # fmt: skip
+def test_formats_of_checkpoints_need_no_flag(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str, is_command: bool
+) -> None:
+    text = planned(capsys, *words, "--gpu", "h200")
+    assert told in " ".join(text.split()) and (f"quire serve {words[0]}" in text) is is_command
+    assert ("--quantization" in text) is (words[2] == "fp8")
+
+
+def test_only_experts_are_in_mxfp4(capsys: pytest.CaptureFixture[str]) -> None:
+    """As gpt-oss-20b's checkpoint has it: 12.8 GiB (https://huggingface.co/openai/gpt-oss-20b, arXiv 2508.10925)."""
+    kept = json.loads(planned(capsys, "shape:gpt-oss-20b", "--weights", "mxfp4", "--json"))["facts"]["weights_bytes"]
+    assert kept == pytest.approx(12.8 * 2**30, rel=0.005)
+
+
 def test_experts_that_move_are_planned_with_their_copies(capsys: pytest.CaptureFixture[str]) -> None:
     words = (
         "shape:qwen3-30b-a3b",
