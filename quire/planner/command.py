@@ -120,8 +120,8 @@ def serve_command(
         words += ["--dtype", quantization]
     elif formats.weights.name in READ:
         unsaid.append(
-            f"weights in {formats.weights.name}: the checkpoint of {model} has to have them, as the engine does not round"
-            " to that; what a checkpoint has needs no flag"
+            f"weights in {formats.weights.name}: the checkpoint of {model} has to have them, as the engine does not"
+            " round to that; what a checkpoint has needs no flag"
         )
     elif formats.weights.is_rounded:
         words += ["--quantization", formats.weights.name]

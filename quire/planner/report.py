@@ -28,6 +28,8 @@ UNMEASURED = 0.1
 ALONE = 0.05
 """Added where kernels were timed alone, and not in the runs that were fitted: with it the limit that docs/plan.md holds
 such runs to."""
+MEASURED_HERE = "measured here"
+"""How the source of an accelerator begins that is this machine's."""
 NARROWEST = 1024
 """Hidden size of the narrowest model (Qwen3-0.6B) whose steps calibrations were fitted to."""
 PROMPT = 1024
@@ -200,7 +202,9 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
     name = task.device.name.upper()
     if task.calibration.source.startswith("assumed"):
         found.append(
-            f"no step was ever timed on the {name}: its peaks are published, how much of them is reached is assumed"
+            f"no step was ever timed on the {name}: its peaks are"
+            f" {'measured just now' if task.device.source.startswith(MEASURED_HERE) else 'published'}, how much of them"
+            " is reached is assumed"
         )
     if task.arch.hidden_size < NARROWEST:
         found.append("so small a model: steps of larger ones were timed, and fixed costs weigh most here")

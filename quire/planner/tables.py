@@ -145,7 +145,7 @@ def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
     if missed:
         yield (
             f"  no concurrency meets {missed['slo']}; nearest is a TTFT of {missed['ttft_ms']:,.1f} ms and a TPOT of"
-            f" {missed['tpot_ms']:.2f} ms at {missed['concurrency']:,} sequences ({missed['mesh']})"
+            f" {missed['tpot_ms']:.2f} ms at {_sequences(missed['concurrency'])} ({missed['mesh']})"
         )
     if len(plan["meshes"]) > N_MESHES:
         yield f"  ({len(plan['meshes'])} meshes compared, {len(plan['refused'])} refused)"
@@ -161,7 +161,7 @@ def _steps(plan: Mapping[str, Any]) -> Iterator[str]:
     for name, rows in plan.get("steps", {}).items():
         n_seqs, n_tokens = plan["step_spans"][name]
         what = (
-            f"{n_seqs:,} sequence{'s' if n_seqs != 1 else ''} at {n_tokens:,} tokens"
+            f"{_sequences(n_seqs)} at {n_tokens:,} tokens"
             if name == "decode"
             else f"a prompt of {n_tokens:,} tokens"
         )
@@ -201,6 +201,10 @@ def _column(values: Sequence[float]) -> list[str]:
     largest = max(map(abs, values), default=0.0)
     n = 1 if largest >= 100 else 2 if largest >= 10 else 3
     return [f"{value:,.{n}f}" for value in values]
+
+
+def _sequences(n: int) -> str:
+    return f"{n:,} sequence{'s' if n != 1 else ''}"
 
 
 def _sizes(values: Sequence[float]) -> list[str]:
