@@ -34,8 +34,8 @@ from quire.planner.accelerators import (
     REFERENCE,
     Accelerator,
     accelerator_named,
-    accelerator_seen,
     calibration_for,
+    check_calibrated,
     host_accelerator,
 )
 from quire.planner.calibration import Calibration, load_calibration
@@ -265,7 +265,7 @@ def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
     if namespace.gpu != HERE:
         device = accelerator_named(namespace.gpu or REFERENCE)
         if given is not None and namespace.gpu:
-            _check_calibrated(given, device)
+            check_calibrated(given, device)
         return device, given or calibration_for(device)
     if given is not None and given.device == "cpu":
         return host_accelerator(given), given
@@ -273,17 +273,6 @@ def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
 
     device, found = this_machine()
     return device, given or found
-
-
-def _check_calibrated(given: Calibration, device: Accelerator) -> None:
-    """ConfigError for times of another device."""
-    seen = accelerator_seen(given.device)
-    if given.device == "cpu" or (seen is not None and seen.name != device.name):
-        raise ConfigError(
-            f"--calibration was measured on {'a CPU' if given.device == 'cpu' else f'the {given.device}'}, and --gpu is"
-            f" {device.name}: give --gpu {'here' if given.device == 'cpu' or seen is None else seen.name}, or leave"
-            " --calibration out"
-        )
 
 
 def _mesh(text: str, count: int) -> Mesh | None:

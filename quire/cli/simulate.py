@@ -97,7 +97,8 @@ def _config(namespace: argparse.Namespace, options: SimulateOptions, **changes: 
 def _variant(name: str, config: EngineConfig, options: SimulateOptions, at_once: bool) -> Variant:
     arch = read_arch(find_checkpoint(config.model, config.revision, config.download_dir), config.hf_overrides)
     machine = SimulatedMachine.of(
-        config, arch, options.gpu, options.memory_bytes, is_server=not at_once, expert_loads=options.expert_loads
+        config, arch, options.gpu, options.memory_bytes, is_server=not at_once, expert_loads=options.expert_loads,
+        calibration=options.times,
     )  # fmt: skip
     return Variant(name, options, machine)
 

@@ -33,6 +33,7 @@ from quire.engine.executors.null_timed import TimedNullExecutor
 from quire.engine.grammars.manager import StructuredOutput
 from quire.engine.simulated_moves import ExpertMoves, expert_moves
 from quire.planner.accelerators import USUAL_CPU, accelerator_named, calibration_for, host_accelerator
+from quire.planner.calibration import Calibration
 from quire.planner.cost import CostModel
 from quire.planner.engine_cost import engine_cost, engine_formats
 from quire.planner.expert_loads import read_loads
@@ -85,9 +86,11 @@ class SimulatedMachine:
         *,
         is_server: bool,
         expert_loads: str = "",
+        calibration: Calibration | None = None,
     ) -> SimulatedMachine:
         """hardware: a name in `planner/accelerators`, or 'cpu'. memory_bytes: of the device.
         is_server: defaults for streams that people wait for, as in `build_engine`. expert_loads: see `read_loads`.
+        calibration: of that machine; None: what comes with Quire.
 
         ConfigError for what does not fit, or cannot be simulated.
         """
@@ -120,7 +123,7 @@ class SimulatedMachine:
             config, limits, stage.arch, stage.room, weights_bytes=stage.weights_bytes, n_snapshots=n_snapshots,
             kv=stage.kv,
         )  # fmt: skip
-        calibration = USUAL_CPU if device == "cpu" else calibration_for(accelerator_named(hardware))
+        calibration = calibration or (USUAL_CPU if device == "cpu" else calibration_for(accelerator_named(hardware)))
         accelerator = host_accelerator(calibration) if device == "cpu" else accelerator_named(hardware)
         pace = pace_of(limits, arch, calibration, ITEMSIZES[limits.dtype])
         eplb = balanced(config)

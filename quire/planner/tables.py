@@ -161,9 +161,7 @@ def _steps(plan: Mapping[str, Any]) -> Iterator[str]:
     for name, rows in plan.get("steps", {}).items():
         n_seqs, n_tokens = plan["step_spans"][name]
         what = (
-            f"{_sequences(n_seqs)} at {n_tokens:,} tokens"
-            if name == "decode"
-            else f"a prompt of {n_tokens:,} tokens"
+            f"{_sequences(n_seqs)} at {n_tokens:,} tokens" if name == "decode" else f"a prompt of {n_tokens:,} tokens"
         )
         yield from ("", f"{name}, {what}:")
         yield from _table(

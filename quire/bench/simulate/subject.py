@@ -17,7 +17,7 @@ from quire.bench.simulate.session import Variant
 from quire.config.mesh import Mesh, mesh_of
 from quire.core.counts import format_count
 from quire.core.units import format_bytes
-from quire.planner.accelerators import USUAL_CPU, accelerator_named
+from quire.planner.accelerators import accelerator_named
 from quire.planner.expert_loads import EVEN
 from quire.planner.report import error_bar
 
@@ -115,7 +115,7 @@ def _device(variant: Variant) -> Facts:
         source = f"assumed, never measured{source.removeprefix('assumed')}"
     else:
         source = f"measured: {source}"
-    if timer.calibration is not USUAL_CPU:
+    if name != "cpu":
         device = accelerator_named(name)
         name = device.name
         if not device.runs:
