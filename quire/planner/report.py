@@ -28,6 +28,7 @@ UNMEASURED = 0.1
 ALONE = 0.05
 """Added where kernels were timed alone, and not in the runs that were fitted: with it the limit that docs/plan.md holds
 such runs to."""
+ONE_PAIR = "of two devices only the 8B was measured"
 MEASURED_HERE = "measured here"
 """How the source of an accelerator begins that is this machine's."""
 NARROWEST = 1024
@@ -196,6 +197,11 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
     return facts
 
 
+def _is_pair(task: Task, mesh: Mesh) -> bool:
+    """Two devices that share layers, of a kind of which two were measured."""
+    return not task.calibration.source.startswith("assumed") and mesh.n_ranks == 2 * mesh.dp == mesh.tp * mesh.dp
+
+
 def unknowns(task: Task, first: Candidate) -> list[str]:
     """What the figures stand on that nobody measured."""
     found = []
@@ -213,7 +219,7 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
     if first.mesh.n_ranks > first.mesh.dp:
         found.append(
             f"collectives: {first.mesh.words} is computed from the links' peaks ({task.device.links.share:.0%} of them"
-            " assumed) and a latency for each; it was not measured"
+            f" assumed) and a latency for each; {ONE_PAIR if _is_pair(task, first.mesh) else 'it was not measured'}"
         )
     weights = task.formats.weights
     if weights.is_rounded and weights.name not in task.calibration.products | task.calibration.experts:

@@ -293,6 +293,13 @@ def test_formats_of_checkpoints_need_no_flag(
     assert ("--quantization" in text) is (words[2] == "fp8")
 
 
+def test_what_was_measured_of_two_devices_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for gpu, mesh, is_pair in (("h200", "tp=2", True), ("h200", "pp=2", False), ("h100", "tp=2", False)):
+        text = planned(capsys, "shape:qwen3-8b", "--gpu", gpu, "--count", "2", "--mesh", mesh)
+        assert ("of two devices only the 8B was measured" in text) is is_pair
+        assert ("it was not measured" in text) is not is_pair
+
+
 def test_only_experts_are_in_mxfp4(capsys: pytest.CaptureFixture[str]) -> None:
     """As gpt-oss-20b's checkpoint has it: 12.8 GiB (https://huggingface.co/openai/gpt-oss-20b, arXiv 2508.10925)."""
     kept = json.loads(planned(capsys, "shape:gpt-oss-20b", "--weights", "mxfp4", "--json"))["facts"]["weights_bytes"]
