@@ -1,4 +1,4 @@
-"""`quire plan` and `quire simulate` beside every whole-model run on H200s on record: the table of docs/plan.md.
+"""`quire plan` and `quire simulate` beside whole-model runs on H200s on record: the table of docs/plan.md.
 
     python -m benchmarks.plan_against_measured [--output FILE]
 

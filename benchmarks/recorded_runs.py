@@ -1,4 +1,4 @@
-"""What runs on H200s took, of all whole-model runs on record: one figure of one shape a value.
+"""What whole models took on H200s, of runs on record: one figure of one shape a value.
 
 Read from benchmarks/results/h200, and a few lines of docs/lab-notes.md that no file has. Owns what was measured and how
 a run's command becomes a configuration. Does not own what is expected (`plan_against_measured`).

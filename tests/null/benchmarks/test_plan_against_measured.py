@@ -1,4 +1,4 @@
-"""The planner and the simulator are held to their word on every whole-model run on record; docs/plan.md shows it."""
+"""The planner and the simulator are held to their word on whole-model runs on record; docs/plan.md shows it."""
 
 from __future__ import annotations
 
