@@ -1,8 +1,9 @@
 """Fits `quire/planner/calibrations/h200.json` to a few recorded runs: `python -m benchmarks.plan_fit --write`.
 
-Fitted: W4 of both shapes and W6 of the 8B shape at batches of 32 and 256, by the parts of their profiled steps; of
-docs/lab-notes.md the products that go on for 0.35 s at 512 and 1,024 rows (section 12), decode attention (section 14)
-and the table of experts. All else that docs/plan.md compares is predicted. Prints every case beside what was measured.
+Fitted: W4 of both shapes and W6 of the 8B shape at batches of 32 and 256, by the parts of their profiled steps, and
+the prompts of the latter; of docs/lab-notes.md the products that go on for 0.35 s at 512 and 1,024 rows (section 12)
+and decode attention (section 14). Kernels that the 8B and the 0.6B in bfloat16 have not are those of `plan_kernels`.
+All else that docs/plan.md compares is predicted. Prints every case beside what was measured.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import pathlib
+import statistics
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-import quire
+from benchmarks.plan_kernels import (
+    FLOAT32_FLOPS,
+    RESULTS,
+    SHAPES,
+    attention_curves,
+    coded_curves,
+    expert_curves,
+)
 from quire.config.arch import ModelArch
 from quire.config.mesh import Mesh
 from quire.config.model import read_arch
@@ -27,26 +35,24 @@ from quire.planner.formats import Formats
 from quire.planner.operators import decode_spans, prefill_spans
 from quire.planner.timing import StepTimer
 
-RESULTS = pathlib.Path(__file__).with_name("results") / "h200"
-SHAPES = pathlib.Path(quire.__file__).parent / "bench" / "shapes"
 FITTED = {("w4_8b", 1), ("w4_06b", 1), ("w6", 32), ("w6", 256)}
 """(file, batch) of the runs that are fitted."""
-EXPERTS_US = ((1, 25.0), (8, 123.0), (32, 246.0), (128, 292.0), (256, 307.0), (1024, 357.0), (8192, 1247.0))
-"""Qwen3-30B-A3B, a layer: tokens and microseconds (docs/lab-notes.md, "Experts on Hopper"; middles of ranges)."""
 SUSTAINED_US = ((512, 368.0), (1024, 685.0))
 """Products of a layer of the 8B shape, with the activation, as long as the chip is at its power limit: rows and
 microseconds. A profiled step of a moment is 10 % faster, and no engine has such a moment for long."""
 ATTENTION_US = ((512, 400, 196.4), (256, 1024, 244.4), (64, 1024, 68.1), (8, 1024, 13.2), (1, 300, 6.1),
                 (64, 16384, 945.0))  # fmt: skip
 """(sequences, tokens, microseconds) of decode attention in a layer of the 8B shape, after, in section 14."""
+MOST_ROWS, PROMPT = 8192, 1024
+"""Of a step, and a prompt of W6."""
 PRODUCT_ROWS = (1, 32, 256, 512, 1024, 8192)
 START = Calibration(
     device="h200", source="", read_bytes_per_s=4.39e12,
-    flops_per_s={"bfloat16": 790e12, "fp8": 1470e12},
+    flops_per_s={"bfloat16": 790e12, "fp8": 1470e12, "float32": FLOAT32_FLOPS},
     products={"bfloat16": Curve(
         rows=PRODUCT_ROWS, fixed_s=(2.8e-6, 2.8e-6, 6e-6, 6e-6, 6e-6, 6e-6), flops_share=(0.95,) * 6, tile=64,
     )},
-    experts=Curve(rows=(1, 8, 32, 128, 256, 1024, 8192), fixed_s=(7e-6,) * 7, flops_share=(0.65,)),
+    experts={"bfloat16": Curve()},
     attention=Curve(rows=(1, 1024), fixed_s=(5e-6, 24e-6), flops_share=(0.75,)),
     state=Curve(fixed_s=(5e-6,), bytes_share=0.8, flops_share=(0.02,)),
     row_kernels=Curve(rows=(1, 2), fixed_s=(1e-6, 6e-6)),
@@ -102,7 +108,23 @@ def loss(calibration: Calibration, fitted: list[Case]) -> float:
     for n_seqs, context, us in ATTENTION_US:
         found_us = 1e6 * timer.attention_s(decode_spans(n_seqs, context)) / timer.parts.n_layers
         total += 0.1 * (found_us / us - 1) ** 2
-    return total
+    spans, seconds = prompts_going_on()
+    return total + 10 * (timer.step_s(spans) / seconds - 1) ** 2  # most of what engines do to prompts
+
+
+@functools.cache
+def prompts_going_on() -> tuple[Spans, float]:
+    """A step of W6 at 256 in the middle of its prompts, and its seconds: the chip is at its power limit by then, as in
+    any engine that has work. Eight prompts beside sequences that decode."""
+    line = json.loads((RESULTS / "w6.json").read_text())["timeline"]
+    steps = list(zip(line["time_s"], line["time_s"][1:], line["n_tokens"][1:], line["n_running"][1:], strict=False))
+    whole = [(after - before, n_running) for before, after, n_rows, n_running in steps if n_rows == MOST_ROWS]
+    seconds = statistics.median(one for one, _ in whole)
+    n_decodes = round(statistics.median(n for _, n in whole)) - MOST_ROWS // PROMPT
+    spans = decode_spans(n_decodes, PROMPT + n_decodes // 16)
+    for i in range(MOST_ROWS // PROMPT):
+        spans.add(n_decodes + i, 0, PROMPT - (n_decodes if i == 0 else 0), True)
+    return spans, seconds
 
 
 @functools.cache
@@ -120,15 +142,11 @@ def fit(start: Calibration, fitted: list[Case]) -> Calibration:
     return descend(start, lambda tried: loss(tried, fitted), knobs)
 
 
-def with_experts(calibration: Calibration) -> Calibration:
-    """Fixed costs of experts: what is left of each row of the table."""
-    arch = read_arch_of("qwen3-30b-a3b")
-    free = Curve(flops_share=calibration.experts.flops_share)
-    timer = StepTimer(arch, msgspec.structs.replace(calibration, experts=free), Formats(), Mesh())
-    experts = [one for one in timer.parts.products if one.is_experts]
-    left = [max(0.0, us * 1e-6 - sum(timer.product_s(one, n) for one in experts)) for n, us in EXPERTS_US]
-    rows = tuple(n for n, _ in EXPERTS_US)
-    return msgspec.structs.replace(calibration, experts=msgspec.structs.replace(free, rows=rows, fixed_s=tuple(left)))
+def with_kernels(calibration: Calibration) -> Calibration:
+    """With the curves of kernels that were timed alone."""
+    found = msgspec.structs.replace(calibration, experts=expert_curves(calibration))
+    coded = coded_curves(calibration.products["bfloat16"], calibration)
+    return msgspec.structs.replace(found, products=coded, attentions=attention_curves(calibration))
 
 
 def rounded(value: Any) -> Any:
@@ -146,8 +164,8 @@ def main(say: Callable[[str], None] = print) -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     known = cases()
-    found = with_experts(fit(START, [case for case in known if case["is_fitted"]]))
-    source = "benchmarks/plan_fit.py: W4 of both shapes, W6 8B at 32 and 256 (2e00f5b), lab notes of products, experts"
+    found = with_kernels(fit(START, [case for case in known if case["is_fitted"]]))
+    source = "benchmarks/plan_fit.py: W4 of both shapes, W6 8B at 32 and 256 (2e00f5b); kernels timed alone"
     found = msgspec.structs.replace(found, source=source)
     for case in known:
         timer = StepTimer(case["arch"], found, Formats(), Mesh())
@@ -156,6 +174,9 @@ def main(say: Callable[[str], None] = print) -> None:
         parts = ", ".join(f"{k} {v:.3f}/{case['device'][k]:.3f}" for k, v in parts_ms(timer, case["spans"]).items())
         say(f"{case['file']:<7} {case['batch']:>3} x {case['input']:<5}{'fitted ' if case['is_fitted'] else '       '}"
             f"{total:9.3f} ms, measured {measured:9.3f}: {100 * (total / measured - 1):+.1f} %   {parts}")  # fmt: skip
+    spans, seconds = prompts_going_on()
+    found_ms = 1e3 * StepTimer(read_arch_of("llama-3.1-8b"), found, Formats(), Mesh()).step_s(spans)
+    say(f"w6      256, a step of prompts  fitted {found_ms:9.3f} ms, measured {1e3 * seconds:9.3f}")
     if options.write:
         text = json.dumps(rounded(msgspec.to_builtins(found)), indent=1)
         (FOLDER / "h200.json").write_text(text + "\n")

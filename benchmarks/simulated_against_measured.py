@@ -45,7 +45,7 @@ def simulate(
     """The run of an engine with a recorded configuration, and its steps."""
     known = {name: value for name, value in config.items() if name in EngineConfig.__struct_fields__}
     engine = msgspec.convert(known | {"model": config["model"]}, EngineConfig)
-    arch = read_arch(pathlib.Path(engine.model))
+    arch = read_arch(pathlib.Path(engine.model), engine.hf_overrides)
     machine = SimulatedMachine.of(engine, arch, gpu, int(accelerator_named(gpu).memory_bytes), is_server=is_server)
     run = Fleet([EngineReplica(machine)], RoundRobin(1)).run(requests)
     return run, run.logs[0].timeline

@@ -120,7 +120,8 @@ def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, devic
         flops_per_s=flops, products=dict.fromkeys(flops, curve) | (
             {"int8": msgspec.structs.replace(curve, row_number_s=1e-10)} if "int8" in flops else {}
         ),
-        experts=curve, attention=Curve(rows=(1, 256), fixed_s=(5e-6, 2e-5), bytes_share=0.7, flops_share=(0.3,)),
+        experts={"bfloat16": curve},
+        attention=Curve(rows=(1, 256), fixed_s=(5e-6, 2e-5), bytes_share=0.7, flops_share=(0.3,)),
         state=Curve(fixed_s=(5e-6,), bytes_share=0.5, flops_share=(0.1,)),
         row_kernels=Curve(rows=(1, 64), fixed_s=(2e-6, 5e-6)), step_s=1e-4, row_s=1e-6, first_token_s=1e-3,
         captured=0 if device == "cpu" else 1024,

@@ -57,7 +57,8 @@ def _cpu() -> tuple[Accelerator, Calibration]:
     )  # fmt: skip
     calibration = Calibration(
         device="cpu", read_bytes_per_s=reads, flops_per_s=flops, products=dict.fromkeys(flops, HOST_CURVE),
-        experts=HOST_CURVE, attention=Curve(rows=(1, 256), fixed_s=(5e-6, 2e-5), bytes_share=0.7, flops_share=(0.3,)),
+        experts={"bfloat16": HOST_CURVE},
+        attention=Curve(rows=(1, 256), fixed_s=(5e-6, 2e-5), bytes_share=0.7, flops_share=(0.3,)),
         state=Curve(fixed_s=(5e-6,), bytes_share=0.5, flops_share=(0.1,)), row_kernels=Curve(fixed_s=(3e-6,)),
         step_s=1e-4, first_token_s=1e-3, error=HOST_ERROR,
         source=f"assumed: {name}, reads and products measured now, shares of them not: `quire bench calibrate` does",

@@ -7,6 +7,7 @@ Imports no torch, unless `--gpu here` measures this machine.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -20,6 +21,8 @@ from quire.cli import plan_train
 from quire.compute.weights.hub import is_on_hub
 from quire.compute.weights.hub_headers import network_errors, read_hub_files
 from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.config.eplb import read_eplb
 from quire.config.flags import FlagParser
 from quire.config.gguf import is_gguf
 from quire.config.mesh import Mesh
@@ -31,18 +34,23 @@ from quire.planner.accelerators import (
     REFERENCE,
     Accelerator,
     accelerator_named,
-    accelerator_seen,
     calibration_for,
+    check_calibrated,
     host_accelerator,
 )
 from quire.planner.calibration import Calibration, load_calibration
+from quire.planner.expert_loads import ExpertLoads, read_loads
 from quire.planner.formats import formats_named
+from quire.planner.mesh import n_experts_of
 from quire.planner.placement import Limits
 from quire.planner.search import MOST_DEVICES, Task
 from quire.planner.workload import Workload, check_price, parse_objective, workload_named
 
 HERE = "here"
-ABOUT_DEVICES = ("price", "count", "mesh", "slo", "workload", "calibration", "max_num_seqs", "max_model_len")
+ABOUT_DEVICES = (
+    "price", "count", "mesh", "slo", "workload", "calibration", "max_num_seqs", "max_model_len", "expert_loads",
+    "enable_eplb", "eplb_config",
+)  # fmt: skip
 """Flags that change nothing without --gpu."""
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
@@ -62,6 +70,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--mesh", default="", help="only this one, such as tp=4,pp=2; otherwise all of --count are compared")
     add("--weights", default="auto", help="format of weights, such as fp8, int8, int4-g128 (default: the model's type)")
     add("--kv-cache-dtype", default="auto", help="of keys and values: bfloat16, fp8, int8 (default: the model's type)")
+    add("--expert-loads", default="", help="how often experts are chosen: even, zipf:1.0, or a JSON file of loads")
+    add("--enable-eplb", action="store_true", help="experts move between ranks by their load, as in quire serve")
+    add(
+        "--eplb-config",
+        default="",
+        help="as in quire serve: a JSON object with num_redundant_experts, copies of experts",
+    )
     add("--workload", default="", help="chat, rag, offline, or a JSON file of lengths (default: chat)")
     add("--slo", default="", help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms; none sets none")
     add("--price", type=float, default=None, help="dollars an hour of one GPU")
@@ -193,8 +208,29 @@ def _task(namespace: argparse.Namespace) -> Task:
         limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs)
     return Task(
         arch=arch, device=device, calibration=calibration, limits=limits, workload=workload, objective=objective,
-        formats=formats_named(namespace.weights, namespace.kv_cache_dtype, arch.dtype),
+        formats=formats_named(namespace.weights, namespace.kv_cache_dtype, arch.dtype), loads=_loads(namespace, arch),
     )  # fmt: skip
+
+
+def _loads(namespace: argparse.Namespace, arch: ModelArch) -> ExpertLoads:
+    """Of experts, and their copies."""
+    n_redundant = None
+    if namespace.enable_eplb or namespace.eplb_config:
+        options: object = {}
+        with contextlib.suppress(ValueError, RecursionError):
+            options = json.loads(namespace.eplb_config or "{}")
+        if not isinstance(options, dict):
+            raise ConfigError(f"--eplb-config {shown(namespace.eplb_config)} is no JSON object")
+        eplb = read_eplb(EngineConfig(enable_eplb=namespace.enable_eplb, eplb_config=options))
+        assert eplb is not None, "else it was refused"
+        n_redundant = eplb.num_redundant_experts
+        if namespace.count in (None, 1):
+            raise ConfigError(
+                "--enable-eplb moves experts between ranks, and one device has all of them: raise --count"
+            )
+    loads = read_loads(namespace.expert_loads, n_redundant)
+    loads.check(arch.family, map(n_experts_of, arch.layers))
+    return loads
 
 
 def _check_lengths(arch: ModelArch, max_model_len: int, workload: Workload | None) -> None:
@@ -214,7 +250,7 @@ def _check_lengths(arch: ModelArch, max_model_len: int, workload: Workload | Non
 
 def _check_counts(namespace: argparse.Namespace) -> None:
     for flag in ABOUT_DEVICES:
-        if getattr(namespace, flag) not in (None, "") and not namespace.gpu:
+        if getattr(namespace, flag) not in (None, "", False) and not namespace.gpu:
             raise ConfigError(f"--{flag.replace('_', '-')} is about devices: say which with --gpu")
     for flag, least, most in (("count", 1, MOST_DEVICES), ("max_model_len", 0, 1 << 30), ("max_num_seqs", 0, 65536)):
         value = getattr(namespace, flag)
@@ -229,7 +265,7 @@ def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
     if namespace.gpu != HERE:
         device = accelerator_named(namespace.gpu or REFERENCE)
         if given is not None and namespace.gpu:
-            _check_calibrated(given, device)
+            check_calibrated(given, device)
         return device, given or calibration_for(device)
     if given is not None and given.device == "cpu":
         return host_accelerator(given), given
@@ -237,17 +273,6 @@ def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
 
     device, found = this_machine()
     return device, given or found
-
-
-def _check_calibrated(given: Calibration, device: Accelerator) -> None:
-    """ConfigError for times of another device."""
-    seen = accelerator_seen(given.device)
-    if given.device == "cpu" or (seen is not None and seen.name != device.name):
-        raise ConfigError(
-            f"--calibration was measured on {'a CPU' if given.device == 'cpu' else f'the {given.device}'}, and --gpu is"
-            f" {device.name}: give --gpu {'here' if given.device == 'cpu' or seen is None else seen.name}, or leave"
-            " --calibration out"
-        )
 
 
 def _mesh(text: str, count: int) -> Mesh | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -25,6 +26,8 @@ from quire.core.errors import ConfigError, shown
 from quire.engine.simulated import SimulatedMachine
 
 DEFAULT_MODEL = "shape:llama-3.1-8b"
+FLAGS = re.compile(r"(?:[^,{]|\{[^}]*\})+")
+"""Between commas, but those of a JSON object."""
 UNCHANGED = {"compare", "baselines", "capacity", "output_json", "plot", "trace", "workload", "request_rate"}
 """Options that say what is compared, not how it is served."""
 
@@ -93,7 +96,10 @@ def _config(namespace: argparse.Namespace, options: SimulateOptions, **changes: 
 
 def _variant(name: str, config: EngineConfig, options: SimulateOptions, at_once: bool) -> Variant:
     arch = read_arch(find_checkpoint(config.model, config.revision, config.download_dir), config.hf_overrides)
-    machine = SimulatedMachine.of(config, arch, options.gpu, options.memory_bytes, is_server=not at_once)
+    machine = SimulatedMachine.of(
+        config, arch, options.gpu, options.memory_bytes, is_server=not at_once, expert_loads=options.expert_loads,
+        calibration=options.times,
+    )  # fmt: skip
     return Variant(name, options, machine)
 
 
@@ -102,7 +108,7 @@ def _changed(namespace: argparse.Namespace, text: str) -> tuple[EngineConfig, Si
     parser = FlagParser(prog=f"quire simulate --compare {shown(text)}", add_help=False)
     add_flags(parser, SimulateOptions, title="simulation options", skip=UNCHANGED)
     add_flags(parser, EngineConfig, title="engine options")
-    words = [f"--{word.strip().removeprefix('--')}" for word in text.split(",")]
+    words = [f"--{word.strip().removeprefix('--')}" for word in FLAGS.findall(text) or [text]]
     given = parser.parse_args(words)
     options = read_flags(namespace, SimulateOptions, **given_values(given, SimulateOptions))
     both = argparse.Namespace(**(vars(namespace) | given_values(given, EngineConfig)))

@@ -156,7 +156,8 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def n_idle_weights(self, hidden_size: int, n_tokens: int) -> float:
         """See `FfnSpec`."""
-        unread = (1 - self.routing.n_chosen / self.n_experts) ** n_tokens
+        share = self.routing.n_chosen / self.n_experts
+        unread = max(0.0, 1 - n_tokens * share) if self.routing.scores is Scores.EVEN else (1 - share) ** n_tokens
         return unread * len(self.held) * 3 * self.size * hidden_size
 
     def parameters(self, at: str, hidden_size: int) -> FfnParameters:

@@ -120,10 +120,21 @@ def accelerator_seen(driver_name: str) -> Accelerator | None:
     return max(known, key=lambda one: len(one.name), default=None)
 
 
+def check_calibrated(given: Calibration, device: Accelerator) -> None:
+    """ConfigError where a file has the times of another device."""
+    seen = accelerator_seen(given.device)
+    if given.device == "cpu" or (seen is not None and seen.name != device.name):
+        near = "here" if given.device == "cpu" or seen is None else seen.name
+        raise ConfigError(
+            f"--calibration was measured on {'a CPU' if given.device == 'cpu' else f'the {given.device}'}, and --gpu is"
+            f" {device.name}: give --gpu {near}, or leave --calibration out"
+        )
+
+
 USUAL_CPU: Final = Calibration(
     device="cpu", source="assumed: the limit of a usual machine of two cores, and a constant", read_bytes_per_s=45e9,
-    flops_per_s={"bfloat16": 0.9e12}, products={"bfloat16": Curve()}, experts=Curve(), attention=Curve(), step_s=2e-4,
-    error=math.inf,
+    flops_per_s={"bfloat16": 0.9e12}, products={"bfloat16": Curve()}, experts={"bfloat16": Curve()},
+    attention=Curve(), step_s=2e-4, error=math.inf,
 )  # fmt: skip
 """With AVX-512 and bfloat16: stands for a CPU that nobody has measured."""
 

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from quire.core.errors import ConfigError, shown
+from quire.planner.formats import FORMATS
 
 FOLDER: Final = pathlib.Path(__file__).with_name("calibrations")
 SHARPNESS: Final = 4.0
 """p of (memory^p + arithmetic^p)^(1/p): the roofline's corner is round where both bind."""
+LATENT: Final = "latent"
+"""In `Calibration.attentions`: lines that stand for keys and values."""
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 
@@ -38,6 +43,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     flops_share: tuple[Positive, ...] = (1.0,)
     """Of the device's products that calls with so many rows reach; one number: whatever the rows."""
 
+    tiles: tuple[tuple[NotNegative, Annotated[int, Meta(ge=1)]], ...] = ()
+    """Of experts: rows of one of them in the mean from which on tiles have so many rows; rising."""
+
     row_number_s: NotNegative = 0.0
     """Of products in 8 bits: of each number of a row, in and out, which is brought into 8 bits, or back by its scales,
     in a pass beside the product."""
@@ -45,6 +53,18 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def fixed(self, n_rows: float) -> float:
         """Seconds of one call."""
         return self._between(self.fixed_s, n_rows)
+
+    def padding(self, n_rows: float, *, are_equal: bool) -> float:
+        """Rows that are multiplied, to those that there are, where so many go to each of several matrices in the mean:
+        every tile that is begun is multiplied. are_equal: as many to each; else at random, some more and some less."""
+        tile = next((size for least, size in reversed(self.tiles) if n_rows >= least), 0)
+        if not tile or not n_rows:
+            return 1.0
+        if are_equal:
+            return (min(1.0, n_rows) + math.ceil(n_rows / tile) - 1) * tile / n_rows
+        further = range(tile, math.ceil(n_rows + 4 * math.sqrt(n_rows)), tile)
+        begun = 1 - math.exp(-n_rows) + sum(0.5 * math.erfc((end - n_rows) / math.sqrt(2 * n_rows)) for end in further)
+        return begun * tile / n_rows
 
     def multiplied(self, n_rows: float) -> float:
         """Rows that are multiplied, those that fill the last tile too."""
@@ -86,12 +106,13 @@ class Calibration(Ceilings, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: str
     """Where the numbers come from, and which runs were fitted."""
     products: dict[str, Curve]
-    """Type of product → its curve."""
-    experts: Curve
-    """Of the two products of a layer's experts together."""
+    """Format of weights, or type of product → the curve of its kernel. float32: of routers that are kept so."""
+    experts: dict[str, Curve]
+    """The same of a layer's experts: the choice of them, and their two products."""
     attention: Curve
-    """Of rows that decode: `bytes_share`; of prompts: `flops_share` and the second of two `fixed_s`, over rows of a
-    span."""
+    """Of rows that decode: `bytes_share`; of prompts: `flops_share` and the last `fixed_s`, over rows of a span."""
+    attentions: dict[str, Curve] = {}
+    """The same of attention with kernels of its own: type of keys and values, or `LATENT`, where there is one."""
     state: Curve = Curve()
     row_kernels: Curve = Curve()
     """Norms, rotation: fixed costs over rows, and `bytes_share`."""
@@ -123,18 +144,29 @@ def load_calibration(path: pathlib.Path) -> Calibration:
         raise ConfigError(f"calibration {shown(str(path))} cannot be read: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"calibration {shown(str(path))}: {error}; `quire bench calibrate` writes one") from None
-    if "bfloat16" not in found.products or not found.flops_per_s:
+    if "bfloat16" not in found.products or "bfloat16" not in found.experts or not found.flops_per_s:
         raise ConfigError(
-            f"calibration {shown(str(path))}: products has no bfloat16, whose curve stands for types that were not"
-            " measured, or flops_per_s is empty; `quire bench calibrate` writes both"
+            f"calibration {shown(str(path))}: products or experts has no bfloat16, whose curve stands for types that"
+            " were not measured, or flops_per_s is empty; `quire bench calibrate` writes all"
         )
-    for name, curve in (*found.products.items(), ("experts", found.experts), ("attention", found.attention)):
+    tables = found.products, found.experts, found.attentions, {"attention": found.attention}
+    for name, curve in itertools.chain.from_iterable(table.items() for table in tables):
         lengths = {len(curve.fixed_s), len(curve.flops_share)} - {1}
         if lengths - {len(curve.rows)} or list(curve.rows) != sorted(set(curve.rows)):
             raise ConfigError(
                 f"calibration {shown(str(path))}: {name}: rows must rise, with a fixed_s and a flops_share each"
             )
     return found
+
+
+def curve_of_format(curves: Mapping[str, Curve], name: str, products: str) -> Curve:
+    """Of weights in a format: its own, or that of one with as many bits, or of its type of product, or bfloat16's."""
+    found = curves.get(name)
+    if found is None:
+        bits = FORMATS[name].bits
+        alike = [curve for other, curve in curves.items() if other in FORMATS and FORMATS[other].bits == bits < 16]
+        found = alike[0] if alike else curves.get(products)
+    return found or curves["bfloat16"]
 
 
 @functools.cache

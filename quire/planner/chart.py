@@ -18,6 +18,8 @@ GREEN: Final = "#059669"
 INTENSITIES: Final = (0.25, 16384.0)
 NEAR: Final = 2.5
 """Times the intensity of a point within which others share its label."""
+APART: Final = 1.5
+"""Times as many sequences as at the last label of the frontier have the next one."""
 
 
 def check_chart_path(path: str) -> None:
@@ -65,6 +67,7 @@ def _roofline(axes: Any, plan: Mapping[str, Any]) -> None:
     axes.set_ylabel("TFLOP/s at most")
     axes.set_title("roofline")
     axes.set_ylim(top=10 * rate / 1e12)
+    axes.set_xlim(left=INTENSITIES[0] / 5)  # room for labels on the left of their points
     axes.grid(alpha=0.25)
     axes.legend()
 
@@ -98,9 +101,12 @@ def _memory(axes: Any, plan: Mapping[str, Any]) -> None:
 def _frontier(axes: Any, plan: Mapping[str, Any]) -> None:
     points = plan.get("frontier", [])
     axes.plot([one["tpot_ms"] for one in points], [one["tokens_per_s"] for one in points], "o-", color=GREEN)
+    told = 0.0
     for one in points:
-        place = one["tpot_ms"], one["tokens_per_s"]
-        axes.annotate(str(one["concurrency"]), place, xytext=(5, -8), textcoords="offset points", fontsize=8)
+        if one["concurrency"] < APART * told:  # those between would lie on one another
+            continue
+        told, place = one["concurrency"], (one["tpot_ms"], one["tokens_per_s"])
+        axes.annotate(str(told), place, xytext=(5, -8), textcoords="offset points", fontsize=8)
     axes.set_xlabel("ms a token (labels: sequences of a replica)")
     axes.set_ylabel("output tokens a second")
     axes.set_title(f"frontier, {plan['workload']['name']}")

@@ -5,6 +5,7 @@ Owns the words. Invariant: every command can be read as an `EngineConfig` of tha
 
 from __future__ import annotations
 
+import json
 import shlex
 import typing
 from typing import Final
@@ -17,12 +18,18 @@ from quire.planner.accelerators import Accelerator
 from quire.planner.formats import Formats
 
 FLOATING: Final = ("bfloat16", "float16", "float32")
+READ: Final = {"fp8-block128": ("cuda",), "mxfp4": ("cuda",), "int4-g32": ("cuda", "cpu"), "int4-g128": ("cuda", "cpu"),
+               "int8-g32": ("cpu",)}  # fmt: skip
+"""Formats of checkpoints, to which the engine does not round → on what they stay as they are (docs/quantization.md)."""
 MOST_RANKS: Final = 64
 """Of one engine."""
 
 
-def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch) -> str:
-    """Why this engine has no such mesh for a model; empty: it has, replicas as engines of their own."""
+def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch, *, moves_experts: bool = False) -> str:
+    """Why this engine has no such mesh for a model; empty: it has, replicas as engines of their own. moves_experts:
+    between ranks that divide them."""
+    if moves_experts and mesh.ep > 1 and mesh.pp > 1:
+        return f"pp = {mesh.pp}: the engine does not move experts of stages"
     if mesh.pp > 1 and arch.state_specs:
         return f"pp = {mesh.pp}: the engine has no stages of recurrent layers"
     if mesh.n_token_ranks > 1 and mesh.tp * mesh.pp * mesh.ep > 1:
@@ -50,7 +57,12 @@ def format_refusal(formats: Formats, device: Accelerator) -> str:
         return f"there are no kernels for the {device.name.upper()}"
     weights = formats.weights
     kind = "cpu" if device.is_host else "cuda"
-    if weights.is_rounded and not (rounds_to(weights.name, kind) and weights.name in choices("quantization")):
+    if weights.name in READ:
+        if kind not in READ[weights.name]:
+            return (
+                f"weights in {weights.name} are decoded when they are read on {'GPUs' if kind == 'cuda' else 'a CPU'}"
+            )
+    elif weights.is_rounded and not (rounds_to(weights.name, kind) and weights.name in choices("quantization")):
         return f"weights in {weights.name} {_where(weights.name)}"
     if formats.kv not in FLOATING and kind not in KV_ROUNDED[formats.kv][1]:
         return f"keys and values in {formats.kv} {_only(KV_ROUNDED[formats.kv][1][0])}"
@@ -78,9 +90,10 @@ def serve_command(
     max_model_len: int,
     quantization: str,
     is_host: bool,
+    n_redundant: int | None = None,
 ) -> tuple[str, list[str]]:
     """(the command, what it cannot say), of a mesh and formats without a refusal. quantization: the weights' format as
-    it was asked for; is_host: on a CPU."""
+    it was asked for; is_host: on a CPU; n_redundant: copies of experts, which move; None: they stay."""
     words, unsaid = ["quire", "serve", model], []
     if mesh.tp > 1:
         words += ["--tensor-parallel-size", str(mesh.tp)]
@@ -88,6 +101,9 @@ def serve_command(
         words += ["--pipeline-parallel-size", str(mesh.pp)]
     if mesh.ep > 1:
         words.append("--enable-expert-parallel")
+    if mesh.ep > 1 and n_redundant is not None:
+        words.append("--enable-eplb")
+        words += ["--eplb-config", json.dumps({"num_redundant_experts": n_redundant})] if n_redundant else []
     if mesh.n_token_ranks > 1:
         words += ["--prefill-context-parallel-size", str(mesh.n_token_ranks)]
         words += ["--context-parallel-method", "ring" if mesh.ring > 1 else "ulysses"]
@@ -102,6 +118,11 @@ def serve_command(
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:
         words += ["--dtype", quantization]
+    elif formats.weights.name in READ:
+        unsaid.append(
+            f"weights in {formats.weights.name}: the checkpoint of {model} has to have them, as the engine does not"
+            " round to that; what a checkpoint has needs no flag"
+        )
     elif formats.weights.is_rounded:
         words += ["--quantization", formats.weights.name]
     if formats.kv not in FLOATING:

@@ -14,8 +14,10 @@ from quire.config.mesh import Mesh
 from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, calibration_for
 from quire.planner.calibration import Calibration
+from quire.planner.expert_loads import ExpertLoads
 from quire.planner.formats import Formats
 from quire.planner.links import Links
+from quire.planner.parts import EVEN_LOADS, rank_parts
 from quire.planner.timing import StepTimer
 
 SharedPrefixes = Sequence[tuple[list[int], int]]
@@ -75,10 +77,12 @@ def calibrated(
     mesh: Mesh | None = None,
     calibration: Calibration | None = None,
     page_size: int = 16,
+    loads: ExpertLoads = EVEN_LOADS,
 ) -> CostModel:
     """The cost of steps of a model on a device, or on a mesh of them, as measured there; where nobody has measured
     (`Calibration.source` says so), as assumed."""
     formats, mesh = formats or Formats(), mesh or Mesh()
     found = calibration or calibration_for(device)
     links: Links | None = device.links if mesh.n_ranks > mesh.dp or mesh.ep > 1 else None
-    return CostModel(timer=StepTimer(arch, found, formats, mesh, links), page_size=page_size)
+    parts = rank_parts(arch, mesh, formats, loads)
+    return CostModel(timer=StepTimer(arch, found, formats, mesh, links, parts), page_size=page_size)

@@ -12,15 +12,28 @@ from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.planner.accelerators import Accelerator
 from quire.planner.calibration import Calibration
 from quire.planner.cost import CostModel, calibrated
-from quire.planner.formats import formats_named
+from quire.planner.expert_loads import ExpertLoads
+from quire.planner.formats import Formats, formats_named
+from quire.planner.parts import EVEN_LOADS
 
 
 def engine_cost(
-    arch: ModelArch, config: EngineConfig, limits: EngineLimits, device: Accelerator, calibration: Calibration
+    arch: ModelArch,
+    config: EngineConfig,
+    limits: EngineLimits,
+    device: Accelerator,
+    calibration: Calibration,
+    loads: ExpertLoads = EVEN_LOADS,
 ) -> CostModel:
-    """Of an engine with these limits, on as many devices as it asks for. ConfigError for a format without a name."""
-    weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
+    """Of an engine with these limits, on as many devices as it asks for. loads: of experts. ConfigError for a format
+    without a name."""
     return calibrated(
-        arch, device, formats=formats_named(weights, limits.kv_dtype, limits.dtype), calibration=calibration,
-        mesh=mesh_of(config), page_size=config.block_size,
+        arch, device, formats=engine_formats(config, limits), calibration=calibration, mesh=mesh_of(config),
+        page_size=config.block_size, loads=loads,
     )  # fmt: skip
+
+
+def engine_formats(config: EngineConfig, limits: EngineLimits) -> Formats:
+    """In what its weights, keys and values are kept. ConfigError for a format without a name."""
+    weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
+    return formats_named(weights, limits.kv_dtype, limits.dtype)

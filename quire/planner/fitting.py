@@ -21,10 +21,11 @@ from quire.planner.timing import StepTimer
 
 FIRST_FACTOR, LAST_FACTOR = 1.5, 1.004
 LEAST_GAIN: Final = 1e-9
-CURVES: Final = ("experts", "attention", "state", "row_kernels")
+CURVES: Final = ("attention", "state", "row_kernels")
 
 Knob = tuple[str, str, int]
-"""(part, field, place): a number of a curve, of `products.TYPE` too; with an empty field a number of the file."""
+"""(part, field, place): a number of a curve, also of `products.FORMAT` and such; with an empty field a number of the
+file."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,13 +85,15 @@ def turned(calibration: Calibration, knob: Knob, times: float) -> Calibration:
     )
     changed = msgspec.structs.replace(curve_of(calibration, part), **{field: new})
     name, _, kind = part.partition(".")
-    return msgspec.structs.replace(calibration, **{name: calibration.products | {kind: changed} if kind else changed})
+    return msgspec.structs.replace(
+        calibration, **{name: getattr(calibration, name) | {kind: changed} if kind else changed}
+    )
 
 
 def curve_of(calibration: Calibration, part: str) -> Curve:
     """By the name of a knob."""
     name, _, kind = part.partition(".")
-    found = calibration.products[kind] if kind else getattr(calibration, name)
+    found = getattr(calibration, name)[kind] if kind else getattr(calibration, name)
     assert isinstance(found, Curve)
     return found
 

@@ -24,6 +24,8 @@ class WeightFormat(msgspec.Struct, frozen=True, kw_only=True):
     scale_bytes: int = 0
     products: str = "bfloat16"
     """In which type a device multiplies it: what its peak is looked up by."""
+    of_experts: bool = False
+    """Matrices of experts are kept so, and all else as a checkpoint in bfloat16 has it."""
 
     def n_bytes(self, n_out: int, n_in: int) -> float:
         """Of a matrix, scales counted in."""
@@ -49,10 +51,11 @@ FORMATS: Final = {
         WeightFormat(name="int4", bits=4, group=64, scale_bytes=2, products="int8"),
         WeightFormat(name="int4-g32", bits=4, group=32, scale_bytes=2, products="int8"),
         WeightFormat(name="int4-g128", bits=4, group=128, scale_bytes=2, products="int8"),
-        WeightFormat(name="mxfp4", bits=4, group=32, scale_bytes=1),
+        WeightFormat(name="mxfp4", bits=4, group=32, scale_bytes=1, of_experts=True),
     )
 }
-"""Name → format. int8 and int4 are those of `--quantization`; the others are what published checkpoints have."""
+"""Name → format. int8 and int4 are those of `--quantization`; the others are what published checkpoints have: MXFP4 is
+that of gpt-oss, whose experts alone are rounded."""
 KV_ITEMSIZES: Final = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "fp8": 1.0, "int8": 1.0}
 INT8_SCALE_BYTES: Final = 4
 """Beside the keys, or values, of 8 bits of each token and head."""
@@ -75,9 +78,18 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
         """How a matrix is kept."""
         if matrix.kept is Kept.FLOAT32:
             return FORMATS["float32"]
-        return (
-            FORMATS["bfloat16" if self.itemsize == 2 else "float32"] if matrix.kept is Kept.FLOATING else self.weights
-        )
+        is_whole = matrix.kept is Kept.FLOATING or (self.weights.of_experts and not matrix.bank)
+        return self.floating if is_whole else self.weights
+
+    @property
+    def floating(self) -> WeightFormat:
+        """Of matrices that are not rounded."""
+        return FORMATS["bfloat16" if self.itemsize == 2 else "float32"]
+
+    @property
+    def head(self) -> WeightFormat:
+        """Of the output head."""
+        return self.floating if self.weights.of_experts else self.weights
 
     def kv_itemsize(self, head_dim: int) -> float:
         """Bytes a number in the KV cache, scales counted in."""

@@ -16,16 +16,16 @@ from quire.core.errors import ConfigError
 from quire.planner.context import LEAST_ROWS
 
 
-def division_refusal(mesh: Mesh, arch: ModelArch) -> str:
-    """Why the model cannot be divided so; empty: it can."""
+def division_refusal(mesh: Mesh, arch: ModelArch, n_copies: int = 0) -> str:
+    """Why the model cannot be divided so; empty: it can. n_copies: of experts in each layer."""
     if mesh.pp > arch.n_layers:
         return f"{mesh.pp} stages of {arch.n_layers} layers"
     if mesh.ep > 1:
         n_experts = [n for n in map(n_experts_of, dict.fromkeys(arch.layers)) if n]
         if not n_experts:
             return f"ep = {mesh.ep}: the model has no experts"
-        if any(n % mesh.ep for n in n_experts):
-            return f"{n_experts[0]} experts among {mesh.ep} ranks"
+        if any((n + n_copies) % mesh.ep for n in n_experts):
+            return f"{n_experts[0]} experts{f' and {n_copies} copies' if n_copies else ''} among {mesh.ep} ranks"
         if mesh.n_stage_ranks * mesh.dp % mesh.ep:
             return f"ep = {mesh.ep} does not divide the {mesh.n_stage_ranks * mesh.dp} ranks of a stage"
     if mesh.n_token_ranks > 1 and any(spec.mixer.state_spec is not None for spec in arch.layers):

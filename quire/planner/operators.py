@@ -97,14 +97,20 @@ def seen(starts: Sequence[int], lengths: Sequence[int], window: int) -> Seen:
 
 
 def step_operators(
-    arch: ModelArch, spans: Spans, mesh: Mesh | None = None, formats: Formats | None = None, n_spared: int = 0
+    arch: ModelArch,
+    spans: Spans,
+    mesh: Mesh | None = None,
+    formats: Formats | None = None,
+    n_spared: int = 0,
+    parts: RankParts | None = None,
 ) -> list[Operator]:
     """In the order of a layer, the head last; of the first rank of each stage, all stages together.
 
     n_spared: tokens whose keys need not be read, as another span of the step reads them, in layers without a window.
+    parts: those of the mesh, where they are known.
     """
     mesh, formats = mesh or Mesh(), formats or Formats()
-    parts = rank_parts(arch, mesh, formats)
+    parts = parts or rank_parts(arch, mesh, formats)
     n_all, n_wants = sum(spans.lengths), sum(spans.wants)
     n_rows = own_rows(mesh, n_all)
     width = arch.hidden_size * formats.itemsize

@@ -19,6 +19,7 @@ from quire.config.layers import KVSpec, LayerSpec, MixerSpec
 from quire.config.mesh import Mesh
 from quire.config.parameters import Cut, LayerParameters, Matrix, layer_parameters
 from quire.config.parameters import shapes as parameter_shapes
+from quire.planner.expert_loads import ExpertLoads, spread
 from quire.planner.formats import Formats
 from quire.planner.mesh import n_experts_of, rank_layer
 from quire.planner.shape import layer_kinds
@@ -27,6 +28,7 @@ NAMES = {"qkv": "qkv", "out": "o", "up": "gate_up", "down": "down", "in": "in", 
          "kv_b": "kv b", "router": "router", "shared_up": "shared gate_up", "shared_down": "shared down",
          "shared_gate": "shared gate"}  # fmt: skip
 """Place → operator, where it has another name for people."""
+EVEN_LOADS: Final = ExpertLoads()
 EXPERTS: Final = "experts "
 """What the name of one of their matrices begins with."""
 
@@ -43,11 +45,20 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     """Of one matrix."""
     products: str
     """Type of its arithmetic."""
+    kept: str = "bfloat16"
+    """Name of its format."""
+    n_calls: int = 1
+    """Kernels that it takes, each with a part of it."""
     n_of: int = 1
     """Matrices in a layer of this rank, of which each row takes some."""
     n_chosen: float = 1.0
     """Matrices that a row takes, of the `n_of_all` in the whole layer."""
     n_of_all: int = 1
+    takes_turns: bool = False
+    """Rows choose one matrix after the other, not at random."""
+    chances: tuple[tuple[float, ...], ...] = ()
+    """Of each rank, that a row takes its matrices: all wait for who reads most, and for who has most rows. Empty: all
+    are as likely."""
     row_factor: float = 1.0
     """Rows that choose among its matrices, to those that this rank has: experts divided among replicas have the rows
     of all of these."""
@@ -62,11 +73,17 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
         return self.n_of_all > 1
 
     def read_bytes(self, n_rows: float) -> float:
-        """Of the weights that so many rows need, where experts are chosen evenly."""
+        """Of the weights that so many rows need."""
         if not self.is_experts:
             return self.n_bytes
-        unread = float((1 - self.n_chosen / self.n_of_all) ** (n_rows * self.row_factor))
-        return self.n_bytes * self.n_of * (1 - unread)
+        n_choosing = n_rows * self.row_factor
+
+        def unread(chance: float) -> float:
+            return max(0.0, 1 - n_choosing * chance) if self.takes_turns else float((1 - chance) ** n_choosing)
+
+        if self.chances:
+            return self.n_bytes * max(sum(1 - unread(chance) for chance in rank) for rank in self.chances)
+        return self.n_bytes * self.n_of * (1 - unread(self.n_chosen / self.n_of_all))
 
     def flops(self, n_rows: float) -> float:
         """Multiply and add counted as two."""
@@ -75,7 +92,10 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def products_of_row(self) -> float:
         """Of this rank for each row that it has, in the mean."""
-        return self.row_factor * self.n_chosen * self.n_of / self.n_of_all if self.is_experts else 1.0
+        if not self.is_experts:
+            return 1.0
+        most = max(map(sum, self.chances), default=self.n_chosen * self.n_of / self.n_of_all)
+        return self.row_factor * most
 
 
 class AttentionGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +120,14 @@ class AttentionGroup(msgspec.Struct, frozen=True, kw_only=True):
             spans = zip(starts, lengths, strict=True)
             n_flops -= share * sum(max(0, self.mixer.spared_flops(n, start + n)) for start, n in spans if n > 1)
         return n_flops
+
+    def made_numbers(self, starts: Sequence[int], lengths: Sequence[int]) -> int:
+        """Of keys, values and queries that are made of lines, in one layer, for spans that are computed so."""
+        if not self.has_other_way:
+            return 0
+        spans = zip(starts, lengths, strict=True)
+        n_lines = sum(start + n for start, n in spans if n > 1 and self.mixer.spared_flops(n, start + n) > 0)
+        return n_lines * self.mixer.n_row_numbers
 
     @property
     def has_other_way(self) -> bool:
@@ -140,15 +168,15 @@ class RankParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.lru_cache(maxsize=512)
-def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
-    """The first rank. ConfigError where the mesh cannot divide the model."""
+def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats, loads: ExpertLoads = EVEN_LOADS) -> RankParts:
+    """The first rank, or the one with most to do. ConfigError where the mesh cannot divide the model."""
     products: dict[Product, int] = collections.Counter()
     attentions: dict[AttentionGroup, int] = collections.Counter()
     states: dict[StateGroup, int] = collections.Counter()
     n_norms, other_numbers = 1, float(arch.hidden_size)
     for spec, n_layers in layer_kinds(arch):
         own = rank_layer(spec, mesh.tp)
-        for product in _layer_products(spec, own, arch.hidden_size, mesh, formats):
+        for product in _layer_products(spec, own, arch.hidden_size, mesh, formats, loads):
             products[product] += n_layers
         kv, state = own.mixer.kv_spec, own.mixer.state_spec
         if kv is not None:
@@ -170,14 +198,14 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
     other_bytes = other_numbers * formats.itemsize + position_bytes
     layers_bytes = sum(one.n_times * one.n_of * one.n_bytes for one in all_products) + other_bytes
     weights_bytes = layers_bytes + embedding_bytes
-    if not arch.tie_embeddings or formats.weights.is_rounded:
+    if not arch.tie_embeddings or formats.head.is_rounded:
         weights_bytes += head.n_bytes
     return RankParts(
         products=all_products,
         last=tuple(
             one
             for one in _layer_products(
-                arch.layers[-1], rank_layer(arch.layers[-1], mesh.tp), arch.hidden_size, mesh, formats
+                arch.layers[-1], rank_layer(arch.layers[-1], mesh.tp), arch.hidden_size, mesh, formats, loads
             )
             if one.is_late
         ),
@@ -213,9 +241,10 @@ def _attention(own: LayerSpec, numbers: int, mesh: Mesh) -> AttentionGroup:
 
 def _head(arch: ModelArch, mesh: Mesh, formats: Formats) -> Product:
     n_out = -(-arch.vocab_size // mesh.tp)
+    kept = formats.head
     return Product(
-        name="head", n_times=1, n_in=arch.hidden_size, n_out=n_out, products=formats.weights.products,
-        n_bytes=formats.weights.n_bytes(n_out, arch.hidden_size),
+        name="head", n_times=1, n_in=arch.hidden_size, n_out=n_out, products=kept.products, kept=kept.name,
+        n_bytes=kept.n_bytes(n_out, arch.hidden_size),
     )  # fmt: skip
 
 
@@ -249,16 +278,18 @@ def _parameters(spec: LayerSpec, hidden_size: int) -> LayerParameters:
     return layer_parameters(spec, hidden_size, 0)
 
 
-def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mesh, formats: Formats) -> list[Product]:
+def _layer_products(
+    spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mesh, formats: Formats, loads: ExpertLoads
+) -> list[Product]:
     """Of one layer in one rank; own: what the rank has where experts are not divided whole."""
     mixer = _parameters(own, hidden_size).mixer
     found = [_product(place, matrix, formats) for place, matrix in mixer.matrices.items()]
     for place, tensor in mixer.tensors.items():
         if len(tensor.shape) == 2:
-            n_out, n_in = tensor.shape
+            n_out, n_in = tensor.shape  # one part makes queries of lines, the other one values of their sums
             found.append(Product(
                 name=NAMES.get(place, place), n_times=1, n_in=n_in, n_out=n_out,
-                n_bytes=n_out * n_in * formats.itemsize, products="bfloat16",
+                n_bytes=n_out * n_in * formats.itemsize, products="bfloat16", n_calls=2,
             ))  # fmt: skip
     replace = msgspec.structs.replace
     kinds = _kinds(own, hidden_size)
@@ -267,11 +298,14 @@ def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mes
         return found
     n_all = n_experts_of(spec)
     used = 1 - own.ffn.n_idle_weights(hidden_size, 1) / kinds.expert_numbers
+    takes_turns = own.ffn.n_idle_weights(hidden_size, math.ceil(1 / used)) == 0
+    chances = () if loads.are_plain else spread(loads, n_all, used * n_all, mesh.ep).ranks
     whole = kinds.experts if mesh.ep == 1 else _kinds(spec, hidden_size).experts
     return found + [
         replace(
-            _product(kind, matrix, formats), name=f"{EXPERTS}{NAMES.get(kind, kind)}", n_of=n_all // mesh.ep,
-            n_of_all=n_all, n_chosen=used * n_all, is_late=True,
+            _product(kind, matrix, formats), name=f"{EXPERTS}{NAMES.get(kind, kind)}", chances=chances,
+            n_of=(n_all + loads.copies(mesh.ep)) // mesh.ep,
+            n_of_all=n_all, n_chosen=used * n_all, is_late=True, takes_turns=takes_turns,
             row_factor=mesh.ep / mesh.tp if mesh.ep > 1 else 1.0,
         )
         for kind, matrix in whole.items()
@@ -282,6 +316,7 @@ def _product(place: str, matrix: Matrix, formats: Formats) -> Product:
     kept = formats.kept(matrix)
     return Product(
         name=NAMES.get(place, place), n_times=1, n_in=matrix.n_in, n_out=matrix.n_out, products=kept.products,
+        kept=kept.name,
         n_bytes=kept.n_bytes(matrix.n_out, matrix.n_in), reduces=matrix.cut is Cut.ROW, is_late=place == "out",
     )  # fmt: skip
 

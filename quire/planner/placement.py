@@ -22,9 +22,10 @@ from quire.config.shares import share_arch
 from quire.config.stages import LayerRange, layout_over, stage_arch, stage_layers, stage_layout
 from quire.core.errors import ConfigError
 from quire.planner.captured import decode_sizes
+from quire.planner.expert_loads import ExpertLoads
 from quire.planner.formats import Formats
 from quire.planner.memory import MemoryEquation, n_passing
-from quire.planner.parts import kv_share, rank_parts
+from quire.planner.parts import EVEN_LOADS, kv_share, rank_parts
 
 DEFAULTS: Final = EngineConfig()
 """Of an engine: what a plan says nothing of."""
@@ -86,10 +87,18 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.n_pages) * self.equation.page_size // max(1, len(self.equation.layout.groups))
 
 
-def place(arch: ModelArch, memory_bytes: float, mesh: Mesh, formats: Formats, limits: Limits) -> Placement:
-    """ConfigError where the mesh cannot divide the model, or its layers store different keys."""
+def place(
+    arch: ModelArch,
+    memory_bytes: float,
+    mesh: Mesh,
+    formats: Formats,
+    limits: Limits,
+    loads: ExpertLoads = EVEN_LOADS,
+) -> Placement:
+    """loads: of experts, whose copies take memory. ConfigError where the mesh cannot divide the model, or its layers
+    store different keys."""
     layout = layout_over(share_arch(arch, 0, mesh.tp), limits.max_model_len or arch.max_position, mesh.pp)
-    found = [_placed(stage, layout, memory_bytes, mesh, formats, limits) for stage in _stages(arch, mesh.pp)]
+    found = [_placed(stage, layout, memory_bytes, mesh, formats, limits, loads) for stage in _stages(arch, mesh.pp)]
     return min(found, key=lambda one: (one.n_pages, -one.lacking_bytes))
 
 
@@ -118,13 +127,19 @@ def _stages(arch: ModelArch, n_stages: int) -> tuple[_Stage, ...]:
 
 
 def _placed(
-    stage: _Stage, layout: KVLayout, memory_bytes: float, mesh: Mesh, formats: Formats, limits: Limits
+    stage: _Stage,
+    layout: KVLayout,
+    memory_bytes: float,
+    mesh: Mesh,
+    formats: Formats,
+    limits: Limits,
+    loads: ExpertLoads,
 ) -> Placement:
     """layout: of the whole model."""
     arch, own = stage.arch, share_arch(stage.arch, 0, mesh.tp)
-    parts = rank_parts(arch, msgspec.structs.replace(mesh, pp=1), formats)
+    parts = rank_parts(arch, msgspec.structs.replace(mesh, pp=1), formats, loads)
     weights_bytes = parts.layers_bytes + (parts.embedding_bytes if stage.layers.is_first else 0)
-    weights_bytes += parts.head.n_bytes if stage.has_head or (formats.weights.is_rounded and mesh.pp == 1) else 0
+    weights_bytes += parts.head.n_bytes if stage.has_head or (formats.head.is_rounded and mesh.pp == 1) else 0
     depth = steps_in_flight(DEFAULTS.pipeline_depth, mesh.pp)
     n_seqs = limits.max_num_seqs
     share = max((kv_share(kv, mesh.sp) for kv in own.kv_specs.values()), default=1.0)

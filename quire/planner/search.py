@@ -16,8 +16,10 @@ from quire.planner.accelerators import Accelerator
 from quire.planner.calibration import Calibration
 from quire.planner.command import mesh_refusal
 from quire.planner.cost import calibrated
+from quire.planner.expert_loads import ExpertLoads
 from quire.planner.formats import Formats
 from quire.planner.mesh import division_refusal, meshes, n_experts_of
+from quire.planner.parts import EVEN_LOADS, RankParts, rank_parts
 from quire.planner.placement import Limits, Placement, place
 from quire.planner.serving import Point, best_point, frontier
 from quire.planner.workload import Objective, Workload
@@ -52,15 +54,23 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     workload: Workload
     objective: Objective
+    loads: ExpertLoads = EVEN_LOADS
+    """Of experts; with copies, where `--enable-eplb` moves them."""
+
+    def parts(self, mesh: Mesh) -> RankParts:
+        """Of one rank, the busiest where they differ. ConfigError where the mesh cannot divide the model."""
+        return rank_parts(self.arch, mesh, self.formats, self.loads)
 
 
 def candidate(task: Task, mesh: Mesh) -> Candidate:
     """ConfigError where the mesh cannot divide the model."""
     placement = placed(task, mesh)
-    refusal = mesh_refusal(mesh, task.device, task.arch)
+    refusal = mesh_refusal(mesh, task.device, task.arch, moves_experts=task.loads.n_redundant is not None)
     if not placement.fits:
         return Candidate(mesh=mesh, placement=placement, refusal=refusal)
-    cost = calibrated(task.arch, task.device, formats=task.formats, mesh=mesh, calibration=task.calibration)
+    cost = calibrated(
+        task.arch, task.device, formats=task.formats, mesh=mesh, calibration=task.calibration, loads=task.loads
+    )  # fmt: skip
     points = frontier(cost, task.workload, placement, task.limits.max_num_batched_tokens, task.objective)
     best, nearest = best_point(points, task.objective), None
     if best is None:
@@ -76,7 +86,7 @@ def candidates(task: Task, n_devices: int, mesh: Mesh | None = None) -> tuple[li
     has_experts = any(n_experts_of(spec) for spec in dict.fromkeys(task.arch.layers))
     found, refused = [], {}
     for one in [mesh] if mesh is not None else meshes(n_devices, experts=has_experts, sequences=False):
-        reason = division_refusal(one, task.arch)
+        reason = division_refusal(one, task.arch, task.loads.copies(one.ep))
         if reason:
             refused[one.words] = reason
         else:
@@ -127,7 +137,7 @@ def placed(task: Task, mesh: Mesh) -> Placement:
 
     def with_seqs(n_seqs: int) -> Placement:
         limits = msgspec.structs.replace(task.limits, max_num_seqs=n_seqs)
-        return place(task.arch, task.device.memory_bytes, mesh, task.formats, limits)
+        return place(task.arch, task.device.memory_bytes, mesh, task.formats, limits, task.loads)
 
     def holds(n_seqs: int) -> bool:
         placement = with_seqs(n_seqs)

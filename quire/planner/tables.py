@@ -102,11 +102,24 @@ def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
         )
     else:
         yield f"  it does not fit: short by {format_bytes(memory['lacking_bytes'])}"
+    if experts := plan.get("experts"):
+        yield f"  experts chosen as in {experts['loads']}: {_spread(experts)}"
     if plan.get("least"):
         yield f"  the least that would: {plan['least']['devices']} devices ({plan['least']['mesh']})"
     if plan.get("least_other"):
         other = plan["least_other"]
         yield f"  it would fit on {other['devices']} devices as {other['mesh']} ({NOT_HERE}: {other['refusal']})"
+
+
+def _spread(experts: Mapping[str, Any]) -> str:
+    if experts["ranks"] == 1:
+        return "each device has all of them, or a part of every one"
+    copies = f" with {experts['copies']:,} copies in a layer" if experts["copies"] else ""
+    loaded = f", where it would have {experts['imbalance_in_turn']:.2f} as they are loaded" if experts["moved"] else ""
+    return (
+        f"of {experts['ranks']:,} ranks{copies} the busiest has {experts['imbalance']:.2f} times the rows of the mean"
+        f"{loaded}"
+    )
 
 
 def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -132,7 +145,7 @@ def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
     if missed:
         yield (
             f"  no concurrency meets {missed['slo']}; nearest is a TTFT of {missed['ttft_ms']:,.1f} ms and a TPOT of"
-            f" {missed['tpot_ms']:.2f} ms at {missed['concurrency']:,} sequences ({missed['mesh']})"
+            f" {missed['tpot_ms']:.2f} ms at {_sequences(missed['concurrency'])} ({missed['mesh']})"
         )
     if len(plan["meshes"]) > N_MESHES:
         yield f"  ({len(plan['meshes'])} meshes compared, {len(plan['refused'])} refused)"
@@ -148,9 +161,7 @@ def _steps(plan: Mapping[str, Any]) -> Iterator[str]:
     for name, rows in plan.get("steps", {}).items():
         n_seqs, n_tokens = plan["step_spans"][name]
         what = (
-            f"{n_seqs:,} sequence{'s' if n_seqs != 1 else ''} at {n_tokens:,} tokens"
-            if name == "decode"
-            else f"a prompt of {n_tokens:,} tokens"
+            f"{_sequences(n_seqs)} at {n_tokens:,} tokens" if name == "decode" else f"a prompt of {n_tokens:,} tokens"
         )
         yield from ("", f"{name}, {what}:")
         yield from _table(
@@ -188,6 +199,10 @@ def _column(values: Sequence[float]) -> list[str]:
     largest = max(map(abs, values), default=0.0)
     n = 1 if largest >= 100 else 2 if largest >= 10 else 3
     return [f"{value:,.{n}f}" for value in values]
+
+
+def _sequences(n: int) -> str:
+    return f"{n:,} sequence{'s' if n != 1 else ''}"
 
 
 def _sizes(values: Sequence[float]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from quire.config.arch import ModelArch
 from quire.config.mesh import Mesh
 from quire.core.plan import Spans
-from quire.planner.calibration import SHARPNESS, Calibration, Curve
+from quire.planner.calibration import LATENT, SHARPNESS, Calibration, Curve, curve_of_format
 from quire.planner.captured import padded_rows
 from quire.planner.communication import (
     Pattern,
@@ -63,7 +63,10 @@ class StepTimer:
         self._spared_s: dict[tuple[int, int], float] = {}
         self._by_counts_s: dict[tuple[int, int, bool], float] = {}
         self._bytes_per_s = calibration.read_bytes_per_s
-        self._reads = [(group, self._read_s(group), group.has_other_way) for group in self.parts.attentions]
+        self._reads = [
+            (group, self._read_s(group), group.has_other_way, self._attention_curve(group))
+            for group in self.parts.attentions
+        ]
 
     def step_s(self, spans: Spans, shared_tokens: int = 0, shared_pairs: int = 0) -> float:
         """Of the device, from the first kernel to the last.
@@ -173,15 +176,18 @@ class StepTimer:
         )
         rate = self.calibration.rate(product.products)
         n_all = n_rows * product.row_factor
-        n_flops = product.flops(curve.multiplied(n_all) / product.row_factor)
+        if product.is_experts:
+            n_each = n_rows * product.products_of_row / product.n_of
+            n_flops = product.flops(n_rows) * curve.padding(n_each, are_equal=product.takes_turns)
+        else:
+            n_flops = product.flops(curve.multiplied(n_rows))
         arithmetic_s = n_flops / (curve.rate_share(n_all) * rate)
-        fixed_s = curve.fixed(n_all) * (HALF_PAIR if product.is_experts else 1.0)
+        fixed_s = curve.fixed(n_all) * (HALF_PAIR if product.is_experts else product.n_calls)
         return fixed_s + row_numbers * curve.row_number_s + _joined(memory_s, arithmetic_s)
 
     def _curve(self, product: Product) -> Curve:
-        if product.is_experts:
-            return self.calibration.experts
-        return self.calibration.products.get(product.products) or self.calibration.products["bfloat16"]
+        known = self.calibration.experts if product.is_experts else self.calibration.products
+        return curve_of_format(known, product.kept, product.products)
 
     def attention_s(self, spans: Spans, shared_tokens: int = 0, shared_pairs: int = 0) -> float:
         """Of all layers."""
@@ -189,14 +195,15 @@ class StepTimer:
 
     def _attention_s(self, small: Columns, large: Columns, shared_tokens: int, shared_pairs: int) -> float:
         """The same of short spans and long ones."""
-        total_s, fixed_s = 0.0, self.calibration.attention.fixed_s[0]
-        for group, read_s, has_other_way in self._reads:
+        total_s = 0.0
+        for group, read_s, has_other_way, curve in self._reads:
             n_hidden, n_pairs = (0, 0) if group.window else (shared_tokens, shared_pairs)
             one_s = 0.0
             if small[0]:
                 found = seen(*small, group.window)
                 memory_s = (found.n_read - n_hidden) * read_s
-                one_s = fixed_s + (self._lines_s(group, small, found, memory_s) if has_other_way else memory_s)
+                one_s = self._lines_s(group, small, found, memory_s) if has_other_way else memory_s
+                one_s += curve.fixed_s[0]
             if large[0] or n_pairs:
                 one_s += self._prompts_s(group, large, n_pairs)
             total_s += group.n_times * one_s
@@ -221,7 +228,11 @@ class StepTimer:
     def _read_s(self, group: AttentionGroup) -> float:
         """Of the keys and values of one token in one layer."""
         n_bytes = group.token_numbers * self.formats.kv_itemsize(group.head_dim)
-        return n_bytes / (self.calibration.attention.bytes_share * self._bytes_per_s)
+        return n_bytes / (self._attention_curve(group).bytes_share * self._bytes_per_s)
+
+    def _attention_curve(self, group: AttentionGroup) -> Curve:
+        known = self.calibration.attentions
+        return known.get(LATENT if group.has_other_way else self.formats.kv) or self.calibration.attention
 
     def _by_size(self, spans: Spans) -> tuple[Columns, Columns]:
         """Of short spans, and of long ones."""
@@ -239,14 +250,15 @@ class StepTimer:
 
     def _lines_s(self, group: AttentionGroup, spans: Columns, found: Seen, memory_s: float) -> float:
         """Where all heads read one line a token, arithmetic may bind."""
-        rate = self.calibration.attention.flops_share[0] * self.calibration.rate("bfloat16")
+        rate = self._attention_curve(group).flops_share[0] * self.calibration.rate("bfloat16")
         return _joined(memory_s, group.flops(*spans, found.n_pairs) / rate)
 
     def _prompts_s(self, group: AttentionGroup, spans: Columns, shared_pairs: int) -> float:
-        curve = self.calibration.attention
+        curve = self._attention_curve(group)
         n_flops = group.flops(*spans, seen(*spans, group.window).n_pairs) + group.pair_flops * shared_pairs
         rate = curve.rate_share(max(spans[1], default=1)) * self.calibration.rate("bfloat16")
-        return curve.fixed_s[-1] + n_flops / rate
+        moved_s = group.made_numbers(*spans) * 2 * self.formats.itemsize / self._bytes_per_s  # written and read
+        return curve.fixed_s[-1] + n_flops / rate + moved_s
 
     def _states_s(self, spans: Spans) -> float:
         curve, total_s = self.calibration.state, 0.0

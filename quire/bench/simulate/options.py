@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -14,7 +15,8 @@ from quire.bench.simulate.requests import SimRequest
 from quire.bench.simulate.trace import LONGEST_S, read_trace
 from quire.core.errors import ConfigError
 from quire.core.units import parse_bytes
-from quire.planner.accelerators import accelerator_named
+from quire.planner.accelerators import accelerator_named, check_calibrated
+from quire.planner.calibration import Calibration, load_calibration
 
 CPU_BYTES = 16 << 30
 """What a small server has."""
@@ -38,7 +40,13 @@ class SimulateOptions(DatasetOptions, kw_only=True):
     ] = []
     burstiness: Annotated[float, _doc("Shape of the gaps: 1 is Poisson, less is burstier.", gt=0)] = 1.0
     gpu: Annotated[str, _doc("The machine: a name that `quire plan --gpu` knows, or cpu.")] = "h200"
+    calibration: Annotated[
+        str, _doc("File of `quire bench calibrate` with times of that machine, in place of what comes with Quire.")
+    ] = ""
     gpu_memory: Annotated[str, _doc("Its memory, for instance 80GiB; default: what is known of it.")] = ""
+    expert_loads: Annotated[
+        str, _doc("How often experts are chosen: even, zipf:1.0, or a JSON file with a load of each (default: even).")
+    ] = ""
     replicas: Annotated[int, _doc("Engines behind the router, each on a machine of its own.", ge=1, le=10_000)] = 1
     router: Annotated[
         Literal["prefix", "least-loaded", "round-robin", "random"],
@@ -61,6 +69,20 @@ class SimulateOptions(DatasetOptions, kw_only=True):
     baseline_delay_ms: Annotated[
         float, _doc("The longest that a request waits for others in dynamic batching.", ge=0)
     ] = 50.0
+
+    @property
+    def times(self) -> Calibration | None:
+        """Of `calibration`; None: none was given. ConfigError for times of another machine."""
+        if not self.calibration:
+            return None
+        found = load_calibration(pathlib.Path(self.calibration))
+        if self.gpu != "cpu":
+            check_calibrated(found, accelerator_named(self.gpu))
+        elif found.device != "cpu":
+            raise ConfigError(
+                f"--calibration was measured on the {found.device}, and --gpu is cpu: name that GPU there"
+            )
+        return found
 
     @property
     def memory_bytes(self) -> int:

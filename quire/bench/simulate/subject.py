@@ -17,7 +17,8 @@ from quire.bench.simulate.session import Variant
 from quire.config.mesh import Mesh, mesh_of
 from quire.core.counts import format_count
 from quire.core.units import format_bytes
-from quire.planner.accelerators import USUAL_CPU, accelerator_named
+from quire.planner.accelerators import accelerator_named
+from quire.planner.expert_loads import EVEN
 from quire.planner.report import error_bar
 
 WIDTH: Final = 12
@@ -34,6 +35,7 @@ def subject(variant: Variant, requests: Sequence[SimRequest]) -> Facts:
         "model": _model_name(machine.config.model), "n_parameters": machine.arch.n_parameters,
         "dtype": machine.limits.dtype, **_device(variant), "memory_bytes": options.memory_bytes,
         "n_ranks": mesh.n_ranks, "n_stages": mesh.pp, "mesh": mesh.words, "ranks": _ranks(mesh),
+        "experts": _experts(variant),
         "times": _times(mesh), "workload": _workload(options), "n_requests": len(requests),
         "arrivals": _arrivals(options, requests), "replicas": options.replicas, "router": options.router,
     }  # fmt: skip
@@ -60,6 +62,7 @@ def _rows(facts: Facts) -> dict[str, str]:
         "device": f"{facts['device']}, {format_bytes(facts['memory_bytes'])}; {error}",
         "times": facts["source"] + facts["times"],
         "ranks": facts["ranks"],
+        **({"experts": facts["experts"]} if facts["experts"] else {}),
         "workload": f"{facts['workload']}: {facts['n_requests']:,} requests, {facts['arrivals']}",
         "replicas": f"{facts['replicas']:,}{router}",
     }
@@ -78,6 +81,18 @@ def _ranks(mesh: Mesh) -> str:
         ways = [f"{n} {what}" for n, what in ((mesh.sp, "with heads of their own"), (mesh.ring, "in turn")) if n > 1]
         found.append(f"{mesh.n_token_ranks} GPUs share the tokens of long steps, {' times '.join(ways)}")
     return ", ".join(found) or "one device"
+
+
+def _experts(variant: Variant) -> str:
+    """How they are chosen, and when they move; empty: evenly, and never."""
+    loads, moves = variant.options.expert_loads or EVEN, variant.machine.moves
+    if moves is None:
+        return "" if loads == EVEN else f"chosen as in {loads}"
+    still_ms = 1e3 * (moves.choice_s + moves.n_layers * moves.layer_s)
+    return (
+        f"chosen as in {loads}; {moves.n_layers} layers move from step {moves.first_step:,} on, steps stand still for"
+        f" {still_ms:,.0f} ms in all"
+    )
 
 
 def _times(mesh: Mesh) -> str:
@@ -100,7 +115,7 @@ def _device(variant: Variant) -> Facts:
         source = f"assumed, never measured{source.removeprefix('assumed')}"
     else:
         source = f"measured: {source}"
-    if timer.calibration is not USUAL_CPU:
+    if name != "cpu":
         device = accelerator_named(name)
         name = device.name
         if not device.runs:

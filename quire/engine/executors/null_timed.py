@@ -50,8 +50,10 @@ class TimedNullExecutor:
         ranks_s: Callable[[StepPlan], Sequence[float]],
         n_stages: int = 1,
         n_dp_ranks: int = 1,
+        idle_s: float = 0.0,
     ) -> None:
-        self._clock, self._ranks_s = clock, ranks_s
+        """idle_s: what host and device take beside a step that finds the device idle; else it is hidden."""
+        self._clock, self._ranks_s, self._idle_s = clock, ranks_s, idle_s
         self._free_s = [[clock.now_s()] * n_stages for _ in range(n_dp_ranks)]
         """Of each data-parallel rank, when each stage has done all that was submitted."""
         self._tokens_s: dict[int, float] = {}
@@ -67,6 +69,8 @@ class TimedNullExecutor:
         ranks_s, n, now_s = self._ranks_s(plan), plan.spans.wants.count(True), self._clock.now_s()
         n_stages = len(self._free_s[0])
         begin_s = max(now_s, self._tokens_back_s(plan)) if n_stages > 1 else now_s
+        if all(stages[-1] <= now_s for stages in self._free_s):
+            begin_s += self._idle_s
         end_s, total_s = begin_s, 0.0
         for stages, seconds in zip(self._free_s, ranks_s, strict=True):
             if seconds:

@@ -32,6 +32,7 @@ from quire.bench.simulate.router import LeastLoaded, RoundRobin, ServerRouter, r
 from quire.bench.simulate.session import Variant, baselines, capacity
 from quire.bench.workloads import throughput_dataset
 from quire.config.engine import EngineConfig
+from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.core.clock import VirtualClock
 from quire.core.commands import Submit
@@ -43,6 +44,9 @@ from quire.engine.core import EngineCore
 from quire.engine.executors.null import NullExecutor
 from quire.engine.executors.null_timed import TimedNullExecutor
 from quire.engine.simulated import SimulatedMachine
+from quire.planner.formats import formats_named
+from quire.planner.parts import rank_parts
+from quire.planner.shape import kv_numbers_per_token
 
 RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks/results/h200"
 GIB = 1 << 30
@@ -54,6 +58,7 @@ class FlatCost:
     """A step takes a second, whatever is in it; or a second for each row."""
 
     a_row: bool = False
+    first_token_s: float = 0.0
 
     def step_s(self, spans: Spans, shared_prefixes: object = ()) -> float:
         return float(sum(spans.lengths)) if self.a_row else 1.0
@@ -181,7 +186,7 @@ def test_what_the_engine_refuses_is_counted_and_the_rest_goes_on() -> None:
 def test_what_cannot_be_simulated_is_refused() -> None:
     for options, words in (
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "drafts"),
-        ({"quantization": "int8"}, "rounded"),
+        ({"quantization": "int8"}, "works on the CPU only"),
     ):
         with pytest.raises(ConfigError, match=words):
             machine(**options)
@@ -189,6 +194,28 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         SimulatedMachine.of(EngineConfig(), ARCH, "h200", GIB, is_server=False)
     with pytest.raises(ConfigError, match="'h2000' is unknown; did you mean h200"):
         SimulatedMachine.of(EngineConfig(), ARCH, "h2000", 141 * GIB, is_server=False)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rounded_weights_leave_room_for_pages_and_are_read_sooner(ranks: int) -> None:
+    """By what the planner says a rank keeps: the 0.6B has a head of its own only where it is rounded."""
+    plain, fp8 = (machine(quantization=name, tensor_parallel_size=ranks) for name in ("auto", "fp8"))
+    kept = [rank_parts(ARCH, Mesh(tp=ranks), formats_named(name)).weights_bytes for name in ("auto", "fp8")]
+    page_bytes = 16 * kv_numbers_per_token(ARCH) * 2 // ranks
+    assert (fp8.n_pages - plain.n_pages) * page_bytes == pytest.approx(kept[0] - kept[1], abs=page_bytes)
+    plan = StepPlan(0, Spans())
+    plan.spans.add(0, 0, 256, True)
+    assert fp8.ranks_s(plan)[0] != plain.ranks_s(plan)[0]
+
+
+def test_a_step_that_finds_the_device_idle_waits_for_the_host() -> None:
+    requests = [SimRequest(0.0, 20, 3), SimRequest(0.5, 20, 2), SimRequest(90.0, 20, 2)]
+    plain, waiting = (
+        one_run(EngineReplica(machine(cost=FlatCost(first_token_s=idle_s))), requests).outcomes
+        for idle_s in (0.0, 0.25)
+    )
+    assert [b.first_s - a.first_s for a, b in zip(plain, waiting, strict=True)] == [0.25, 0.25, 0.25]
+    assert [b.end_s - a.end_s for a, b in zip(plain, waiting, strict=True)] == [0.25, 0.25, 0.25], "and no later step"
 
 
 def test_ranks_share_weights_and_pages_and_wait_for_one_another() -> None:

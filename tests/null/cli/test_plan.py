@@ -279,6 +279,67 @@ def test_the_margin_of_a_tiny_model_is_wide_and_figures_are_offered(capsys: pyte
     assert planned(capsys, "demo").splitlines()[-1].endswith("add --gpu NAME, such as --gpu h200, or --gpu here")
 
 
+@pytest.mark.parametrize(("words", "told", "is_command"), [
+    (("shape:gpt-oss-20b", "--weights", "mxfp4"), "the checkpoint of shape:gpt-oss-20b has to have them", True),
+    (("shape:qwen3-8b", "--weights", "int4-g128"), "the checkpoint of shape:qwen3-8b has to have them", True),
+    (("shape:qwen3-8b", "--weights", "int8-g32"), "weights in int8-g32 are decoded when they are read on GPUs", False),
+    (("shape:qwen3-8b", "--weights", "fp8"), "--quantization fp8", True),
+])  # fmt: skip
+def test_formats_of_checkpoints_need_no_flag(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str, is_command: bool
+) -> None:
+    text = planned(capsys, *words, "--gpu", "h200")
+    assert told in " ".join(text.split()) and (f"quire serve {words[0]}" in text) is is_command
+    assert ("--quantization" in text) is (words[2] == "fp8")
+
+
+def test_what_was_measured_of_two_devices_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for gpu, mesh, is_pair in (("h200", "tp=2", True), ("h200", "pp=2", False), ("h100", "tp=2", False)):
+        text = planned(capsys, "shape:qwen3-8b", "--gpu", gpu, "--count", "2", "--mesh", mesh)
+        assert ("of two devices only the 8B was measured" in text) is is_pair
+        assert ("it was not measured" in text) is not is_pair
+
+
+def test_only_experts_are_in_mxfp4(capsys: pytest.CaptureFixture[str]) -> None:
+    """As gpt-oss-20b's checkpoint has it: 12.8 GiB (https://huggingface.co/openai/gpt-oss-20b, arXiv 2508.10925)."""
+    kept = json.loads(planned(capsys, "shape:gpt-oss-20b", "--weights", "mxfp4", "--json"))["facts"]["weights_bytes"]
+    assert kept == pytest.approx(12.8 * 2**30, rel=0.005)
+
+
+def test_experts_that_move_are_planned_with_their_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "shape:qwen3-30b-a3b",
+        "--gpu",
+        "h200",
+        "--count",
+        "4",
+        "--mesh",
+        "tp=4,ep=4",
+        "--expert-loads",
+        "zipf:1.0",
+    )
+    moved = ("--enable-eplb", "--eplb-config", '{"num_redundant_experts": 16}')
+    stay, move = (json.loads(planned(capsys, *words, *more, "--json")) for more in ((), moved))
+    assert move["memory"]["terms"]["weights"] > stay["memory"]["terms"]["weights"]
+    assert stay["experts"]["imbalance"] > 1.4 > 1.02 > move["experts"]["imbalance"] and move["experts"]["copies"] == 16
+    text = planned(capsys, *words, *moved)
+    assert "of 4 ranks with 16 copies in a layer the busiest has 1.00 times the rows of the mean" in text
+    assert """--enable-expert-parallel --enable-eplb --eplb-config '{"num_redundant_experts": 16}'""" in text
+    assert "skewed routing" not in text and "skewed routing" in planned(capsys, *words[:-2])
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("shape:qwen3-30b-a3b", "--count", "4", "--eplb-config", '{"num_redundant_experts": 4}'), "add --enable-eplb"),
+    (("shape:qwen3-30b-a3b", "--count", "4", "--enable-eplb", "--eplb-config", "[4]"), "is no JSON object"),
+    (("shape:qwen3-30b-a3b", "--count", "4", "--enable-eplb", "--eplb-config", '{"copies": 4}'), "copies is unknown"),
+    (("shape:qwen3-30b-a3b", "--enable-eplb"), "one device has all of them"),
+    (("shape:llama-3.1-8b", "--count", "4", "--enable-eplb"), "llama has no experts: leave --enable-eplb out"),
+    (("shape:llama-3.1-8b", "--expert-loads", "zipf:1"), "llama has no experts: leave --expert-loads out"),
+])  # fmt: skip
+def test_experts_that_cannot_move(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
+    assert message in refused(capsys, *words, "--gpu", "h200")
+
+
 def test_a_calibration_can_be_given(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     slow = json.loads((CALIBRATIONS / "h200.json").read_text()) | {"read_bytes_per_s": 1e12, "error": 0.33}
     (tmp_path / "slow.json").write_text(json.dumps(slow))
@@ -289,7 +350,8 @@ def test_a_calibration_can_be_given(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 @pytest.mark.parametrize(("field", "value", "message"), [
-    ("products", {}, "products has no bfloat16"), ("flops_per_s", {}, "flops_per_s is empty"),
+    ("products", {}, "products or experts has no bfloat16"), ("experts", {}, "has no bfloat16"),
+    ("flops_per_s", {}, "flops_per_s is empty"),
     ("captured", -5, "$.captured"), ("read_bytes_per_s", -1.0, "$.read_bytes_per_s"),
 ])  # fmt: skip
 def test_a_calibration_that_cannot_be(

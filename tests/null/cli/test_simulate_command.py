@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from quire.cli.main import main
+from quire.planner.calibration import FOLDER as CALIBRATIONS
 
 MODEL = "shape:qwen3-0.6b"
 SMALL = ("--num-prompts", "12", "--input-len", "40", "--output-len", "6", "--max-model-len", "1024")
@@ -112,7 +113,9 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
         (["--capacity"], "give one, such as"),
         (["--capacity", "--slo", "ttft=1s", "--request-rate", "5"], "leave one of them out"),
         (["--request-rate", "1e-300"], "more than a year: raise it"),
-        (["--enable-eplb"], "enable_eplb is not simulated: experts have equal loads here already"),
+        (["--enable-eplb"], "each rank has a part of every expert"),
+        (["--expert-loads", "zipf:x"], "an exponent from 0 to 4 is wanted"),
+        (["--expert-loads", "zipf:1"], "has no experts: leave --expert-loads out"),
         (["--compare", "enable-lora"], "enable_lora is not simulated: requests name no adapters"),
         (["--baselines", "-pp", "2"], "--baselines have no stages"),
         (["--baselines", "--compare", "max-num-seqs=2"], "a comparison of its own"),
@@ -131,6 +134,26 @@ def test_refusals_say_what_to_do(words: list[str], message: str, capsys: pytest.
     except SystemExit as ended:
         code = int(ended.code or 0)
     assert code == 2 and message in capsys.readouterr().err
+
+
+def test_a_calibration_of_the_machine_can_be_given(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reads at a tenth of the rate."""
+    known = json.loads((CALIBRATIONS / "h200.json").read_text())
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps(known | {"read_bytes_per_s": 4.39e11, "source": "as it was made", "error": 0.25}))
+    words = ["simulate", MODEL, *SMALL, "--request-rate", "inf"]
+    speeds = []
+    for more in ([], ["--calibration", str(slow)]):
+        assert main([*words, *more, "--output-json", str(tmp_path / "out.json")]) == 0
+        speeds.append(json.loads((tmp_path / "out.json").read_text())["results"]["runs"][0]["output_throughput"])
+    text = capsys.readouterr().out
+    assert speeds[1] < 0.5 * speeds[0] and "measured: as it was made" in text and "times ± 25 %" in text
+    for gpu, message in (
+        ("h100", "measured on the h200, and --gpu is h100: give --gpu h200"),
+        ("cpu", "name that GPU"),
+    ):
+        assert main([*words, "--calibration", str(slow), "--gpu", gpu]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_trace_with_a_negative_time_is_refused_with_its_line(

@@ -58,8 +58,7 @@ def test_a_request_alone_takes_what_it_takes_alone(machine: SimulatedMachine) ->
     one = explained(engine, "a")
     first, later = first_token(machine.cost, one), later_token(machine.cost, one)
     assert first is not None and later is not None
-    wait_s = machine.cost.first_token_s  # of a server, which the virtual clock has not
-    assert first.took_s + wait_s == pytest.approx(first.expected_s, rel=0.01)
+    assert first.took_s == pytest.approx(first.expected_s, rel=0.01)
     assert first.parts_s[QUEUE] == 0 and first.parts_s[PROMPTS] == pytest.approx(0, abs=1e-5)
     assert later.n_tokens == 99 and later.took_s == pytest.approx(machine.cost.step_s(decode_spans(1, 1050)), rel=0.01)
     assert later.parts_s[ALONE] == pytest.approx(later.took_s, rel=0.01) and abs(later.rest_s) < 0.01 * later.took_s

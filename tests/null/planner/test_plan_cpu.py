@@ -27,7 +27,8 @@ CONTEXT = 144
 CURVE = Curve(rows=(1, 8, 16, 512), fixed_s=(3e-6,) * 4, bytes_share=0.9, flops_share=(0.5,) * 4)
 START = Calibration(
     device="cpu", source="", read_bytes_per_s=36e9, flops_per_s={"bfloat16": 2e12, "int8": 4e12},
-    products={"bfloat16": CURVE, "int8": CURVE}, experts=CURVE, attention=Curve(flops_share=(0.3,), bytes_share=0.7),
+    products={"bfloat16": CURVE, "int8": CURVE}, experts={"bfloat16": CURVE},
+    attention=Curve(flops_share=(0.3,), bytes_share=0.7),
     step_s=2e-4,
 )  # fmt: skip
 KNOBS: list[Knob] = [("products.bfloat16", "bytes_share", 0)]

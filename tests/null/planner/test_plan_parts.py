@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import random
 
 import msgspec
 import pytest
@@ -299,6 +300,21 @@ def test_a_curve_between_its_knots() -> None:
     curve = Curve(rows=(1, 4, 16), fixed_s=(1.0, 3.0, 4.0), flops_share=(0.5,), tile=8)
     assert [curve.fixed(n) for n in (1, 2, 4, 16, 99)] == [1.0, 2.0, 3.0, 4.0, 4.0]
     assert [curve.multiplied(n) for n in (9, 16, 17, 24)] == [9, 16, 24, 24] and curve.rate_share(7) == 0.5
+
+
+def test_rows_of_experts_fill_tiles() -> None:
+    """Against tiles counted over drawn rows; equally many fill whole tiles."""
+    curve = Curve(tiles=((0, 16), (10, 64), (40, 128)))
+    assert Curve().padding(7, are_equal=False) == 1.0
+    assert [curve.padding(n, are_equal=True) * n for n in (0.5, 1, 16, 39, 40, 129)] == [8, 16, 64, 64, 128, 256]
+    rng, n_experts = random.Random(3), 1024
+    for n_rows, tile in ((0.5, 16), (5, 16), (30, 64), (100, 128), (128, 128), (700, 128)):
+        counts = [0] * n_experts
+        for _ in range(round(n_rows * n_experts)):
+            counts[rng.randrange(n_experts)] += 1
+        tiles = sum(-(-count // tile) for count in counts)
+        found = curve.padding(n_rows, are_equal=False) * n_rows * n_experts / tile
+        assert found == pytest.approx(tiles, rel=0.04), n_rows
 
 
 def test_a_bad_calibration_is_named(tmp_path: pathlib.Path) -> None:

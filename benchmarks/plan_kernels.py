@@ -1,0 +1,141 @@
+"""Curves of `quire/planner/calibrations/h200.json` that follow from kernels timed alone: no whole model is in them.
+
+Read from benchmarks/results/h200: experts from kernels_moe.json, products of coded weights from kernels_coded.json,
+lines from kernels_mla.json, keys and values in e4m3 from kernels_attention_e4m3.json. `plan_fit` puts them in its file.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any, Final
+
+import msgspec
+
+import quire
+from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
+from quire.config.model import read_arch
+from quire.planner.calibration import LATENT, Calibration, Curve
+from quire.planner.formats import FORMATS, Formats
+from quire.planner.timing import StepTimer
+
+RESULTS: Final = pathlib.Path(__file__).with_name("results") / "h200"
+SHAPES: Final = pathlib.Path(quire.__file__).parent / "bench" / "shapes"
+FORMS: Final = {"bf16": "bfloat16", "fp8 blocks": "fp8", "mxfp4": "mxfp4", "int4 g128": "int4-g128"}
+"""A form of the benchmark → the format of the planner."""
+CHOICE_S: Final = 3.1e-6
+"""Of experts, in a launch of its own (kernels_moe_codes.json, 256 rows; the same at any number up to that)."""
+TILES: Final = ((0, 16), (10, 64), (40, 128))
+"""As `kernels/moe/plan` chooses them: 16 rows hold ten in the mean and what more some experts have."""
+ROUTER_S: Final = 11.3e-6
+"""Of a router in float32: cast, product, sum of its parts (experts_models.json, the step of DeepSeek-V2-Lite)."""
+FLOAT32_FLOPS: Final = 67e12
+"""Published; nobody measured it."""
+WHOLE_FP8_FLOPS: Final = 1300e12
+"""Of 8,192 rows by channels, 8,192 x 8,192 (docs/lab-notes.md; kernels_coded.json has bf16 beside it)."""
+BF16_FLOPS: Final = 723e12
+ROUNDING_BYTES: Final = 3
+"""Read and written of each number of a row that is brought into 8 bits, in a pass beside the product."""
+E4M3_PROMPT_S: Final = 14e-6
+"""Of a prompt's attention through Triton, beside its arithmetic (kernels_attention.json, bf16: 1k against 4k)."""
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """The rows of a file."""
+    found: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    return found
+
+
+def times_of(name: str, implementation: str) -> dict[str, dict[str, Any]]:
+    """Case → what was measured, of a report of `quire bench kernels`."""
+    times = json.loads((RESULTS / f"{name}.json").read_text())["results"]["times"]
+    return {one["case"]: one for one in times if one["implementation"] == implementation and one["time_s"]}
+
+
+def line(small: tuple[float, float], large: tuple[float, float]) -> tuple[float, float]:
+    """(seconds at 0, a byte's seconds) through two points (bytes, seconds)."""
+    slope = (large[1] - small[1]) / (large[0] - small[0])
+    return small[1] - slope * small[0], slope
+
+
+def even(shape: str) -> ModelArch:
+    """With experts chosen in turn, as in the benchmark."""
+    return read_arch(SHAPES / shape, {"even_routing": True})
+
+
+def expert_curves(calibration: Calibration) -> dict[str, Curve]:
+    """The rate of reads is that between 1 and 32 rows, of arithmetic that of the most rows, as if nothing else bound
+    them; fixed costs are what is left of each measured time."""
+    table: dict[str, list[tuple[int, float]]] = {}
+    for row in rows_of("kernels_moe"):
+        if row["shape"] == "qwen3-30b-a3b":
+            table.setdefault(FORMS[row["form"]], []).append((row["rows"], row["us"] * 1e-6))
+    found, arch = {}, even("qwen3-30b-a3b")
+    for name, measured in table.items():
+        weights = FORMATS[name]
+        timer = StepTimer(arch, calibration, Formats(weights=weights), Mesh())
+        experts = [one for one in timer.parts.products if one.is_experts]
+        n_most, most_s = measured[-1]
+        rate = sum(one.flops(n_most) for one in experts) / most_s
+        (_, few_s), (n_few, many_s) = measured[0], measured[2]  # all experts by then, and bound by reading them
+        few_bytes, many_bytes = (sum(one.read_bytes(n) for one in experts) for n in (1, n_few))
+        _, byte_s = line((few_bytes, few_s), (many_bytes, many_s))
+        free = Curve(
+            tiles=TILES, bytes_share=1 / (byte_s * calibration.read_bytes_per_s),
+            flops_share=(1.01 * rate / calibration.rate(weights.products),),
+        )  # fmt: skip
+        trial = msgspec.structs.replace(calibration, experts={"bfloat16": free})
+        timer = StepTimer(arch, trial, Formats(weights=weights), Mesh())
+        left = [max(0.0, s - sum(timer.product_s(one, n) for one in experts)) + CHOICE_S for n, s in measured]
+        found[name] = msgspec.structs.replace(free, rows=tuple(n for n, _ in measured), fixed_s=tuple(left))
+    return found
+
+
+def coded_curves(bf16: Curve, calibration: Calibration) -> dict[str, Curve]:
+    """Of weights in codes: bfloat16's, which has what an engine adds to a kernel, and how the kernels differ."""
+    us = {(row["form"], row["n"], row["rows"], row["implementation"]): row["us"] for row in rows_of("kernels_coded")}
+    reads, (n, k) = calibration.read_bytes_per_s, (28672, 4096)
+
+    def beside_reads(form: str, implementation: str, n_bytes: float) -> float:
+        return float(us[form, n, 1, implementation]) * 1e-6 - n_bytes / reads
+
+    more_s = beside_reads("fp8 channels", "hopper", n * k) - beside_reads("fp8 channels", "bf16 gemm", 2 * n * k)
+    faster = WHOLE_FP8_FLOPS / BF16_FLOPS * calibration.rate("bfloat16") / calibration.rate("fp8")  # at all rows
+    fp8 = msgspec.structs.replace(
+        bf16, fixed_s=tuple(one + more_s for one in bf16.fixed_s),
+        flops_share=(bf16.flops_share[-1] * faster,),
+        row_number_s=ROUNDING_BYTES / 2 / reads,  # half of a product's numbers come in
+    )  # fmt: skip
+    int4 = FORMATS["int4-g128"]
+    wide, narrow = ((int4.n_bytes(m, c), float(us["g128", m, 1, "hopper"]) * 1e-6) for m, c in ((n, k), (4096, 14336)))
+    fixed_s, byte_s = line(narrow, wide)
+    engine_s = bf16.fixed_s[0] - beside_reads("g128", "bf16 gemm", 2 * n * k)
+    slower = float(us["g128", n, 1024, "bf16 gemm"]) / float(us["g128", n, 1024, "hopper"])
+    int4_curve = msgspec.structs.replace(
+        bf16, fixed_s=tuple(one - bf16.fixed_s[0] + fixed_s + engine_s for one in bf16.fixed_s),
+        bytes_share=1 / (byte_s * reads) * bf16.bytes_share,
+        flops_share=tuple(one * slower for one in bf16.flops_share),
+    )  # fmt: skip
+    router = Curve(fixed_s=(ROUTER_S,), flops_share=(0.8,))
+    return {"bfloat16": bf16, "fp8": fp8, "int4-g128": int4_curve, "float32": router}
+
+
+def attention_curves(calibration: Calibration) -> dict[str, Curve]:
+    """Of lines, and of keys and values in e4m3."""
+    reads, rate = calibration.read_bytes_per_s, calibration.rate("bfloat16")
+    lines = times_of("kernels_mla", "hopper-latent")
+    many, wide = lines["decode 64 x 4k, 16 heads"], lines["decode 64 x 4k, 128 heads"]
+    fixed_s = many["time_s"] - many["time_s"] * many["bytes_s"] / reads
+    arithmetic_s = wide["time_s"] - fixed_s
+    share = wide["flops_s"] * wide["time_s"] / arithmetic_s / rate
+    latent = Curve(rows=(1, 1024), fixed_s=(fixed_s, calibration.attention.fixed_s[-1]), flops_share=(share,))
+    codes = times_of("kernels_attention_e4m3", "hopper-e4m3")
+    few, most = (codes[f"decode {n} x 4k e4m3"] for n in (16, 256))
+    e4m3_s, byte_s = line(*((one["time_s"] * one["bytes_s"], one["time_s"]) for one in (few, most)))
+    prompt = codes["prefill 4k e4m3"]
+    share = prompt["flops_s"] * prompt["time_s"] / (prompt["time_s"] - E4M3_PROMPT_S) / rate
+    e4m3 = Curve(
+        rows=(1, 1024), fixed_s=(e4m3_s, E4M3_PROMPT_S), bytes_share=1 / (byte_s * reads), flops_share=(share,)
+    )
+    return {LATENT: latent, "fp8": e4m3}

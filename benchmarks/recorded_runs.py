@@ -1,0 +1,122 @@
+"""What whole models took on H200s, of runs on record: one figure of one shape a value.
+
+Read from benchmarks/results/h200, and a few lines of docs/lab-notes.md that no file has. Owns what was measured and how
+a run's command becomes a configuration. Does not own what is expected (`plan_against_measured`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import shlex
+from collections.abc import Iterator
+from typing import Any, Final
+
+import quire
+
+RESULTS: Final = pathlib.Path(__file__).with_name("results") / "h200"
+SHAPES: Final = pathlib.Path(quire.__file__).parent / "bench" / "shapes"
+REPORTS: Final = ("w1", "w2", "w3", "w5", "w4_06b", "w4_8b", "w6", "w6_tp2")
+LENGTHS: Final = (256, 120)
+"""Of `benchmarks/deterministic_speed.py`: prompt and output."""
+W6_06B: Final = {1: 0.81, 8: 1.09, 32: 1.83, 128: 4.80, 256: 8.66}
+"""Batch → ms a step of the 0.6B shape on W6, by an outside script."""
+GPT_OSS: Final = {"model": "gpt-oss-20b", "quantization": "mxfp4"}
+"""Codes of dummies, in the format of the checkpoint (docs/lab-notes.md, "Experts in codes on a GPU")."""
+GPT_OSS_DECODE_MS, GPT_OSS_FIRST_MS, GPT_OSS_W2 = 2.69, 19.7, 9553.0
+USED: Final = ("model", "quantization", "kv_cache_dtype", "hf_overrides", "tensor_parallel_size", "max_model_len")
+"""What of a configuration tells one run from another here."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Figure:
+    """One that was measured."""
+
+    config: tuple[tuple[str, Any], ...]
+    """Some of `USED`."""
+    what: str
+    """'decode' or 'first' in ms, or a workload's name in output tokens a second."""
+    measured: float
+    batch: int = 1
+    n_in: int = 1024
+    n_out: int = 128
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The configuration, read."""
+        return {name: json.loads(value) for name, value in self.config}
+
+
+def figure(config: dict[str, Any], what: str, measured: float, **lengths: int) -> Figure:
+    """With what of a configuration counts."""
+    known = {name: config[name] for name in USED if config.get(name) not in (None, "", "auto", "none", {}, 1)}
+    known["model"] = pathlib.Path(str(known.get("model", "llama-3.1-8b")).removeprefix("shape:")).name
+    return Figure(tuple(sorted((name, json.dumps(value)) for name, value in known.items())), what, measured, **lengths)
+
+
+def of_cases(config: dict[str, Any], cases: list[dict[str, Any]]) -> Iterator[Figure]:
+    """Of `quire bench latency`."""
+    for case in cases:
+        lengths = {
+            "batch": case["batch_size"],
+            "n_in": case.get("input_len", 1024),
+            "n_out": case.get("output_len", 128),
+        }
+        if case.get("decode_step_ms"):
+            yield figure(config, "decode", case["decode_step_ms"], **lengths)
+        yield figure(config, "first", case["mean_ttft_ms"], **lengths)
+
+
+def of_reports() -> Iterator[Figure]:
+    """Whole reports of `quire bench`."""
+    for name in REPORTS:
+        report = json.loads((RESULTS / f"{name}.json").read_text())
+        config, results = report["config"], report["results"]
+        if "cases" in results:
+            yield from of_cases(config, results["cases"])
+        else:
+            yield figure(config, config["workload"], results["output_tokens_per_second"])
+
+
+def of_commands() -> Iterator[Figure]:
+    """Runs of which their command and figures were kept."""
+    turns = json.loads((RESULTS / "whole_models_turns.json").read_text())["runs"]
+    before = json.loads((RESULTS / "experts_models.json").read_text())["runs"]
+    for run in [*turns, *(one for one in before if one["model"] == "qwen3-30b-a3b")]:
+        words = shlex.split(run["command"])
+        given = dict(itertools.pairwise(words))
+        config: dict[str, Any] = {
+            name: given.get(f"--{name.replace('_', '-')}", "") for name in ("model", "quantization", "kv_cache_dtype")
+        }
+        config |= {"max_model_len": 4096, "hf_overrides": json.loads(given.get("--hf-overrides", "{}"))}
+        if "cases" in run:
+            yield from of_cases(config, run["cases"])
+        else:
+            yield figure(config, given["--workload"], run["output_tokens_per_second"])
+
+
+def of_notes() -> Iterator[Figure]:
+    """Figures without a report."""
+    for batch, ms in W6_06B.items():
+        yield figure({"model": "qwen3-0.6b", "max_model_len": 4096}, "decode", ms, batch=batch)
+    for run in json.loads((RESULTS / "deterministic.json").read_text())["runs"][:2]:
+        model = next(word for word in shlex.split(run["command"]) if word.startswith("shape:"))
+        for row in run["rows"]:
+            if not row["asking"]:
+                n_in, n_out = LENGTHS
+                config = {"model": model, "max_model_len": 4096}
+                yield figure(config, "decode", row["step_ms"], batch=row["batch_size"], n_in=n_in, n_out=n_out)
+    config = GPT_OSS | {"max_model_len": 4096}
+    yield figure(config, "decode", GPT_OSS_DECODE_MS)
+    yield figure(config, "first", GPT_OSS_FIRST_MS)
+    yield figure(config, "W2", GPT_OSS_W2)
+
+
+def figures() -> dict[Figure, list[float]]:
+    """Each that is like no other (its own measurement left out) → what all runs of it took."""
+    found: dict[Figure, list[float]] = {}
+    for one in (*of_reports(), *of_commands(), *of_notes()):
+        found.setdefault(dataclasses.replace(one, measured=0.0), []).append(one.measured)
+    return found

@@ -1,0 +1,49 @@
+"""The planner and the simulator are held to their word on whole-model runs on record; docs/plan.md shows it."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from benchmarks.plan_against_measured import BEYOND, Line, lines, table
+from benchmarks.recorded_runs import figures
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Line]:
+    return lines()
+
+
+def test_every_line_is_within_its_limit_but_those_that_the_page_names(found: list[Line]) -> None:
+    wrong = {(one.shape, one.what) for one in found if not one.holds}
+    assert wrong == BEYOND, "\n".join(one.text() for one in found if (one.shape, one.what) in wrong ^ BEYOND)
+
+
+def test_all_kinds_of_runs_are_there(found: list[Line]) -> None:
+    shapes = {one.shape for one in found}
+    assert len(found) == len(figures()) and {
+        "qwen3-0.6b", "llama-3.1-8b", "llama-3.1-8b tp 2", "llama-3.1-8b fp8", "llama-3.1-8b kv fp8", "qwen3-30b-a3b",
+        "deepseek-v2-lite", "gpt-oss-20b mxfp4",
+    } == shapes  # fmt: skip
+    assert sum(one.simulated is not None for one in found) > 60 and {one.limit for one in found} == {
+        0.05,
+        0.1,
+        0.12,
+        0.15,
+    }
+
+
+def test_the_page_has_the_table(found: list[Line]) -> None:
+    text = "\n".join(table(found))
+    assert text in (ROOT / "docs" / "plan.md").read_text(encoding="utf-8"), (
+        f"python -m {lines.__module__} prints\n{text}"
+    )
+
+
+def test_the_run_that_is_farthest_away_counts() -> None:
+    line = Line("a", "b", (90.0, 100.0, 104.0), 0.10, planned=100.0, simulated=95.0)
+    assert line.error(100.0) == pytest.approx(1 / 9) and not line.holds
+    assert Line("a", "b", (95.0, 104.0), 0.10, planned=100.0).holds
