@@ -96,7 +96,9 @@ def test_equals_float64_and_bits_of_rows_are_their_own(one: One, dtype: torch.dt
     layer = Layer(one, dtype)
     places = layer.made.places
     y, bare, expected = layer.run(layer.tiles(places)), layer.bare(), layer.expected()
-    assert ((y.double() - expected).abs() / (1 + expected.abs())).max() <= reference.TOLERANCE[dtype]
+    # gate and up are rounded each, and multiply
+    allowed = reference.TOLERANCE[dtype] * (3 if one.silu else 1)
+    assert ((y.double() - expected).abs() / (1 + expected.abs())).max() <= allowed
     without = torch.tensor([place < 0 or not layer.made.stack.ranks[place].any() for place in places], device="cuda")
     assert torch.equal(y[without], bare[without])
     assert not any(torch.equal(y[row], bare[row]) for row in range(one.n) if not without[row])
