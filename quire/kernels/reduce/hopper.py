@@ -31,9 +31,8 @@ CELL_BYTES: Final = 16
 MAX_ROW_CELLS: Final = 4096
 """Of a row with a norm: eight blocks of 512 threads."""
 HANDLE_BYTES: Final = 64
-_FLAGS_AT: Final = 128
-_PAIR_BYTES: Final = 2 * CELL_BYTES
-"""Of a cell with the number of its call beside it."""
+_CONTROL_BYTES: Final = 1024
+"""As in csrc/cuda/reduce/peers.h."""
 _PARITIES: Final = 2
 
 EAGER_TIMEOUT_S: Final = 600.0
@@ -51,9 +50,7 @@ class _Peers(ctypes.Structure):
     _fields_ = [
         ("base", ctypes.c_void_p * MAX_RANKS),
         ("fault", ctypes.POINTER(ctypes.c_int64)),
-        *[(name, ctypes.c_int64) for name in (
-            "words_at", "words_cells", "parts_at", "part_cells", "whole_at", "whole_cells",
-        )],
+        *[(name, ctypes.c_int64) for name in ("parts_at", "part_cells", "whole_at", "whole_cells")],
         *[(name, ctypes.c_int32) for name in ("rank", "size")],
     ]  # fmt: skip
 
@@ -103,11 +100,10 @@ class PeerMemory:
         """The longest messages of either kind. Raises RuntimeError if it cannot be had."""
         self._library, self._peers = _library(size), _Peers(rank=rank, size=size)
         self._device = torch.cuda.current_device()
-        peers, words, whole = self._peers, one_shot_bytes // CELL_BYTES, two_shots_bytes // CELL_BYTES
-        peers.words_cells = _rounded_up(words + MAX_ROW_CELLS, 32)
-        peers.whole_cells, peers.part_cells = whole, whole // size + MAX_ROW_CELLS
-        peers.words_at = _rounded_up(_FLAGS_AT + 2 * MAX_RANKS * MAX_BLOCKS * 4, 1024)
-        peers.parts_at = peers.words_at + _PARITIES * size * peers.words_cells * _PAIR_BYTES
+        peers, whole = self._peers, two_shots_bytes // CELL_BYTES
+        peers.whole_cells = whole
+        peers.part_cells = _rounded_up(max(one_shot_bytes // CELL_BYTES, whole // size) + MAX_ROW_CELLS, 32)
+        peers.parts_at = _CONTROL_BYTES
         peers.whole_at = peers.parts_at + _PARITIES * size * peers.part_cells * CELL_BYTES
         self.n_bytes = int(peers.whole_at + _PARITIES * whole * CELL_BYTES)
         self._most = (one_shot_bytes, two_shots_bytes)

@@ -117,9 +117,26 @@ def test_ranks_get_the_sum_bit_by_bit(ranks: list[PeerMemory], libraries: list[c
     assert all(memory.lost is None for memory in ranks)
 
 
+@pytest.mark.parametrize("dtype", hopper.DTYPES)
+def test_every_number_comes(ranks: list[PeerMemory], dtype: torch.dtype) -> None:
+    """Also those whose bits mean that nothing has come: NaNs, and among them infinities and zeros of both signs."""
+    bits = torch.tensor([-1, -1, -65536, 0x3F803F80, 0, -(2**31), 0x40004000, 0] * 512, dtype=torch.int32)
+    bits[6::64] = 0x7F800000
+    given = [bits.roll(rank).view(dtype).clone() for rank in range(SIZE)]
+    expected = reference.total(given)
+    for two_shots in (False, True, False, True):
+        own = [term.clone() for term in given]
+        each(ranks, lambda rank, memory, own=own, two=two_shots: memory.reduce(own[rank], two_shots=two, timeout_s=20))
+        assert all(memory.lost is None for memory in ranks)
+        for found in own:
+            assert torch.equal(found.isnan(), expected.isnan()) and not expected.isnan().all()
+            assert torch.equal(found.nan_to_num(1.5), expected.nan_to_num(1.5))
+            assert torch.equal(found.view(torch.int32), own[0].view(torch.int32)), "ranks differ"
+
+
 @pytest.mark.parametrize("two_shots", [False, True])
 def test_who_waits_in_vain_says_for_whom(ranks: list[PeerMemory], two_shots: bool) -> None:
-    x = torch.ones(8)
+    x = torch.ones(4096 if two_shots else 8)  # a row of each rank
 
     def call(rank: int, memory: PeerMemory) -> None:
         if rank != 1:
