@@ -22,14 +22,18 @@ from quire.kernels.reduce.hopper import PeerMemory
 
 logger = logging.getLogger("quire.engine")
 
-ONE_SHOT_BYTES: Final = 3 << 20
-"""Divided by the number of other ranks: longest sum that goes in one hop, which sends 2 (n - 1) times its bytes, two hops
-2 (n - 1) / n times. On two H100s one hop takes 15.7 us of 2 MiB and two 22.6, and of 4 MiB they are equal. More ranks were
-not measured."""
+HOP_BYTES: Final = 768 << 10
+"""What a GPU sends in the time of a hop: 2 us of an NVLink's 370 GB/s each way."""
 LEAVE_S: Final = 2.0
 """At the end all ranks let go of one another's memory within so much time; who does not is going to be killed."""
-TWO_SHOTS_BYTES: Final = 8 << 20
-"""Longest sum that does not go through NCCL, which is as fast from there on."""
+LONGEST_BYTES: Final = 16 << 20
+"""Of a sum that does not go through NCCL, which is as fast from there on."""
+
+
+def one_shot_bytes(size: int) -> int:
+    """The longest sum of so many ranks that goes in one hop. Two hops spare (n - 1) (n - 2) / n times its bytes, for two
+    ranks none."""
+    return LONGEST_BYTES if size <= 2 else HOP_BYTES * size // ((size - 1) * (size - 2))
 
 
 class PeerComm:
@@ -39,17 +43,17 @@ class PeerComm:
         self,
         nccl: MeetingComm,
         device: torch.device,
-        one_shot_bytes: int | None = None,
-        two_shots_bytes: int = TWO_SHOTS_BYTES,
+        one_shot: int | None = None,
+        longest: int = LONGEST_BYTES,
         first: int = 0,
     ) -> None:
-        """device: this rank's GPU. The longest sums of either kind; None: see `ONE_SHOT_BYTES`. first: what its rank 0 is
-        called, where these are some of more ranks."""
+        """device: this rank's GPU. one_shot: bytes of the longest sum in one hop, None for `one_shot_bytes`; longest: of
+        any but through NCCL. first: what its rank 0 is called, where these are some of more ranks."""
         self.rank, self.size, self.n_calls = nccl.rank, nccl.size, 0
         self._nccl, self._device, self._first, self._is_void = nccl, device, first, False
         self._memory: PeerMemory | None = None
-        self._one_shot_bytes = ONE_SHOT_BYTES // max(1, self.size - 1) if one_shot_bytes is None else one_shot_bytes
-        self._two_shots_bytes = two_shots_bytes
+        self._one_shot = one_shot_bytes(self.size) if one_shot is None else one_shot
+        self._longest = longest
 
     def join(self) -> None:
         """See `MeetingComm`."""
@@ -64,14 +68,14 @@ class PeerComm:
             return None
         memory, reason = None, None
         try:
-            memory = PeerMemory(self.rank, self.size, self._one_shot_bytes, self._two_shots_bytes)
+            memory = PeerMemory(self.rank, self.size, self._one_shot, self._longest)
         except RuntimeError as error:
             reason = str(error)
         if self._all_have(reason) and memory is not None and self._all_have(self._mapped(memory)):
             if self.rank == 0:
                 logger.info(
                     "sums over %d GPUs up to %d MiB go through memory that they share (%d MiB each)",
-                    self.size, self._two_shots_bytes >> 20, memory.n_bytes >> 20,
+                    self.size, self._longest >> 20, memory.n_bytes >> 20,
                 )  # fmt: skip
             return memory
         if memory is not None:
@@ -100,7 +104,7 @@ class PeerComm:
         """Whether x goes in two shots; None: through NCCL."""
         if self._memory is None or x.device != self._device:
             return None
-        two_shots = x.nbytes > self._one_shot_bytes
+        two_shots = x.nbytes > self._one_shot
         return None if self._memory.misfit(x, residual, norm, two_shots=two_shots) else two_shots
 
     def _reduce(

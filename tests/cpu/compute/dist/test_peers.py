@@ -21,12 +21,13 @@ CPU = torch.device("cpu")
 
 
 class Nccl(SoloComm):
-    """Of two ranks; the other one has nothing, or something against shared memory from a question on."""
+    """Of some ranks; the other ones have nothing, or something against shared memory from a question on."""
 
     rank, size, n_calls = 0, 2, 0
 
-    def __init__(self, against: int = 99) -> None:
+    def __init__(self, against: int = 99, size: int = 2) -> None:
         self.asked: list[str] = []
+        self.size = size
         self._against = against
 
     def join(self) -> None: ...
@@ -46,18 +47,18 @@ class Nccl(SoloComm):
         return x.mul_(0) if reduction is Reduction.MIN and self.asked.count("min") > self._against else x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x, x])
+        return torch.stack([x] * self.size)
 
 
 class Memory(PeerMemory):
     """What would be launched."""
 
     def __init__(self, rank: int, size: int, *most: int) -> None:
-        self._most, self.ways, self.n_bytes, self.handle = most, list[Any](), 0, bytes(64)
+        self.size, self._most, self.ways, self.n_bytes, self.handle = size, most, list[Any](), 0, bytes(64)
         self.is_closed, self.faults, self.order = False, list[tuple[int, int]](), list[str]()
 
     def map(self, handles: Any) -> None:
-        assert list(handles) == [self.handle] * 2
+        assert list(handles) == [self.handle] * self.size
 
     def reduce(self, x: Any, residual: Any = None, norm: Any = None, **options: Any) -> Any:
         self.ways.append((options["two_shots"], residual is not None, norm is not None))
@@ -91,17 +92,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Memory]:
     return found
 
 
-def test_size_and_type_choose(made: list[Memory]) -> None:
-    nccl = Nccl()
+@pytest.mark.parametrize(("size", "one_shot"), [(2, peers.LONGEST_BYTES), (4, 512 << 10), (8, 146 << 10)])
+def test_size_and_type_choose(size: int, one_shot: int, made: list[Memory]) -> None:
+    nccl = Nccl(size=size)
     comm = PeerComm(nccl, CPU)
     early = torch.ones(8)
     comm.all_reduce(early)
     comm.join()
-    (memory,), border = made, peers.ONE_SHOT_BYTES // 4
-    for n in (8, border, border + 4, peers.TWO_SHOTS_BYTES // 4):
-        comm.all_reduce(torch.ones(n))
-    assert [two for two, *_ in memory.ways] == [False, False, True, True] and nccl.asked.count("sum") == 1
-    for x in (torch.ones(7), torch.ones(4, dtype=torch.int64), torch.ones(peers.TWO_SHOTS_BYTES // 4 + 4)):
+    (memory,), longest = made, peers.LONGEST_BYTES
+    for n_bytes in (32, one_shot, min(one_shot + 1024, longest), longest):
+        comm.all_reduce(torch.ones(n_bytes // 4))
+    assert [two for two, *_ in memory.ways] == [False, False, size > 2, size > 2] and nccl.asked.count("sum") == 1
+    for x in (torch.ones(7), torch.ones(4, dtype=torch.int64), torch.ones(longest // 4 + 4)):
         comm.all_reduce(x)
     comm.all_reduce(torch.ones(8), Reduction.MAX)
     assert len(memory.ways) == 4 and nccl.asked.count("sum") == 4 and nccl.asked[-1] == "max"
