@@ -20,7 +20,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from quire.bench.breakdown import Capture, Kernel, outermost
-from quire.compute.dist.gloo import GlooComm
 from quire.core import env
 from quire.core.errors import EngineError
 from quire.engine.step_record import StepRecord
@@ -35,8 +34,6 @@ SETTLING_STEPS = 4
 """Steps between the start of the profiler, which stops the host for a while, and the window."""
 NAMED_OPS: tuple[Any, ...] = (moe_op, moe_packed, state_op)
 """Modules that choose implementations of ops which are a part of the breakdown of their own."""
-RANK_CALLS = ("all_reduce", "all_gather", "all_to_all")
-"""Of a CPU's `Comm`; which of them a profiler sees by itself depends on torch."""
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST_CATEGORIES = ("cpu_op", "user_annotation")
 """What the profiler calls the work of a GPU and of a CPU."""
@@ -142,22 +139,17 @@ def _exported(profiler: profile) -> dict[str, Any]:
 @contextlib.contextmanager
 def _calls_named() -> Iterator[None]:
     """Calls of the native CPU library appear in the profile as operators do, under the names of its functions, and so
-    do whole ops of experts and states, whatever they are made of, and what ranks ask of one another."""
+    do whole ops of experts and states, whatever they are made of."""
     library = native.library()
     functions = {} if library is None else {n: f for n, f in vars(library).items() if n.startswith("quire_")}
     selects = {module: module.select for module in NAMED_OPS}
-    calls = {name: getattr(GlooComm, name) for name in RANK_CALLS}
     try:
-        for name, function in calls.items():
-            setattr(GlooComm, name, functools.partialmethod(_named_rank_call, name, function))
         for name, function in functions.items():
             setattr(library, name, functools.partial(_named_call, name, function))
         for module, select in selects.items():
             module.select = functools.partial(_named_choice, select)
         yield
     finally:
-        for name, function in calls.items():
-            setattr(GlooComm, name, function)
         for name, function in functions.items():
             setattr(library, name, function)
         for module, select in selects.items():
@@ -171,7 +163,3 @@ def _named_choice(select: Callable[..., Any], op: str, function: str, *arguments
 def _named_call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     with record_function(name):
         return function(*arguments)
-
-
-def _named_rank_call(comm: GlooComm, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    return _named_call(f"quire_ranks_{name}", function, comm, *arguments)
