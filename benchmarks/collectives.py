@@ -26,9 +26,9 @@ from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 
 HIDDEN = 8192
-KIB = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+KIB = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536]
 N_CALLS, N_REPLAYS = 32, 15
-MOST_BYTES = KIB[-1] << 10
+MOST_BYTES = 16 << 20
 STEP = [
     *("latency", "--model", "shape:llama-3.1-8b", "--max-model-len", "4096", "--batch-size", "1", "--input-len", "128"),
     *("--output-len", "256", "--num-iters", "3", "--num-iters-warmup", "1", "--no-view", "--max-num-seqs", "8"),

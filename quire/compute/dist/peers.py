@@ -1,4 +1,4 @@
-"""`Comm` between processes of one host with a GPU each: short sums through memory that they share, the rest by NCCL.
+"""`Comm` between processes of one host with a GPU each: sums through memory that they share, the rest by NCCL.
 
 Owns which way a sum goes. Does not own the kernels (`kernels/reduce`), nor NCCL's groups.
 Invariants: all ranks go the same way, as it depends on shapes and types alone; a rank that has waited in vain for
@@ -27,12 +27,12 @@ HOP_BYTES: Final = 768 << 10
 LEAVE_S: Final = 2.0
 """At the end all ranks let go of one another's memory within so much time; who does not is going to be killed."""
 LONGEST_BYTES: Final = 16 << 20
-"""Of a sum that does not go through NCCL, which is as fast from there on."""
+"""Of a sum in one launch; longer ones are several."""
 
 
 def one_shot_bytes(size: int) -> int:
-    """The longest sum of so many ranks that goes in one hop. Two hops spare (n - 1) (n - 2) / n times its bytes, for two
-    ranks none."""
+    """The longest sum of so many ranks that goes in one hop. A second one spares (n - 1) (n - 2) / n times its
+    bytes, of two ranks none."""
     return LONGEST_BYTES if size <= 2 else HOP_BYTES * size // ((size - 1) * (size - 2))
 
 
@@ -47,8 +47,8 @@ class PeerComm:
         longest: int = LONGEST_BYTES,
         first: int = 0,
     ) -> None:
-        """device: this rank's GPU. one_shot: bytes of the longest sum in one hop, None for `one_shot_bytes`; longest: of
-        any but through NCCL. first: what its rank 0 is called, where these are some of more ranks."""
+        """device: this rank's GPU. one_shot: bytes of the longest sum in one hop, None for `one_shot_bytes`; longest:
+        in one launch. first: what its rank 0 is called, where these are some of more ranks."""
         self.rank, self.size, self.n_calls = nccl.rank, nccl.size, 0
         self._nccl, self._device, self._first, self._is_void = nccl, device, first, False
         self._memory: PeerMemory | None = None
@@ -74,9 +74,8 @@ class PeerComm:
         if self._all_have(reason) and memory is not None and self._all_have(self._mapped(memory)):
             if self.rank == 0:
                 logger.info(
-                    "sums over %d GPUs up to %d MiB go through memory that they share (%d MiB each)",
-                    self.size, self._longest >> 20, memory.n_bytes >> 20,
-                )  # fmt: skip
+                    "sums over %d GPUs go through memory that they share (%d MiB each)", self.size, memory.n_bytes >> 20
+                )
             return memory
         if memory is not None:
             memory.close()
@@ -96,7 +95,9 @@ class PeerComm:
         """Whether no rank has a reason against it. All ranks ask together."""
         if reason:
             logger.warning(
-                "rank %d: all sums over GPUs go through NCCL, short ones more slowly: %s", self._first + self.rank, reason
+                "rank %d: all sums over GPUs go through NCCL, short ones more slowly: %s",
+                self._first + self.rank,
+                reason,
             )
         return bool(self._nccl.all_reduce(torch.tensor([not reason], dtype=torch.int32), Reduction.MIN).item())
 
@@ -104,8 +105,9 @@ class PeerComm:
         """Whether x goes in two shots; None: through NCCL."""
         if self._memory is None or x.device != self._device:
             return None
-        two_shots = x.nbytes > self._one_shot
-        return None if self._memory.misfit(x, residual, norm, two_shots=two_shots) else two_shots
+        if self._memory.misfit(x, residual, norm):
+            return None
+        return min(x.nbytes, self._longest) > self._one_shot
 
     def _reduce(
         self, two_shots: bool, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm | None

@@ -100,10 +100,10 @@ def test_size_and_type_choose(size: int, one_shot: int, made: list[Memory]) -> N
     comm.all_reduce(early)
     comm.join()
     (memory,), longest = made, peers.LONGEST_BYTES
-    for n_bytes in (32, one_shot, min(one_shot + 1024, longest), longest):
+    for n_bytes in (32, one_shot, min(one_shot + 1024, longest), longest + 32):
         comm.all_reduce(torch.ones(n_bytes // 4))
     assert [two for two, *_ in memory.ways] == [False, False, size > 2, size > 2] and nccl.asked.count("sum") == 1
-    for x in (torch.ones(7), torch.ones(4, dtype=torch.int64), torch.ones(longest // 4 + 4)):
+    for x in (torch.ones(7), torch.ones(4, dtype=torch.int64), torch.ones(0)):
         comm.all_reduce(x)
     comm.all_reduce(torch.ones(8), Reduction.MAX)
     assert len(memory.ways) == 4 and nccl.asked.count("sum") == 4 and nccl.asked[-1] == "max"

@@ -18,7 +18,7 @@ from quire.kernels.norm.reference import TOLERANCE
 from quire.kernels.reduce import hopper, reference
 
 SHAPES = [(1, 4096), (1, 8), (3, 1000), (17, 5120), (33, 8192), (64, 3584), (129, 4096), (2, 16384)]
-SHAPES += [(250, 8192), (509, 8192)]
+SHAPES += [(250, 8192), (509, 8192), (1300, 8192)]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ODD = [(torch.bfloat16, (5, 3)), (torch.float32, (1,)), (torch.bfloat16, (1, 4097)), (torch.int64, (9,))]
 N_REPLAYS = 1000
@@ -90,8 +90,6 @@ class Rank:
             terms = [torch.full(shape, 1.0 + other, device=self.device).to(dtype) for other in range(self.size)]
             expected = torch.stack(terms).sum(0, dtype=dtype)
             assert torch.equal(self.default.all_reduce(terms[self.rank]), expected), (dtype, shape)
-        large = torch.ones(5 << 20, device=self.device)
-        assert self.default.all_reduce(large).eq(self.size).all(), "20 MiB"
         assert self.default.all_reduce(torch.tensor([self.rank]), Reduction.MAX).item() == self.size - 1
 
     def check_replays(self, sleepy: int | None) -> None:
