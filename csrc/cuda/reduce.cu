@@ -36,7 +36,7 @@ static_assert(N >= 2 && N <= QUIRE_MAX_RANKS, "as many ranks as peers.h has room
 constexpr int MAX_THREADS = N == 2 ? 1024 : 512;  // of a block: each needs registers for a cell of every rank
 constexpr int MAX_CLUSTER = 8;
 constexpr int MAX_WARPS = MAX_CLUSTER * MAX_THREADS / 32;  // of a row
-constexpr int PLAIN_THREADS = 256;
+constexpr int MIN_PLAIN_THREADS = 128, MAX_PLAIN_THREADS = 512;
 constexpr int MIN_THREADS = 64;  // of a block with a part of a row
 
 struct Call {
@@ -207,9 +207,10 @@ __global__ void __launch_bounds__(MAX_THREADS)
     const uint32_t number = number_of_call(peers);
     const bool is_void = has_given_up(peers);
     for (int row = place.first; row < call.n_rows; row += place.step) {
-        if (!place.has(call, row) || is_void) continue;
+        if (!place.has(call, row)) continue;
         const int64_t cell = place.cell(call, row);
-        const int4 own = sendable(load_here(cell_at(call.args.x, cell)));
+        const int4 own = sendable(load_here(cell_at(call.args.x, cell)));  // on its way before `is_void` is known
+        if (is_void) continue;
 #pragma unroll
         for (int i = 1; i < N; ++i) store_cell(part_of(peers, (peers.rank + i) % N, number, peers.rank, cell), own);
     }
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
 
 // Parts to their owners, then sums to all: of all rows of this block, each cell as soon as it can be.
 __device__ __forceinline__ void send_rows(const QuirePeers& peers, const Call& call, const Place& place,
-                                          uint32_t number) {
+                                          uint32_t number, bool is_void) {
     for (int round = place.first; round * N < call.n_rows; round += place.step) {
         const int64_t part = place.cell(call, round);
         int4 cells[N];
@@ -248,6 +249,7 @@ __device__ __forceinline__ void send_rows(const QuirePeers& peers, const Call& c
             const int row = round * N + (peers.rank + i) % N;
             if (place.has(call, row)) cells[i] = load_here(cell_at(call.args.x, place.cell(call, row)));
         }
+        if (is_void) continue;
 #pragma unroll
         for (int i = 1; i < N; ++i) {
             const int owner = (peers.rank + i) % N;
@@ -279,7 +281,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
     const Place place(call);
     const int4 weight = begin<NORM>(call, place), none = make_int4(0, 0, 0, 0);
     const uint32_t number = number_of_call(peers);
-    if (!has_given_up(peers)) send_rows(peers, call, place, number);
+    send_rows(peers, call, place, number, has_given_up(peers));
     __syncthreads();
     if (threadIdx.x == 0) take_turn(peers, number);
     send_sums<T>(peers, call, place, number);
@@ -329,6 +331,14 @@ int slices_of(int row_cells, int n_units) {
         if (most == 0 || fits) most = n;
     }
     return most;
+}
+
+// Cells of a row of a message without norm: as few as let one round of blocks take all, for all are to send at once.
+int plain_cells(const QuireReduceArgs& args) {
+    const int64_t n_blocks = static_cast<int64_t>(QUIRE_MAX_BLOCKS) * (args.two_shots ? N : 1);
+    int n = MIN_PLAIN_THREADS;
+    while (n < MAX_PLAIN_THREADS && args.n_cells > n * n_blocks) n *= 2;
+    return n;
 }
 
 template <class T> cudaError_t run(const QuirePeers& peers, const Call& call, void* stream) {
@@ -387,8 +397,7 @@ extern "C" int quire_reduce(const QuirePeers* peers, const QuireReduceArgs* args
     if (peers->size != N || args->n_cells <= 0) return cudaErrorInvalidValue;
     Call call{*args, 0, 1};
     if (!args->weight) {
-        const bool is_short = args->n_cells <= static_cast<int64_t>(PLAIN_THREADS) * QUIRE_MAX_BLOCKS * N;
-        call.args.row_cells = is_short ? PLAIN_THREADS : 2 * PLAIN_THREADS;
+        call.args.row_cells = plain_cells(*args);
     } else if (args->row_cells <= 0 || args->n_cells % args->row_cells) {
         return cudaErrorInvalidValue;
     }

@@ -154,7 +154,7 @@ def test_every_number_comes(ranks: list[PeerMemory], dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("two_shots", [False, True])
 def test_who_waits_in_vain_says_for_whom(ranks: list[PeerMemory], two_shots: bool) -> None:
-    x = torch.ones(4096 if two_shots else 8)  # a row of each rank
+    x = torch.ones(2048 if two_shots else 8)  # a row of each rank
 
     def call(rank: int, memory: PeerMemory) -> None:
         if rank != 1:
