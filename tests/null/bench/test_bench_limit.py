@@ -164,6 +164,18 @@ def test_sums_and_waiting_are_parts_where_there_are_ranks() -> None:
     assert found.lines()[2] == "          of other kernels: norms 250.00 ms (5 %)"
 
 
+@pytest.mark.parametrize(("name", "part"), [
+    ("void norm_kernel<2>(QuireNormArgs, float)", "norms"), ("quire_rms_norm", "norms"), ("_select", "sampling"),
+    ("void collect_kernel<2>(QuireCollectArgs)", "sampling"),
+    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>", "sampling"),
+    ("_rotate_and_store", None), ("norm_rows", None),
+])  # fmt: skip
+def test_other_kernels_are_told_apart(name: str, part: str | None) -> None:
+    """The last is a kernel of states."""
+    found = breakdown(dataclasses.replace(captured(), kernels=[Kernel(name, 12.0, 13.0)])).others_ms
+    assert found == ({} if part is None else {part: 500.0})
+
+
 def test_limits_of_parts_are_of_one_rank() -> None:
     spans, found = decodes(8), ceilings(10.0, 1e9)
     alone = part_limits_ms(CASE, found, [record(0, spans), record(1, spans)])
