@@ -44,7 +44,7 @@ OTHER_KINDS = (
     (
         "sampling",
         re.compile(
-            r"QuireCollect|^_(group_stats|select|finish|place_in|collect|widen|penalise|logits|largest)$|argmax"
+            r"QuireCollect|^_(group_stats|select|finish|place_in|collect|widen|penalise|logits|largest)$|arg_?max", re.I
         ),
     ),
 )
