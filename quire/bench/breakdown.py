@@ -9,12 +9,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from quire.bench.limit import MOST_SHARE
 from quire.engine.step_record import HostTimes, StepRecord
 
 EXPERTS, STATE = "experts", "state"
+SUMS, WAITING = "sums over ranks", "waiting for ranks"
+"""What of a sum is longer than its kernel's median is taken for waiting; what all of them wait is not seen."""
 KINDS = (
+    (SUMS, re.compile(r"QuirePeers|nccl|quire_ranks_")),
     (
         EXPERTS,
         re.compile(r"quire_moe|QuireMoe|moe_(few|wide)|quire_experts|^(route|count|place|up|down|add)$"),
@@ -31,9 +36,19 @@ KINDS = (
 )
 """Kind → names of its kernels, the first match counts: ours in CUDA (by the type of their arguments) and Triton, those
 of cuBLAS and other libraries, and torch's operators and ours on a CPU. Whatever matches nothing is `OTHER`."""
-OPTIONAL = (EXPERTS, STATE)
-"""Parts only of models that have them."""
+OPTIONAL = (EXPERTS, STATE, SUMS)
+"""Parts only of models that have them, or of several ranks."""
 OTHER, GAPS, OTHER_HOST = "other kernels", "gaps", "other"
+OTHER_KINDS = (
+    ("norms", re.compile(r"QuireNorm|^_(norm|layer_norm|add_norm)$|rms_?norm|layer_?norm", re.I)),
+    (
+        "sampling",
+        re.compile(
+            r"QuireCollect|^_(group_stats|select|finish|place_in|collect|widen|penalise|logits|largest)$|arg_?max", re.I
+        ),
+    ),
+)
+"""What is told apart within `OTHER`."""
 WHOLE, WHOLE_NAME = "native step", "quire_fused_step"
 """A CPU's step in one native call, which no profiler looks into; a part only where there is one."""
 PHASES = (
@@ -84,20 +99,28 @@ class Breakdown:
     host_ms: dict[str, float]
     kernels: list[dict[str, object]]
     """The longest: name, kind, calls and ms a step."""
+    others_ms: dict[str, float]
+    """Of `OTHER`, as far as it is told apart; a part of `device_ms`."""
+    limits_ms: dict[str, float]
+    """What the device's parts take at best, where that is known."""
 
     def lines(self) -> list[str]:
         """For people."""
-        device, host = (
-            ", ".join(self._part(name, ms) for name, ms in parts.items()) for parts in (self.device_ms, self.host_ms)
+        device, others, host = (
+            ", ".join(self._part(name, ms) for name, ms in parts.items())
+            for parts in (self.device_ms, self.others_ms, self.host_ms)
         )
         return [
             f"a step of {self.n_tokens:,.1f} tokens takes {self.step_ms:.3g} ms (mean of {self.n_steps}, profiled)",
             f"  device  {device if self.kernels else NOTHING_SEEN}",
+            *([f"          of {OTHER}: {others}"] if others else []),
             f"  host    {host}",
         ]
 
     def _part(self, name: str, ms: float) -> str:
-        return f"{name} {ms:.2f} ms ({100 * ms / self.step_ms:.0f} %)"
+        limit_ms = self.limits_ms.get(name, 0.0)
+        limit = f", limit {limit_ms:.2f}" if 0.0 < limit_ms <= MOST_SHARE * ms else ""
+        return f"{name} {ms:.2f} ms ({100 * ms / self.step_ms:.0f} %{limit})"
 
 
 def kind_of(name: str) -> str:
@@ -107,38 +130,60 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in KINDS if pattern.search(name)), OTHER)
 
 
-def breakdown(capture: Capture) -> Breakdown:
-    """Divide the window among its steps."""
+def breakdown(capture: Capture, limits_ms: Mapping[str, float] | None = None) -> Breakdown:
+    """Divide the window among its steps. limits_ms: by part, of a step of the window."""
     n_steps, window_s = len(capture.steps), capture.end_s - capture.begin_s
     per_step_ms = 1e3 / n_steps
-    kinds = sorted((kind for kind, _ in KINDS), key=lambda kind: kind in OPTIONAL)
-    device_s: dict[str, float] = dict.fromkeys([*kinds, OTHER], 0.0)
-    names_s: collections.Counter[str] = collections.Counter()
-    calls: collections.Counter[str] = collections.Counter()
+    times_s: dict[str, list[float]] = collections.defaultdict(list)
     for kernel, seconds in own_times(capture):
-        kind = kind_of(kernel.name)
-        device_s[kind] = device_s.get(kind, 0.0) + seconds
-        names_s[kernel.name] += seconds  # type: ignore[assignment]  # Counter adds floats as well
-        calls[kernel.name] += 1
-    device_s = {kind: seconds for kind, seconds in device_s.items() if seconds or kind not in OPTIONAL}
+        times_s[kernel.name].append(seconds)
+    names_s = collections.Counter({name: sum(times) for name, times in times_s.items()})
+    device_s = _device_parts_s(times_s)
     device_s[GAPS] = window_s - sum(device_s.values())
+    others_s: dict[str, float] = {}
+    for name, seconds in names_s.items():
+        part = next((part for part, pattern in OTHER_KINDS if pattern.search(name)), None)
+        if part is not None and kind_of(name) == OTHER:
+            others_s[part] = others_s.get(part, 0.0) + seconds
     host_s = {name: 0.0 for name, _, _ in PHASES}
     for record in capture.records:
         for name, start_s, end_s in phases(record.times):
             host_s[name] += max(0.0, min(end_s, capture.end_s) - max(start_s, capture.begin_s))
     host_s[OTHER_HOST] = window_s - sum(host_s.values())
     top = [
-        {"name": name, "kind": kind_of(name), "calls": calls[name] / n_steps, "ms": seconds * per_step_ms}
+        {"name": name, "kind": kind_of(name), "calls": len(times_s[name]) / n_steps, "ms": seconds * per_step_ms}
         for name, seconds in names_s.most_common(N_TOP)
     ]
+
+    def means_ms(parts_s: Mapping[str, float]) -> dict[str, float]:
+        return {name: seconds * per_step_ms for name, seconds in parts_s.items()}
+
     return Breakdown(
         n_steps=n_steps,
         n_tokens=sum(record.n_tokens for record in capture.steps) / n_steps,
         step_ms=window_s * per_step_ms,
-        device_ms={name: seconds * per_step_ms for name, seconds in device_s.items()},
-        host_ms={name: seconds * per_step_ms for name, seconds in host_s.items()},
+        device_ms=means_ms(device_s),
+        host_ms=means_ms(host_s),
         kernels=top,
+        others_ms=means_ms(others_s),
+        limits_ms=dict(limits_ms or {}),
     )
+
+
+def _device_parts_s(times_s: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Seconds of each kind. times_s: of each call of a kernel, by name."""
+    kinds = sorted((kind for kind, _ in KINDS), key=lambda kind: kind in OPTIONAL)
+    found: dict[str, float] = dict.fromkeys([*kinds, OTHER], 0.0)
+    waited_s = 0.0
+    for name, times in times_s.items():
+        kind, seconds = kind_of(name), sum(times)
+        if kind == SUMS:
+            usual_s = statistics.median(times)
+            waited_s += sum(max(0.0, each - usual_s) for each in times)
+            seconds = sum(min(each, usual_s) for each in times)
+        found[kind] = found.get(kind, 0.0) + seconds
+    found = {kind: seconds for kind, seconds in found.items() if seconds or kind not in OPTIONAL}
+    return found | ({WAITING: waited_s} if SUMS in found else {})
 
 
 def phases(times: HostTimes) -> Iterator[tuple[str, float, float]]:

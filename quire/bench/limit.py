@@ -5,15 +5,16 @@ Invariant: a limit counts what the recorded steps had to do, not what the engine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.mesh import Mesh
 from quire.engine.step_record import StepRecord
 from quire.planner.calibration import Ceilings
 from quire.planner.formats import Formats
-from quire.planner.operators import limit_s, step_operators
+from quire.planner.operators import Kind, Operator, limit_s, step_operators
 
 MEANINGS = {
     "output_tokens_per_second": "output tok/s",
@@ -35,16 +36,40 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     arch: ModelArch
     formats: Formats
     page_size: int
+    mesh: Mesh = Mesh()
+    """A limit is of one rank of it, and of all its stages."""
+
+    def operators(self, record: StepRecord) -> list[Operator]:
+        """Of a step; what several sequences share is read once."""
+        n_pages = sum((len(slots) - 1) * n_pages for slots, n_pages in record.shared_prefixes)
+        return step_operators(self.arch, record.spans, self.mesh, self.formats, n_pages * self.page_size)
+
+
+PARTS = {
+    Kind.GATHER: "other kernels", Kind.ROWS: "other kernels", Kind.PRODUCT: "linear", Kind.EXPERTS: "experts",
+    Kind.ATTENTION: "attention", Kind.STATE: "state", Kind.COLLECTIVE: "sums over ranks",
+}  # fmt: skip
+"""Where a breakdown has operators of a kind."""
+
+
+def part_limits_ms(
+    case: Case, ceilings: Ceilings, records: Sequence[StepRecord], link_bytes_per_s: float = 0.0
+) -> dict[str, float]:
+    """The least ms of each part of a breakdown, the mean of some steps. link_bytes_per_s: one way, of a device to the
+    others; 0: unknown, and sums have no limit."""
+    found: dict[str, float] = {}
+    for record in records:
+        for one in case.operators(record):
+            seconds = one.limit_s(ceilings)
+            if one.kind is Kind.COLLECTIVE:
+                seconds = one.n_times * one.wire_bytes / link_bytes_per_s if link_bytes_per_s else 0.0
+            found[PARTS[one.kind]] = found.get(PARTS[one.kind], 0.0) + 1e3 * seconds / len(records)
+    return found
 
 
 def step_limits_s(case: Case, ceilings: Ceilings, records: Iterable[StepRecord]) -> list[float]:
-    """The least seconds of each step; what several sequences share is read once."""
-    found = []
-    for record in records:
-        n_pages = sum((len(slots) - 1) * n_pages for slots, n_pages in record.shared_prefixes)
-        operators = step_operators(case.arch, record.spans, None, case.formats, n_pages * case.page_size)
-        found.append(limit_s(operators, ceilings))
-    return found
+    """The least seconds of each step."""
+    return [limit_s(case.operators(record), ceilings) for record in records]
 
 
 def compared(figure: str, limit: float, attained: float) -> dict[str, float]:

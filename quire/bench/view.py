@@ -14,14 +14,16 @@ import torch
 from quire.bench.breakdown import Breakdown, Capture, breakdown
 from quire.bench.ceilings import higher, probe
 from quire.bench.kernels.timing import timer
-from quire.bench.limit import Case, ceilings_line, step_limits_s
+from quire.bench.limit import Case, ceilings_line, part_limits_ms, step_limits_s
 from quire.bench.profiling import capture
 from quire.bench.trace import write_trace
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
+from quire.config.mesh import Mesh, mesh_of
 from quire.config.resolve import NOT_ROUNDED, resolve
 from quire.engine.build import device_of
 from quire.engine.step_record import StepRecord
+from quire.planner.accelerators import accelerator_seen
 from quire.planner.formats import formats_named
 
 
@@ -37,8 +39,12 @@ class View:
         self._dtypes = [dtype] if config.quantization in NOT_ROUNDED else [dtype, torch.int8]
         weights = limits.dtype if config.quantization in NOT_ROUNDED else config.quantization
         formats = formats_named(weights, limits.kv_dtype, limits.dtype)
-        self._case = Case(arch=arch, formats=formats, page_size=config.block_size)
+        mesh = mesh_of(config)
+        mesh = mesh if mesh.dp == 1 else Mesh()  # a step is of all data-parallel ranks together
+        self._case = Case(arch=arch, formats=formats, page_size=config.block_size, mesh=mesh)
         self._found = probe(self._timer, self._dtypes)
+        accelerator = accelerator_seen(self._found.device)
+        self._link_bytes_per_s = 0.0 if accelerator is None else accelerator.link_bytes_per_s
         self._captures: list[Capture] = []
 
     def probe_again(self) -> None:
@@ -52,8 +58,9 @@ class View:
 
     def profile(self, llm: Any, run: Callable[[], object], n_steps: int) -> Breakdown:
         """Where the time goes in the middle of a pass of `n_steps` steps (see `profiling.capture`)."""
-        self._captures.append(capture(llm, run, n_steps, self._device))
-        return breakdown(self._captures[-1])
+        found = capture(llm, run, n_steps, self._device)
+        self._captures.append(found)
+        return breakdown(found, part_limits_ms(self._case, self._found, found.steps, self._link_bytes_per_s))
 
     def write_trace(self, path: str, title: str) -> None:
         """All that was profiled, as a Chrome trace."""

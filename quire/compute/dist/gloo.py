@@ -1,6 +1,7 @@
 """`Comm` between processes of one host, over torch.distributed's gloo: tensors in main memory.
 
-Owns a group of gloo's own making, not torch's global one: a process may be in several.
+Owns a group of gloo's own making, not torch's global one: a process may be in several. What it waits for has names
+that a profile shows.
 Invariant: nothing listens but on the loopback interface.
 """
 
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed
+from torch.profiler import record_function
 
 from quire.compute.dist.comm import Reduction, Sent
 
@@ -66,14 +68,16 @@ class GlooComm:
         self.n_calls += 1
         options = _DISTRIBUTED.AllreduceOptions()
         options.reduceOp = OPERATIONS[reduction]
-        self._group.allreduce([x], options).wait()
+        with record_function("quire_ranks_all_reduce"):
+            self._group.allreduce([x], options).wait()
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """See `Comm`. x: on the CPU."""
         self.n_calls += 1
         found = x.new_empty(self.size, *x.shape)
-        self._group.allgather([list(found.unbind(0))], [x]).wait()
+        with record_function("quire_ranks_all_gather"):
+            self._group.allgather([list(found.unbind(0))], [x]).wait()
         return found
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
@@ -89,7 +93,8 @@ class GlooComm:
         """See `MeetingComm`. x: on the CPU."""
         self.n_calls += 1
         found = x.new_empty(sum(received), *x.shape[1:])
-        self._group.alltoall_base(found, x, received, sent, _DISTRIBUTED.AllToAllOptions()).wait()
+        with record_function("quire_ranks_all_to_all"):
+            self._group.alltoall_base(found, x, received, sent, _DISTRIBUTED.AllToAllOptions()).wait()
         return found
 
     def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:

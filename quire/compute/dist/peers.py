@@ -48,7 +48,8 @@ class PeerComm:
         self.rank, self.size, self.n_calls = nccl.rank, nccl.size, 0
         self._nccl, self._device, self._first, self._is_void = nccl, device, first, False
         self._memory: PeerMemory | None = None
-        self._one_shot_bytes = ONE_SHOT_BYTES // max(1, self.size - 1) if one_shot_bytes is None else one_shot_bytes
+        longest = ONE_SHOT_BYTES if self.size <= 2 else ONE_SHOT_BYTES // (2 * (self.size - 1))
+        self._one_shot_bytes = longest if one_shot_bytes is None else one_shot_bytes
         self._two_shots_bytes = two_shots_bytes
 
     def join(self) -> None:

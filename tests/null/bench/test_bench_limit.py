@@ -7,16 +7,18 @@ import itertools
 import json
 import pathlib
 
+import msgspec
 import pytest
 
 from quire.bench.breakdown import Capture, Kernel, breakdown, kind_of, outermost, own_times
-from quire.bench.limit import Case, ceilings_line, compared, lines, step_limits_s
+from quire.bench.limit import Case, ceilings_line, compared, lines, part_limits_ms, step_limits_s
 from quire.bench.trace import check_trace_path, write_trace
 from quire.cli.main import main
 from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
 from quire.config.feed_forward import FeedForwardSpec
 from quire.config.layers import LayerSpec, NormSpec
+from quire.config.mesh import Mesh
 from quire.core.errors import ConfigError
 from quire.core.plan import Spans
 from quire.engine.step_record import HostTimes, StepRecord
@@ -28,6 +30,10 @@ NORM = NormSpec(eps=1e-5)
 LAYER = LayerSpec(
     mixer=AttentionSpec(n_heads=0, n_kv_heads=1, head_dim=1, scale=1.0, rope=None),
     ffn=FeedForwardSpec(size=1), norm=NORM,
+)  # fmt: skip
+WIDE = LayerSpec(
+    mixer=AttentionSpec(n_heads=4, n_kv_heads=4, head_dim=16, scale=1.0, rope=None),
+    ffn=FeedForwardSpec(size=256), norm=NORM,
 )  # fmt: skip
 TOY = ModelArch(
     family="llama", layers=(LAYER,) * 3, hidden_size=1, vocab_size=2, norm=NORM, tie_embeddings=True, max_position=99,
@@ -115,6 +121,10 @@ KERNELS = {
         "convolve_pieces", "convolve_rows", "keep_inputs", "solve_pieces", "scan_pieces", "scan_rows", "norm_rows",
         "quire_state_scan_ssm",
     ],
+    "sums over ranks": [
+        "void quire::(anonymous namespace)::two_shots_kernel<__nv_bfloat16, true>(QuirePeers, quire::Call)",
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "quire_ranks_all_reduce",
+    ],
     "other kernels": [
         "_norm", "_silu_mul", "_rotate_and_store", "_select", "quire_rms_norm", "quire_rope", "aten::embedding",
         "aten::add",
@@ -137,6 +147,47 @@ def test_experts_and_states_are_parts_where_a_model_has_them() -> None:
     assert list(found) == ["attention", "linear", "experts", "state", "other kernels", "gaps"]
     assert found["state"] == 3 * found["experts"] > 0
     assert list(breakdown(captured()).device_ms) == ["attention", "linear", "other kernels", "gaps"]
+
+
+def test_sums_and_waiting_are_parts_where_there_are_ranks() -> None:
+    """A sum that takes longer than its kernel usually does has waited; what is beside a product is the product's."""
+    calls = [(10.0, 12.0, "nvjet"), (11.0, 13.0, "sum(QuirePeers)"), (13.0, 14.0, "sum(QuirePeers)")]
+    calls += [(14.0, 17.0, "sum(QuirePeers)"), (17.0, 17.5, "ncclDevKernel_AllGather"), (17.5, 18.0, "_norm")]
+    kernels = [Kernel(name, start, end) for start, end, name in calls]
+    found = breakdown(dataclasses.replace(captured(), kernels=kernels), {"linear": 900.0, "sums over ranks": 9000.0})
+    assert found.device_ms == {
+        "attention": 0.0, "linear": 1000.0, "sums over ranks": 1750.0, "other kernels": 250.0,
+        "waiting for ranks": 1000.0, "gaps": 1000.0,
+    }  # fmt: skip
+    assert found.others_ms == {"norms": 250.0}
+    assert "linear 1000.00 ms (20 %, limit 900.00), sums over ranks 1750.00 ms (35 %)," in found.lines()[1]
+    assert found.lines()[2] == "          of other kernels: norms 250.00 ms (5 %)"
+
+
+@pytest.mark.parametrize(("name", "part"), [
+    ("void norm_kernel<2>(QuireNormArgs, float)", "norms"), ("quire_rms_norm", "norms"), ("_select", "sampling"),
+    ("void collect_kernel<2>(QuireCollectArgs)", "sampling"),
+    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>", "sampling"),
+    ("_rotate_and_store", None), ("norm_rows", None),
+])  # fmt: skip
+def test_other_kernels_are_told_apart(name: str, part: str | None) -> None:
+    """The last is a kernel of states."""
+    found = breakdown(dataclasses.replace(captured(), kernels=[Kernel(name, 12.0, 13.0)])).others_ms
+    assert found == ({} if part is None else {part: 500.0})
+
+
+def test_limits_of_parts_are_of_one_rank() -> None:
+    spans, found = decodes(8), ceilings(10.0, 1e9)
+    alone = part_limits_ms(CASE, found, [record(0, spans), record(1, spans)])
+    assert sum(alone.values()) == pytest.approx(1e3 * step_limits_s(CASE, found, [record(0, spans)])[0])
+    assert min(alone.values()) > 0 and list(alone) == ["other kernels", "linear", "attention"]
+    arch = msgspec.structs.replace(TOY, hidden_size=64, vocab_size=128, layers=(WIDE,) * 3)
+    cases = [Case(arch=arch, formats=CASE.formats, page_size=4, mesh=mesh) for mesh in (Mesh(), Mesh(tp=4))]
+    one, ranks = (part_limits_ms(case, found, [record(0, spans)], link_bytes_per_s=2.0) for case in cases)
+    n_sums, sent = 3 * 2 + 1, 2 * 3 / 4 * 64 * 2
+    logits = 3 * 128 / 4 * 2
+    assert ranks["sums over ranks"] == pytest.approx(1e3 * (n_sums * sent + logits) / 2.0)
+    assert one["linear"] / 4 < ranks["linear"] < one["linear"] / 3, "rows are read whole by every rank"
 
 
 def captured() -> Capture:
