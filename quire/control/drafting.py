@@ -17,7 +17,6 @@ from quire.control.plan_builder import PlanBuilder
 from quire.control.preemption import make_room
 from quire.control.seq import Seq
 
-
 WATCH_EVERY: Final = 4
 """A call takes longer than to read a token."""
 

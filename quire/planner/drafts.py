@@ -92,8 +92,8 @@ class DraftCosts:
 
         rates: the chance of each sequence's drafts. most: drafts of a sequence. n_free: drafts of all together.
         exposed_s, plain_s: of a step with drafts and of one without, what is beside rows and guesses. by_place: what a
-        rate is multiplied with for the draft at each place, as those behind right ones are right more often or less. least:
-        times the gain that is asked for; 0: the best that there is, even if plain decoding is faster.
+        rate is multiplied with for the draft at each place, as those behind right ones are right more often or less.
+        least: times the gain that is asked for; 0: the best that there is, even if plain decoding is faster.
         Rows go one by one to the sequence whose next draft has the best chance; of these ways to give some, the best is
         taken.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -110,7 +111,7 @@ def test_a_trial_ends(right: float, n_tried: int) -> None:
 
 
 def test_a_trial_is_given_up_where_it_loses_much() -> None:
-    """Of twelve steps that each lose 20 plain ones three are made, and the next trial waits for its share of the time."""
+    """Of twelve steps that each lose 20 plain ones few are made, and the next trial waits for its time."""
     slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(20.0,))
     lengths = live(DraftPolicy(MOST, slow), seq(), 0.8, 800)
     assert sum(n > 0 for n in lengths) <= 6
@@ -333,3 +334,26 @@ def test_the_kind_of_step_that_does_not_come_follows_the_other() -> None:
             assert seen.plain_s(1) + seen.exposed_s(1) == pytest.approx(0.3, rel=0.1) and seen.plain_s(1) < 0.35
         else:
             assert seen.plain_s(1) == pytest.approx(0.1, rel=0.1) and seen.exposed_s(1) < 1.3
+
+
+def test_copies_whose_drafts_are_wrong_are_trusted_less_each_time() -> None:
+    """Each text repeats one token for ever, which look-up foretells, and what it drafts is wrong all the same."""
+    costs = dataclasses.replace(COSTS, exposed_s=(1.5,))
+    policy, n_asked = DraftPolicy(MOST, costs, copies=True), list[int]()
+    live(policy, seq(), 0.0, 300)
+    for first in range(300, 300 + 20 * 127, 127):
+        one = seq()
+        one.tokens, one.drafts_from = [1, 2, 7, 7, 7], 1 << 30
+        n_asked.append(0)
+        for step in range(first, first + 127):
+            if one.drafts_from > step:
+                policy.watch(one)
+            n = policy.choose([one], 1, 32, step)[0] if one.drafts_from <= step else 0
+            if n:
+                policy.count(one, step, n, n, 0, 1)
+                n_asked[-1] += 1
+            if policy.times(step):
+                pass_by(policy, step, n, 0)
+            one.tokens.append(7)
+    lost_s = 1.5 + costs.guess_s + costs.seconds(2) - costs.seconds(1)
+    assert n_asked[0] > 0 and sum(n_asked[10:]) * lost_s <= 0.02 * 10 * 127

@@ -49,7 +49,9 @@ class Machine:
                 asked = [seq for seq in live if seq.drafts_from <= step]
                 lengths = policy.choose(asked, len(live), 4 * n_seqs, step) if asked else []
                 drafted = {seq: n for seq, n in zip(asked, lengths, strict=True) if n}
-                right = {seq: next((i for i in range(n) if rng.random() >= self.chance), n) for seq, n in drafted.items()}
+                right = {
+                    seq: next((i for i in range(n) if rng.random() >= self.chance), n) for seq, n in drafted.items()
+                }
                 n_drafted = list(drafted.values())
                 seconds = self.costs.seconds(len(live) + sum(n_drafted)) + self.costs.guesses_s(n_drafted)
                 seconds += self.exposed if drafted else self.exposed / 2 * was_drafted
@@ -75,7 +77,7 @@ MANY = DraftCosts((1, 8, 32, 64, 128), (1.0, 2.0, 6.0, 12.0, 24.0), 0.01, (0.5, 
 
 
 def test_a_good_drafter_is_used() -> None:
-    """The demo's draft model: 4 drafts, 0.85 of them right, steps of 2.5 plain ones; always drafting gains 1.45 with what reading
+    """The demo's draft model: 0.85 of 4 drafts are right. Always drafting gains 1.4, with what reading
     each text costs."""
     machine = Machine(ONE, 4, 0.85, exposed=0.6, beginning=6.0)
     rng, policy = random.Random(0), DraftPolicy(4, ONE)
