@@ -27,6 +27,8 @@ MOST_PROMISED: Final = 8
 """The chance of the draft behind a copy that was noticed, before any was verified; and as how many right drafts the
 longest copy counts."""
 PROBE_SHARE: Final = 0.01
+MOST_PROBED: Final = 8
+"""Sequences in a step that are asked for a draft though it is thought to be wrong: these tell of all."""
 MOST_STREAK: Final = 3
 """Right probes in a row, each longer than the one before, after which a sequence for which drafts still do not pay is
 left alone."""
@@ -41,7 +43,7 @@ TRIAL: Final = 12
 lone ones read all that the drafter has not seen, and wait longer than those of a run."""
 FIRST_PLAIN: Final = 2.0
 """Times what the start measured, of a step without drafts before any was seen: in its place it is colder."""
-MOST_LOST: Final = 5.0
+MOST_LOST: Final = 3.0
 """Times the same, at once: what a step loses beyond that is an accident."""
 MOST_CREDIT: Final = 4
 """Trials that may be lost one after another: as many steps as all of them have, without a token more."""
@@ -65,6 +67,8 @@ class DraftPolicy:
         self.most, self.costs = most, costs
         self.watches = copies and most > 0 and costs is not None
         """Sequences that are left alone are to be shown to `watch`."""
+        self._n_asked = 0
+        """Choices that were made."""
         self._n_to_try = 0
         """Steps that the trial has still to come, if there is one."""
         self._credit_s = 0.0
@@ -138,18 +142,21 @@ class DraftPolicy:
     ) -> None:
         """Leave sequences without drafts alone, or give those whose drafts were wrong some to see whether they have
         become better; note who has drafts. n_left: drafts that the step may have beyond these."""
-        begins = False
-        for i, seq in enumerate(seqs):
-            own = self._of(seq)
+        begins, n_probed, n = False, 0, len(seqs)
+        self._n_asked += 1
+        for place in range(n):
+            i = (place + MOST_PROBED * self._n_asked) % n  # others are probed the next time
+            seq, own = seqs[i], self._of(seqs[i])
             if lengths[i]:
                 own.n_streak = 0
             elif own.until > step and self._credit_s < 0:  # it copies, which does not pay
                 seq.drafts_from = own.until
                 continue
             else:
-                if own.n_streak is not None and n_left > 0 and rates[i] < LEAST_TRIED:
-                    lengths[i] = min(self.most, n_left, 4**own.n_streak)
-                    n_left -= lengths[i]
+                is_due = own.n_streak is not None and rates[i] < LEAST_TRIED
+                if is_due and n_left > 0 and n_probed < MOST_PROBED:
+                    lengths[i] = min(self.most, n_left, 4 ** (own.n_streak or 0))
+                    n_left, n_probed = n_left - lengths[i], n_probed + 1
                 own.n_streak = own.n_streak or 0
                 self._leave(seq, step, n_rows, MOST_QUIET if rates[i] < LEAST_TRIED else MOST_WAIT)
             if lengths[i]:
@@ -252,7 +259,8 @@ class DraftPolicy:
         """
         assert self.costs is not None and self._seen is not None
         rows_s = self.costs.seconds(n_rows)
-        asking_s = self.costs.guesses_s([1] * n_rows) + self.costs.seconds(2 * n_rows) - rows_s
+        n_asked = min(n_rows, MOST_PROBED)
+        asking_s = self.costs.guesses_s([1] * n_asked) + self.costs.seconds(n_rows + n_asked) - rows_s
         if not self._is_drafting:
             asking_s += self._seen.beginning_s(n_rows) + self._seen.exposed_s(n_rows)
         n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * (rows_s + self._seen.plain_s(n_rows)))))

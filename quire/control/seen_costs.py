@@ -20,8 +20,9 @@ its kind, up to `MOST_STALE`. The first ones of a kind have the share of a mean.
 MOST_STALE: Final = 7
 FEW: Final = 8
 """Steps without drafts of one size, which do not say yet whether the machine has become slower."""
+FIRST: Final = 4
 MOST_MOVED: Final = 3.0
-"""Times the rows of a step with drafts: by how much it can be thought to be too long."""
+"""Times the rows of one of the first steps with drafts: by how much it can be thought to be too long."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -100,7 +101,8 @@ class SeenCosts:
         beside_s = seconds - rows_s - self._costs.guesses_s(n_drafted)
         if kind is StepKind.DRAFTED:
             known = self._exposed.setdefault(size, Seen(self._costs.exposed(n_seqs), self._n_steps - 1))
-            known.see(beside_s - self.plain_s(n_seqs), MOST_MOVED * rows_s, self._n_steps)
+            most_s = (MOST_MOVED if known.n_seen < FIRST else 1.0) * rows_s
+            known.see(beside_s - self.plain_s(n_seqs), most_s, self._n_steps)
             if known.seconds < 0 and size in self._plain:  # it takes what a plain one does: that is less by now
                 self._plain[size].seconds += known.seconds
                 known.seconds = 0.0
