@@ -71,8 +71,9 @@ class DraftPolicy:
         """Choices that were made."""
         self._n_to_try = 0
         """Steps that the trial has still to come, if there is one."""
-        self._credit_s = 0.0
-        """What trials may lose: `PROBE_SHARE` of the time, and what drafts have gained. Below 0 there is no trial."""
+        self._credit_s = 0.0 if costs is None else TRIAL * FIRST_PLAIN * costs.step_s[0]
+        """What trials may lose: one trial, `PROBE_SHARE` of the time, and what drafts have gained. Below 0 there is no
+        trial."""
         self._beginnings: collections.deque[int] = collections.deque(maxlen=STEPS_BACK)
         """The newest steps in which a sequence has drafts and had none in the step before."""
         self._plain_at = 0
