@@ -26,6 +26,8 @@ FIRST_TRUST: Final = 0.9
 MOST_PROMISED: Final = 8
 """The chance of the draft behind a copy that was noticed, before any was verified; and as how many right drafts the
 longest copy counts."""
+HEARD_EVERY: Final = 32
+"""Copies of which one is asked for though those before it had wrong drafts."""
 PROBE_SHARE: Final = 0.01
 MOST_PROBED: Final = 8
 """Sequences in a step that are asked for a draft though it is thought to be wrong: these tell of all."""
@@ -82,6 +84,8 @@ class DraftPolicy:
         """Of all sequences: what a new one begins with."""
         self._copies = Acceptance(FIRST_TRUST * FIRST_DRAFTS, FIRST_DRAFTS)
         """Of drafts behind copies that were noticed."""
+        self._n_unheard = 0
+        """Copies that were noticed since the last one that was not trusted and yet asked for."""
         self._places = Places(most)
         self._is_drafting = False
         """Whether the newest choice gave drafts that pay: a step with them is one anyway."""
@@ -171,9 +175,19 @@ class DraftPolicy:
         own = self._of(seq)
         if own.repeats is None:
             own.repeats = Repeats(len(seq.tokens))
-        if own.repeats.read(seq.tokens):
+        if own.repeats.read(seq.tokens) and (self.trusts_copies or self._is_heard()):
             own.promise(self._copies.rate, min(own.repeats.streak, MOST_PROMISED))
             own.until, seq.drafts_from = seq.drafts_from, 0
+
+    @property
+    def trusts_copies(self) -> bool:
+        """Whether drafts behind a copy that was noticed are right often enough to ask for them."""
+        return self._copies.rate >= LEAST_TRIED
+
+    def _is_heard(self) -> bool:
+        """One of `HEARD_EVERY` copies that are not trusted is asked for all the same."""
+        self._n_unheard = (self._n_unheard + 1) % HEARD_EVERY
+        return not self._n_unheard
 
     def takes(self, n_sure: int, n_rows: int, step: int) -> bool:
         """Whether a step of `n_rows` rows should have so many drafts more that are right for sure."""

@@ -47,8 +47,9 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
 
 
 def _watch(live: LiveSeqs, step: int) -> None:
-    """Have the texts read that are left alone: of many sequences each in every `WATCH_EVERY`th step."""
-    every = WATCH_EVERY if len(live.running) > WATCH_EVERY else 1
+    """Have the texts read that are left alone; of many sequences, or where it has helped little, each in every
+    `WATCH_EVERY`th step."""
+    every = WATCH_EVERY if len(live.running) > WATCH_EVERY or not live.drafts.trusts_copies else 1
     for seq in live.running:
         if seq.drafts_from > step and not (step + seq.slot) % every and seq.can_draft and seq.n_outputs > 0:
             live.drafts.watch(seq)
