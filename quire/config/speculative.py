@@ -16,7 +16,7 @@ from quire.config.token_tree import MOST_BRANCHING, TreeShape, read_tree
 from quire.core.errors import ConfigError, shown
 
 MOST_DRAFTS: Final = 64
-DEFAULT_DRAFTS: Final = {"ngram": 8, "suffix": 24, "draft_model": 4, "eagle3": 4, "mtp": 4}
+DEFAULT_DRAFTS: Final = {"ngram": 8, "suffix": 24, "draft_model": 8, "eagle3": 4, "mtp": 4}
 """Of each method: the most that a step verifies; how many it does verify is chosen step by step."""
 
 Count = Annotated[int, Meta(ge=1, le=MOST_DRAFTS)]

@@ -13,7 +13,7 @@ LONG_MEMORY: Final = 0.98
 """Of those of all sequences."""
 PRIOR: Final = 8.0
 """Drafts at each place that are taken to have gone as those at all places do."""
-OTHERS: Final = 2.0
+OTHERS: Final = 5.0
 """Drafts that are taken to have gone as those of all do, beside a sequence's own."""
 
 
@@ -33,6 +33,10 @@ class Acceptance:
     """Of a sequence that was left alone, where drafts are what stood before."""
     until: int = 0
     """The step up to which it would be left alone if it had not begun to copy."""
+    is_promised: bool = False
+    """It began to copy, and no draft was verified since."""
+    drafted_at: int = -2
+    """The newest step that was given drafts of it."""
 
     @property
     def rate(self) -> float:
@@ -42,6 +46,10 @@ class Acceptance:
     def rate_beside(self, others: float) -> float:
         """Its rate with `OTHERS` drafts more, right as often as others' are: a few wrong ones may be chance."""
         return (self.n_right + OTHERS * others) / (self.n_verified + OTHERS)
+
+    def promise(self, rate: float, n_drafts: int) -> None:
+        """It began to copy: its next drafts are right with this chance, as if so many had been verified."""
+        self.n_right, self.n_verified, self.n_vain, self.is_promised = rate * n_drafts, n_drafts, 0, True
 
     def count(self, n_asked: int, n_right: int, memory: float = MEMORY) -> None:
         """Of the drafts that a step was to verify the first `n_right` were found and right."""

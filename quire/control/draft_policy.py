@@ -8,36 +8,57 @@ few steps with drafts that these are no longer than that.
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Sequence
 from typing import Final
 
 from quire.control.acceptance import LONG_MEMORY, Acceptance, Places
 from quire.control.repeats import Repeats
-from quire.control.seen_costs import SeenCosts
+from quire.control.seen_costs import SeenCosts, StepKind
 from quire.control.seq import Seq
 from quire.planner.drafts import LEAST_GAIN, DraftCosts
 
 FIRST_RATE: Final = 0.7
 FIRST_DRAFTS: Final = 4.0
 """The chance of a draft before anything is known, and as of how many drafts it counts."""
+FIRST_TRUST: Final = 0.9
+MOST_PROMISED: Final = 8
+"""The chance of the draft behind a copy that was noticed, before any was verified; and as how many right drafts the
+longest copy counts."""
+HEARD_EVERY: Final = 32
+"""Copies of which one is asked for though those before it had wrong drafts."""
 PROBE_SHARE: Final = 0.01
+MOST_PROBED: Final = 8
+"""Sequences in a step that are asked for a draft though it is thought to be wrong: these tell of all."""
 MOST_STREAK: Final = 3
 """Right probes in a row, each longer than the one before, after which a sequence for which drafts still do not pay is
 left alone."""
 BEGINNING: Final = 1.25
 """Times what is exposed, of the first of a run of steps with drafts: the step behind the run waits, too."""
-MOST_QUIET: Final = 256
+MOST_QUIET: Final = 1024
 """Steps after which a sequence is asked again at the latest."""
+MOST_WAIT: Final = 16
+"""The same of one whose drafts are right often enough for a trial, which begins when there is credit for it."""
 TRIAL: Final = 12
-"""Steps with drafts, of one sequence, before drafts are thought not to pay: the chance of a draft and what such steps
-really take are known only then."""
+"""Steps with drafts in a row, of one sequence, that tell what such steps really take where they are thought not to pay:
+lone ones read all that the drafter has not seen, and wait longer than those of a run."""
+FIRST_PLAIN: Final = 2.0
+"""Times what the start measured, of a step without drafts before any was seen: in its place it is colder."""
+MOST_LOST: Final = 3.0
+"""Times the same, at once: what a step loses beyond that is an accident."""
+MOST_CREDIT: Final = 4
+"""Trials that may be lost one after another: as many steps as all of them have, without a token more."""
 LEAST_TRIED: Final = 0.35
-"""Chance of a draft below which the trial is over."""
-AGAIN_EVERY: Final = 1024
-"""Steps after which what was seen of steps with drafts is forgotten, if by that alone drafts do not pay: lone probes
-wait longer than the steps of a run, and what they taught may be of a busy minute. Twice as many each time."""
-MOST_AGAIN: Final = 1 << 15
+"""Chance of a draft below which there is no trial."""
+PLAIN_EVERY: Final = 512
+PLAIN_TRIAL: Final = 3
+"""The same for steps without drafts: so many of them behind so many with drafts in a row."""
+STEPS_NEAR: Final = 16
+TIME_EVERY: Final = 8
+"""Timing takes some microseconds, which small models feel where nothing is drafted."""
+STEPS_BACK: Final = 8
+"""Of which is known how they were chosen, until they are timed."""
 
 
 class DraftPolicy:
@@ -48,21 +69,29 @@ class DraftPolicy:
         self.most, self.costs = most, costs
         self.watches = copies and most > 0 and costs is not None
         """Sequences that are left alone are to be shown to `watch`."""
-        self._n_tried = 0
-        """Steps that were given drafts, up to `TRIAL`."""
-        self._forgets_from = AGAIN_EVERY
-        self._again_every = AGAIN_EVERY
-        """The step from which on that is forgotten, and how many there are from one time to the next."""
+        self._n_asked = 0
+        """Choices that were made."""
+        self._n_to_try = 0
+        """Steps that the trial has still to come, if there is one."""
+        self._credit_s = 0.0 if costs is None else TRIAL * FIRST_PLAIN * costs.step_s[0]
+        """What trials may lose: one trial, `PROBE_SHARE` of the time, and what drafts have gained. Below 0 there is no
+        trial."""
+        self._beginnings: collections.deque[int] = collections.deque(maxlen=STEPS_BACK)
+        """The newest steps in which a sequence has drafts and had none in the step before."""
+        self._plain_at = 0
+        """The newest step without drafts, as far as any were chosen."""
         self._all = Acceptance(FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS)
         """Of all sequences: what a new one begins with."""
+        self._copies = Acceptance(FIRST_TRUST * FIRST_DRAFTS, FIRST_DRAFTS)
+        """Of drafts behind copies that were noticed."""
+        self._n_unheard = 0
+        """Copies that were noticed since the last one that was not trusted and yet asked for."""
         self._places = Places(most)
         self._is_drafting = False
         """Whether the newest choice gave drafts that pay: a step with them is one anyway."""
         self._drafted_at = -1
         """The step of the newest choice that gave any drafts."""
         self._seen = None if costs is None else SeenCosts(costs)
-        self._was_drafted = False
-        """The newest step that was timed."""
         self.saved_s = 0.0
         """What plain steps would have taken longer for the same tokens, by what they are known to take; below 0: lost.
         Of steps without prompts."""
@@ -87,44 +116,78 @@ class DraftPolicy:
         places = self._places.factors
         lengths = self.costs.choose(rates, most, n_rows, n_free, plain_s + exposed_s, plain_s, places)
         self._is_drafting = any(lengths)
-        if not self._is_drafting and step >= self._forgets_from:
-            self._again_every = min(2 * self._again_every, MOST_AGAIN)
-            self._forgets_from = step + self._again_every
-            measured_s = plain_s + self.costs.exposed(n_rows)
-            lengths = self.costs.choose(rates, most, n_rows, n_free, measured_s, plain_s, places)
-            self._is_drafting = any(lengths)
-            if self._is_drafting:
-                self._seen.forget(n_rows)
-        if self._n_tried < TRIAL and not self._is_drafting and rates[0] >= LEAST_TRIED:
-            lengths[0] = most
-        n_left = n_free - sum(lengths)
-        for i, seq in enumerate(seqs):
-            own = self._of(seq)
+        if not self._is_drafting:
+            self._plain_at = step
+            if self._tries(rates[0], n_rows):
+                lengths[:1] = self.costs.choose(
+                    rates[:1], most, n_rows, n_free, plain_s + exposed_s, plain_s, places, least=0.0
+                )
+        elif step - self._plain_at >= PLAIN_EVERY:
+            if step - self._plain_at >= PLAIN_EVERY + PLAIN_TRIAL - 1:
+                self._plain_at = step
+            return [0] * len(seqs)
+        self._ask(seqs, lengths, rates, n_rows, n_free - sum(lengths), step)
+        return lengths
+
+    def _tries(self, rate: float, n_rows: int) -> bool:
+        """Whether a step whose drafts do not pay, by what is known, is one of a trial, which may be its first."""
+        assert self._seen is not None
+        if rate < LEAST_TRIED:
+            self._n_to_try = 0
+        elif not self._n_to_try and self._credit_s >= 0 and (self._seen.knows_plain or self._drafted_at < 0):
+            self._n_to_try = TRIAL
+            self._seen.forget(n_rows)
+        if not self._n_to_try:
+            return False
+        self._n_to_try -= 1
+        return True
+
+    def _ask(
+        self, seqs: Sequence[Seq], lengths: list[int], rates: list[float], n_rows: int, n_left: int, step: int
+    ) -> None:
+        """Leave sequences without drafts alone, or give those whose drafts were wrong some to see whether they have
+        become better; note who has drafts. n_left: drafts that the step may have beyond these."""
+        begins, n_probed, n = False, 0, len(seqs)
+        self._n_asked += 1
+        for place in range(n):
+            i = (place + MOST_PROBED * self._n_asked) % n  # others are probed the next time
+            seq, own = seqs[i], self._of(seqs[i])
             if lengths[i]:
                 own.n_streak = 0
-                continue
-            if own.until > step:  # it copies, which does not pay
+            elif own.until > step and self._credit_s < 0:  # it copies, which does not pay
                 seq.drafts_from = own.until
                 continue
-            if own.n_streak is not None and n_left > 0:  # to see whether it has become better
-                lengths[i] = min(most, n_left, 4**own.n_streak)
-                n_left -= lengths[i]
-            own.n_streak = own.n_streak or 0
-            self._leave(seq, step, n_rows, MOST_QUIET)
-        if any(lengths):
-            self._drafted_at = step
-            self._n_tried = min(self._n_tried + 1, TRIAL)
-        return lengths
+            else:
+                is_due = own.n_streak is not None and rates[i] < LEAST_TRIED
+                if is_due and n_left > 0 and n_probed < MOST_PROBED:
+                    lengths[i] = min(self.most, n_left, 4 ** (own.n_streak or 0))
+                    n_left, n_probed = n_left - lengths[i], n_probed + 1
+                own.n_streak = own.n_streak or 0
+                self._leave(seq, step, n_rows, MOST_QUIET if rates[i] < LEAST_TRIED else MOST_WAIT)
+            if lengths[i]:
+                begins |= own.drafted_at != step - 1
+                own.drafted_at = self._drafted_at = step
+        if begins:
+            self._beginnings.append(step)
 
     def watch(self, seq: Seq) -> None:
         """Tokens of a sequence that is left alone became known: it is asked in the next step if it copies now."""
         own = self._of(seq)
         if own.repeats is None:
             own.repeats = Repeats(len(seq.tokens))
-        if own.repeats.read(seq.tokens):
-            n_right = min(own.repeats.streak, self.most)
-            own.count(n_right, n_right)
+        if own.repeats.read(seq.tokens) and (self.trusts_copies or self._is_heard()):
+            own.promise(self._copies.rate, min(own.repeats.streak, MOST_PROMISED))
             own.until, seq.drafts_from = seq.drafts_from, 0
+
+    @property
+    def trusts_copies(self) -> bool:
+        """Whether drafts behind a copy that was noticed are right often enough to ask for them."""
+        return self._copies.rate >= LEAST_TRIED
+
+    def _is_heard(self) -> bool:
+        """One of `HEARD_EVERY` copies that are not trusted is asked for all the same."""
+        self._n_unheard = (self._n_unheard + 1) % HEARD_EVERY
+        return not self._n_unheard
 
     def takes(self, n_sure: int, n_rows: int, step: int) -> bool:
         """Whether a step of `n_rows` rows should have so many drafts more that are right for sure."""
@@ -135,6 +198,8 @@ class DraftPolicy:
             drafted_s = self.costs.seconds(n_rows + n_sure) + plain_s + exposed_s
             if (n_rows + n_sure) * (self.costs.seconds(n_rows) + plain_s) < LEAST_GAIN * n_rows * drafted_s:
                 return False
+        if self._drafted_at != step - 1:
+            self._beginnings.append(step)
         self._drafted_at = step
         return True
 
@@ -144,16 +209,34 @@ class DraftPolicy:
         is_first = exposed_s > 0 and self._drafted_at != step - 1
         return seen.plain_s(n_rows), exposed_s * (BEGINNING if is_first else 1.0)
 
-    def time(self, n_seqs: int, n_drafted: Sequence[int], n_right: int, is_drafted: bool, seconds: float) -> None:
+    def times(self, step: int) -> bool:
+        """Whether this step is to be timed: all near those with drafts, one of `TIME_EVERY` far behind them."""
+        return step < self._drafted_at + STEPS_NEAR or not step % TIME_EVERY
+
+    def time(
+        self, step: int, n_seqs: int, n_drafted: Sequence[int], n_right: int, seconds: float, kind: StepKind
+    ) -> None:
         """A step of `n_seqs` sequences took so long from the end of the one before it; n_drafted: drafts of its spans
         that had any found, n_right: those of all that were right."""
         if self.costs is None or self._seen is None:
             return
-        if is_drafted:
-            plain_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
-            self.saved_s += (1 + n_right / n_seqs) * plain_s - seconds
-        is_first, self._was_drafted = is_drafted and not self._was_drafted, is_drafted
-        self._seen.time(n_seqs, n_drafted, is_drafted, seconds, BEGINNING if is_first else 1.0)
+        plain_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
+        n_steps = 1 if step < self._drafted_at + STEPS_NEAR else TIME_EVERY
+        gained_s = PROBE_SHARE * seconds * n_steps
+        if kind is not StepKind.PLAIN:
+            n_new = 1 + n_right / n_seqs
+            self.saved_s += n_new * plain_s - seconds
+            if self._seen.knows_plain:
+                gained_s += max(n_new * plain_s - seconds, -MOST_LOST * plain_s)
+            else:
+                gained_s += min(max(n_new * FIRST_PLAIN * plain_s - seconds, -MOST_LOST * plain_s), 0.0)
+        trial_s = TRIAL * plain_s
+        self._credit_s = min(max(self._credit_s + gained_s, -trial_s), MOST_CREDIT * trial_s)
+        if self._credit_s == -trial_s:
+            self._n_to_try = 0
+        if kind is StepKind.DRAFTED and step in self._beginnings:
+            kind = StepKind.BEGINNING
+        self._seen.time(n_seqs, n_drafted, seconds, kind)
 
     def count(
         self, seq: Seq, step: int, n_asked: int, n_verified: int, n_right: int, n_rows: int, *, is_sure: bool = False
@@ -168,6 +251,9 @@ class DraftPolicy:
         if self.costs is None or is_sure:
             return
         own, rate = self._of(seq), self._of(seq).rate_beside(self._all.rate)
+        if own.is_promised:
+            own.is_promised = False
+            self._copies.count(n_asked, n_right, LONG_MEMORY)
         own.count(n_asked, n_right)
         self._all.count(n_asked, n_right, LONG_MEMORY)
         self._places.count(n_asked, n_right)
@@ -188,9 +274,10 @@ class DraftPolicy:
         """
         assert self.costs is not None and self._seen is not None
         rows_s = self.costs.seconds(n_rows)
-        asking_s = self.costs.guesses_s([1] * n_rows) + self.costs.seconds(2 * n_rows) - rows_s
+        n_asked = min(n_rows, MOST_PROBED)
+        asking_s = self.costs.guesses_s([1] * n_asked) + self.costs.seconds(n_rows + n_asked) - rows_s
         if not self._is_drafting:
-            asking_s += 2 * max(0.0, self._seen.exposed_s(n_rows))
+            asking_s += self._seen.beginning_s(n_rows) + self._seen.exposed_s(n_rows)
         n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * (rows_s + self._seen.plain_s(n_rows)))))
         period = 1 << max(0, n_steps - 1).bit_length()
         seq.drafts_from = (step // period + 1) * period

@@ -9,11 +9,16 @@ Invariants: drafts take only tokens and pages that nobody else wants in this ste
 
 from __future__ import annotations
 
+from typing import Final
+
 from quire.control.forking import place_beams
 from quire.control.live_seqs import LiveSeqs
 from quire.control.plan_builder import PlanBuilder
 from quire.control.preemption import make_room
 from quire.control.seq import Seq
+
+WATCH_EVERY: Final = 4
+"""A call takes longer than to read a token."""
 
 
 def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
@@ -22,10 +27,10 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
         return {}
     step = builder.step
     if live.drafts.watches:
-        for seq in live.running:
-            if seq.drafts_from > step and seq.can_draft and len(seq.tokens) > seq.prompt_len:
-                live.drafts.watch(seq)
+        _watch(live, step)
     asked = [seq for seq in live.running if seq.drafts_from <= step or seq.foretold is not None]
+    if not asked:
+        return {}
     seqs = [seq for seq in asked if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
     n_seqs = len(live.running) + sum([search.n_lacking for search in live.searches.values() if search.is_ready])
     n_free = min(builder.budgets[0], live.config.most_sampled, live.drafts.most_rows) - n_seqs
@@ -39,6 +44,15 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
         return sure
     lengths = live.drafts.choose(seqs, len(live.running), n_free, step)
     return sure | {seq: length for seq, length in zip(seqs, lengths, strict=True) if length}
+
+
+def _watch(live: LiveSeqs, step: int) -> None:
+    """Have the texts read that are left alone; of many sequences, or where it has helped little, each in every
+    `WATCH_EVERY`th step."""
+    every = WATCH_EVERY if len(live.running) > WATCH_EVERY or not live.drafts.trusts_copies else 1
+    for seq in live.running:
+        if seq.drafts_from > step and not (step + seq.slot) % every and seq.can_draft and seq.n_outputs > 0:
+            live.drafts.watch(seq)
 
 
 def _sure(live: LiveSeqs, seqs: list[Seq], n_free: int, step: int) -> dict[Seq, int]:

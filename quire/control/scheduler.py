@@ -26,6 +26,7 @@ from quire.control.live_seqs import LiveSeqs
 from quire.control.micro_batches import micro_batch
 from quire.control.plan_builder import PlanBuilder
 from quire.control.preemption import fit_chunk, make_room
+from quire.control.seen_costs import StepKind
 from quire.control.seq import Seq, SeqState
 from quire.control.sharing import shared_prefixes
 from quire.core.clock import Clock
@@ -185,7 +186,7 @@ class Scheduler:
         self.in_flight.popleft()
         self._n_drafting -= builder.n_drafting
         now_s = self.clock.now_s()
-        if self.live.drafts.most:
+        if self.live.drafts.most and self.live.drafts.times(builder.step):
             self._time(builder, result, now_s - max(builder.scheduled_s, self.counters.progress_s))
         deltas, self._gained = self._gained, []
         self.backoff.count_step()
@@ -194,12 +195,13 @@ class Scheduler:
         return deltas
 
     def _time(self, builder: PlanBuilder, result: StepResult, seconds: float) -> None:
-        """A step took so long; one with prompts, or the first behind drafts, says nothing of what its kind costs."""
+        """A step took so long; one with prompts says nothing of what its kind costs."""
         n_seqs = len(builder.seqs)
-        has_waited = not builder.plan.knows_starts and not builder.n_drafting  # for the drafts before it
-        if builder.plan.n_tokens - sum(builder.plan.spans.n_drafts) == n_seqs and not has_waited:
-            n_right = sum([n - 1 for n in result.n_new if n])
-            self.live.drafts.time(n_seqs, result.n_drafted, n_right, builder.n_drafting > 0, seconds)
+        if builder.plan.n_tokens - sum(builder.plan.spans.n_drafts) == n_seqs:
+            kind = StepKind.PLAIN if builder.plan.knows_starts else StepKind.BEHIND
+            n_right = sum([n - 1 for n in result.n_new if n]) if builder.n_drafting else 0
+            kind = StepKind.DRAFTED if builder.n_drafting else kind
+            self.live.drafts.time(builder.step, n_seqs, result.n_drafted, n_right, seconds, kind)
 
     def fail_all(self, failure: Failure) -> list[SeqDelta]:
         """End everything with an error; forget the steps in flight (late results are ignored) and every cached page.

@@ -85,6 +85,7 @@ class DraftCosts:
         exposed_s: float,
         plain_s: float,
         by_place: Sequence[float] = (),
+        least: float = 1.0,
     ) -> list[int]:
         """Drafts for each of some sequences in a step of `n_rows` rows without them: those that make tokens a second
         the most, all 0 if plain decoding has nearly as many.
@@ -92,6 +93,7 @@ class DraftCosts:
         rates: the chance of each sequence's drafts. most: drafts of a sequence. n_free: drafts of all together.
         exposed_s, plain_s: of a step with drafts and of one without, what is beside rows and guesses. by_place: what a
         rate is multiplied with for the draft at each place, as those behind right ones are right more often or less.
+        least: times the gain that is asked for; 0: the best that there is, even if plain decoding is faster.
         Rows go one by one to the sequence whose next draft has the best chance; of these ways to give some, the best is
         taken.
         """
@@ -99,7 +101,7 @@ class DraftCosts:
         heap = [(-min(1.0, rate * factors[0]), i) for i, rate in enumerate(rates) if rate > 0]
         heapq.heapify(heap)
         tokens, extra_s = float(n_rows), exposed_s
-        best = least_gain(n_rows) * n_rows / (self.seconds(n_rows) + plain_s)
+        best = least * least_gain(n_rows) * n_rows / (self.seconds(n_rows) + plain_s)
         given: list[int] = []
         n_best, deepest, lengths = 0, 0, [0] * len(rates)
         while heap and len(given) < n_free:
