@@ -42,7 +42,7 @@ GROUP = 128
 CHUNK = 2048
 """Columns read by one program of `_group_stats`."""
 ROOM = 8192
-"""Logits that may be listed of a wide row."""
+"""Logits that may be listed of a wide row, at most."""
 MAX_REGISTERS = 128
 """Of a thread where a program has a row: two rows share a multiprocessor."""
 LEAST_SLOPE = 1.2e-38
@@ -94,11 +94,12 @@ def _choose_in_wide_rows(
     floats, kinds, marks = found
     n_rows, n_spans = len(logits), triton.cdiv(width, SPAN.value)
     sums = torch.empty((n_rows, 2, n_spans), dtype=torch.float32, device=logits.device)
-    values = torch.empty((n_rows, ROOM), dtype=torch.float32, device=logits.device)
-    columns = torch.empty((n_rows, ROOM), dtype=torch.int32, device=logits.device)
+    room = min(ROOM, triton.next_power_of_2(width))
+    values = torch.empty((n_rows, room), dtype=torch.float32, device=logits.device)
+    columns = torch.empty((n_rows, room), dtype=torch.int32, device=logits.device)
     more = torch.empty((n_rows, floats.shape[1] // 2), dtype=torch.int64, device=logits.device)
     state = kinds[0], marks, sums, kinds[1], values, columns, floats, more
-    sizes = {"GROUP": GROUP, "N_GROUPS": floats.shape[1] // 2, "ROOM": ROOM, "LEAST_SLOPE": LEAST_SLOPE}
+    sizes = {"GROUP": GROUP, "N_GROUPS": floats.shape[1] // 2, "ROOM": room, "LEAST_SLOPE": LEAST_SLOPE}
     sizes |= {"DEPENDENT": dependent, "launch_pdl": dependent}
     if hopper.obstacle(logits) is None:
         hopper.collect(*given, n_spans, *state, LEAST_SLOPE)
