@@ -5,11 +5,13 @@
 // of k: so it is the same whether nibbles are looked up in registers or, for many rows, once.
 #pragma once
 #include "dot.h"
+#include "processor.h"
 #include "tiles.h"
 
 namespace quire {
 
 constexpr int PAIR_K = 8, BYTE_LINE = TILE * 4;   // k of a pair of lines of bytes, which is one line of nibbles
+constexpr int64_t AHEAD_IN_ORDER = 6144;         // bytes between a read in order and what is asked for
 constexpr int CHUNK_K = L1_BYTES / TILE;         // worked on at once where rows or channels take turns: whole groups
 
 struct Pair { vi first, second; };
@@ -31,9 +33,8 @@ struct GroupNibbles {
 };
 
 // What a block of rows asks for while it works: N_HINTS cache lines for each line, of the chunk that follows; two blocks
-// ask for a half each. A block that takes whole lines asks for nothing: it reads in order, which the hardware foresees;
-// prefetches beside it only delay what comes (one thread: 22 GB/s with them, 30 without). One that takes the halves of
-// lines in turns asks for all of the next chunk in its first turn: 4 to 6 rows took 1.5 times as long as 7 without.
+// ask for a half each. A block that takes whole lines reads in order, which the hardware foresees: it asks for nothing
+// but on processors that gain by it (processor.h). One that takes the halves of lines in turns asks for all of the next chunk in its first turn: 4 to 6 rows took 1.5 times as long as 7 without.
 template <int N_HINTS> struct AskNext {
     const uint8_t* hint = nullptr;
     void line() {
@@ -123,20 +124,40 @@ void groups_chunk(
     });
 }
 
+// All groups for R rows that take whole lines. Asks for what lies ahead, in `next` at the end of the tile, and for the
+// scales of `next` at once: between codes they would be strangers to memory's open pages.
+template <int R, class Source>
+void groups_in_order(
+    const Source& source, const GroupTile& tile, const Activations& x, int64_t first, float* sums,
+    const GroupTile& next) {
+    constexpr int N_HINTS = BYTE_LINE / 64;
+    const int64_t group_bytes = tile.group / PAIR_K * Source::PAIR_BYTES, most = AHEAD_IN_ORDER / group_bytes;
+    const int64_t n_ahead = most < tile.n_groups ? most : tile.n_groups, end = tile.n_groups - n_ahead;
+    for (int64_t g = 0; g < tile.n_groups; g++)
+        UNROLL for (int c = 0; c < TILE; c += 64 / (int)sizeof(f16))
+            __builtin_prefetch(next.scales + g * TILE + c, 0, 2);
+    const AskNext<N_HINTS> own{tile.data + n_ahead * group_bytes}, others{next.data};
+    groups_block<R>(source, tile.data, tile, 0, end, x, first, sums, own);
+    groups_block<R>(source, tile.data + end * group_bytes, tile, end, tile.n_groups, x, first, sums, others);
+}
+
 // sums [n_rows, TILE] of a tile, for the rows from `first` on. next: the tile that will follow.
 template <class Source>
 void groups_sums(
     const Source& source, const GroupTile& tile, const Activations& x, int64_t first, int64_t n_rows, float* sums,
-    const uint8_t* next) {
+    const GroupTile& next) {
     constexpr bool NIBBLES = Source::PAIR_BYTES == BYTE_LINE;
     const int64_t group_bytes = tile.group / PAIR_K * Source::PAIR_BYTES, chunk = CHUNK_K / tile.group;
     memset(sums, 0, n_rows * TILE * sizeof(float));
     const bool one_pass = n_rows * 2 <= TILE_ROWS && VECTORS * W == TILE;
+    if (NIBBLES && one_pass && gains_by_prefetch_in_order())
+        return with_count<TILE_ROWS / 2>(
+            n_rows, [&](auto n) { groups_in_order<n>(source, tile, x, first, sums, next); });
     const int64_t step = one_pass ? tile.n_groups : chunk;
     for (int64_t g = 0; g < tile.n_groups; g += step) {
         const bool last = g + step >= tile.n_groups;
         const int64_t stop = last ? tile.n_groups : g + step, n_bytes = (stop - g) * group_bytes;
-        const uint8_t *data = tile.data + g * group_bytes, *after = last ? next : data + n_bytes;
+        const uint8_t *data = tile.data + g * group_bytes, *after = last ? next.data : data + n_bytes;
         if (n_rows <= TILE_ROWS) {
             with_count<TILE_ROWS>(n_rows, [&](auto n) {
                 constexpr int N_HINTS = group_vectors(n) < VECTORS ? BYTE_LINE / 64 : 0;

@@ -124,10 +124,13 @@ void tile_sums(
         lines_sums<Format>(data, k / Format::K, x, first, n_rows, (char*)sums, after);
     };
     if (has_groups(w)) {
-        const GroupTile weights{data, (const f16*)w.scales + tile * TILE * x.n_groups, w.group, x.n_groups};
+        const auto at = [&](const uint8_t* codes, int64_t t) {
+            return GroupTile{codes, (const f16*)w.scales + t * TILE * x.n_groups, w.group, x.n_groups};
+        };
+        const GroupTile weights = at(data, tile), following = at(after, next == NONE ? tile : next);
         const GroupNibbles nibbles{table_of(w.table)};
-        if (w.format == QUIRE_BYTES) groups_sums(GroupBytes(), weights, x, first, n_rows, sums, after);
-        else groups_sums(nibbles, weights, x, first, n_rows, sums, after);
+        if (w.format == QUIRE_BYTES) groups_sums(GroupBytes(), weights, x, first, n_rows, sums, following);
+        else groups_sums(nibbles, weights, x, first, n_rows, sums, following);
     } else if (w.format == QUIRE_INT8) {
         lines(ByteLines());
     } else if (w.format == QUIRE_BF16) {
