@@ -116,16 +116,18 @@ class DraftPolicy:
         places = self._places.factors
         lengths = self.costs.choose(rates, most, n_rows, n_free, plain_s + exposed_s, plain_s, places)
         self._is_drafting = any(lengths)
+        n_drafting = step - self._plain_at
+        if n_drafting >= PLAIN_EVERY and self._drafted_at >= step - PLAIN_TRIAL:
+            if n_drafting >= PLAIN_EVERY + PLAIN_TRIAL - 1:
+                self._plain_at = step
+            return [0] * len(seqs)
         if not self._is_drafting:
-            self._plain_at = step
             if self._tries(rates[0], n_rows):
                 lengths[:1] = self.costs.choose(
                     rates[:1], most, n_rows, n_free, plain_s + exposed_s, plain_s, places, least=0.0
                 )
-        elif step - self._plain_at >= PLAIN_EVERY:
-            if step - self._plain_at >= PLAIN_EVERY + PLAIN_TRIAL - 1:
+            else:
                 self._plain_at = step
-            return [0] * len(seqs)
         self._ask(seqs, lengths, rates, n_rows, n_free - sum(lengths), step)
         return lengths
 

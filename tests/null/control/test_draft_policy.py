@@ -8,7 +8,15 @@ import itertools
 import pytest
 
 from quire.control.acceptance import Places
-from quire.control.draft_policy import MOST_QUIET, PLAIN_EVERY, PLAIN_TRIAL, PROBE_SHARE, TRIAL, DraftPolicy
+from quire.control.draft_policy import (
+    MOST_PROBED,
+    MOST_QUIET,
+    PLAIN_EVERY,
+    PLAIN_TRIAL,
+    PROBE_SHARE,
+    TRIAL,
+    DraftPolicy,
+)
 from quire.control.repeats import ENDING, STREAK
 from quire.control.seen_costs import SeenCosts, StepKind
 from quire.control.seq import Seq
@@ -139,6 +147,17 @@ def test_a_run_tells_what_lone_steps_do_not() -> None:
     assert lengths[-99:] == [MOST] * 99
 
 
+def test_lone_steps_do_not_say_what_a_run_takes() -> None:
+    policy, seen = DraftPolicy(MOST, COSTS), list[float]()
+    for step in range(0, 200, 2):
+        policy.choose([seq()], 1, 32, step)
+        pass_by(policy, step, MOST, MOST, exposed_s=10.0)
+        pass_by(policy, step + 1, 0, 0)
+        assert policy._seen is not None
+        seen.append(policy._seen.exposed_s(1))
+    assert seen[-1] == COSTS.exposed(1) and policy._seen.beginning_s(1) > 3
+
+
 def test_plain_steps_are_seen_now_and_then() -> None:
     """The machine became three times as fast while all steps had drafts, whose own part has not: they pay no more."""
     policy, one, lengths = DraftPolicy(MOST, DraftCosts((1, 8), (1.0, 1.0), 0.1, (0.2,))), seq(), list[int]()
@@ -151,7 +170,7 @@ def test_plain_steps_are_seen_now_and_then() -> None:
             StepKind.DRAFTED if length else StepKind.PLAIN,
         )  # fmt: skip
         lengths.append(length)
-    assert all(lengths[20 : PLAIN_EVERY - 20]) and lengths.count(0) >= PLAIN_TRIAL
+    assert all(lengths[20 : PLAIN_EVERY - 20]) and lengths[20:].count(0) >= PLAIN_TRIAL
 
 
 def test_a_trial_is_of_one_sequence() -> None:
@@ -247,6 +266,20 @@ def test_sequences_are_asked_together() -> None:
     assert len(late) > 2 and min(b - a for a, b in itertools.pairwise(late)) >= 64
 
 
+def test_a_few_of_many_sequences_are_asked_whether_drafts_have_become_better() -> None:
+    policy, seqs, asked = DraftPolicy(MOST, COSTS), [seq() for _ in range(32)], set[int]()
+    live(policy, seq(), 0.0, 300)
+    for step in range(300, 4300):
+        due = [one for one in seqs if one.drafts_from <= step]
+        lengths = policy.choose(due, 32, 64, step) if due else []
+        assert sum(n > 0 for n in lengths) <= MOST_PROBED
+        for one, length in zip(due, lengths, strict=True):
+            if length:
+                policy.count(one, step, length, length, 0, 32)
+                asked.add(seqs.index(one))
+    assert len(asked) == 32, "in turn"
+
+
 def test_often_right_drafts_that_do_not_pay_are_not_asked_for_at_each_step() -> None:
     """Rows are so dear that no draft pays, and yet every probe is right."""
     policy, one = DraftPolicy(MOST, DraftCosts((1, 8), (1.0, 15.0), guess_s=0.5)), seq()
@@ -339,15 +372,17 @@ def test_the_kind_of_step_that_does_not_come_follows_the_other() -> None:
 def test_copies_whose_drafts_are_wrong_are_trusted_less_each_time() -> None:
     """Each text repeats one token for ever, which look-up foretells, and what it drafts is wrong all the same."""
     costs = dataclasses.replace(COSTS, exposed_s=(1.5,))
-    policy, n_asked = DraftPolicy(MOST, costs, copies=True), list[int]()
+    policy, n_asked, n_heard = DraftPolicy(MOST, costs, copies=True), list[int](), list[int]()
     live(policy, seq(), 0.0, 300)
     for first in range(300, 300 + 20 * 127, 127):
         one = seq()
         one.tokens, one.drafts_from = [1, 2, 7, 7, 7], 1 << 30
         n_asked.append(0)
+        n_heard.append(0)
         for step in range(first, first + 127):
             if one.drafts_from > step:
                 policy.watch(one)
+                n_heard[-1] += one.drafts_from == 0
             n = policy.choose([one], 1, 32, step)[0] if one.drafts_from <= step else 0
             if n:
                 policy.count(one, step, n, n, 0, 1)
@@ -357,3 +392,4 @@ def test_copies_whose_drafts_are_wrong_are_trusted_less_each_time() -> None:
             one.tokens.append(7)
     lost_s = 1.5 + costs.guess_s + costs.seconds(2) - costs.seconds(1)
     assert n_asked[0] > 0 and sum(n_asked[10:]) * lost_s <= 0.02 * 10 * 127
+    assert n_heard[0] > 2 and sum(n_heard[10:]) <= 3, "of 50 copies"
