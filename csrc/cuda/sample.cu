@@ -25,6 +25,7 @@ namespace quire {
 namespace {
 
 constexpr int THREADS = 128, WARPS = THREADS / 32, SPAN = 4096, GROUP = 128, OF_THREAD = SPAN / THREADS;
+constexpr int WIDTH = 8, TURNS = OF_THREAD / WIDTH, LANES = GROUP / WIDTH;  // of any type, so that sums are the same
 constexpr int COUNT = 2;       // quire/kernels/sample/wide.py
 constexpr float LOWEST = -3.402823466e38f;  // all but minus infinity
 
@@ -37,25 +38,33 @@ __device__ __forceinline__ float widen(uint32_t word, int half) {
 #endif
 }
 
-// As much of a row as a thread reads at once: the logits in 16 bytes.
+// WIDTH logits side by side.
 template <int BYTES> struct Cell {
-    static constexpr int WIDTH = 16 / BYTES;
-    int4 bits;
+    static constexpr int LOADS = WIDTH * BYTES / 16, WORDS = 4 * LOADS;
+    int words[WORDS];
     __device__ __forceinline__ float at(int i) const {
-        const int words[] = {bits.x, bits.y, bits.z, bits.w};
         if constexpr (BYTES == 4) return __int_as_float(words[i]);
         return widen(static_cast<uint32_t>(words[i / 2]), i % 2);
     }
+    // Rows begin at multiples of 16 bytes, so what lies beyond width in a load belongs to nobody else.
+    __device__ __forceinline__ void load(const char* from, int n) {
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+            int4 bits = make_int4(0, 0, 0, 0);
+            if (i * (16 / BYTES) < n) bits = load_here(reinterpret_cast<const int4*>(from) + i);
+            words[4 * i] = bits.x, words[4 * i + 1] = bits.y, words[4 * i + 2] = bits.z, words[4 * i + 3] = bits.w;
+        }
+        if (n < WIDTH) cut(n);
+    }
     // The first n stay, the others become minus infinity.
     __device__ __forceinline__ void cut(int n) {
-        constexpr int PER_WORD = WIDTH / 4;
+        constexpr int PER_WORD = WIDTH / WORDS;
         constexpr uint32_t LOWEST_BITS = BYTES == 4 ? 0xff800000u : QUIRE_BF16 ? 0xff80ff80u : 0xfc00fc00u;
-        int* const words[] = {&bits.x, &bits.y, &bits.z, &bits.w};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < WORDS; ++i) {
             const int n_here = n - i * PER_WORD;
             const uint32_t stays = n_here >= PER_WORD ? ~0u : n_here <= 0 ? 0u : 0xffffu;
-            *words[i] = int((uint32_t(*words[i]) & stays) | (LOWEST_BITS & ~stays));
+            words[i] = int((uint32_t(words[i]) & stays) | (LOWEST_BITS & ~stays));
         }
     }
 };
@@ -69,8 +78,6 @@ template <int N> __device__ __forceinline__ float sum_of_lanes(float x) {  // of
 // A warp has OF_THREAD cells side by side in each turn; bit i of a thread's mask is its logit i.
 template <int BYTES> __global__ void __launch_bounds__(THREADS, BYTES == 4 ? 8 : 10)
 collect_kernel(const __grid_constant__ QuireCollectArgs args) {
-    using Cells = Cell<BYTES>;
-    constexpr int WIDTH = Cells::WIDTH, TURNS = OF_THREAD / WIDTH, LANES = GROUP / WIDTH;
     __shared__ float above_of_warps[WARPS], whole_of_warps[WARPS];
     __shared__ int n_of_warps[WARPS + 1];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -84,13 +91,11 @@ collect_kernel(const __grid_constant__ QuireCollectArgs args) {
     const float slope = fmaxf(static_cast<float>(args.slopes[row]), args.least_slope) * LOG2E;
     const char* start = static_cast<const char*>(args.logits) + row * args.row * BYTES;
     const int first = blockIdx.x * SPAN + warp * (SPAN / WARPS) + lane * WIDTH;
-    Cells cells[TURNS];
+    Cell<BYTES> cells[TURNS];
 #pragma unroll
     for (int i = 0; i < TURNS; ++i) {
-        const int column = first + i * 32 * WIDTH, n = args.width - column;
-        cells[i].bits = make_int4(0, 0, 0, 0);
-        if (n > 0) cells[i].bits = load_here(reinterpret_cast<const int4*>(start + int64_t(column) * BYTES));
-        if (n < WIDTH) cells[i].cut(n);
+        const int column = first + i * 32 * WIDTH;
+        cells[i].load(start + int64_t(column) * BYTES, args.width - column);
     }
     uint32_t listed = 0;
     float above = 0.f, whole = 0.f;

@@ -39,7 +39,7 @@ def _machine_obstacle(dtype: torch.dtype) -> str | None:
     if found:
         return found
     try:
-        _library(dtype is torch.bfloat16)
+        _library(dtype)
     except jit.BuildError as error:
         return str(error)
     return None
@@ -64,14 +64,18 @@ def collect(
 def launch(logits: torch.Tensor, args: ctypes.Structure) -> None:
     """Run the kernel on the current stream of the logits' device."""
     stream = torch.cuda.current_stream(logits.device).cuda_stream
-    code = _library(logits.dtype is torch.bfloat16).quire_collect(ctypes.byref(args), stream)
+    code = _library(logits.dtype).quire_collect(ctypes.byref(args), stream)
     if code:
         raise RuntimeError(f"quire_collect for {tuple(logits.shape)} could not be launched: CUDA error {code}")
 
 
+def _library(dtype: torch.dtype) -> ctypes.CDLL:
+    """Compiled if it is new. Both take float32. Raises BuildError."""
+    return _built(dtype is not torch.float16)
+
+
 @functools.cache
-def _library(is_bf16: bool) -> ctypes.CDLL:
-    """Compiled if it is new; it takes float32, too. Raises BuildError."""
+def _built(is_bf16: bool) -> ctypes.CDLL:
     library = ctypes.CDLL(str(compile_variant("sample.cu", (f"-DQUIRE_BF16={int(is_bf16)}",))))
     library.quire_collect.argtypes, library.quire_collect.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
     return library

@@ -25,6 +25,9 @@ N_SAMPLES = tl.constexpr(8192)
 """Logits that a guess is made from."""
 SPAN = tl.constexpr(4096)
 """Columns of a program of `collect`."""
+CELL = tl.constexpr(8)
+"""Of them side by side, as a thread reads them, so that most of the counting stays within threads. Of any type, so that
+sums are the same."""
 
 
 @triton.jit
@@ -92,8 +95,6 @@ def collect(  # type: ignore[no-untyped-def]
         marks += row * N_MARKS
         base, floor, lower, upper = tl.load(marks), tl.load(marks + 1), tl.load(marks + 2), tl.load(marks + 3)
         slope = tl.maximum(tl.load(controls + line + row).to(tl.float32), LEAST_SLOPE)
-        # as much of a row as a thread reads at once, so that most of the counting stays within threads
-        CELL: tl.constexpr = 128 // logits.dtype.element_ty.primitive_bitwidth
         cell = span * (SPAN // CELL) + tl.arange(0, SPAN // CELL)
         column = cell[:, None] * CELL + tl.arange(0, CELL)[None, :]
         x = tl.load(logits + row * stride + column, mask=column < width, other=float("-inf")).to(tl.float32)

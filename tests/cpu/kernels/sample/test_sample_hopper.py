@@ -84,6 +84,25 @@ def test_wide_rows(library: ctypes.CDLL, dtype: torch.dtype, width: int, monkeyp
         assert torch.equal(values[i, : len(places)], logits[i].float()[places.long()])
 
 
+def test_sums_do_not_depend_on_the_type(
+    library: ctypes.CDLL, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour with a penalty has all rows widened, and a row must not notice."""
+    monkeypatch.setattr(hopper, "launch", lambda _, args: library.quire_collect(ctypes.byref(args), None))
+    n, width, n_spans, n_groups = 2, 5000, 2, 40
+    narrow = torch.randn(n, 5056, generator=torch.Generator().manual_seed(1)).to(dtype)[:, :width]
+    kinds, controls = torch.full((n,), MASS, dtype=torch.int32), torch.rand(5, n, dtype=torch.float64) + 0.5
+    marks = torch.tensor([[4.0, -torch.inf, -0.2, 0.3]]).repeat(n, 1)
+    made = []
+    for logits in (narrow, torch.nn.functional.pad(narrow.float(), (0, 56))[:, :width]):
+        sums, listed = torch.zeros(n, 2, n_spans), torch.zeros(n, dtype=torch.int32)
+        floats, more = torch.zeros(n, 2 * n_groups), torch.zeros(n, n_groups, dtype=torch.int64)
+        found = kinds, marks, sums, listed, torch.zeros(n, ROOM), torch.zeros(n, ROOM, dtype=torch.int32), floats, more
+        hopper.collect(logits, logits.stride(0), width, controls, n, n_spans, *found, 1e-38)
+        made.append((sums, floats, listed))
+    assert all(torch.equal(one, other) for one, other in zip(*made, strict=True)) and made[0][2].min() > 0
+
+
 def test_what_it_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "_machine_obstacle", lambda dtype: None)
     assert hopper.obstacle(torch.zeros(2, 16)) is None

@@ -8,7 +8,8 @@ import torch
 
 from quire.compute.sample import Sampler
 from quire.core.plan import SlotOpen, SlotParams
-from quire.kernels.sample import N_CONTROLS, Choice, Draw, TokenMasks, choose, choose_by, penalise, reference
+from quire.kernels.catalog import hopper_obstacle
+from quire.kernels.sample import N_CONTROLS, Choice, Draw, TokenMasks, choose, choose_by, hopper, penalise, reference
 
 pytestmark = pytest.mark.gpu
 
@@ -93,8 +94,12 @@ def test_a_row_does_not_depend_on_its_neighbours(width: int) -> None:
     assert choose(logits[:17].clone(), draw.take(np.arange(17))).token_ids.tolist() == together[:17]
 
 
-def test_a_narrow_dtype_gives_the_tokens_of_float32() -> None:
-    logits, draw = torch.cat([make_logits(20, 9001, kind) for kind in ("peaked", "flat")]), make_draw(40, FEATURES)
+@pytest.mark.parametrize("width", [9001, 9008])
+def test_a_narrow_dtype_gives_the_tokens_of_float32(width: int) -> None:
+    logits, draw = torch.cat([make_logits(20, width, kind) for kind in ("peaked", "flat")]), make_draw(40, FEATURES)
+    if hopper_obstacle() is None:
+        taken = [hopper.obstacle(logits.to(dtype)) is None for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+        assert taken == [width == 9008] * 3
     for dtype in (torch.bfloat16, torch.float16):
         narrow = logits.to(dtype)
         assert torch.equal(choose(narrow, draw).token_ids, choose(narrow.float(), draw).token_ids)
