@@ -183,8 +183,9 @@ class _Call:
         _start(rows.quire_moe_sort, self.x, _SortArgs(
             ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens, step,
         ))  # fmt: skip
-        inner, result = self._scratch(n_slots, shape.inner), self._scratch(n_slots, hidden)
+        inner = self._scratch(n_slots, shape.inner)
         if self.launch.round is None:  # x in the order of the experts, where results lie once it has been read
+            result = self._scratch(n_slots, hidden)
             _start(rows.quire_moe_spread, self.x, _SpreadArgs(
                 self.x.data_ptr(), ids, starts, slots, result.data_ptr(), self.x.stride(0),
                 shape.n, shape.n_chosen, n_experts, hidden,
@@ -195,7 +196,10 @@ class _Call:
             spread = (n_slots, shape.n_chosen, n_experts, ids, starts, slots)
             x = round_rows(self.launch.round, self.x, in_blocks, spread)
             self._multiply(0, x, self.up, inner, tiles, n_tiles)
+            del x  # never more at once than rows of both sizes in the type of x, which the memory equation counts
             between = round_rows(self.launch.round, inner, in_blocks)
+            del inner
+            result = self._scratch(n_slots, hidden)
             self._multiply(1, between, self.down, result, tiles, n_tiles)
         self._sum(result, slots)
 
