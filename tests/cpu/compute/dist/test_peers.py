@@ -97,7 +97,7 @@ def test_size_and_type_choose(made: list[Memory]) -> None:
     early = torch.ones(8)
     comm.all_reduce(early)
     comm.join()
-    (memory,), border = made, peers.ONE_SHOT_BYTES // 4
+    (memory,), border = made, peers.ONE_SHOT_BYTES // 2 // 4
     for n in (8, border, border + 4, peers.TWO_SHOTS_BYTES // 4):
         comm.all_reduce(torch.ones(n))
     assert [two for two, *_ in memory.ways] == [False, False, True, True] and nccl.asked.count("sum") == 1
