@@ -106,7 +106,7 @@ def of_commands() -> Iterator[Figure]:
 
 
 def of_ranks() -> Iterator[Figure]:
-    """Several GPUs of one host, and one of them beside: `bench` commands with few words, whose workloads say the rest."""
+    """Several GPUs of one host, and one of them beside: commands of few words, whose workloads say the rest."""
     for run in json.loads((RESULTS / "four_gpus.json").read_text())["runs"]:
         words = shlex.split(run["command"])
         given = dict(itertools.pairwise(words))

@@ -219,8 +219,9 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
     if not task.device.runs:
         found.append(f"Quire has no kernels for the {name}: its figures say what the hardware would allow")
     if first.mesh.n_ranks > first.mesh.dp:
+        sums = SUMS if task.calibration.sums else ""
         found.append(
-            f"collectives: {first.mesh.words} is computed from the links' peaks ({SUMS if task.calibration.sums else ''}"
+            f"collectives: {first.mesh.words} is computed from the links' peaks ({sums}"
             f"{task.device.links.share:.0%} of them assumed) and a latency for each;"
             f" {MEASURED if _was_measured(task, first.mesh) else 'it was not measured'}"
         )
