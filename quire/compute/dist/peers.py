@@ -22,10 +22,11 @@ from quire.kernels.reduce.hopper import PeerMemory
 
 logger = logging.getLogger("quire.engine")
 
-ONE_SHOT_BYTES: Final = 6 << 20
-"""Divided by n (n - 1) for n ranks: longest sum that goes in one hop, which sends n - 1 times its bytes, two hops
-2 (n - 1) / n times. On two H100s one hop takes 15.7 us of 2 MiB and two 22.6, and of 4 MiB they are equal. On four
-H200s they are equal at 512 KiB, and of 1 MiB they take 23.4 and 16.5. Other numbers of ranks were not measured."""
+ONE_SHOT_BYTES: Final = 3 << 20
+"""Longest sum of two ranks that goes in one hop; of more ranks half of it, divided by the number of others. One hop
+sends 2 (n - 1) times its bytes, two hops 2 (n - 1) / n times. On two H100s one hop takes 15.7 us of 2 MiB and two 22.6,
+and of 4 MiB they are equal. On four H200s they are equal at 512 KiB, and of 1 MiB they take 23.4 and 16.5. Other numbers
+of ranks were not measured."""
 LEAVE_S: Final = 2.0
 """At the end all ranks let go of one another's memory within so much time; who does not is going to be killed."""
 TWO_SHOTS_BYTES: Final = 8 << 20
@@ -48,8 +49,8 @@ class PeerComm:
         self.rank, self.size, self.n_calls = nccl.rank, nccl.size, 0
         self._nccl, self._device, self._first, self._is_void = nccl, device, first, False
         self._memory: PeerMemory | None = None
-        usual_bytes = ONE_SHOT_BYTES // max(1, self.size * (self.size - 1))
-        self._one_shot_bytes = usual_bytes if one_shot_bytes is None else one_shot_bytes
+        longest = ONE_SHOT_BYTES if self.size <= 2 else ONE_SHOT_BYTES // (2 * (self.size - 1))
+        self._one_shot_bytes = longest if one_shot_bytes is None else one_shot_bytes
         self._two_shots_bytes = two_shots_bytes
 
     def join(self) -> None:
