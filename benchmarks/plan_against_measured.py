@@ -4,7 +4,7 @@
 
 Where several runs were alike, what is shown is their range, and how far off the one is that lies farthest away. `limit`
 is the issue's: 5 % for W1 to W6 of the 8B, and W1 and W4 of the 0.6B; 10 % for other shapes, formats and
-lengths, 12 % for two ranks, 15 % for first tokens. A line beyond its limit ends with a star (`BEYOND`).
+lengths, 12 % for several ranks, 15 % for first tokens. A line beyond its limit ends with a star (`BEYOND`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from benchmarks.recorded_runs import SHAPES, Figure, figures
+from benchmarks.recorded_runs import RANKS, SHAPES, Figure, figures
 from benchmarks.simulated_against_measured import decode_ms, simulate
 from quire.bench.plan_check import cost_of_result
 from quire.bench.simulate.figures import figures as simulated_figures
-from quire.bench.simulate.requests import of_lengths, workload_requests
+from quire.bench.simulate.requests import SimRequest, of_lengths, repeated, workload_requests
 from quire.planner.accelerators import accelerator_named
 from quire.planner.cost import CostModel
 from quire.planner.operators import decode_spans, prefill_spans
@@ -31,7 +31,7 @@ from quire.planner.serving import closed_batch_s
 LENGTHS: Final = str(pathlib.Path(__file__).with_name("w3_lengths.json"))
 MOST_ROWS, MOST_SEQS = 8192, 1024
 SHARED: Final = {"W5": 2048}
-FIRST, RANKS, OTHERS, FITTED = 0.15, 0.12, 0.10, 0.05
+FIRST, SEVERAL, OTHERS, FITTED = 0.15, 0.12, 0.10, 0.05
 """Limits, see the module."""
 BEYOND: Final = {
     ("gpt-oss-20b mxfp4", "1 x 1,024: decode, ms"), ("gpt-oss-20b mxfp4", "W2, tok/s"),
@@ -94,7 +94,7 @@ def shape_of(one: Figure) -> str:
     options = one.options
     words = [options["model"], options.get("quantization", "")]
     words += [f"kv {options['kv_cache_dtype']}"] if "kv_cache_dtype" in options else []
-    words += [f"tp {options['tensor_parallel_size']}"] if "tensor_parallel_size" in options else []
+    words += [f"{flag[1:]} {options[name]}" for flag, name in RANKS.items() if name in options]
     return " ".join(filter(None, words))
 
 
@@ -103,8 +103,8 @@ def limit_of(one: Figure) -> float:
     options = one.options
     if one.what == "first":
         return FIRST
-    if "tensor_parallel_size" in options:
-        return RANKS
+    if any(name in options for name in RANKS.values()):
+        return SEVERAL
     is_plain = options["model"] == "llama-3.1-8b" and not {"quantization", "kv_cache_dtype"} & options.keys()
     is_known = is_plain and one.n_in != 256
     return FITTED if is_known or one.what == "W1" or options.get("max_model_len") == 8704 else OTHERS
@@ -117,15 +117,24 @@ def cost_of(config: tuple[tuple[str, Any], ...]) -> CostModel:
     return cost_of_result({"config": options}, accelerator_named("h200"))
 
 
+def requests_of(workload: str) -> list[SimRequest]:
+    """'W2 x 4': all of its requests four times."""
+    name, _, times = workload.partition(" x ")
+    found = workload_requests(name, LENGTHS)
+    return repeated(found, len(found) * int(times or 1))
+
+
 def planned(one: Figure) -> float | None:
-    """None: the closed form has none, since prompts come in several steps."""
+    """None: the closed form has none, since prompts come in several steps, or requests are dealt out to ranks."""
     cost, n = cost_of(one.config), one.batch
     if one.what == "decode":
         return 1e3 * cost.step_s(decode_spans(n, one.n_in + one.n_out // 2))
     if one.what == "first":
         is_one_step = n * one.n_in <= MOST_ROWS
         return 1e3 * (cost.step_s(prefill_spans(one.n_in, 0, n)) + cost.first_token_s) if is_one_step else None
-    lengths = [(one.input_len, one.output_len) for one in workload_requests(one.what, LENGTHS)]
+    if cost.timer.mesh.dp > 1:
+        return None
+    lengths = [(one.input_len, one.output_len) for one in requests_of(one.what)]
     seconds = closed_batch_s(cost, lengths, MOST_SEQS, MOST_ROWS, 1 << 60, SHARED.get(one.what, 0))
     return sum(n_out for _, n_out in lengths) / seconds
 
@@ -151,7 +160,7 @@ def simulated(one: Figure) -> float | None:
     if one.what in ("decode", "first"):
         first, step = _batch(one.config, one.batch, one.n_in, one.n_out)
         return step if one.what == "decode" else first
-    run, _ = simulate(engine_options(one.config), workload_requests(one.what, LENGTHS), "h200")
+    run, _ = simulate(engine_options(one.config), requests_of(one.what), "h200")
     return float(simulated_figures(run)["output_throughput"] or 0)
 
 

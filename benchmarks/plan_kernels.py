@@ -1,7 +1,8 @@
 """Curves of `quire/planner/calibrations/h200.json` that follow from kernels timed alone: no whole model is in them.
 
 Read from benchmarks/results/h200: experts from kernels_moe.json, products of coded weights from kernels_coded.json,
-lines from kernels_mla.json, keys and values in e4m3 from kernels_attention_e4m3.json. `plan_fit` puts them in its file.
+lines from kernels_mla.json, keys and values in e4m3 from kernels_attention_e4m3.json, sums over ranks from
+collectives_4xh200.json. `plan_fit` puts them in its file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import quire
 from quire.config.arch import ModelArch
 from quire.config.mesh import Mesh
 from quire.config.model import read_arch
-from quire.planner.calibration import LATENT, Calibration, Curve
+from quire.planner.accelerators import accelerator_named
+from quire.planner.calibration import LATENT, Calibration, Curve, Sums, Way
 from quire.planner.formats import FORMATS, Formats
 from quire.planner.timing import StepTimer
 
@@ -39,6 +41,11 @@ ROUNDING_BYTES: Final = 3
 """Read and written of each number of a row that is brought into 8 bits, in a pass beside the product."""
 E4M3_PROMPT_S: Final = 14e-6
 """Of a prompt's attention through Triton, beside its arithmetic (kernels_attention.json, bf16: 1k against 4k)."""
+
+MOST_KIB: Final = 8192
+"""Of sums that ranks make themselves (`compute/dist/peers`)."""
+LEAST_KIB: Final = {"one_shot": 8, "two_shots": 512, "nccl": 4096}
+"""Shorter ones go another way."""
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -139,3 +146,23 @@ def attention_curves(calibration: Calibration) -> dict[str, Curve]:
         rows=(1, 1024), fixed_s=(e4m3_s, E4M3_PROMPT_S), bytes_share=1 / (byte_s * reads), flops_share=(share,)
     )
     return {LATENT: latent, "fp8": e4m3}
+
+
+def sums_of_ranks() -> Sums:
+    """Each way's latency and its share of the link."""
+    report = json.loads((RESULTS / "collectives_4xh200.json").read_text())
+    n, link_bytes_per_s = report["ranks"], accelerator_named("h200").link_bytes_per_s
+
+    def way(name: str) -> Way:
+        """The line of least squares, of relative errors."""
+        times = n - 1 if name == "one_shot" else 2 * (n - 1) / n
+        rows = [row for row in report["microseconds"] if row["kib"] >= LEAST_KIB[name] and name in row]
+        points = [(1024 * row["kib"] * times, 1e-6 * row[name]) for row in rows]
+        total = sum(seconds**-2 for _, seconds in points)
+        mean_bytes = sum(sent / seconds**2 for sent, seconds in points) / total
+        mean_s = sum(1 / seconds for _, seconds in points) / total
+        spread = sum((sent - mean_bytes) ** 2 / seconds**2 for sent, seconds in points)
+        byte_s = sum((sent - mean_bytes) / seconds for sent, seconds in points) / spread
+        return Way(latency_s=mean_s - byte_s * mean_bytes, link_share=1 / byte_s / link_bytes_per_s)
+
+    return Sums(one_hop=way("one_shot"), two_hops=way("two_shots"), collective=way("nccl"), most_bytes=MOST_KIB << 10)

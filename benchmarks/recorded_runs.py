@@ -26,7 +26,15 @@ W6_06B: Final = {1: 0.81, 8: 1.09, 32: 1.83, 128: 4.80, 256: 8.66}
 GPT_OSS: Final = {"model": "gpt-oss-20b", "quantization": "mxfp4"}
 """Codes of dummies, in the format of the checkpoint (docs/lab-notes.md, "Experts in codes on a GPU")."""
 GPT_OSS_DECODE_MS, GPT_OSS_FIRST_MS, GPT_OSS_W2 = 2.69, 19.7, 9553.0
-USED: Final = ("model", "quantization", "kv_cache_dtype", "hf_overrides", "tensor_parallel_size", "max_model_len")
+RANKS: Final = {
+    "-tp": "tensor_parallel_size", "-dp": "data_parallel_size", "-pcp": "prefill_context_parallel_size",
+}  # fmt: skip
+"""Flag → option."""
+FILES: Final = {"w2x1.json": "W2", "w2x4.json": "W2 x 4"}
+"""Lengths of W2, and the same four times."""
+USED: Final = (
+    "model", "quantization", "kv_cache_dtype", "hf_overrides", "max_model_len", *RANKS.values(),
+)  # fmt: skip
 """What of a configuration tells one run from another here."""
 
 
@@ -97,6 +105,21 @@ def of_commands() -> Iterator[Figure]:
             yield figure(config, given["--workload"], run["output_tokens_per_second"])
 
 
+def of_ranks() -> Iterator[Figure]:
+    """Several GPUs of one host, and one of them beside: commands of few words, whose workloads say the rest."""
+    for run in json.loads((RESULTS / "four_gpus.json").read_text())["runs"]:
+        words = shlex.split(run["command"])
+        given = dict(itertools.pairwise(words))
+        workload = given.get("--workload", FILES.get(given.get("--dataset-path", ""), ""))
+        config: dict[str, Any] = {name: int(given.get(flag, 1)) for flag, name in RANKS.items()}
+        config["max_model_len"] = int(given.get("--max-model-len", 8704 if workload == "W4" else 4096))
+        config |= {"model": given.get("--model", ""), "hf_overrides": json.loads(given.get("--hf-overrides", "{}"))}
+        if "cases" in run["results"]:
+            yield from of_cases(config, run["results"]["cases"])
+        else:
+            yield figure(config, workload, run["results"]["output_tokens_per_second"])
+
+
 def of_notes() -> Iterator[Figure]:
     """Figures without a report."""
     for batch, ms in W6_06B.items():
@@ -117,6 +140,6 @@ def of_notes() -> Iterator[Figure]:
 def figures() -> dict[Figure, list[float]]:
     """Each that is like no other (its own measurement left out) → what all runs of it took."""
     found: dict[Figure, list[float]] = {}
-    for one in (*of_reports(), *of_commands(), *of_notes()):
+    for one in (*of_reports(), *of_commands(), *of_ranks(), *of_notes()):
         found.setdefault(dataclasses.replace(one, measured=0.0), []).append(one.measured)
     return found

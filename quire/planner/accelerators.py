@@ -24,6 +24,8 @@ T: Final = 1e12
 REFERENCE: Final = "h200"
 """Whose shares of its peaks stand for devices that nobody measured."""
 ASSUMED_ERROR: Final = 0.25
+OWN_SUMS: Final = ("h100", "h100-nvl")
+"""Joined by NVLink, with the kernels that sum through one another's memory (`kernels/reduce`); others have NCCL."""
 PCIE4, PCIE5 = 32e9, 64e9
 
 
@@ -166,6 +168,7 @@ def assumed_calibration(name: str) -> Calibration:
     rates = {kind: peak * _share(kind, measured, reference) for kind, peak in device.flops_per_s.items()}
     return msgspec.structs.replace(
         measured, device=device.name, read_bytes_per_s=reads, flops_per_s=rates, error=ASSUMED_ERROR,
+        sums=measured.sums if device.name in OWN_SUMS else None,
         source=f"assumed: peaks of {device.source}, of which as much is reached as measured on the {REFERENCE.upper()}",
     )  # fmt: skip
 

@@ -100,6 +100,32 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return found.get(products) or found.get("bfloat16") or next(iter(found.values()))
 
 
+class Way(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How sums over ranks go: a latency, and bytes that a rank sends."""
+
+    latency_s: NotNegative
+    link_share: Positive
+    """Of the link's bytes a second, one way."""
+
+    def seconds(self, sent_bytes: float, link_bytes_per_s: float) -> float:
+        """Of one sum."""
+        return self.latency_s + sent_bytes / (self.link_share * link_bytes_per_s)
+
+
+class Sums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sums over the ranks of one host, by the ways that the engine has: whatever their number, latencies are the same,
+    since each rank writes to all others at once."""
+
+    one_hop: Way
+    """A rank sends all of its rows to each of the others."""
+    two_hops: Way
+    """It sends each of them a part, and the sum of its own part to each."""
+    collective: Way
+    """NCCL's."""
+    most_bytes: NotNegative
+    """Of the longest tensor that goes the first two ways; the residual is added in their launch."""
+
+
 class Calibration(Ceilings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of one device, with the engine as it was."""
 
@@ -130,8 +156,8 @@ class Calibration(Ceilings, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Rows of the largest decode step that is captured, to whose sizes steps are padded; 0: none is."""
     small_rows: Annotated[int, Meta(ge=1)] = 16
     """Rows of a span up to which attention reads as in decoding."""
-    all_reduce_s: NotNegative = 0.0
-    """Latency of one collective."""
+    sums: Sums | None = None
+    """None: sums take as long as other collectives."""
     error: NotNegative = 0.1
     """Relative, of a decode step that was not fitted: the error bar."""
 

@@ -28,7 +28,8 @@ UNMEASURED = 0.1
 ALONE = 0.05
 """Added where kernels were timed alone, and not in the runs that were fitted: with it the limit that docs/plan.md holds
 such runs to."""
-ONE_PAIR = "of two devices only the 8B was measured"
+MEASURED = "of -tp 2 the 8B was measured, of -tp 4 the 8B and the 70B"
+SUMS = "sums as timed on four H200s; for the rest "
 MEASURED_HERE = "measured here"
 """How the source of an accelerator begins that is this machine's."""
 NARROWEST = 1024
@@ -197,9 +198,10 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
     return facts
 
 
-def _is_pair(task: Task, mesh: Mesh) -> bool:
-    """Two devices that share layers, of a kind of which two were measured."""
-    return not task.calibration.source.startswith("assumed") and mesh.n_ranks == 2 * mesh.dp == mesh.tp * mesh.dp
+def _was_measured(task: Task, mesh: Mesh) -> bool:
+    """Two or four devices that share layers, of a kind of which as many were measured."""
+    is_assumed = task.calibration.source.startswith("assumed")
+    return not is_assumed and mesh.tp in (2, 4) and mesh.n_ranks == mesh.tp * mesh.dp
 
 
 def unknowns(task: Task, first: Candidate) -> list[str]:
@@ -217,9 +219,11 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
     if not task.device.runs:
         found.append(f"Quire has no kernels for the {name}: its figures say what the hardware would allow")
     if first.mesh.n_ranks > first.mesh.dp:
+        sums = SUMS if task.calibration.sums else ""
         found.append(
-            f"collectives: {first.mesh.words} is computed from the links' peaks ({task.device.links.share:.0%} of them"
-            f" assumed) and a latency for each; {ONE_PAIR if _is_pair(task, first.mesh) else 'it was not measured'}"
+            f"collectives: {first.mesh.words} is computed from the links' peaks ({sums}"
+            f"{task.device.links.share:.0%} of them assumed) and a latency for each;"
+            f" {MEASURED if _was_measured(task, first.mesh) else 'it was not measured'}"
         )
     weights = task.formats.weights
     if weights.is_rounded and weights.name not in task.calibration.products | task.calibration.experts:

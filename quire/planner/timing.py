@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from quire.config.arch import ModelArch
 from quire.config.mesh import Mesh
 from quire.core.plan import Spans
-from quire.planner.calibration import LATENT, SHARPNESS, Calibration, Curve, curve_of_format
+from quire.planner.calibration import LATENT, SHARPNESS, Calibration, Curve, Sums, curve_of_format
 from quire.planner.captured import padded_rows
 from quire.planner.communication import (
     Pattern,
@@ -38,6 +38,8 @@ Columns = tuple[Sequence[int], Sequence[int]]
 NO_SPANS: Columns = ([], [])
 ROTATED_PARTS = 3
 """Reads and writes of rotation, in queries of a row."""
+ADDED_PARTS = 3
+"""Reads and writes of an addition, in tensors."""
 
 
 class StepTimer:
@@ -280,12 +282,25 @@ class StepTimer:
 
     def transfer_s(self, transfer: Transfer) -> float:
         """One call: latency, and bytes over the link that all its ranks share."""
-        if self.links is None:
+        links, n_lie = self.links, transfer.n_ranks * transfer.n_inner
+        if links is None:
             return 0.0
+        sums = self.calibration.sums
+        if transfer.pattern is Pattern.ALL_REDUCE and sums is not None and n_lie <= links.n_in_host:
+            return self._sum_s(transfer, sums, links.device_bytes_per_s)
         n_hops = 1 if transfer.pattern is Pattern.SEND else max(1, (transfer.n_ranks - 1).bit_length())
-        is_sum = transfer.pattern is Pattern.ALL_REDUCE  # others go through NCCL
-        latency_s = (self.calibration.all_reduce_s if is_sum else 0.0) or self.links.latency_s
-        return latency_s * n_hops + transfer.n_bytes / self.links.bytes_per_s(transfer.n_ranks * transfer.n_inner)
+        return links.latency_s * n_hops + transfer.n_bytes / links.bytes_per_s(n_lie)
+
+    def _sum_s(self, transfer: Transfer, sums: Sums, link_bytes_per_s: float) -> float:
+        """Within a host, by the faster way; behind NCCL the residual is added in a launch of its own."""
+        data = transfer.data_bytes
+        if data > sums.most_bytes:
+            added_s = ADDED_PARTS * data / self._bytes_per_s
+            return sums.collective.seconds(transfer.n_bytes, link_bytes_per_s) + added_s
+        return min(
+            sums.one_hop.seconds((transfer.n_ranks - 1) * data, link_bytes_per_s),
+            sums.two_hops.seconds(transfer.n_bytes, link_bytes_per_s),
+        )
 
 
 def _joined(memory_s: float, arithmetic_s: float) -> float:

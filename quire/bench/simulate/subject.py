@@ -22,7 +22,7 @@ from quire.planner.expert_loads import EVEN
 from quire.planner.report import error_bar
 
 WIDTH: Final = 12
-COMPUTED: Final = "; of several GPUs only decode steps of -tp 2 were ever measured"
+COMPUTED: Final = "; of several GPUs only dense models on H200s were ever measured"
 EAGER: Final = ", and their decode steps are not captured in graphs: what launches take beyond that is not in them"
 Facts = dict[str, Any]
 

@@ -293,11 +293,17 @@ def test_formats_of_checkpoints_need_no_flag(
     assert ("--quantization" in text) is (words[2] == "fp8")
 
 
-def test_what_was_measured_of_two_devices_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    for gpu, mesh, is_pair in (("h200", "tp=2", True), ("h200", "pp=2", False), ("h100", "tp=2", False)):
-        text = planned(capsys, "shape:qwen3-8b", "--gpu", gpu, "--count", "2", "--mesh", mesh)
-        assert ("of two devices only the 8B was measured" in text) is is_pair
-        assert ("it was not measured" in text) is not is_pair
+@pytest.mark.parametrize(("gpu", "mesh", "was_measured", "has_sums"), [
+    ("h200", "tp=2", True, True), ("h200", "tp=4", True, True), ("h200", "pp=2", False, True),
+    ("h100", "tp=2", False, True), ("a100", "tp=2", False, False),
+])  # fmt: skip
+def test_what_was_measured_of_several_devices_is_said(
+    capsys: pytest.CaptureFixture[str], gpu: str, mesh: str, was_measured: bool, has_sums: bool
+) -> None:
+    text = planned(capsys, "shape:qwen3-8b", "--gpu", gpu, "--count", mesh[-1], "--mesh", mesh)
+    assert ("of -tp 2 the 8B was measured, of -tp 4 the 8B and the 70B" in text) is was_measured
+    assert ("it was not measured" in text) is not was_measured
+    assert ("sums as timed on four H200s" in text) is has_sums
 
 
 def test_only_experts_are_in_mxfp4(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,7 +58,7 @@ def test_what_was_simulated_is_said_first(capsys: pytest.CaptureFixture[str], tm
     assert "a100-80, 79.30 GiB; times ± 35 %" in found[1], "25 of a device assumed, 10 of several"
     assert "assumed, never measured: peaks of NVIDIA data sheet A100" in found[2]
     assert found[3].endswith("2 GPUs share each layer")
-    assert found[2].endswith("of several GPUs only decode steps of -tp 2 were ever measured")
+    assert found[2].endswith("of several GPUs only dense models on H200s were ever measured")
     assert "random, 40 tokens in, 6 out: 12 requests, 5 a second" in found[4] and found[5] == "replicas    1"
     assert "h200, 140.40 GiB" in found[6] and found[6].endswith("(with gpu=h200)") and "measured: " in found[7]
     assert found[8] == "replicas    3, chosen by prefix (with replicas=3)" and not found[9]

@@ -21,13 +21,13 @@ CPU = torch.device("cpu")
 
 
 class Nccl(SoloComm):
-    """Of two ranks; the other one has nothing, or something against shared memory from a question on."""
+    """Of two ranks or more; the others have nothing, or something against shared memory from a question on."""
 
-    rank, size, n_calls = 0, 2, 0
+    rank, n_calls = 0, 0
 
-    def __init__(self, against: int = 99) -> None:
+    def __init__(self, against: int = 99, size: int = 2) -> None:
         self.asked: list[str] = []
-        self._against = against
+        self._against, self.size = against, size
 
     def join(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Nccl(SoloComm):
         return x.mul_(0) if reduction is Reduction.MIN and self.asked.count("min") > self._against else x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x, x])
+        return torch.stack([x] * self.size)
 
 
 class Memory(PeerMemory):
@@ -54,10 +54,11 @@ class Memory(PeerMemory):
 
     def __init__(self, rank: int, size: int, *most: int) -> None:
         self._most, self.ways, self.n_bytes, self.handle = most, list[Any](), 0, bytes(64)
+        self.size = size
         self.is_closed, self.faults, self.order = False, list[tuple[int, int]](), list[str]()
 
     def map(self, handles: Any) -> None:
-        assert list(handles) == [self.handle] * 2
+        assert list(handles) == [self.handle] * self.size
 
     def reduce(self, x: Any, residual: Any = None, norm: Any = None, **options: Any) -> Any:
         self.ways.append((options["two_shots"], residual is not None, norm is not None))
@@ -91,13 +92,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Memory]:
     return found
 
 
-def test_size_and_type_choose(made: list[Memory]) -> None:
-    nccl = Nccl()
+@pytest.mark.parametrize(("n_ranks", "longest_kib"), [(2, 3072), (4, 512)])
+def test_size_and_type_choose(made: list[Memory], n_ranks: int, longest_kib: int) -> None:
+    """longest_kib: of one hop, as measured on two H100s and on four H200s."""
+    nccl = Nccl(size=n_ranks)
     comm = PeerComm(nccl, CPU)
     early = torch.ones(8)
     comm.all_reduce(early)
     comm.join()
-    (memory,), border = made, peers.ONE_SHOT_BYTES // 4
+    (memory,), border = made, longest_kib * 1024 // 4
     for n in (8, border, border + 4, peers.TWO_SHOTS_BYTES // 4):
         comm.all_reduce(torch.ones(n))
     assert [two for two, *_ in memory.ways] == [False, False, True, True] and nccl.asked.count("sum") == 1
