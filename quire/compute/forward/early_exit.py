@@ -26,7 +26,7 @@ from quire.compute.runner.tail import Tail
 from quire.core.errors import EngineError
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import WIDEN
-from quire.kernels.sample import Choice
+from quire.compute.sample.sampler import Sampled
 
 MOST_WAITING: Final = 31
 """Tokens of a sequence in a row that leave early; the next one does not."""
@@ -126,10 +126,10 @@ class EarlyExitForward:
             if chosen is not None and late is not None:
                 for first, second in zip(chosen, late, strict=True):
                     first[to] = second[of]
-        choice = None if chosen is None else Choice(*map(torch.from_numpy, chosen))
+        sampled = None if chosen is None else Sampled(*map(torch.from_numpy, chosen), None)
         return States(
             hidden, has_all=step.wants_all, logits=None if step.wants_all else logits,
-            choose=None if choice is None else lambda _: choice,
+            choose=None if sampled is None else lambda _: sampled,
         )  # fmt: skip
 
     def _check(self, step: Step) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from quire.core.logprobs import PackedLogprobs, TokenLogprobs
+from quire.core.logprobs import CELL, PackedLogprobs, TokenLogprobs
 from quire.kernels.sample import lines
 
 
@@ -21,7 +21,7 @@ class LogprobTensors:
     rows: np.ndarray
     """int64 [r], host: which row each line belongs to."""
     n_top: np.ndarray
-    """int64 [r], host: how many of the k entries the line asked for."""
+    """int64 [r], host: how many of the k entries the line asked for; -1: its row asked for nothing."""
     chosen: torch.Tensor
     """float32 [r]: natural-log probability of the token that stands there."""
     ranks: torch.Tensor
@@ -61,15 +61,12 @@ def token_logprobs(n_top: np.ndarray, tensors: list[torch.Tensor]) -> list[Token
 
 def packed_logprobs(n_top: np.ndarray, tensors: list[torch.Tensor]) -> list[PackedLogprobs]:
     """The same, each row by itself and packed."""
-    k = tensors[2].shape[1]
-    chosen, ranks, top_ids, top_logprobs = (tensor.numpy().tobytes() for tensor in tensors)
+    chosen, ranks, top_ids, top_logprobs = (tensor.numpy().view(np.int32) for tensor in tensors)
+    cells = np.empty((len(chosen), 1 + top_ids.shape[1], 2), np.int32)
+    cells[:, 0, 0], cells[:, 0, 1], cells[:, 1:, 0], cells[:, 1:, 1] = ranks, chosen, top_ids, top_logprobs
+    packed, size = cells.tobytes(), CELL.size * cells.shape[1]
+    ends = ((1 + n_top) * CELL.size).tolist()
     return [
-        PackedLogprobs(
-            n,
-            chosen[at : at + 4],
-            ranks[at : at + 4],
-            top_ids[at * k : at * k + 4 * n],
-            top_logprobs[at * k : at * k + 4 * n],
-        )
-        for at, n in zip(range(0, len(chosen), 4), n_top.tolist(), strict=True)
+        PackedLogprobs(n, packed[at : at + end])
+        for at, end, n in zip(range(0, len(packed), size), ends, n_top.tolist(), strict=True)
     ]
