@@ -18,6 +18,7 @@ FLOAT: Final = "f"
 INT: Final = "i"
 """Type codes of `array`: float32 and int32."""
 CELL: Final = struct.Struct("=if")
+CELL_BYTES: Final = CELL.size
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,7 +46,7 @@ Row = dict[int, Logprob]
 """Token id → Logprob; the token that stands there comes first."""
 
 
-class PackedLogprobs(msgspec.Struct, array_like=True):
+class PackedLogprobs(msgspec.Struct, array_like=True, gc=False):
     """Some rows, in order. Bytes are those of the machine: both ends are on one."""
 
     n_top: int
@@ -66,7 +67,7 @@ class PackedLogprobs(msgspec.Struct, array_like=True):
                 raise ValueError(f"{n_ids} ids and {n_values} values in one of the rows of {n_top}")
             ints.fromlist([row.rank, *row.top_ids])
             floats.fromlist([row.chosen, *row.top_logprobs])
-        cells = array.array(INT, bytes(CELL.size * len(ints)))
+        cells = array.array(INT, bytes(CELL_BYTES * len(ints)))
         cells[::2], cells[1::2] = ints, array.array(INT, floats.tobytes())
         return cls(n_top, cells.tobytes())
 
@@ -80,8 +81,9 @@ class PackedLogprobs(msgspec.Struct, array_like=True):
 
     def sum_of_chosen(self) -> float:
         """Of the log-probabilities of the tokens that stand there."""
-        if len(self.cells) == CELL.size * (1 + self.n_top):  # most often it is one
-            value: float = CELL.unpack_from(self.cells)[1]
+        cells = self.cells
+        if len(cells) == CELL_BYTES * (1 + self.n_top):  # most often it is one
+            value: float = CELL.unpack_from(cells)[1]
             return value
         return sum(array.array(FLOAT, self.cells)[1 :: 2 * (1 + self.n_top)])
 
@@ -125,11 +127,12 @@ class LogprobRows(Sequence[Any]):
     def add(self, packed: PackedLogprobs, token_ids: Sequence[int]) -> None:
         """Rows for the next tokens. ValueError if there is not one for each."""
         n_top = self.n_top = packed.n_top
-        self.token_ids.extend(token_ids)
-        self._cells += packed.cells
-        if len(self._cells) != len(self.token_ids) * CELL.size * (1 + n_top):
-            n_rows = len(self._cells) / (CELL.size * (1 + n_top))
-            raise ValueError(f"{n_rows:g} rows of logprobs for {len(self.token_ids)} tokens")
+        known, cells = self.token_ids, self._cells
+        known.extend(token_ids)
+        cells += packed.cells
+        if len(cells) != len(known) * CELL_BYTES * (1 + n_top):
+            n_rows = len(cells) / (CELL_BYTES * (1 + n_top))
+            raise ValueError(f"{n_rows:g} rows of logprobs for {len(known)} tokens")
 
     def join(self, other: LogprobRows) -> None:
         """Append the rows of another one."""
@@ -139,17 +142,17 @@ class LogprobRows(Sequence[Any]):
 
     def columns(self, start: int, stop: int) -> Columns:
         """Those of some rows of tokens; `first` has none."""
-        size = CELL.size * (1 + self.n_top)
+        size = CELL_BYTES * (1 + self.n_top)
         return Columns(self.n_top, self.token_ids[start:stop].tolist(), self._cells[start * size : stop * size])
 
     @property
     def n_cells(self) -> int:
         """Values in all rows."""
-        return len(self._cells) // CELL.size
+        return len(self._cells) // CELL_BYTES
 
     def _row(self, at: int) -> Row:
         token = self.token_ids[at]
-        size = CELL.size * (1 + self.n_top)
+        size = CELL_BYTES * (1 + self.n_top)
         (rank, chosen), *tops = CELL.iter_unpack(self._cells[at * size : (at + 1) * size])
         found = {token: Logprob(chosen, rank, self._name(token))}
         for rank, (top, value) in enumerate(tops, 1):
