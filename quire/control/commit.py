@@ -74,9 +74,7 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
         token_at += count
 
 
-def _commit_decodes(
-    live: LiveSeqs, builder: PlanBuilder, n: int, result: StepResult, deltas: list[SeqDelta]
-) -> None:
+def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, n: int, result: StepResult, deltas: list[SeqDelta]) -> None:
     """The same of the first `n` spans, which have a token each and bring at most its logprobs: all of them in most
     steps."""
     step, gives_back = builder.step, live.cache.has_windows

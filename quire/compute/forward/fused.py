@@ -173,9 +173,7 @@ class FusedForward:
         """The best n_places[i], not rising, tokens behind each span, all of which want one: see `FusedStep.chain`."""
         return self._fused.chain(self._allowed, np.array(n_places, np.int32), *_arrays(build_batch(spans)))
 
-    def _choosing(
-        self, step: Step, controls: np.ndarray
-    ) -> tuple[fused_step.FusedStepCall, np.ndarray, np.ndarray]:
+    def _choosing(self, step: Step, controls: np.ndarray) -> tuple[fused_step.FusedStepCall, np.ndarray, np.ndarray]:
         """A call that runs the step; where new tokens, also in the token table, and their status are after it."""
         batch = step.batch
         return self._of(step).choosing(

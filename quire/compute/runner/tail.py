@@ -102,7 +102,8 @@ class Fetched:
 class Tail:
     """The end of every step of one model on one device.
 
-    `read`, then `choose`: any rows. `captured`: rows that have a `kind`, as a strategy captures it. `record`: the logits, as a strategy has them in one native call.
+    `read`, then `choose`: any rows. `captured`: rows that have a `kind`, as a strategy captures it. `record`: the
+    logits, as a strategy has them in one native call.
     """
 
     def __init__(self, device: Device, model: Decoder, tables: SlotTables, sampler: Sampler) -> None:

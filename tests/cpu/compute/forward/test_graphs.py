@@ -304,9 +304,7 @@ def test_a_history_too_long_to_compare_goes_kernel_by_kernel(model: Decoder, mon
     assert n_replays == [2, 0, 1, 1, 2]  # its tokens stand at 9, 10 and 11; then it is not there
 
 
-def test_without_memory_for_penalties_they_go_kernel_by_kernel(
-    model: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_memory_for_penalties_they_go_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     LivePlans(monkeypatch)
     captured, device = runner_over(model, captures=True)
     eager, _ = runner_over(model, captures=False)
