@@ -177,6 +177,7 @@ class Tail:
         choice: Choice,
         kind: ChoiceKind,
         histories: torch.Tensor,
+        wide: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
         """Logits, choice and new tokens of `rows` int64 [m] of `hidden`, all at fixed addresses: it can be captured.
 
@@ -185,7 +186,7 @@ class Tail:
         """
         self._model.logits(hidden[rows], out=logits)
         sampler, tokens = self._sampler, self._tables.tokens
-        found = sampler.choose_captured(logits, controls, choice, masks, kind, histories, tokens)
+        found = sampler.choose_captured(logits, controls, choice, masks, kind, histories, wide, tokens)
         tokens[where] = choice.token_ids
         return found
 

@@ -138,17 +138,18 @@ class Sampler:
         masks: TokenMasks,
         kind: ChoiceKind,
         histories: torch.Tensor,
+        wide: torch.Tensor | None,
         tokens: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """As `sample`, with everything at fixed addresses and for any later contents: it can be captured.
 
         logits: [m, width], OVERWRITTEN; controls, choice, masks: as in `choose_by`; histories, tokens: as in
-        `penalise`, read if the kind changes logits. Returns what `lines` does, nothing if nobody wants logprobs.
+        `penalise`; wide: float32 [m, width], scratch, if the kind changes logits, else None. Returns what `lines` does,
+        nothing if nobody wants logprobs.
         """
         raw = logits
-        if kind.changes:
-            is_copied = logits.dtype is torch.float32 and kind.n_top >= 0
-            logits = logits.clone() if is_copied else widen(logits)
+        if wide is not None:
+            logits = widen(logits, wide)
             penalise(logits, histories, tokens, min(tokens.shape[1], LONGEST_COMPARED))
         choose_by(logits[:, : self.vocab_limit], controls, choice, masks, truncates=kind.truncates)
         return lines(raw, choice.token_ids.long(), kind.n_top) if kind.n_top >= 0 else ()

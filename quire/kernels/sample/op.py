@@ -79,12 +79,17 @@ def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Te
     return found
 
 
-def widen(logits: torch.Tensor) -> torch.Tensor:
-    """`logits` [m, width] with contiguous rows, as float32: a copy unless they are. For what is changed one by one."""
+def widen(logits: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """`logits` [m, width] with contiguous rows, as float32: a copy unless they are. For what is changed one by one.
+
+    out: contiguous float32 [m, width] to write and return, whatever they are.
+    """
     if logits.dtype is torch.float32 or not logits.numel():
-        return logits.float()
-    found: torch.Tensor = select("sample", "widen", logits)(logits)
-    return found
+        return logits.float() if out is None else out.copy_(logits)
+    if out is None:
+        out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    select("sample", "widen", logits)(logits, out)
+    return out
 
 
 def penalise(logits: torch.Tensor, histories: torch.Tensor, tokens: torch.Tensor, longest: int) -> None:

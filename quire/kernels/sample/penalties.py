@@ -14,9 +14,9 @@ def penalise(logits: torch.Tensor, histories: torch.Tensor, tokens: torch.Tensor
         _apply(logits, part, tokens, longest)
 
 
-def widen(logits: torch.Tensor) -> torch.Tensor:
+def widen(logits: torch.Tensor, out: torch.Tensor) -> None:
     """See `op.widen`."""
-    return logits.float()
+    out.copy_(logits)
 
 
 def _apply(logits: torch.Tensor, histories: torch.Tensor, tokens: torch.Tensor, longest: int) -> None:

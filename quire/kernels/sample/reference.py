@@ -79,9 +79,9 @@ def penalise(logits: torch.Tensor, histories: torch.Tensor, tokens: torch.Tensor
             logits[row, token] = x - frequency * counts[token] - presence * (counts[token] > 0)
 
 
-def widen(logits: torch.Tensor) -> torch.Tensor:
+def widen(logits: torch.Tensor, out: torch.Tensor) -> None:
     """See `op.widen`."""
-    return logits.float()
+    out.copy_(logits)
 
 
 def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:

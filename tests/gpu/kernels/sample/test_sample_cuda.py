@@ -132,11 +132,12 @@ def test_a_captured_choice_serves_any_histories() -> None:
     histories = torch.zeros(N_HISTORY, 64, dtype=torch.float64, device=device)[:, :n_rows]
     masks = TokenMasks(torch.full((n_rows,), -1, dtype=torch.int32, device=device), torch.zeros(1, 1000).int().cuda())
     choice, kind = empty_choice(n_rows), ChoiceKind(truncates=True, changes=True, n_top=5)
-    sampler.choose_captured(logits, controls, choice, masks, kind, histories, tokens)
+    given = logits, controls, choice, masks, kind, histories, torch.zeros(n_rows, width, device=device), tokens
+    sampler.choose_captured(*given)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = sampler.choose_captured(logits, controls, choice, masks, kind, histories, tokens)
+        found = sampler.choose_captured(*given)
     slots = np.arange(n_rows)
     for turn in range(3):
         for slot in range(n_rows):
@@ -148,10 +149,10 @@ def test_a_captured_choice_serves_any_histories() -> None:
         sampler.histories(slots, positions, host)
         histories.copy_(torch.from_numpy(host))
         controls.copy_(torch.from_numpy(sampler.controls(slots, positions)))
-        given = torch.randn(n_rows, width, device=device).to(torch.bfloat16)
-        logits.copy_(given)
+        raw = torch.randn(n_rows, width, device=device).to(torch.bfloat16)
+        logits.copy_(raw)
         graph.replay()
-        eager = sampler.sample(given, slots, positions, tokens)
+        eager = sampler.sample(raw, slots, positions, tokens)
         assert eager.logprobs is not None
         assert torch.equal(choice.token_ids, eager.token_ids) and torch.equal(choice.status, eager.status)
         assert all(map(torch.equal, found, eager.logprobs.tensors()))
