@@ -71,7 +71,7 @@ NOTHING: Final = ForwardGraphs([], [], Room(0))
 
 SamplingKey = tuple[int, ChoiceKind]
 """Rows, and what is done with them."""
-Sampling = Callable[[], tuple[torch.Tensor, ...]]
+Sampling = Callable[[], torch.Tensor | None]
 """A captured choice, which returns where its logprobs are; see `Tail.captured`."""
 
 

@@ -96,7 +96,7 @@ class SampledRows:
         plain sampling."""
         if key not in captured:
             try:
-                captured[key] = self._capture(hidden, *key) if key[0] else tuple[torch.Tensor, ...]
+                captured[key] = self._capture(hidden, *key) if key[0] else _nothing
             except torch.OutOfMemoryError as error:
                 if not key[1].changes:
                     raise
@@ -118,17 +118,17 @@ class SampledRows:
         controls, logits = self._controls.device[:, :size], self._logits[:size]
         choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])
         masks, histories = TokenMasks(self._mask_lines.device[:size], self._mask_bits), self._histories.device[:, :size]
-        where, lines = (at[0], at[1]), tuple[torch.Tensor, ...]()
+        where, cells = (at[0], at[1]), None
 
         def choose() -> None:
-            nonlocal lines  # who holds them keeps their memory from the next graph
-            lines = self._tail.captured(hidden, rows, where, controls, masks, logits, choice, kind, histories, wide)
+            nonlocal cells  # who holds them keeps their memory from the next graph
+            cells = self._tail.captured(hidden, rows, where, controls, masks, logits, choice, kind, histories, wide)
 
         replay = self._device.capture(choose)
 
-        def chosen() -> tuple[torch.Tensor, ...]:
+        def chosen() -> torch.Tensor | None:
             replay()
-            return lines
+            return cells
 
         return chosen
 
@@ -138,3 +138,7 @@ class SampledRows:
         histories = self._histories.host[:, n_sampled:size]
         histories[:], histories[0] = self._no_history, np.arange(n_sampled, size)
         self._mask_lines.host[n_sampled:size] = -1
+
+
+def _nothing() -> None:
+    """The choice of no rows."""

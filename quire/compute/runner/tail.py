@@ -79,12 +79,11 @@ class Fetched:
 
     def tensors(self) -> list[torch.Tensor]:
         """What is to be downloaded, in a fixed order."""
-        return [tensor for part in self._parts() for tensor in part.tensors()]
+        return [part.cells for part in self._parts()]
 
     def read(self, arrived: list[torch.Tensor]) -> tuple[dict[int, PackedLogprobs], dict[int, list[TokenLogprobs]]]:
         """Rows by sampled row, and rows by span, from the downloaded tensors."""
-        n_each = len(arrived) // max(len(self._parts()), 1)
-        given = [arrived[at : at + n_each] for at in range(0, len(arrived), max(n_each, 1))]
+        given = list(arrived)
         sampled: dict[int, PackedLogprobs] = {}
         if self.sampled is not None:
             sampled = packed_logprobs(self.sampled.rows, self.sampled.n_top, given.pop(0))
@@ -178,7 +177,7 @@ class Tail:
         kind: ChoiceKind,
         histories: torch.Tensor,
         wide: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> torch.Tensor | None:
         """Logits, choice and new tokens of `rows` int64 [m] of `hidden`, all at fixed addresses: it can be captured.
 
         where: (slots, positions) int64 [m] of the new tokens; logits [m, vocab] and choice [m] take the results; the
@@ -190,12 +189,12 @@ class Tail:
         tokens[where] = choice.token_ids
         return found
 
-    def sampled(self, step: Step, choice: Choice, lines: tuple[torch.Tensor, ...]) -> Sampled:
-        """What was chosen of the sampled rows by a captured choice, from the first lines of what it returned."""
+    def sampled(self, step: Step, choice: Choice, cells: torch.Tensor | None) -> Sampled:
+        """What was chosen of the sampled rows by a captured choice, from the first rows of what it returned."""
         slots = step.batch.sampled_slots
         n, logprobs = len(slots), None
-        if lines:
-            logprobs = LogprobTensors(np.arange(n), self._sampler.asked(slots), *(line[:n] for line in lines))
+        if cells is not None:
+            logprobs = LogprobTensors(np.arange(n), self._sampler.asked(slots), cells[:n])
         return Sampled(choice.token_ids[:n], choice.status[:n], logprobs)
 
     def record(self, fused: FusedStep, hidden: torch.Tensor, logits: torch.Tensor) -> None:

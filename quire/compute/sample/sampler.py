@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.compute.sample import edits
-from quire.compute.sample.logprobs import LogprobTensors, logprobs
+from quire.compute.sample.logprobs import LogprobTensors, cells_of, logprobs
 from quire.compute.sample.slots import SlotTable
 from quire.core.failure import Code
 from quire.core.plan import SlotOpen
@@ -140,19 +140,19 @@ class Sampler:
         histories: torch.Tensor,
         wide: torch.Tensor | None,
         tokens: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> torch.Tensor | None:
         """As `sample`, with everything at fixed addresses and for any later contents: it can be captured.
 
         logits: [m, width], OVERWRITTEN; controls, choice, masks: as in `choose_by`; histories, tokens: as in
-        `penalise`; wide: float32 [m, width], scratch, if the kind changes logits, else None. Returns what `lines` does,
-        nothing if nobody wants logprobs.
+        `penalise`; wide: float32 [m, width], scratch, if the kind changes logits, else None. Returns
+        `LogprobTensors.cells` of all rows, None if nobody wants logprobs.
         """
         raw = logits
         if wide is not None:
             logits = widen(logits, wide)
             penalise(logits, histories, tokens, min(tokens.shape[1], LONGEST_COMPARED))
         choose_by(logits[:, : self.vocab_limit], controls, choice, masks, truncates=kind.truncates)
-        return lines(raw, choice.token_ids.long(), kind.n_top) if kind.n_top >= 0 else ()
+        return cells_of(*lines(raw, choice.token_ids.long(), kind.n_top)) if kind.n_top >= 0 else None
 
     def is_truncated(self, slots: np.ndarray) -> bool:
         """True if some of these rows keep only a part of the vocabulary."""
