@@ -67,6 +67,14 @@ def _beyond(listed: Sequence[Candidate], reason: str, arguments: tuple[Any, ...]
 
 
 @functools.cache
+def missed(op: str, name: str, reason: str, instead: str) -> None:
+    """Say once, as `select` does, that one of the catalogue's implementations does not run for this reason. For those
+    that an op asks itself, since they do more or less than one of its functions."""
+    if not isinstance(reason, Slower):
+        _warn(catalog.entry(op, name), reason, catalog.entry(op, instead))
+
+
+@functools.cache
 def candidates(op: str, function: str, device: torch.device, dtype: torch.dtype) -> tuple[Candidate, ...]:
     """What may run on tensors of this type, best first, to the one that takes all inputs. One that never runs here has
     that reason as its condition. Raises ConfigError for a device that no implementation is for."""
