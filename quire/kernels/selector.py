@@ -19,6 +19,9 @@ from quire.kernels import catalog
 from quire.kernels.catalog import Implementation, Slower
 
 logger = logging.getLogger("quire.kernels.choice")
+"""Of what is alike in all ranks of a group: rank 0 alone says it."""
+own_logger = logging.getLogger("quire.kernels")
+"""Of what may befall one of them alone."""
 
 
 class Candidate(NamedTuple):
@@ -101,4 +104,5 @@ def _always(reason: str, *arguments: object) -> str:
 
 @functools.cache
 def _warn(best: Implementation, reason: str, instead: Implementation) -> None:
-    logger.warning("%s: %r runs instead of the faster %r (%s)", best.op, instead.name, best.name, reason)
+    said = own_logger if instead.name == "reference" else logger
+    said.warning("%s: %r runs instead of the faster %r (%s)", best.op, instead.name, best.name, reason)
