@@ -16,7 +16,7 @@
 #include "gemm/wide_memory.h"
 #include "shared_memory.h"
 
-struct QuireWideArgs {  // _WideArgs in quire/kernels/gemm/hopper.py
+struct QuireWideArgs {  // WideArgs, AdaptedArgs in quire/kernels/gemm/hopper_product.py
     const void* x;
     const void* w;
     const void* bias;

@@ -12,6 +12,7 @@
 // Macros: QUIRE_BF16, QUIRE_CLUSTER, QUIRE_UNITS (of 32 columns, that a warp asks for at once).
 #include "adapters.h"
 #include "gemm.h"
+#include "shared_memory.h"
 
 struct QuireShrinkArgs {  // ShrinkArgs in quire/kernels/lora/hopper.py
     const void* x;
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(THREADS) shrink(const __grid_constant__ QuireS
 int launch(const QuireShrinkArgs& a, cudaStream_t stream) {
     // A multiprocessor is divided into shared memory and L1 anew only when it is empty: as the product behind this wants it.
     const cudaError_t error =
-        cudaFuncSetAttribute(shrink, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+        raise_attribute<shrink, cudaFuncAttributePreferredSharedMemoryCarveout>(cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -6,6 +6,7 @@ what the interpreter has loaded already. While the interpreter itself starts, Ct
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` would have to be imported
 import os
 import sys
 
@@ -33,10 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # a second Ctrl-C ends at once, also in the import below
         import contextlib
-        import signal
 
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an impatient second Ctrl-C ends at once, without a traceback
         with contextlib.suppress(OSError):
             print(LINE, file=sys.stderr, flush=True)
         return CODE

@@ -222,7 +222,10 @@ def _loads(namespace: argparse.Namespace, arch: ModelArch) -> ExpertLoads:
         if not isinstance(options, dict):
             raise ConfigError(f"--eplb-config {shown(namespace.eplb_config)} is no JSON object")
         eplb = read_eplb(EngineConfig(enable_eplb=namespace.enable_eplb, eplb_config=options))
-        assert eplb is not None, "else it was refused"
+        if eplb is None:
+            raise ConfigError(
+                f"--eplb-config {shown(namespace.eplb_config)}: nothing is balanced: add --enable-eplb, or leave it out"
+            )
         n_redundant = eplb.num_redundant_experts
         if namespace.count in (None, 1):
             raise ConfigError(

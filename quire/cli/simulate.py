@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -26,8 +25,6 @@ from quire.core.errors import ConfigError, shown
 from quire.engine.simulated import SimulatedMachine
 
 DEFAULT_MODEL = "shape:llama-3.1-8b"
-FLAGS = re.compile(r"(?:[^,{]|\{[^}]*\})+")
-"""Between commas, but those of a JSON object."""
 UNCHANGED = {"compare", "baselines", "capacity", "output_json", "plot", "trace", "workload", "request_rate"}
 """Options that say what is compared, not how it is served."""
 
@@ -108,11 +105,29 @@ def _changed(namespace: argparse.Namespace, text: str) -> tuple[EngineConfig, Si
     parser = FlagParser(prog=f"quire simulate --compare {shown(text)}", add_help=False)
     add_flags(parser, SimulateOptions, title="simulation options", skip=UNCHANGED)
     add_flags(parser, EngineConfig, title="engine options")
-    words = [f"--{word.strip().removeprefix('--')}" for word in FLAGS.findall(text) or [text]]
-    given = parser.parse_args(words)
+    given = parser.parse_args([f"--{word.removeprefix('--')}" for word in _flags(text)])
     options = read_flags(namespace, SimulateOptions, **given_values(given, SimulateOptions))
     both = argparse.Namespace(**(vars(namespace) | given_values(given, EngineConfig)))
     return _config(both, options), options
+
+
+def _flags(text: str) -> list[str]:
+    """What stands between commas, but those within JSON objects."""
+    found, depth = [""], 0
+    for character in text:
+        depth += (character == "{") - (character == "}")
+        if character == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += character
+    flags = [flag.strip() for flag in found]
+    if depth or not all(flags):
+        wrong = "braces are not closed" if depth else "a flag is empty"
+        raise ConfigError(
+            f"--compare {shown(text)}: {wrong}: write flag=value,no-switch, and a JSON object whole, as"
+            ' eplb-config={"num_redundant_experts":16}'
+        )
+    return flags
 
 
 def _runs(variants: Sequence[Variant], requests: list[SimRequest], slo: Slo | None) -> list[dict[str, object]]:

@@ -195,6 +195,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     _reference("w4a16", "linear"),
     _triton("mxfp4", "linear"),
     _reference("mxfp4", "linear"),
+    _hopper("lora", "prepare", more="; adds in the product itself, up to 64 rows"),
     _triton("lora", "add"),
     _native("lora", "add_lines"),
     _reference("lora", "add", "add_lines"),
@@ -224,6 +225,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     _native("moe", "route", "packed_experts"),
     Implementation("moe", "composed", ("choose", "experts_with_shared"), _BOTH, "other ops in turn"),
     _reference("moe", "route", "choose", "experts", "experts_with_shared", "packed_experts", "adapted_experts"),
+    _hopper("sample", "collect", more="; a part of triton's choice, where many logits may matter"),
     _triton("sample", "choose_by", "lines", "penalise", "widen"),
     Implementation(
         "sample",

@@ -36,6 +36,8 @@ logger = logging.getLogger("quire.kernels")
 
 KEEP_DAYS = 60
 BUILD_TIMEOUT_S = 600
+_failed: dict[pathlib.Path, str] = {}
+"""What this process could not build, and why: a compiler takes seconds to say the same again."""
 _CUDA_PLACES = ("/usr/local/cuda/bin",)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 
@@ -147,7 +149,7 @@ def shared_library(
 
     compiler_name: "c++" or "nvcc". The files that the sources or `header` include from the sources'
     folders (`#include "..."`), directly or not, count towards the identity.
-    Raises BuildError without a compiler or when it fails.
+    Raises BuildError without a compiler or when it fails, which is said in the log; the process does not try it again.
     """
     path = compiler(compiler_name)
     if path is None:
@@ -157,14 +159,21 @@ def shared_library(
         )
     texts = _texts(sources, header)
     target = folder() / f"{name}_{_digest(*texts, *flags, _version(path))}.so"
+    if target in _failed:
+        raise BuildError(_failed[target])
     with _locked(target):
         if _is_whole(target):
             os.utime(target)
             os.utime(_sum_path(target))
             return target
         start_s = time.perf_counter()
-        with ticking(f"building kernel {name} with {pathlib.Path(path).name}"):
-            _build(path, sources, flags, header, target)
+        try:
+            with ticking(f"building kernel {name} with {pathlib.Path(path).name}"):
+                _build(path, sources, flags, header, target)
+        except BuildError as error:
+            _failed[target] = str(error)
+            logger.warning("kernel %s could not be built: %s", name, error)
+            raise
         logger.info("built kernel %s in %.1f s", target.name, time.perf_counter() - start_s)
     _prune()
     return target

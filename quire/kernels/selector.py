@@ -19,6 +19,9 @@ from quire.kernels import catalog
 from quire.kernels.catalog import Implementation, Slower
 
 logger = logging.getLogger("quire.kernels.choice")
+"""Of what is alike in all ranks of a group: rank 0 alone says it."""
+own_logger = logging.getLogger("quire.kernels")
+"""Of what may befall one of them alone."""
 
 
 class Candidate(NamedTuple):
@@ -67,6 +70,14 @@ def _beyond(listed: Sequence[Candidate], reason: str, arguments: tuple[Any, ...]
 
 
 @functools.cache
+def missed(op: str, name: str, reason: str, instead: str) -> None:
+    """Say once, as `select` does, that one of the catalogue's implementations does not run for this reason. For those
+    that an op asks itself, since they do more or less than one of its functions."""
+    if not isinstance(reason, Slower):
+        _warn(catalog.entry(op, name), reason, catalog.entry(op, instead))
+
+
+@functools.cache
 def candidates(op: str, function: str, device: torch.device, dtype: torch.dtype) -> tuple[Candidate, ...]:
     """What may run on tensors of this type, best first, to the one that takes all inputs. One that never runs here has
     that reason as its condition. Raises ConfigError for a device that no implementation is for."""
@@ -93,4 +104,5 @@ def _always(reason: str, *arguments: object) -> str:
 
 @functools.cache
 def _warn(best: Implementation, reason: str, instead: Implementation) -> None:
-    logger.warning("%s: %r runs instead of the faster %r (%s)", best.op, instead.name, best.name, reason)
+    said = own_logger if instead.name == "reference" else logger
+    said.warning("%s: %r runs instead of the faster %r (%s)", best.op, instead.name, best.name, reason)

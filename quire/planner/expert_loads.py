@@ -7,6 +7,7 @@ does with its rows (`parts`). Loads are taken to stay as they are, and to be ali
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import pathlib
@@ -25,6 +26,8 @@ ZIPF: Final = "zipf:"
 N_ORDERS: Final = 9
 """Of experts that are drawn where only the shares are known: which of them lie together is chance."""
 MOST_EXPONENT: Final = 4.0
+MOST_LOAD: Final = 1e300
+"""Of an expert: the sum of a layer is finite, whatever the others are."""
 
 
 class ExpertLoads(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,15 +118,15 @@ def spread(loads: ExpertLoads, n_experts: int, n_chosen: float, n_ranks: int) ->
 def chosen(loads: Sequence[float], n_chosen: float) -> list[float]:
     """That a row takes an expert, if it takes `n_chosen` that differ, in proportion to their loads as far as none can
     be taken twice."""
-    rest, total, surely = n_chosen, float(sum(loads)), set[int]()
-    order = sorted(range(len(loads)), key=lambda expert: -loads[expert])
-    for expert in order:
-        if total <= 0 or loads[expert] * rest < total:
-            break
-        surely.add(expert)
-        rest, total = rest - 1, total - loads[expert]
-    scale = rest / total if total > 0 else 0.0
-    return [1.0 if expert in surely else load * scale for expert, load in enumerate(loads)]
+    rest, surely = n_chosen, set[int]()
+    order = sorted(range(len(loads)), key=lambda expert: loads[expert])
+    totals = list(itertools.accumulate(loads[expert] for expert in order))  # a difference of two would lose small loads
+    while order and 0 < totals[-1] <= loads[order[-1]] * rest:
+        surely.add(order.pop())
+        totals.pop()
+        rest -= 1
+    total = totals[-1] if order and totals[-1] > 0 else math.inf
+    return [1.0 if expert in surely else load / total * rest for expert, load in enumerate(loads)]
 
 
 def read_loads(text: str, n_redundant: int | None = None) -> ExpertLoads:
@@ -140,9 +143,9 @@ def read_loads(text: str, n_redundant: int | None = None) -> ExpertLoads:
     except (OSError, ValueError, RecursionError):
         raise ConfigError(f"--expert-loads {shown(text)} is no JSON") from None
     layers = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
-    for number, layer in enumerate(layers):
-        _check(layer, number, len(layers[0]) if isinstance(layers[0], list) else 0, text)
-    return ExpertLoads(words=text, layers=tuple(tuple(map(float, layer)) for layer in layers), n_redundant=n_redundant)
+    n_experts = len(layers[0]) if isinstance(layers[0], list) else 0
+    read = tuple(_layer(layer, number, n_experts, text) for number, layer in enumerate(layers))
+    return ExpertLoads(words=text, layers=read, n_redundant=n_redundant)
 
 
 def _exponent(text: str) -> float:
@@ -155,14 +158,20 @@ def _exponent(text: str) -> float:
     return value
 
 
-def _check(layer: object, number: int, n_experts: int, text: str) -> None:
-    if isinstance(layer, list) and len(layer) == n_experts > 0 and all(map(_is_load, layer)) and sum(layer) > 0:
-        return
-    raise ConfigError(
-        f"--expert-loads {shown(text)}, layer {number}: {shown(layer)} is no list of loads: numbers from 0 on, not all"
-        " 0, as many as in the first layer"
-    )
+def _layer(layer: object, number: int, n_experts: int, text: str) -> tuple[float, ...]:
+    where = f"--expert-loads {shown(text)}, layer {number}"
+    if not (isinstance(layer, list) and len(layer) == n_experts > 0 and all(map(_is_load, layer)) and any(layer)):
+        raise ConfigError(
+            f"{where}: {shown(layer)} is no list of loads: numbers from 0 on, not all 0, as many as in the first layer"
+        )
+    for expert, load in enumerate(layer):
+        if load > MOST_LOAD:
+            raise ConfigError(
+                f"{where}: the load of expert {expert} is {shown(load)}, and the most is {MOST_LOAD:g}: only what they"
+                " are to each other counts, so divide all by the same number"
+            )
+    return tuple(map(float, layer))
 
 
 def _is_load(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0

@@ -230,17 +230,19 @@ def test_a_rank_that_failed_is_named_if_no_other_is_gone(
     ranks.stop()
 
 
-def test_which_kernels_run_is_said_by_rank_0_alone(
+def test_which_kernels_run_is_said_by_rank_0_alone_unless_they_are_slow_or_cannot_be_built(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     life = """
-import logging, time
+import time
 from quire.engine.ranks.process import main
 from quire.engine.ranks.ring import READY
-from quire.kernels import native, selector
+from quire.kernels import catalog, jit, native, selector
 def run(start, memory, pulse):
-    for logger in (native.logger, selector.logger, logging.getLogger("quire.kernels")):
-        logger.warning("said by %s", logger.name)
+    native.logger.warning("no libraries")
+    selector.missed("norm", "hopper", "no nvcc", "triton")
+    selector.missed("norm", "hopper", "odd sizes", "reference")
+    jit.logger.warning("no build")
     memory.set_state(start.rank, READY)
     time.sleep(600)
 main(run)
@@ -250,7 +252,7 @@ main(run)
     ranks.start()
     ranks.stop()
     said = capfd.readouterr().err
-    assert said.count("said by") == 1 and "said by quire.kernels\n" in said
+    assert "(odd sizes)" in said and "no build" in said and "no nvcc" not in said and "no libraries" not in said
 
 
 def test_masks_for_lost_ranks_free_rank_0_and_its_step_says_why(

@@ -51,7 +51,7 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
     """How far the random number lies outside the chosen token's part of the float64 distribution."""
     for name, controls in CONTROLS.items():
         for implementation in catalog.runnable(op, setting.device.type):
-            if implementation.name != "reference":
+            if implementation.name != "reference" and "choose_by" in implementation.functions:
                 error = functools.partial(_error, setting, implementation, controls)
                 yield Check(op, name, implementation.name, error, reference.TOLERANCE)
 
@@ -91,7 +91,7 @@ def _contenders(setting: Setting, shape: tuple[int, int], controls: dict[str, An
     copies = [3 * setting.randn(*shape, dtype=torch.float32) for _ in range(n_copies)]
     lines = upload(draw(shape[0], **controls).controls(), setting.device)
     for implementation in catalog.runnable("sample", setting.device.type):
-        if implementation.name != "reference":
+        if implementation.name != "reference" and "choose_by" in implementation.functions:
             choose_by = implementation.load().choose_by
             calls = [functools.partial(choose_by, logits, lines, _out(shape[0], setting)) for logits in copies]
             yield Contender(implementation.name, functools.partial(list, calls))

@@ -98,7 +98,8 @@ def main(run: Callable[[RankStart, RankMemory, Pulse], None] | None = None) -> i
     line, _ = read_start()
     start = msgspec.json.decode(line, type=RankStart)
     logs.set_up(f"rank {start.rank}")
-    logging.getLogger("quire.kernels.choice").setLevel(logging.ERROR)  # the same kernels as rank 0's, which says so
+    # rank 0 says it for all; builds that fail and slow references have another name, as they may be this rank's alone
+    logging.getLogger("quire.kernels.choice").setLevel(logging.ERROR)
     be_killed_with_parent()
     memory = RankMemory(start.memory_fd, start.shape.n_ranks)
     pulse = Pulse(memory, start.rank)

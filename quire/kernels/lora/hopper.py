@@ -1,5 +1,8 @@
-"""Linear layers with adapters in CUDA C++ for Hopper, of steps of 17 to 64 rows: x into the small dimensions
+"""Linear layers with adapters in CUDA C++ for Hopper, of steps of few rows: x into the small dimensions
 (csrc/cuda/lora.cu), and out of them in the layer's own product (csrc/cuda/gemm/wide_adapters.h).
+
+These are steps of at most 64 rows whose product is estimated to be fastest as one tile of the kernel for many: on 132
+multiprocessors from 17 rows on for [4096, 14336], 23 for [4096, 4096], 32 for [6144, 4096], 40 for [28672, 4096].
 
 Owns which layers these are, and both launches. Does not own the product without adapters, whose plan it takes: so a row
 without an adapter has the bits that it has in a step without any.
@@ -18,6 +21,7 @@ from typing import Final
 import torch
 
 from quire.kernels import jit
+from quire.kernels.catalog import Slower
 from quire.kernels.gemm import Norm
 from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.hopper import static_obstacle
@@ -121,13 +125,16 @@ def _prepared(
 ) -> Launch | str:  # fmt: skip
     product, build = ProductShape(m, n, k, silu=silu), Build(dtype, residual, bias, wide)
     if alone:
-        return "rows have the bits that they have in any number of rows"
-    found = _parts_obstacle(sizes, most, silu) or static_obstacle(product, dtype) or machine_obstacle()
+        return Slower("rows have the bits that they have in any number of rows")
+    found = _parts_obstacle(sizes, most, silu) or static_obstacle(product, dtype)
+    if found:
+        return Slower(found)
+    found = machine_obstacle()
     if found:
         return found
     plan = fastest(product, n_processors_of(device))
     if not isinstance(plan, WidePlan) or not takes_adapters(product, plan):
-        return f"{m} rows of [{n}, {k}] are not one tile of the kernel for many rows"
+        return Slower(f"{m} rows of [{n}, {k}] are not one tile of the kernel for many rows")
     try:
         return Launch(function_of(product, plan, build, {"RANK": most}), plan, _shrink(dtype, k), sizes)
     except jit.BuildError as error:
@@ -144,12 +151,16 @@ def _parts_obstacle(sizes: tuple[int, ...], most: int, silu: bool) -> str | None
     return None
 
 
+def variant_of(dtype: torch.dtype, k: int) -> tuple[str, tuple[str, ...]]:
+    """Source and definitions of the kernel for the first of both products, of x [n, k]: for `compile_variant`."""
+    units = min(MAX_UNITS, math.ceil(k / (UNIT * WARPS * CLUSTER)))
+    macros = {"BF16": dtype is torch.bfloat16, "CLUSTER": CLUSTER, "UNITS": units}
+    return "lora.cu", tuple(f"-DQUIRE_{name}={int(value)}" for name, value in macros.items())
+
+
 @functools.cache
 def _shrink(dtype: torch.dtype, k: int) -> Callable[..., int]:
     """Raises BuildError."""
-    units = min(MAX_UNITS, math.ceil(k / (UNIT * WARPS * CLUSTER)))
-    macros = {"BF16": dtype is torch.bfloat16, "CLUSTER": CLUSTER, "UNITS": units}
-    definitions = tuple(f"-DQUIRE_{name}={int(value)}" for name, value in macros.items())
-    function = ctypes.CDLL(str(compile_variant("lora.cu", definitions))).quire_shrink
+    function = ctypes.CDLL(str(compile_variant(*variant_of(dtype, k)))).quire_shrink
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
     return function

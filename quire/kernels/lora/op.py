@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from quire.kernels import around
+from quire.kernels.catalog import Slower
 from quire.kernels.gemm import Norm
 from quire.kernels.lora import hopper
 from quire.kernels.lora.places import Places
 from quire.kernels.lora.weight import Stack, Tiles
-from quire.kernels.selector import select
+from quire.kernels.selector import missed, select
 
 
 def add(
@@ -42,19 +43,22 @@ def prepare_linear(
     residual: torch.Tensor | None, silu_mul: bool, out: torch.Tensor | None,
 ) -> Callable[..., torch.Tensor] | str:  # fmt: skip
     """`gemm.linear` of w and what `add` would add to it, before activation and residual, ready to be called with these
-    arguments; or why it is not one product here, and is to be done by those two.
+    arguments; or why it is not one product here, and is to be done by those two. A loss is said once, to the log.
 
     A row without an adapter gets the bits of `gemm.linear`. What is added is rounded with the product, not after it;
     it does not depend on the other rows, nor on their places. The first call for new shapes may compile (seconds).
     Raises ValueError on a mismatch.
     """
     if not x.is_cuda:
-        return f"tensors are on {x.device}"
+        return Slower(f"tensors are on {x.device}")
     _check_stack(x, stack, tiles)
     around.check(x, (sum(stack.sizes), stack.a.shape[2]), bias, norm, residual, silu_mul, out)
     if w.shape != (sum(stack.sizes), x.shape[1]) or w.dtype != x.dtype or not w.is_contiguous():
         raise ValueError(f"w {tuple(w.shape)} {w.dtype} must be {(sum(stack.sizes), x.shape[1])} of {x.dtype}")
-    return hopper.prepare(x, w, stack, tiles, bias, norm, residual, silu_mul, out)
+    found = hopper.prepare(x, w, stack, tiles, bias, norm, residual, silu_mul, out)
+    if isinstance(found, str):
+        missed("lora", "hopper", found, "triton")
+    return found
 
 
 def add_lines(x: torch.Tensor, adapters: Places, places: np.ndarray, y: torch.Tensor, norm: Norm | None = None) -> None:

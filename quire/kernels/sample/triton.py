@@ -31,6 +31,7 @@ from quire.kernels.sample.floors import (
 from quire.kernels.sample.lines_triton import lines
 from quire.kernels.sample.penalties_triton import penalise, widen
 from quire.kernels.sample.wide import COUNT, DONE, KNOWN, MASS, N_MARKS, SPAN, collect, guessed
+from quire.kernels.selector import missed
 
 __all__ = ["choose_by", "lines", "penalise", "widen"]
 
@@ -101,9 +102,11 @@ def _choose_in_wide_rows(
     state = kinds[0], marks, sums, kinds[1], values, columns, floats, more
     sizes = {"GROUP": GROUP, "N_GROUPS": floats.shape[1] // 2, "ROOM": room, "LEAST_SLOPE": LEAST_SLOPE}
     sizes |= {"DEPENDENT": dependent, "launch_pdl": dependent}
-    if hopper.obstacle(logits) is None:
+    reason = hopper.obstacle(logits)
+    if reason is None:
         hopper.collect(*given, n_spans, *state, LEAST_SLOPE)
     else:
+        missed("sample", "hopper", reason, "triton")
         collect[(n_spans, n_rows)](*given, n_spans, *state, **sizes, num_warps=8)
     _finish[(n_rows,)](
         *given, n_spans, *state, n_groups, out.token_ids,

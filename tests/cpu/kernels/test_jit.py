@@ -130,6 +130,23 @@ def test_libraries_are_named_by_what_made_them_and_old_entries_go(place: pathlib
     assert not list(place.glob("tmp*"))
 
 
+@pytest.mark.skipif(jit.compiler("c++") is None, reason="needs a C++ compiler")
+def test_a_build_that_fails_is_said_and_not_tried_again(
+    place: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[object] = []
+    compile_it = jit._build
+    monkeypatch.setattr(jit, "_build", lambda *arguments: (tried.append(arguments), compile_it(*arguments)))
+    for _ in range(2):
+        with pytest.raises(jit.BuildError, match="no_such_name"):
+            build(tmp_path, 2, "no_such_name;")
+    assert len(tried) == 1
+    (said,) = caplog.records
+    assert said.name == "quire.kernels" and "kernel one could not be built" in said.getMessage()
+    build(tmp_path, 3)
+    assert len(tried) == 2
+
+
 def test_a_library_is_named_by_every_file_that_it_includes(place: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Through folders and through the header that is included before everything; not by what lies beside."""
     files = {
@@ -156,12 +173,12 @@ def test_a_library_is_named_by_every_file_that_it_includes(place: pathlib.Path, 
     assert texts() == before
 
 
-@pytest.mark.parametrize("source", ["decode.cu", "prefill.cu", "gemm.cu", "gemm_wide.cu", "rows.cu"])
-def test_every_part_of_a_cuda_kernel_counts(source: str) -> None:
-    """`prefill.cu` includes what lies in prefill/, and nothing else has a folder of that name."""
+@pytest.mark.parametrize("sources", [("decode.cu",), ("prefill.cu",), ("gemm.cu", "gemm_wide.cu")], ids=str)
+def test_every_part_of_a_cuda_kernel_counts(sources: tuple[str, ...]) -> None:
+    """`prefill.cu` includes what lies in prefill/; both kernels of products share a folder."""
     folder = jit.sources_folder() / "cuda"
-    texts = jit._texts([folder / source], '#include "attention.h"\n')
-    parts = sorted((folder / source.removesuffix(".cu")).glob("*.h"))
-    assert [part.name for part in parts if part.read_text() not in texts] == []
-    assert (folder / "hopper.h").read_text() in texts
-    assert bool(parts) == (source in {"decode.cu", "prefill.cu", "gemm.cu"})
+    texts = jit._texts([folder / one for one in sources], '#include "attention.h"\n')
+    parts = sorted((folder / sources[0].removesuffix(".cu")).glob("*.h"))
+    assert parts and [part.name for part in parts if part.read_text() not in texts] == []
+    for source in sources:
+        assert (folder / "hopper.h").read_text() in jit._texts([folder / source], "")

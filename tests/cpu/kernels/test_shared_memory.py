@@ -10,7 +10,7 @@ from quire.kernels import jit
 
 RUNTIME = """
 using cudaError_t = int;
-constexpr int cudaSuccess = 0, cudaFuncAttributeMaxDynamicSharedMemorySize = 8;
+constexpr int cudaSuccess = 0, cudaFuncAttributeMaxDynamicSharedMemorySize = 8, carveout = 9;
 static int device, n_asked, fails;
 static cudaError_t cudaGetDevice(int* found) { return *found = device, 0; }
 static cudaError_t cudaFuncSetAttribute(void (*)(), int, int) { return n_asked++, fails; }
@@ -19,7 +19,9 @@ static void one() {}
 static void other() {}
 extern "C" int ask(int on, int which, int n_bytes, int is_failing) {
     device = on, fails = is_failing, n_asked = 0;
-    const int error = which ? quire::allow_shared_memory<other>(n_bytes) : quire::allow_shared_memory<one>(n_bytes);
+    const int error = which == 2   ? quire::raise_attribute<one, carveout>(n_bytes)
+                      : which == 1 ? quire::allow_shared_memory<other>(n_bytes)
+                                   : quire::allow_shared_memory<one>(n_bytes);
     return error ? -error : n_asked;
 }
 """
@@ -37,6 +39,7 @@ def test_each_device_is_asked_once_for_each_kernel(tmp_path: pathlib.Path) -> No
         (0, 0, 8192, 0), (0, 0, 8192, 0),  # more
         (1, 0, 8192, 0), (1, 0, 8192, 0),  # another device
         (0, 1, 4096, 0),  # another kernel
+        (0, 2, 100, 0), (0, 2, 100, 0), (1, 2, 100, 0),  # another attribute
         (64, 0, 4096, 0), (64, 0, 4096, 0),  # one that is not remembered
     )]  # fmt: skip
-    assert asked == [-7, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1]
+    assert asked == [-7, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1]

@@ -150,6 +150,24 @@ def test_hardly_anything_is_imported_before_ctrl_c_is_guarded() -> None:
     assert set(done.stdout.split()) <= modules | {"quire", "quire.cli", "quire.cli.main"}
 
 
+def test_a_second_ctrl_c_is_no_traceback_either() -> None:
+    """It comes with whatever is imported after the first, which comes while the engine's modules are."""
+    code = """
+import os, signal, sys
+for name in ("contextlib", "signal"):
+    sys.modules.pop(name, None)
+class Impatient:
+    def find_spec(self, name, *rest):
+        if name in ("quire.engine.stdio", "contextlib", "signal"):
+            os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Impatient())
+from quire.cli.main import main
+sys.exit(main(["--version"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGINT and done.stderr == ""
+
+
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     process = subprocess.run(
         f"{sys.executable} -m quire bench serve --help | true", shell=True, capture_output=True, text=True, check=False,

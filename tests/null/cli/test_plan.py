@@ -336,6 +336,7 @@ def test_experts_that_move_are_planned_with_their_copies(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(("words", "message"), [
     (("shape:qwen3-30b-a3b", "--count", "4", "--eplb-config", '{"num_redundant_experts": 4}'), "add --enable-eplb"),
+    (("shape:qwen3-30b-a3b", "--count", "4", "--eplb-config", "{}"), "add --enable-eplb, or leave it out"),
     (("shape:qwen3-30b-a3b", "--count", "4", "--enable-eplb", "--eplb-config", "[4]"), "is no JSON object"),
     (("shape:qwen3-30b-a3b", "--count", "4", "--enable-eplb", "--eplb-config", '{"copies": 4}'), "copies is unknown"),
     (("shape:qwen3-30b-a3b", "--enable-eplb"), "one device has all of them"),

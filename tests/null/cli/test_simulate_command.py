@@ -122,6 +122,8 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
         (["--request-rate", "-3"], "is not allowed"),
         (["--compare", "max-num-seqz=2"], "unknown option --max-num-seqz; did you mean --max-num-seqs?"),
         (["--compare", "max-num-seqs=many"], "'many' is not allowed"),
+        (["--compare", 'eplb-config={"num_redundant_experts":16'], "redundant_experts\":16': braces are not closed"),
+        (["--compare", "max-num-seqs=2,,replicas=2"], "'max-num-seqs=2,,replicas=2': a flag is empty"),
         (["--trace", "/no/such", "--workload", "W1"], "give one of them"),
         (["--workload", "W3"], "give --dataset-path"),
         (["--request-rate", "1", "2", "--plot", "curve.html"], "is drawn as .png"),

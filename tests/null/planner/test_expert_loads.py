@@ -37,6 +37,9 @@ def test_chances_are_those_of_loads_and_nobody_is_taken_twice() -> None:
     assert chosen([10, 1, 1, 1, 1], 2) == [1.0, 0.25, 0.25, 0.25, 0.25]
     assert chosen([8, 4, 1, 1], 3) == [1.0, 1.0, 0.5, 0.5]
     assert chosen([5, 0, 0], 1) == [1.0, 0.0, 0.0]
+    assert chosen([5, 0, 0], 2) == [1.0, 0.0, 0.0]
+    assert chosen([1e300, 1e300, 1, 1, 2], 3) == [1.0, 1.0, 0.25, 0.25, 0.5]
+    assert sum(chosen([1e300, 5e-324, 5e-324], 2)) == 2.0
 
 
 def test_rows_and_reads_are_those_of_drawn_rows() -> None:
@@ -115,7 +118,8 @@ def test_one_device_has_all_experts() -> None:
     ("zipf:much", "an exponent from 0 to 4"), ("zipf:-1", "an exponent from 0 to 4"), ("zipf:nan", "an exponent"),
     ("even odd", "is no file"), ("[1, 2", "is no JSON"), ("{}", "layer 0"), ("[]", "layer 0"), ("[0, 0]", "not all 0"),
     ("[1, -2]", "numbers from 0 on"), ("[1, true]", "numbers from 0 on"), ("[[1, 2], [1]]", "layer 1"),
-    ("[[1, 2], 3]", "layer 1"),
+    ("[[1, 2], 3]", "layer 1"), (f"[1, {'1' * 400}]", "the load of expert 1 is an integer of 1326 bits, and the most is 1e.300"),
+    ("[1e308, 1e308, 1, 1]", "the load of expert 0 is 1e.308"), ("[1, Infinity]", "the load of expert 1 is inf"),
 ])  # fmt: skip
 def test_loads_that_cannot_be(tmp_path: pathlib.Path, text: str, message: str) -> None:
     if text[0] in "[{":

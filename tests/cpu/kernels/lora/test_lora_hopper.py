@@ -20,10 +20,12 @@ import pytest
 import torch
 from lora_case import Case, Made
 
-from quire.kernels import jit
+from quire.kernels import jit, lora
+from quire.kernels.gemm import ahead
 from quire.kernels.gemm.hopper_product import Build, CompiledProduct, variant_of
 from quire.kernels.gemm.plan import ProductShape
 from quire.kernels.gemm.wide import WidePlan
+from quire.kernels.hopper import FLAGS as NVCC_FLAGS
 from quire.kernels.lora import hopper, reference
 
 EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
@@ -160,3 +162,57 @@ def test_a_product_adds_what_adapters_do(
     alone = np.where(np.isin(np.arange(len(places)), (0, 5, 18)), places, -1).astype(np.int32)
     found = layer.with_adapters(alone)  # with other neighbours, and elsewhere among the adapters of the step
     assert all(torch.equal(found[row], y[row]) for row in (0, 5, 18))
+
+
+class Far(torch.Tensor):
+    """A tensor in this machine's memory that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_a_kernel_that_cannot_be_built_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unlike steps of few rows, which lose nothing."""
+
+    def fail(*arguments: object) -> None:
+        raise jit.BuildError("lora.so: nvcc failed")
+
+    monkeypatch.setattr(hopper, "machine_obstacle", lambda: None)
+    monkeypatch.setattr(hopper, "n_processors_of", lambda device: 132)
+    monkeypatch.setattr(hopper, "function_of", fail)
+    made = Made(dataclasses.replace(case((4096,), 16, torch.bfloat16, k=4096), places=tuple(range(-1, 5)) * 10))
+    w = made.x.new_zeros(4096, 4096)
+    for n_rows in (60, 60, 8):
+        x, tiles = made.x[:n_rows].as_subclass(Far), made.tiles(made.places[:n_rows])
+        assert isinstance(lora.prepare_linear(x, w, made.stack, tiles, None, None, None, False, None), str)
+    said = "lora: 'triton' runs instead of the faster 'hopper' (lora.so: nvcc failed)"
+    assert [one.getMessage() for one in caplog.records] == [said]
+    hopper._prepared.cache_clear()
+
+
+def test_both_kernels_are_built_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[tuple[str, tuple[str, ...]]] = []
+    monkeypatch.setattr(ahead, "machine_obstacle", lambda: None)
+    monkeypatch.setattr(ahead, "n_processors_of", lambda device: 132)
+    monkeypatch.setattr(ahead, "compile_variant", lambda *variant: built.append(variant))
+    layers = [ahead.LinearShape(4096, 4096), ahead.LinearShape(4096, 14336)]
+    ahead.build(layers, torch.bfloat16, torch.device("cuda"), 64, 16, lora.variant_of)
+    first = {hopper.variant_of(torch.bfloat16, k) for k in (4096, 14336)}
+    assert first == {one for one in built if one[0] == "lora.cu"} and len(first) == 2
+    assert any("-DQUIRE_RANK=16" in one[1] for one in built)
+    built.clear()
+    ahead.build(layers, torch.bfloat16, torch.device("cuda"), 64, 0, lora.variant_of)
+    assert built and not {one for one in built if one[0] == "lora.cu"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_it_compiles(dtype: torch.dtype) -> None:
+    nvcc = jit.compiler("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    source, definitions = hopper.variant_of(dtype, 14336)
+    command = [nvcc, *NVCC_FLAGS, *definitions, "-Werror", "all-warnings", "-cubin", "-o", "/dev/null"]
+    path = jit.sources_folder() / "cuda" / source
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

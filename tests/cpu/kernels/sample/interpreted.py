@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 
 import numpy as np
 import quick_interpreter  # noqa: F401
@@ -207,8 +208,17 @@ def check_lines(width: int) -> None:
             assert torch.equal(kernels.lines(given, targets, 1)[0], found[0])
 
 
+def check_what_is_said(records: list[logging.LogRecord]) -> None:
+    """Wide rows were gone over many times, never by the kernel for Hopper: the log has it once for each reason."""
+    said = [one.getMessage() for one in records]
+    assert said.count("sample: 'triton' runs instead of the faster 'hopper' (there is no CUDA device)") == 1, said
+    assert len(set(said)) == len(said) > 1, said
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    said: list[logging.LogRecord] = []
+    logging.getLogger("quire.kernels.choice").addFilter(lambda record: bool(said.append(record)))
     with np.errstate(all="ignore"):
         check_random_bits()
         for n_columns, dtype in ((5, torch.float32), (4500, torch.float32), (4500, torch.float16)):
@@ -223,4 +233,5 @@ if __name__ == "__main__":
         check_random_shapes(40)
         check_ways()
         check_bad_guesses()
+    check_what_is_said(said)
     print("fine")

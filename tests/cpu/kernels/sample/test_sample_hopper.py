@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quire.kernels import jit
+from quire.kernels.hopper import FLAGS as NVCC_FLAGS
 from quire.kernels.sample import hopper
 
 EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
@@ -108,3 +109,11 @@ def test_what_it_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hopper.obstacle(torch.zeros(2, 16)) is None
     assert "rows of 15 logits" in str(hopper.obstacle(torch.zeros(2, 15)))
     assert hopper.obstacle(torch.zeros(40)[1:33].view(2, 16)) is not None
+
+
+@pytest.mark.skipif(jit.compiler("nvcc") is None, reason="needs nvcc")
+def test_it_compiles() -> None:
+    source = str(jit.sources_folder() / "cuda" / "sample.cu")
+    command = [str(jit.compiler("nvcc")), *NVCC_FLAGS, "-DQUIRE_BF16=1", "-Werror", "all-warnings", "-cubin"]
+    done = subprocess.run([*command, "-o", "/dev/null", source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

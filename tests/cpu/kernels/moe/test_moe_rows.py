@@ -1,0 +1,90 @@
+"""What stands around the products of experts (moe_rows.cu) without a GPU: emulated on host threads.
+
+Not shown: that blocks at once count in the same place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from quire.kernels import jit
+from quire.kernels.moe import hopper
+
+EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
+FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
+DTYPE = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = jit.compiler("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    folder = tmp_path_factory.mktemp("rows")
+    for header in EMULATED.glob("*.h"):
+        shutil.copy(header, folder)
+    (folder / "moe").mkdir()
+    sources = jit.sources_folder() / "cuda"
+    shutil.copy(sources / "moe" / "slots.h", folder / "moe")
+    shutil.copy(sources / "moe_rows.cu", folder)
+    command = [compiler, *FLAGS, *hopper._definitions(DTYPE), f"-I{folder}", str(folder / "moe_rows.cu")]
+    done = subprocess.run([*command, "-o", str(folder / "rows.so")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return ctypes.CDLL(str(folder / "rows.so"))
+
+
+def addresses(*tensors: torch.Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+@pytest.mark.parametrize("start_step", [1, 4])
+@pytest.mark.parametrize("tile_slots", [8, 64])
+def test_pairs_are_sorted_into_tiles_whose_experts_start_at_a_step(
+    library: ctypes.CDLL, start_step: int, tile_slots: int
+) -> None:
+    """70 experts: more than a warp has lanes; some have none, one has many, and some pairs have no expert."""
+    n_experts, n_pairs = 70, 2500  # of two blocks
+    ids = torch.randint(-1, n_experts + 1, (n_pairs,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    ids[ids % 5 == 3] = 2
+    for _ in range(2):  # the counts are zeros again behind the first
+        ranks, starts = torch.full((n_pairs,), -7, dtype=torch.int32), torch.full((n_experts,), -7, dtype=torch.int32)
+        tiles, n_tiles = torch.full((n_pairs, 4), -7, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        memory = addresses(ids, ranks, starts, tiles, n_tiles)
+        args = hopper._SortArgs(*memory, n_pairs, n_experts, tile_slots, start_step)
+        assert library.quire_moe_sort(ctypes.byref(args), None) == 0
+        expected, first = [], 0
+        for expert in range(n_experts):
+            own = ranks[ids == expert]
+            assert sorted(own.tolist()) == list(range(len(own)))
+            assert starts[expert] == first and first % start_step == 0
+            expected += [[expert, first + i, min(tile_slots, len(own) - i), 0] for i in range(0, len(own), tile_slots)]
+            first += len(own) + -len(own) % start_step
+        assert tiles[: int(n_tiles)].tolist() == expected
+        assert (tiles[int(n_tiles) :] == -7).all() and (ranks[(ids < 0) | (ids >= n_experts)] == -7).all()
+
+
+@pytest.mark.parametrize("has_slots", [False, True])
+@pytest.mark.parametrize("n_shared", [0, 2])
+def test_sums_have_the_shared_parts_with_weight_1(library: ctypes.CDLL, n_shared: int, has_slots: bool) -> None:
+    n, routed, n_experts, h = 5, 3, 8, 1064  # of more cells than a block has threads
+    generator, k = torch.Generator().manual_seed(2), routed + n_shared
+    ids = torch.randint(0, n_experts, (n, routed), generator=generator, dtype=torch.int32)
+    ids[1, 0], ids[3] = -1, n_experts
+    weights = torch.rand(n, routed, generator=generator)
+    slots = torch.randperm(n * k, generator=generator).int()
+    x = torch.randn(n * k, h, generator=generator).to(DTYPE)
+    residual, y = torch.randn(n, h + 8, generator=generator).to(DTYPE)[:, :h], torch.empty(n, h + 16, dtype=DTYPE)
+    memory = addresses(x, ids, weights, slots if has_slots else None, residual, y)
+    args = hopper._SumArgs(*memory, residual.stride(0), y.stride(0), n, k, n_experts, h, n_shared)
+    assert library.quire_moe_sum(ctypes.byref(args), None) == 0
+    is_real = torch.cat([(ids >= 0) & (ids < n_experts), torch.ones(n, n_shared, dtype=torch.bool)], 1)
+    factors = torch.cat([weights, torch.ones(n, n_shared)], 1).double() * is_real
+    rows = (x[slots.long()] if has_slots else x).double().view(n, k, h)
+    expected = residual.double() + (rows * factors[:, :, None]).sum(1)
+    torch.testing.assert_close(y[:, :h].double(), expected, rtol=2**-8, atol=1e-5)
