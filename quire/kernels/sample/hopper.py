@@ -8,6 +8,7 @@ import functools
 import torch
 
 from quire.kernels import jit
+from quire.kernels.catalog import Slower
 from quire.kernels.hopper import compile_variant, machine_obstacle
 
 ALIGNMENT_BYTES = 16
@@ -29,7 +30,7 @@ class _CollectArgs(ctypes.Structure):
 def obstacle(logits: torch.Tensor) -> str | None:
     """Why this kernel does not run on these logits, or None. May compile it (seconds)."""
     if (logits.stride(0) * logits.element_size()) % ALIGNMENT_BYTES or logits.data_ptr() % ALIGNMENT_BYTES:
-        return f"rows of {logits.stride(0)} logits do not begin at multiples of {ALIGNMENT_BYTES} bytes"
+        return Slower(f"rows of {logits.stride(0)} logits do not begin at multiples of {ALIGNMENT_BYTES} bytes")
     return _machine_obstacle(logits.dtype)
 
 
