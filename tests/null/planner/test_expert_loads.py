@@ -118,7 +118,8 @@ def test_one_device_has_all_experts() -> None:
     ("zipf:much", "an exponent from 0 to 4"), ("zipf:-1", "an exponent from 0 to 4"), ("zipf:nan", "an exponent"),
     ("even odd", "is no file"), ("[1, 2", "is no JSON"), ("{}", "layer 0"), ("[]", "layer 0"), ("[0, 0]", "not all 0"),
     ("[1, -2]", "numbers from 0 on"), ("[1, true]", "numbers from 0 on"), ("[[1, 2], [1]]", "layer 1"),
-    ("[[1, 2], 3]", "layer 1"), (f"[1, {'1' * 400}]", "the load of expert 1 is an integer of 1326 bits, and the most is 1e.300"),
+    ("[[1, 2], 3]", "layer 1"),
+    (f"[1, {'1' * 400}]", "the load of expert 1 is an integer of 1326 bits, and the most is 1e.300"),
     ("[1e308, 1e308, 1, 1]", "the load of expert 0 is 1e.308"), ("[1, Infinity]", "the load of expert 1 is inf"),
 ])  # fmt: skip
 def test_loads_that_cannot_be(tmp_path: pathlib.Path, text: str, message: str) -> None:
