@@ -122,6 +122,14 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
         (["--request-rate", "-3"], "is not allowed"),
         (["--compare", "max-num-seqz=2"], "unknown option --max-num-seqz; did you mean --max-num-seqs?"),
         (["--compare", "max-num-seqs=many"], "'many' is not allowed"),
+        (
+            ["--compare", "seed=1", "foo=4"],
+            "quire simulate: error: --compare 'foo=4': unknown option --foo\nSee: quire simulate --help\n",
+        ),
+        (
+            ["--compare", "max-num-batched-tokens=many"],
+            "quire simulate: error: --compare 'max-num-batched-tokens=many': argument --max-num-batched-tokens",
+        ),
         (["--trace", "/no/such", "--workload", "W1"], "give one of them"),
         (["--workload", "W3"], "give --dataset-path"),
         (["--request-rate", "1", "2", "--plot", "curve.html"], "is drawn as .png"),
