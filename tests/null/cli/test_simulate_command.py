@@ -134,6 +134,7 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
         (["--workload", "W3"], "give --dataset-path"),
         (["--request-rate", "1", "2", "--plot", "curve.html"], "is drawn as .png"),
         (["--max-model-len", "100000000"], "exceeds"),
+        (["--workload", "sharegpt", "--num-prompts", "0"], "--num-prompts 0 takes all of a lengths file"),
     ],
 )
 def test_refusals_say_what_to_do(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
