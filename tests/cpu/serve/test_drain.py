@@ -17,7 +17,7 @@ class Open:
     """A request that ends only when it is cut off."""
 
     def __init__(self, service: Service) -> None:
-        self._live: set[Any] = service.state.live
+        self._live: Any = service.state.live
         self._live.add(self)
 
     def stop(self, error: object) -> None:
