@@ -27,8 +27,8 @@ _MODELS: Final = pathlib.Path(__file__).resolve().parents[2] / "_models"
 
 
 def find_checkpoint(model: str, revision: str = "", download_dir: str = "") -> pathlib.Path:
-    """The folder or file of `model`: a bundled name ('' is the demo), a bundled shape:NAME, a local folder or GGUF file,
-    or a hub's org/name.
+    """The folder or file of `model`: a bundled name ('' is the demo), a bundled shape:NAME, a local folder or GGUF
+    file, or a hub's org/name.
 
     A local folder wins over a hub name. `revision` (branch, tag or commit) applies to the hub only.
     download_dir: where models of the hub are kept; empty: the hub's own folder.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +17,7 @@ class Open:
     """A request that ends only when it is cut off."""
 
     def __init__(self, service: Service) -> None:
-        self._live: Any = service.state.live
+        self._live = cast(Any, service.state.live)
         self._live.add(self)
 
     def stop(self, error: object) -> None:
