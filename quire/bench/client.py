@@ -9,13 +9,14 @@ import asyncio
 import dataclasses
 import sys
 import time
+import urllib.parse
 
 import aiohttp
 import msgspec
 
 from quire.bench.datasets import BenchRequest
 from quire.bench.sse import DONE, EventParser
-from quire.core.errors import EngineError
+from quire.core.errors import ConfigError, EngineError, shown
 
 ERROR_CHARS = 300
 TIMEOUT = aiohttp.ClientTimeout(total=6 * 3600)
@@ -157,6 +158,18 @@ def open_session(api_key: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, timeout=TIMEOUT, headers=headers, read_bufsize=2**18)
 
 
+def check_base_url(base_url: str) -> str:
+    """The same without a last slash. ConfigError for what is no address, for which nobody should wait."""
+    try:
+        parts = urllib.parse.urlsplit(base_url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port that is no number, or of brackets
+        is_address = False
+    if not is_address:
+        raise ConfigError(f"--base-url {shown(base_url)} is not the address of a server: write http://HOST:PORT")
+    return base_url.rstrip("/")
+
+
 async def first_model(session: aiohttp.ClientSession, base_url: str, limit_s: float) -> str:
     """Wait until the server lists its models and return the first; that it waits is said once, on stderr.
 
@@ -174,7 +187,7 @@ async def first_model(session: aiohttp.ClientSession, base_url: str, limit_s: fl
                 if response.status in (401, 403, 404):
                     raise EngineError(f"{base_url}/v1/models answers {problem}")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = _connection_problem(error)
         except (msgspec.DecodeError, IndexError) as error:
             raise EngineError(f"{base_url}/v1/models is not a list of models: {error}") from None
         if time.monotonic() >= deadline_s:
@@ -183,3 +196,10 @@ async def first_model(session: aiohttp.ClientSession, base_url: str, limit_s: fl
             print(f"waiting up to {limit_s:g} s for the server at {base_url} ({problem})", file=sys.stderr, flush=True)
             is_said = True
         await asyncio.sleep(POLL_S)
+
+
+def _connection_problem(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
+        host = f"[{error.host}]" if ":" in error.host else error.host
+        return f"nothing listens at {host}:{error.port} yet"
+    return f"{type(error).__name__}: {error}"

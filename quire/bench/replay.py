@@ -12,7 +12,7 @@ import random
 
 import msgspec
 
-from quire.bench.client import CompletionsClient, first_model, open_session
+from quire.bench.client import CompletionsClient, check_base_url, first_model, open_session
 from quire.bench.datasets import BenchRequest
 from quire.bench.loadgen import counted, run_load
 from quire.bench.options import ReplayOptions
@@ -78,8 +78,8 @@ def _tokens(prompt: _Prompt, vocab_size: int, number: int) -> list[int]:
 
 async def replay(path: str, options: ReplayOptions) -> ServingRun:
     """Send every request at its time, divided by `speed`. EngineError if there is no server."""
+    base_url = check_base_url(options.base_url)
     requests, offsets_s = read_record(path, options.vocab_size, options.max_requests)
-    base_url = options.base_url.rstrip("/")
     async with open_session(options.api_key or env.read("QUIRE_API_KEY")) as session:
         served = await first_model(session, base_url, options.ready_check_timeout_sec)
         fields: dict[str, object] = {"temperature": options.temperature, "ignore_eos": True}

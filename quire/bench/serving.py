@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from quire.bench.client import ClientTrace, CompletionsClient, first_model, open_session
+from quire.bench.client import ClientTrace, CompletionsClient, check_base_url, first_model, open_session
 from quire.bench.datasets import WARM_UP
 from quire.bench.loadgen import arrival_offsets_s, counted, run_load
 from quire.bench.options import ServeBenchOptions
@@ -44,8 +44,8 @@ def parse_goodput(limits: Sequence[str]) -> dict[str, float]:
 
 async def measure_serving(options: ServeBenchOptions) -> ServingRun:
     """Wait for the server, warm up, run the load. EngineError if the server does not answer a single request."""
+    base_url = check_base_url(options.base_url)
     requests = options.dataset(options.vocab_size, options.seed)
-    base_url = options.base_url.rstrip("/")
     timed = requests(0)
     offsets_s = arrival_offsets_s(len(timed), options.request_rate, options.burstiness, options.seed)
     fields: dict[str, object] = {"temperature": options.temperature}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Final
 
+from quire.config import shapes
 from quire.core.errors import ConfigError, shown
 from quire.core.spelling import did_you_mean
 
-PREFIX: Final = "shape:"
-FOLDER: Final = pathlib.Path(__file__).with_name("shapes")
+PREFIX: Final = shapes.PREFIX
+FOLDER: Final = shapes.FOLDER
 
 
 def shape_names() -> list[str]:

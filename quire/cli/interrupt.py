@@ -1,4 +1,5 @@
-"""What Ctrl-C does where KeyboardInterrupt is no good: while libraries load, and while an answer is made.
+"""What Ctrl-C does where KeyboardInterrupt is no good: while libraries load, and while an answer is made. SIGTERM where
+something half made has to be removed.
 
 Loading libraries swallow it or make tracebacks of it, so the process ends instead; an answer stops between two parts.
 """
@@ -25,6 +26,24 @@ def instant_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
+def terminated_tidily() -> Iterator[None]:
+    """While the block runs, the first SIGTERM prints one line and raises SystemExit of 143, so that contexts are left;
+    later ones do not disturb that. Main thread only."""
+
+    def leave(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with contextlib.suppress(OSError):
+            print("\nquire: terminated", file=sys.stderr, flush=True)
+        raise SystemExit(128 + signal.SIGTERM)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class Stop:

@@ -9,7 +9,7 @@ import argparse
 import pathlib
 import time
 
-from quire.cli.interrupt import instant_exit
+from quire.cli.interrupt import instant_exit, terminated_tidily
 from quire.config.advice import check_adapter_folder
 from quire.config.model import read_arch
 from quire.core.units import format_bytes
@@ -41,7 +41,7 @@ def run(namespace: argparse.Namespace) -> int:
     if merge.config.base:
         print(f"it was trained for {merge.config.base}")
     start_s = time.monotonic()
-    with Folder(target, len(merge.shards), merge.n_bytes) as folder:
+    with terminated_tidily(), Folder(target, len(merge.shards), merge.n_bytes) as folder:
         for tensors in merge:
             folder.add(tensors)
         n_bytes = folder.finish(source, None)

@@ -52,7 +52,7 @@ def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineCo
     model = str(argument or values.get("model", "") or getattr(namespace, "config_model", ""))
     values["model"] = model
     if model.startswith(PREFIX):
-        values = values | shape_options(model)
+        values = values | shape_options(model) | {"model": model}  # as it was written, which is its name in the API
     config = make_options(EngineConfig, values)
     _check_adapters(config)
     return config

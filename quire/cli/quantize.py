@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from quire.bench.report import build_report, check_report_path, write_report
-from quire.cli.interrupt import instant_exit
+from quire.cli.interrupt import instant_exit, terminated_tidily
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
@@ -155,7 +155,7 @@ def _write(
     print("error of each product's outputs on the calibration text (in brackets: without a look at inputs)")
     start_s, errors = time.monotonic(), {}
     needed = n_bytes_of(source, form, session.scale_dtype.itemsize)
-    with torch.inference_mode(), Folder(target, arch.n_layers + 1, needed) as folder:
+    with terminated_tidily(), torch.inference_mode(), Folder(target, arch.n_layers + 1, needed) as folder:
         for report in session.layers():
             folder.add(report.tensors)
             errors[str(report.number)] = dict(report.errors)

@@ -10,6 +10,7 @@ import sys
 from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
 from quire.config.cluster import ClusterConfig
+from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
 from quire.engine import stdio
 from quire.planner.calibration import load_calibration
@@ -37,6 +38,8 @@ def run(namespace: argparse.Namespace) -> int:
     model = engine.model or "the demo model"
     with contextlib.suppress(OSError):  # a closed or full log stops nobody
         print(f"quire: starting the server, then loading torch and {model}", file=sys.stderr, flush=True)
+        if engine.load_format == "dummy":
+            print(f"quire: warning: {_random_weights(engine, model)}", file=sys.stderr, flush=True)
     if cluster.is_used:
         with instant_exit():
             from quire.serve.replicas import run as run_replicas
@@ -44,3 +47,10 @@ def run(namespace: argparse.Namespace) -> int:
     with instant_exit():
         from quire.serve.server import run as run_server
     return run_server(engine, server)
+
+
+def _random_weights(engine: EngineConfig, model: str) -> str:
+    text = f"the weights of {model} are random (--load-format dummy), so what it answers means nothing"
+    if engine.skip_tokenizer_init:
+        text += "; it has no tokenizer (--skip-tokenizer-init), so prompts must be token ids"
+    return text

@@ -102,7 +102,8 @@ def _variant(name: str, config: EngineConfig, options: SimulateOptions, at_once:
 
 def _changed(namespace: argparse.Namespace, text: str) -> tuple[EngineConfig, SimulateOptions]:
     """Both kinds of options with some flags given otherwise: `flag=value,no-switch`."""
-    parser = FlagParser(prog=f"quire simulate --compare {shown(text)}", add_help=False)
+    parser = FlagParser(prog="quire simulate", add_help=False)
+    parser.where = f"--compare {shown(text)}: "
     add_flags(parser, SimulateOptions, title="simulation options", skip=UNCHANGED)
     add_flags(parser, EngineConfig, title="engine options")
     given = parser.parse_args([f"--{word.removeprefix('--')}" for word in _flags(text)])

@@ -37,6 +37,8 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self.knows_others = False
         """Whether --config and the flags of vLLM and llama.cpp mean something here (`config/foreign.py`)."""
+        self.where = ""
+        """What errors begin with, where the words are the value of another flag."""
         self._modes: dict[str, FlagParser] = {}
         self._written: dict[str, str] = {}
         """Our flag → the other name by which it was given, which an error names."""
@@ -75,7 +77,7 @@ class FlagParser(argparse.ArgumentParser):
         """Print the error and where help is; exit with 2."""
         for flag, written in self._written.items():
             message = message.replace(f"argument {flag}:", f"argument {written} ({flag}):")
-        message = _plainly(message)
+        message = self.where + _plainly(message)
         self.exit(2, f"{self.prog}: error: {message}\nSee: {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -22,27 +22,28 @@ from quire.core.errors import ConfigError
 OTHERS: Final = 'or give another method, as {"method": "ngram"}'
 
 
-def mtp_head(folder: pathlib.Path, arch: ModelArch, logger: logging.Logger) -> HeadArch:
+def mtp_head(folder: pathlib.Path, arch: ModelArch, logger: logging.Logger, name: str = "") -> HeadArch:
     """The first module of a checkpoint of `arch` in `folder`: its layer is of the kind of the model's last.
 
-    Raises ConfigError where there is none.
+    name: of the model, as it was given; empty: the folder. Raises ConfigError where there is none.
     """
+    name = name or str(folder)
     param = "speculative_config"
     if is_gguf(folder):
         raise ConfigError(
-            f"MTP modules of GGUF files are not read, and {folder} is one: add 'model', a folder of safetensors with "
+            f"MTP modules of GGUF files are not read, and {name} is one: add 'model', a folder of safetensors with "
             f"the module, {OTHERS}",
             param=param,
         )
     if not arch.n_mtp_modules:
         raise ConfigError(
-            f"{folder} has no MTP module, as its config.json has no {MTP_MODULES} of 1 or more: add 'model', a folder "
+            f"{name} has no MTP module, as its config.json has no {MTP_MODULES} of 1 or more: add 'model', a folder "
             f"that has one for this model, {OTHERS}",
             param=param,
         )
     if any(norm.kind is not NormKind.RMS or not norm.weight for norm in (arch.norm, arch.layers[-1].norm)):
         raise ConfigError(
-            f"MTP modules are joined behind RMS norms, and {folder} describes {arch.family}, which has others: give "
+            f"MTP modules are joined behind RMS norms, and {name} describes {arch.family}, which has others: give "
             'another method, as {"method": "ngram"}',
             param=param,
         )

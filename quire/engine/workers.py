@@ -268,5 +268,6 @@ def _draft_source(
         except ConfigError as error:
             raise ConfigError(f"{folder}, which is to draft: {error.message}", param="speculative_config") from None
     if speculative.method == "mtp":
-        return HeadCheckpoint(folder, mtp_head(folder, arch, logger), speculative.tree)
+        name = speculative.model or config.model or "the demo model"
+        return HeadCheckpoint(folder, mtp_head(folder, arch, logger, name), speculative.tree)
     return DraftCheckpoint(folder, arch) if speculative.model else None

@@ -271,14 +271,19 @@ class Service:
     async def _drain(self) -> None:
         """Refuse new work; let the running finish within the limit, then cut it off with an error event."""
         self.state.draining = True
-        deadline_s = asyncio.get_running_loop().time() + self.server.shutdown_timeout
-        if self.state.live and self.server.shutdown_timeout:
-            n_live = len(self.state.live)
-            print(f"Finishing {n_live} request{'s' if n_live != 1 else ''}; a second Ctrl-C cuts them off.", flush=True)
+        limit_s = self.server.shutdown_timeout
+        deadline_s = asyncio.get_running_loop().time() + limit_s
+        if self.state.live and limit_s:
+            within = f"for at most {limit_s:g} s (--shutdown-timeout)"
+            print(f"Finishing {_requests(self.state)} {within}; a second Ctrl-C cuts them off.", flush=True)
         elif self._on_ready is None:
             print("Quire shuts down: no request is open.", flush=True)
         while self.state.live and not self._force.is_set() and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.05)
+        if self.state.live and not self._force.is_set():
+            n_cut = _requests(self.state)
+            verb = "is" if len(self.state.live) == 1 else "are"
+            logger.warning("%g s are over (--shutdown-timeout): %s %s cut off", limit_s, n_cut, verb)
         for exchange_task in list(self.state.live):
             exchange_task.stop(unavailable("draining", "The server is shutting down."))
         for _ in range(10):
@@ -317,6 +322,10 @@ class Service:
         if self._stop.is_set() and self._on_ready is None:
             self._force.set()
         self._stop.set()
+
+
+def _requests(state: ServerState) -> str:
+    return f"{len(state.live)} request{'s' * (len(state.live) != 1)}"
 
 
 def fail(error: QuireError, code: int) -> int:

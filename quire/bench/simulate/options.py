@@ -98,9 +98,13 @@ class SimulateOptions(DatasetOptions, kw_only=True):
         if self.trace:
             return read_trace(self.trace)
         if self.workload == "sharegpt":
-            return made.of_lengths(
-                made.sharegpt_lengths(self.num_prompts or 1000, seed), self.prefix_len, self.num_prefixes
-            ), []
+            if self.num_prompts == 0:
+                raise ConfigError(
+                    "--num-prompts 0 takes all of a lengths file, and --workload sharegpt has none: give 1 or more, or"
+                    " --dataset-name lengths in place of --workload"
+                )
+            lengths = made.sharegpt_lengths(self.num_prompts, seed)
+            return made.of_lengths(lengths, self.prefix_len, self.num_prefixes), []
         if self.workload != "none":
             return made.workload_requests(self.workload, self.dataset_path), []
         if self.dataset_name == "lengths":

@@ -1,15 +1,18 @@
 """The folder that is written: shards, their index, the files beside them, config.json last.
 
 Owns when there is a folder: it is made beside its place under another name, and gets its own when it is whole.
-Invariant: whatever ends the work before, nothing is left; after a kill a hidden folder without config.json.
+Invariant: whatever ends the work before, nothing is left; after a kill a hidden folder without config.json, which the
+next folder of that name removes. Whose process lives is told by a lock: a number may be that of another container.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -41,8 +44,26 @@ def check_target(target: pathlib.Path) -> None:
         raise ConfigError(f"OUTDIR {shown(str(target))} cannot be made: {parent} cannot be written")
 
 
+def _remove_abandoned(target: pathlib.Path) -> None:
+    """Remove what killed processes left of this folder; the kernel has dropped their locks."""
+    name = re.compile(re.escape(f".{target.name}.partial-") + "[0-9]+")
+    beside: list[pathlib.Path] = []
+    with contextlib.suppress(OSError):  # it may be written and not read
+        beside.extend(target.parent.iterdir())
+    for path in beside:
+        if not name.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+            continue
+        with contextlib.suppress(OSError):  # locked, not ours, or gone meanwhile
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
 class Folder:
-    """A context: left by an error or Ctrl-C, there is no folder."""
+    """A context: left by an error, Ctrl-C or SIGTERM (`cli/interrupt.py`), there is no folder."""
 
     def __init__(self, target: pathlib.Path, n_shards: int, n_bytes: int = 0) -> None:
         """n_bytes: of all tensors; ConfigError where there is no room for them."""
@@ -53,16 +74,22 @@ class Folder:
         self._homes: dict[str, str] = {}
         self._n_bytes = 0
         self._n_written = 0
+        self._lock = -1
+        _remove_abandoned(self._target)
         self._check_room(self._target, n_bytes)
 
     def __enter__(self) -> Folder:
         self._partial.mkdir()
+        self._lock = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(OSError):  # a file system without locks: there, nobody takes it for abandoned either
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self._partial, ignore_errors=True)
+        os.close(self._lock)
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the next shard."""

@@ -13,6 +13,7 @@ from typing import Final
 from quire.compute.weights.checkpoint import PICKLED
 from quire.config.advice import no_model
 from quire.config.gguf import is_gguf
+from quire.config.shapes import shape_folder
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.ticker import ticking
 
@@ -26,7 +27,8 @@ _MODELS: Final = pathlib.Path(__file__).resolve().parents[2] / "_models"
 
 
 def find_checkpoint(model: str, revision: str = "", download_dir: str = "") -> pathlib.Path:
-    """The folder or file of `model`: a bundled name ('' is the demo), a local folder or GGUF file, or a hub's org/name.
+    """The folder or file of `model`: a bundled name ('' is the demo), a bundled shape:NAME, a local folder or GGUF
+    file, or a hub's org/name.
 
     A local folder wins over a hub name. `revision` (branch, tag or commit) applies to the hub only.
     download_dir: where models of the hub are kept; empty: the hub's own folder.
@@ -37,7 +39,7 @@ def find_checkpoint(model: str, revision: str = "", download_dir: str = "") -> p
         if not path.is_dir():
             raise LoadError(f"the bundled model is missing: {path} is not a folder; reinstall Quire or name a model")
     else:
-        path = pathlib.Path(model).expanduser()
+        path = shape_folder(model) or pathlib.Path(model).expanduser()
     if path.is_dir():
         if revision:
             raise ConfigError(f"revision = {shown(revision)} is for hub models; {path} is a folder", param="revision")
@@ -73,7 +75,8 @@ def _hint(name: str) -> str:
 
 def is_on_hub(model: str) -> bool:
     """Whether `find_checkpoint` would ask the hub: nothing here is called so. Names that are no hub's count too."""
-    return model not in BUNDLED and not pathlib.Path(model).expanduser().exists()
+    is_bundled = model in BUNDLED or shape_folder(model) is not None
+    return not is_bundled and not pathlib.Path(model).expanduser().exists()
 
 
 def _download(name: str, revision: str, download_dir: str) -> pathlib.Path:

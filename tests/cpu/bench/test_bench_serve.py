@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from quire.bench.client import ClientTrace, CompletionsClient, first_model, open_session
+from quire.bench.client import ClientTrace, CompletionsClient, check_base_url, first_model, open_session
 from quire.bench.datasets import BenchRequest
 from quire.bench.loadgen import run_load
 from quire.bench.options import ServeBenchOptions
@@ -191,12 +191,28 @@ async def test_readiness(server: Server) -> None:
             await first_model(session, "http://127.0.0.1:1", 0.0)
 
 
+NO_ADDRESSES = ("nonsense", "", "localhost:8000", "ftp://host:1", "http://", "http://host:x", "http://[::1")
+
+
+@pytest.mark.parametrize("url", NO_ADDRESSES)
+async def test_no_address_is_waited_for_in_vain(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--base-url .* write http://HOST:PORT$") as refused:
+        await measure_serving(ServeBenchOptions(base_url=url, ready_check_timeout_sec=2.0))
+    assert (url[:8] or "''") in refused.value.message
+
+
+@pytest.mark.parametrize("url", ["http://h", "https://h:1/", "http://[::1]:8000", "http://10.0.0.1:80/prefix/"])
+def test_addresses(url: str) -> None:
+    assert check_base_url(url) == url.rstrip("/")
+
+
 async def test_waiting_for_a_server_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     async with open_session("") as session:
         waiting = asyncio.create_task(first_model(session, "http://127.0.0.1:1", 1.2))
         await asyncio.sleep(0.3)
         said = capsys.readouterr().err
-        assert said.startswith("waiting up to 1.2 s for the server at http://127.0.0.1:1 (") and said.count("\n") == 1
+        wait = "waiting up to 1.2 s for the server at http://127.0.0.1:1 (nothing listens at 127.0.0.1:1 yet)\n"
+        assert said == wait
         with pytest.raises(EngineError, match="is the server running"):
             await waiting
     assert capsys.readouterr().err == ""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
 
 import pytest
 
 from quire.bench.shape import FOLDER
 from quire.cli.model import add_engine_flags, engine_config
+from quire.compute.weights.hub import find_checkpoint, is_on_hub
 from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser
 from quire.config.model import read_arch
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, LoadError
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -34,10 +34,14 @@ def test_defaults_of_a_command_yield_to_flags() -> None:
     assert (given.max_model_len, given.model) == (9, "y")
 
 
-def test_a_shape_is_a_folder_with_random_weights() -> None:
+def test_a_shape_keeps_its_name_and_has_random_weights() -> None:
     config = engine_config(parsed("shape:qwen3-0.6b"))
     assert config.load_format == "dummy" and config.skip_tokenizer_init
-    assert (pathlib.Path(config.model) / "config.json").is_file()
+    assert config.model == "shape:qwen3-0.6b" and not is_on_hub(config.model)
+    assert find_checkpoint(config.model) == FOLDER / "qwen3-0.6b"
+    for other in ("shape:", "shape:../shapes/qwen3-0.6b", "shape:qwen3"):
+        with pytest.raises(LoadError, match="neither an existing folder"):
+            find_checkpoint(other)
 
 
 def test_an_unknown_shape_is_refused_with_the_nearest() -> None:

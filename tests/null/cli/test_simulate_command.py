@@ -124,10 +124,19 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
         (["--compare", "max-num-seqs=many"], "'many' is not allowed"),
         (["--compare", 'eplb-config={"num_redundant_experts":16'], "redundant_experts\":16': braces are not closed"),
         (["--compare", "max-num-seqs=2,,replicas=2"], "'max-num-seqs=2,,replicas=2': a flag is empty"),
+        (
+            ["--compare", "seed=1", "foo=4"],
+            "quire simulate: error: --compare 'foo=4': unknown option --foo\nSee: quire simulate --help\n",
+        ),
+        (
+            ["--compare", "max-num-batched-tokens=many"],
+            "quire simulate: error: --compare 'max-num-batched-tokens=many': argument --max-num-batched-tokens",
+        ),
         (["--trace", "/no/such", "--workload", "W1"], "give one of them"),
         (["--workload", "W3"], "give --dataset-path"),
         (["--request-rate", "1", "2", "--plot", "curve.html"], "is drawn as .png"),
         (["--max-model-len", "100000000"], "exceeds"),
+        (["--workload", "sharegpt", "--num-prompts", "0"], "--num-prompts 0 takes all of a lengths file"),
     ],
 )
 def test_refusals_say_what_to_do(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

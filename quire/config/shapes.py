@@ -1,0 +1,16 @@
+"""Where the bundled model shapes are: `shape:NAME` is a config.json of this folder, without weights or a tokenizer."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Final
+
+PREFIX: Final = "shape:"
+FOLDER: Final = pathlib.Path(__file__).resolve().parents[1] / "bench" / "shapes"
+
+
+def shape_folder(model: str) -> pathlib.Path | None:
+    """Of the bundled shape that `model` names, None: it names none."""
+    folder = FOLDER / model.removeprefix(PREFIX)
+    is_shape = model.startswith(PREFIX) and folder.parent == FOLDER and (folder / "config.json").exists()
+    return folder if is_shape else None
