@@ -123,6 +123,11 @@ class LLM(VectorEngine):
         """Sequences that run at once, over all replicas."""
         return self._frontend.ready.max_num_seqs
 
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a sequence, prompt and output together."""
+        return self._frontend.ready.max_model_len
+
     def get_tokenizer(self) -> Any:
         """vLLM's spelling of `tokenizer`."""
         return self._frontend.tokenizer
