@@ -28,7 +28,7 @@ from quire.core.prompts import Prompts, PromptType, TokensPrompt
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.beams import beam_output
 from quire.engine.frontend import text_folder
-from quire.engine.offline import Bar, as_list, check_adapters, refuse_unused
+from quire.engine.offline import Bar, as_list, check_adapters, refuse_unused, wrong_number
 from quire.engine.sleep import check_sleep, check_wake
 from quire.engine.step_record import StepRecord
 from quire.engine.vectors import VectorEngine
@@ -379,5 +379,5 @@ LLM.__init__.__signature__ = keyword_signature(EngineConfig, "model")  # type: i
 
 def _one_each(name: str, values: Sequence[Any], n: int) -> list[Any]:
     if len(values) != n:
-        raise InvalidParameter(name, f"{len(values)} values", f"one, or one for each of the {n} prompts")
+        raise wrong_number(name, len(values), n)
     return list(values)
