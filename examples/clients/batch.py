@@ -7,11 +7,14 @@ import json
 import os
 import time
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 url = os.environ.get("QUIRE_URL", "http://127.0.0.1:8000") + "/v1"
 client = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
-model = client.models.list().data[0].id
+try:
+    model = client.models.list().data[0].id
+except APIConnectionError:
+    raise SystemExit(f"no server answers at {url}: start `quire serve` first") from None
 lines = [
     {
         "custom_id": f"sum-{n}",

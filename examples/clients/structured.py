@@ -6,11 +6,14 @@ Run: quire serve, then: python examples/clients/structured.py (QUIRE_URL, if it 
 import json
 import os
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 url = os.environ.get("QUIRE_URL", "http://127.0.0.1:8000") + "/v1"
 client = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
-model = client.models.list().data[0].id
+try:
+    model = client.models.list().data[0].id
+except APIConnectionError:
+    raise SystemExit(f"no server answers at {url}: start `quire serve` first") from None
 schema = {
     "type": "object",
     "properties": {

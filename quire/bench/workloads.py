@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from quire.bench.datasets import TOKEN_LIMIT, Dataset, from_lengths, nano_vllm, read_lengths
 from quire.core.errors import ConfigError
@@ -26,6 +27,16 @@ class Workload:
     max_model_len: int
     temperature: float = 0.0
     cases: tuple[LatencyCase, ...] = ()
+
+
+def check_lengths(cases: Iterable[LatencyCase], max_model_len: int) -> None:
+    """ConfigError for a case that the context cannot hold."""
+    for case in cases:
+        if case.input_len + case.output_len > max_model_len:
+            raise ConfigError(
+                f"--input-len {case.input_len} + --output-len {case.output_len} is more than the {max_model_len} "
+                "tokens that this model's context holds (max_model_len): lower one of them"
+            )
 
 
 WORKLOADS = {

@@ -28,16 +28,19 @@ from quire.bench.plot import check_plot_path, write_plot
 from quire.bench.report import build_report, check_report_path, write_report
 from quire.bench.timeline import Timeline, from_requests
 from quire.bench.trace import check_trace_path
-from quire.bench.workloads import WORKLOADS, LatencyCase, throughput_dataset
+from quire.bench.workloads import WORKLOADS, LatencyCase, check_lengths, throughput_dataset
 from quire.cli.model import add_engine_flags, engine_config, load_llm
 from quire.cli.tradeoffs import run_tradeoffs
+from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError
 from quire.core.files import write_output
+from quire.planner.operators import Kind
 
 if TYPE_CHECKING:
+    from quire.bench.breakdown import Breakdown
     from quire.bench.view import View
 
 KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {
@@ -109,11 +112,13 @@ def run_latency(namespace: argparse.Namespace) -> int:
     if options.workload != "none":
         cases = WORKLOADS[options.workload].cases
     config = _engine_for(namespace, options.workload)
+    check_lengths(cases, config.max_model_len or _arch_of(config).max_position)
     view = _view(options, config)
     llm = load_llm(config)
     from quire.bench.offline import check_batches, measure_latency
 
     try:
+        check_lengths(cases, llm.max_model_len)  # the pool of pages may have less room than the model
         check_batches(llm, (case.batch_size for case in cases), "--batch-size")
         rows, timeline = measure_latency(llm, cases, min(options.vocab_size, llm.logits_width), options, view)
     finally:
@@ -230,10 +235,14 @@ def _view(options: ThroughputOptions | LatencyOptions, config: EngineConfig) -> 
     if not options.view or config.device == "null":
         return None
     from quire.bench.view import View
+
+    return View(config, _arch_of(config))
+
+
+def _arch_of(config: EngineConfig) -> ModelArch:
     from quire.compute.weights.hub import find_checkpoint
 
-    folder = find_checkpoint(config.model, config.revision, config.download_dir)
-    return View(config, read_arch(folder, config.hf_overrides))
+    return read_arch(find_checkpoint(config.model, config.revision, config.download_dir), config.hf_overrides)
 
 
 def _finish_view(view: View | None, options: ThroughputOptions | LatencyOptions, title: str) -> None:
@@ -291,4 +300,6 @@ def _print_table(title: str, figures: Mapping[str, object]) -> None:
             for text in value:
                 print(f"{name}: {text}")
     if "limits" in figures:
-        print("\n".join(limit.lines(figures["limits"]) + figures["breakdown"].lines()))  # type: ignore[attr-defined, arg-type]
+        parts: Breakdown = figures["breakdown"]  # type: ignore[assignment]
+        limits = limit.lines(figures["limits"], has_experts=limit.PARTS[Kind.EXPERTS] in parts.limits_ms)  # type: ignore[arg-type]
+        print("\n".join(limits + parts.lines()))

@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     kinds.add_parser("list", help=meaning, description=meaning).set_defaults(show=run_list)
     meaning = "What would run, why not the others, the program and source of a variant, an example plan."
     explain = kinds.add_parser("explain", help=meaning, description=meaning, usage="quire kernels explain OP [options]")
-    explain.add_argument("op", metavar="OP", help="for instance attention; see `quire kernels list`")
+    explain.add_argument("op", metavar="OP", nargs="?", help="for instance attention; without it all are named")
     explain.set_defaults(show=run_explain)
     add_flags(explain, ExplainOptions, title="inputs of attention")
 
@@ -87,6 +87,8 @@ def run_explain(namespace: argparse.Namespace) -> int:
     options = read_flags(namespace, ExplainOptions)
     from quire.kernels import catalog
 
+    if namespace.op is None:
+        raise ConfigError(f"quire kernels explain needs an op: {', '.join(catalog.OPS)}.")
     if namespace.op not in catalog.OPS:
         hint = did_you_mean(namespace.op, catalog.OPS)
         raise ConfigError(f"{shown(namespace.op)} is not an op{hint}. There are {', '.join(catalog.OPS)}.")
@@ -142,7 +144,8 @@ def attention_lines(options: ExplainOptions) -> Iterator[str]:
     found = _obstacles(plan, variant, DTYPES[options.dtype], device, elsewhere)
     yield from _choice_lines(found, elsewhere)
     yield from _title(f"Program {variant.program.digest()}")
-    yield variant.program.text()
+    for line in variant.program.text().splitlines():
+        yield f"{line}none" if line.endswith(": ") else line
     yield from _source_lines(variant, DTYPES[options.dtype], found)
     yield from _title("Plan of an example")
     yield from _plan_lines(batch, plan, device)

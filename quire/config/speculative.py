@@ -156,6 +156,7 @@ def _method_of(options: Mapping[str, Any]) -> str:
         raise _error('add "method": "ngram"', options)
     if isinstance(model, str) and model:
         return "draft_model"
+    _check_known(options)
     raise _error(
         'there is no "method": give "ngram", "suffix", "mtp", or "draft_model" or "eagle3" with a "model"', options
     )
@@ -169,6 +170,10 @@ def _refuse(options: Mapping[str, Any]) -> None:
         for key in options:
             if key in names.split():
                 raise _error(f"{key} = {shown(options[key])} means nothing here: {what}", options)
+    _check_known(options)
+
+
+def _check_known(options: Mapping[str, Any]) -> None:
     fields = SpeculativeConfig.__struct_fields__
     for key in options:
         if key not in fields:

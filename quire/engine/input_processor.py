@@ -23,7 +23,7 @@ from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestEr
 from quire.core.events import EngineReady
 from quire.core.request import MAX_SALT_CHARS, Pooling, Request
 from quire.core.sampling import SamplingParams
-from quire.text.length import check_length
+from quire.text.length import check_length, too_many_tokens, with_context
 from quire.text.thinking import with_budget
 from quire.text.tokenizer import HfTokenizer
 
@@ -159,11 +159,7 @@ class InputProcessor:
         room = limit - prompt_len
         wanted = params.max_tokens if params.max_tokens is not None else max(room, 1)
         if room < 1:
-            raise ContextLengthExceeded(
-                f"the prompt has {prompt_len} tokens, but this model's context holds {limit}, at least one of them for "
-                f"output: shorten the prompt to at most {limit - 1} tokens",
-                param="prompt",
-            )
+            raise ContextLengthExceeded(with_context(too_many_tokens(prompt_len, limit - 1), limit), param="prompt")
         if room < wanted:
             raise ContextLengthExceeded(
                 f"the prompt has {prompt_len} tokens and {wanted} more were asked for, but this model's context holds "

@@ -28,7 +28,7 @@ from quire.core.prompts import Prompts, PromptType, TokensPrompt
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.beams import beam_output
 from quire.engine.frontend import text_folder
-from quire.engine.offline import Bar, as_list, check_adapters, refuse_unused
+from quire.engine.offline import Bar, as_list, check_adapters, refuse_unused, wrong_number
 from quire.engine.sleep import check_sleep, check_wake
 from quire.engine.step_record import StepRecord
 from quire.engine.vectors import VectorEngine
@@ -122,6 +122,11 @@ class LLM(VectorEngine):
     def max_num_seqs(self) -> int:
         """Sequences that run at once, over all replicas."""
         return self._frontend.ready.max_num_seqs
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a sequence, prompt and output together."""
+        return self._frontend.ready.max_model_len
 
     def get_tokenizer(self) -> Any:
         """vLLM's spelling of `tokenizer`."""
@@ -374,5 +379,5 @@ LLM.__init__.__signature__ = keyword_signature(EngineConfig, "model")  # type: i
 
 def _one_each(name: str, values: Sequence[Any], n: int) -> list[Any]:
     if len(values) != n:
-        raise InvalidParameter(name, f"{len(values)} values", f"one, or one for each of the {n} prompts")
+        raise wrong_number(name, len(values), n)
     return list(values)

@@ -19,7 +19,7 @@ from quire.config.engine import EngineConfig
 from quire.core.adapters import LoRARequest
 from quire.core.beams import BeamTerms
 from quire.core.commands import Cancel, Submit
-from quire.core.errors import InvalidParameter, QueueFull, shown
+from quire.core.errors import InvalidParameter, QueueFull, Words, shown
 from quire.core.outputs import RequestOutput
 from quire.core.prompts import PromptType
 from quire.core.request import Pooling
@@ -215,6 +215,12 @@ def _taken_apart(item: Any) -> tuple[Any, str]:
             raise InvalidParameter(f"prompts: {name}", item[name], "absent: models are of text alone")
     ids = item.get("prompt_token_ids")
     return (item.get("prompt", "") if ids is None else ids), item.get("cache_salt") or ""
+
+
+def wrong_number(name: str, n_values: int, n_prompts: int) -> InvalidParameter:
+    """The error for a list that has not one value for each prompt."""
+    given = Words(f"{n_values} value{'' if n_values == 1 else 's'} for {n_prompts} prompts")
+    return InvalidParameter(name, given, "one, or one for each prompt")
 
 
 def as_list(prompts: Any) -> list[Any]:

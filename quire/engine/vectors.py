@@ -25,7 +25,7 @@ from quire.core.outputs import (
 )
 from quire.core.prompts import Prompts
 from quire.core.request import Pooling, pooling_params
-from quire.engine.offline import Bar, OfflineEngine, as_list, refuse_unused
+from quire.engine.offline import Bar, OfflineEngine, as_list, refuse_unused, wrong_number
 
 Params = PoolingParams | Sequence[PoolingParams] | None
 
@@ -115,8 +115,7 @@ class VectorEngine(OfflineEngine):
         else:
             each = list(params)
         if len(each) != len(items):
-            limit = f"one, or one for each of the {len(items)} prompts"
-            raise InvalidParameter("pooling_params", f"{len(each)} values", limit)
+            raise wrong_number("pooling_params", len(each), len(items))
         opened = [self._prepare(item, pooling_params(), pooling, adapter=adapter) for item in items]
         return list(zip(self._finished(opened, use_tqdm), each, strict=True))
 

@@ -26,6 +26,7 @@ from quire.core.plan import MASK_WORD_BITS
 from quire.core.structured import StructuredOutputsParams, check_json
 from quire.text.leading import LeadBound, Leading
 from quire.text.matcher import Matcher, first_line
+from quire.text.schema_check import checked_schema
 from quire.text.tokenizer import Tokenizer
 
 CACHE_BYTES: Final = 128 << 20
@@ -177,7 +178,7 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     body: JsonObject
     match params.kind:
         case "json":
-            body = {"json_schema": _with_options(_schema(params.json, "structured_outputs.json"), params)}
+            body = {"json_schema": _with_options(_checked(params.json, "structured_outputs.json"), params)}
         case "json_object":
             body = {"json_schema": _with_options({"type": "object"}, params)}
         case "regex":
@@ -232,6 +233,11 @@ def _schema(value: JsonObject | str | bool | None, param: str) -> JsonObject | b
     if not isinstance(value, dict | bool):
         raise InvalidParameter(param, value, "a JSON schema: an object")
     return value
+
+
+def _checked(value: JsonObject | str | bool | None, param: str) -> JsonObject | bool:
+    found: JsonObject | bool = checked_schema(_schema(value, param), param)
+    return found
 
 
 def _with_options(schema: JsonObject | bool, params: StructuredOutputsParams) -> JsonObject | bool:
@@ -292,7 +298,7 @@ def _tags(params: StructuredOutputsParams) -> str:
         trigger = next((trigger for trigger in form.triggers if one.begin.startswith(trigger)), None)
         if trigger is None:
             raise InvalidParameter(f"{param}.structures[{at}].begin", one.begin, "a text that starts with a trigger")
-        schema = _with_options(_schema({} if one.schema is None else one.schema, param), params)
+        schema = _with_options(_checked({} if one.schema is None else one.schema, param), params)
         parts.append((trigger, one.begin, f"%json {json.dumps(schema)}", one.end))
     return tagged_text(parts)
 

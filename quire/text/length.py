@@ -16,3 +16,13 @@ def check_length(n_chars: int, max_model_len: int, param: str) -> None:
             f"{max_model_len * MAX_CHARS_PER_TOKEN}",
             param=param,
         )
+
+
+def too_many_tokens(n_tokens: int, most: int, read: str = "") -> str:
+    """What is said of a prompt that is too long. read: the part of it that has these tokens, where that is not all."""
+    return f"the prompt has {n_tokens} tokens{read}, but at most {most} can be taken: shorten it"
+
+
+def with_context(said: str, max_model_len: int) -> str:
+    """The same with its reason, where that is the context."""
+    return f"{said}. This model's context holds {max_model_len} tokens, at least one of them for output"

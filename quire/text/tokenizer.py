@@ -22,6 +22,7 @@ from quire.config.gguf import is_gguf, read_header
 from quire.core.errors import ConfigError, ContextLengthExceeded, InvalidParameter, LoadError
 from quire.core.files import read_regular
 from quire.text.gguf_tokenizer import build_tokenizer, tokenizer_config
+from quire.text.length import too_many_tokens
 from quire.text.marks import Marks
 from quire.text.origin import TracedText, plain
 
@@ -210,9 +211,7 @@ def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, 
         raise InvalidParameter("prompt", text, "text that this model's tokenizer can split") from None
     found = batch[0]
     if most is not None and len(found) > most:  # before the list is made, which keeps the interpreter
-        raise ContextLengthExceeded(
-            f"the text has {len(found)} tokens, at most {most} can be taken: shorten it", param="prompt"
-        )
+        raise ContextLengthExceeded(too_many_tokens(len(found), most), param="prompt")
     return found.ids
 
 

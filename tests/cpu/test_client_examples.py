@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,16 @@ def test_client(url: str, name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert SHOWS[name] in done.stdout
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_without_a_server_one_line_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, since importing the package takes a second; its retries wait for nothing."""
+    monkeypatch.setenv("QUIRE_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("openai._base_client.BaseClient._calculate_retry_timeout", lambda *_, **__: 0.0)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(CLIENTS / f"{name}.py"))
+    assert ended.value.code == "no server answers at http://127.0.0.1:9/v1: start `quire serve` first"
 
 
 def test_every_client_is_tried_or_named() -> None:

@@ -150,7 +150,8 @@ def _explained(error: str, within: str, body: bytes | msgspec.Raw) -> Refusal:
     if ".content[" in param and param.endswith(".type"):
         return unsupported(param, f"message parts must be text. {_cut(problem)}.")
     if where is not None and where.group(0).startswith(" - at `key`"):
-        return bad_request(f"{param}: {_wrong_key(body, where.group(1))}. {_cut(problem)}.", param, "invalid_type")
+        said = f"{param}: {_wrong_key(body, where.group(1))}: it must be a token id in digits."
+        return bad_request(said, param, "invalid_type")
     if param.endswith(".role") and problem.startswith("Invalid value"):
         return bad_request(f"{param}: {_cut(problem)}: it must be one of {', '.join(ROLES)}.", param, "invalid_type")
     found = _found(body, where.group(1)) if where else None

@@ -11,7 +11,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.serve.http.refusal import MISSING, bad_request
 from quire.serve.http.threads import LargeWorkLock, WorkThreads
 from quire.serve.openai.conversation import Conversation
-from quire.text.length import check_length
+from quire.text.length import check_length, too_many_tokens, with_context
 from quire.text.tokenizer import Tokenizer
 
 SHORT_CHARS = 2048
@@ -58,7 +58,8 @@ class PromptMaker:
                     check_tokens(tokenizer, text, limit)
                 return [tokenizer.encode(text, add_special_tokens=add_special_tokens, most=limit) for text in texts]
             except ContextLengthExceeded as error:
-                raise ContextLengthExceeded(error.message, param=param) from None
+                said = error.message if most is not None else with_context(error.message, limit + 1)
+                raise ContextLengthExceeded(said, param=param) from None
 
         return await self._threads.run(work, sum(map(len, texts)), SHORT_CHARS, param)
 
@@ -143,10 +144,8 @@ def check_tokens(tokenizer: Tokenizer, text: str, most: int) -> None:
         segment = text[start : start + SEGMENT_CHARS]
         n_tokens += len(tokenizer.encode(segment, add_special_tokens=False, most=4 * SEGMENT_CHARS))
         if n_tokens > most + most // 20 + start // 1000 + 100:
-            read = f"the first {start + len(segment)} of its {len(text)} characters"
-            raise ContextLengthExceeded(
-                f"the text has {n_tokens} tokens in {read}, at most {most} can be taken: shorten it", param="prompt"
-            )
+            read = f" in the first {start + len(segment)} of its {len(text)} characters"
+            raise ContextLengthExceeded(too_many_tokens(n_tokens, most, read), param="prompt")
 
 
 def decoded(tokenizer: Tokenizer, token_ids: list[int]) -> str:

@@ -46,7 +46,9 @@ async def serve_load_adapter(state: ServerState, exchange: Exchange) -> None:
     except InvalidParameter as error:
         raise refusal_of(error) from None
     except RequestError as error:
-        raise bad_request(error.message, "lora_path", "adapter_not_loaded") from None
+        # An engine answers in words alone; those of `InvalidParameter` begin with the field.
+        param = "lora_name" if error.message.startswith("lora_name = ") else "lora_path"
+        raise bad_request(error.message, param, "adapter_not_loaded") from None
     text = f"Success: LoRA adapter '{body.lora_name}' added successfully."
     await exchange.respond(200, text.encode(), b"text/plain; charset=utf-8")
 

@@ -58,6 +58,7 @@ def test_list_creates_no_cache_folder(
 
 def test_explain_on_the_cpu_shows_the_choice_the_program_and_the_source(capsys: pytest.CaptureFixture[str]) -> None:
     text = out_of(capsys, "explain", "attention", "--device", "cpu", "--variant", "soft_cap", "--head-dim", "64")
+    assert "tensors: none" in text.splitlines() and "scalars: none" not in text
     assert ("cpu: runs" if catalog.native_obstacle() is None else "reference: runs") in text
     assert "logits_transform: (mul (scalar cap) (tanh" in text
     assert ("quire_tanh(" in text) == (catalog.native_obstacle() is None) and "tiles of rows" in text
@@ -102,6 +103,7 @@ def test_explain_says_what_is_in_the_way(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_explain_of_other_ops_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "quire.kernels.norm.triton" in out_of(capsys, "explain", "norm")
+    assert "needs an op: attention, " in out_of(capsys, "explain", code=2)
     assert "did you mean attention" in out_of(capsys, "explain", "atention", code=2)
     assert "did you mean sinks" in out_of(capsys, "explain", "attention", "--variant", "sink", code=2)
     error = out_of(capsys, "explain", "attention", "--q-heads", "9", "--kv-heads", "2", code=2)

@@ -150,7 +150,7 @@ def test_stop_tokens_and_min_tokens(llm: LLM) -> None:
 
 
 def test_bad_requests_are_refused_and_leave_nothing(llm: LLM) -> None:
-    with pytest.raises(ContextLengthExceeded, match="shorten the prompt"):
+    with pytest.raises(ContextLengthExceeded, match="the prompt has 600 tokens, but at most"):
         llm.generate([[1] * 600], SamplingParams(max_tokens=1), use_tqdm=False)
     with pytest.raises(InvalidParameter, match="token ids between 0 and"):
         llm.generate([[1, 10**6]], use_tqdm=False)

@@ -102,7 +102,7 @@ def test_lower_priorities_run_first(demo: LLM) -> None:
     made = demo.generate(["a"] * 6, long, use_tqdm=False, priority=[5, 4, 3, 2, 1, 0])
     starts = [one.metrics.first_token_s for one in made]
     assert starts[5] < starts[1] and starts[4] < starts[0]
-    with pytest.raises(InvalidParameter, match="priority = '1 values'"):
+    with pytest.raises(InvalidParameter, match="priority = 1 value for 2 prompts is not allowed"):
         demo.generate(["a", "b"], SHORT, priority=[1])
 
 

@@ -11,6 +11,8 @@ import httpx
 import pytest
 from http_bodies import CHAT, OTHER_BODIES, TEXT, check_error, valid
 
+from quire.core.errors import InvalidParameter
+
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -65,6 +67,8 @@ def test_bad_bodies_and_reasons_of_the_engine(server: Any, client: httpx.Client)
     server.engine.sleep_failure = "it is not inside"
     error = check_error(client.post(LOAD, json={"lora_name": "x", "lora_path": "../y"}), 400, "lora_path")
     assert (error["message"], error["code"]) == ("it is not inside", "adapter_not_loaded")
+    server.engine.sleep_failure = InvalidParameter("lora_name", "x", "the name of no loaded adapter").message
+    check_error(client.post(LOAD, json={"lora_name": "x", "lora_path": "y"}), 400, "lora_name")
     assert names(client) == ["fake", "fake-alias"]
 
 

@@ -193,7 +193,7 @@ def kinds_of(annotation: str) -> set[str]:
     [
         ("temperature", "0.7", "temperature = '0.7': Expected float, got str."),
         ("seed", 1e30, "seed = 1e+30: Expected int, got float."),
-        ("logit_bias", {"a": 1}, "logit_bias: the key 'a' is wrong. Expected int, got str."),
+        ("logit_bias", {"a": 1}, "logit_bias: the key 'a' is wrong: it must be a token id in digits."),
         ("stop", "x" * 90_000, None),
     ],
 )

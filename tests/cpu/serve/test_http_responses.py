@@ -198,7 +198,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "name": "a b", "parameters": {}}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "f", "parameters": 5}]}, "tools[0].parameters"),
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": 5}}}, "text.format.schema"),
-    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "hiccup"}}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "hiccup"}}}}, "text.format.schema"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
     ({"input": json.loads("[" * 100 + "]" * 100)}, "input[0]"),

@@ -177,7 +177,7 @@ REFUSED = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "hiccup"}}}},
-        "response_format",
+        "response_format.json_schema.schema",
     ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},

@@ -61,6 +61,7 @@ def test_one_of_both_lengths_stands_for_both(given: dict[str, int], lookup: tupl
         ({"method": "ngram", "prompt_lookup_min": 6, "prompt_lookup_max": 2}, "swap them"),
         ({"method": "suffix", "prompt_lookup_max": 2}, "is for the method 'ngram'"),
         ({"method": "draft_model"}, "needs a model"),
+        ({"methd": "ngram"}, "methd is unknown: did you mean method?"),
         ({"method": "ngram", "num_spec_tokens": 4}, "did you mean num_speculative_tokens?"),
         ({"method": "ngram", "disable_by_batch_size": 4}, "drafts stop by themselves"),
         ({"method": "suffix", "suffix_decoding_max_cached_requests": 4}, "suffix_decoding_max_memory"),
