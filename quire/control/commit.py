@@ -27,10 +27,10 @@ _wants_more = operator.attrgetter("wants_more")
 
 def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas: list[SeqDelta]) -> None:
     """Advance every sequence of the step; appends to `deltas` in span order. The result must have passed `verify`."""
-    n_plain = 0  # spans from the first on that are decodes and bring a token each, nothing else
-    if not (builder.n_drafting or result.logprobs or result.prompt_logprobs or result.pooled or result.faults):
+    n_plain = 0  # spans from the first on that are decodes and bring a token each, at most with its logprobs
+    if not (builder.n_drafting or result.prompt_logprobs or result.pooled or result.faults):
         n_plain = len(builder.seqs) - builder.n_chunks
-        _commit_decodes(live, builder, n_plain, result.tokens, deltas)
+        _commit_decodes(live, builder, n_plain, result, deltas)
         if not builder.n_chunks:
             return
     spans, step = builder.plan.spans, builder.step
@@ -74,10 +74,13 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
         token_at += count
 
 
-def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, n: int, tokens: list[int], deltas: list[SeqDelta]) -> None:
-    """The same of the first `n` spans, which have a token each and bring nothing else: all of them in most steps."""
+def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, n: int, result: StepResult, deltas: list[SeqDelta]) -> None:
+    """The same of the first `n` spans, which have a token each and bring at most its logprobs: all of them in most
+    steps."""
     step, gives_back = builder.step, live.cache.has_windows
-    for seq, start, token in zip(builder.seqs[:n], builder.plan.spans.starts, tokens, strict=False):
+    rows = map(result.logprobs.get, range(n)) if result.logprobs else itertools.repeat(None)
+    columns = zip(builder.seqs[:n], builder.plan.spans.starts, result.tokens, rows, strict=False)
+    for seq, start, token, row in columns:
         if step <= seq.ignore_through:
             continue
         if seq.slot >= 0:
@@ -87,8 +90,13 @@ def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, n: int, tokens: list[i
                 seq.advance(start, 1, 0)
         known = seq.tokens
         n_known = len(known)
-        if n_known >= seq.limit or n_known == seq.prompt_len or token in seq.stop_ids:
-            _append_token(live, seq, token, None, deltas)
+        if row is not None and seq.search is not None:
+            _report(live, seq, token, row, deltas)
+        elif n_known >= seq.limit or n_known == seq.prompt_len or token in seq.stop_ids:
+            _append_token(live, seq, token, row, deltas)
+        elif row is not None and seq.wants_more:
+            known.append(token)
+            deltas.append(SeqDelta(seq.request.request_id, seq.index, [token], logprobs=row))
         else:
             known.append(token)
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [token]))
@@ -144,13 +152,16 @@ def verify(builder: PlanBuilder, result: StepResult) -> None:
 
 
 def _is_plain(builder: PlanBuilder, result: StepResult) -> bool:
-    """Whether a result is one token for each span that wanted one, and nobody asked for more: most results."""
-    more = result.faults or result.logprobs or result.prompt_logprobs or result.pooled or result.n_drafted
+    """Whether a result is one token for each span that wanted one, and nobody asked for more, or all for the logprobs
+    that they got: most results."""
+    more = result.faults or result.prompt_logprobs or result.pooled or result.n_drafted
     n = len(result.n_new)
     if builder.n_drafting or more or n != len(result.tokens) or result.n_new.count(1) != n:
         return False
     if n != builder.plan.spans.wants.count(True):
         return False
+    if result.logprobs:
+        return result.logprobs.keys() == set(range(n)) and not any(seq.request.pooling for seq in builder.seqs)
     return not any(map(_wants_more, builder.seqs))
 
 

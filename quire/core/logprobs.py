@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, overload
 
@@ -16,6 +17,8 @@ import msgspec
 FLOAT: Final = "f"
 INT: Final = "i"
 """Type codes of `array`: float32 and int32."""
+CELL: Final = struct.Struct("=if")
+CELL_BYTES: Final = CELL.size
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,33 +46,30 @@ Row = dict[int, Logprob]
 """Token id → Logprob; the token that stands there comes first."""
 
 
-class PackedLogprobs(msgspec.Struct, array_like=True):
+class PackedLogprobs(msgspec.Struct, array_like=True, gc=False):
     """Some rows, in order. Bytes are those of the machine: both ends are on one."""
 
     n_top: int
     """Most probable tokens in each row."""
-    chosen: bytes
-    """float32 [n]: of the token that stands there."""
-    ranks: bytes
-    """int32 [n]: 1 = the most probable."""
-    top_ids: bytes
-    """int32 [n, n_top]"""
-    top_logprobs: bytes
-    """float32 [n, n_top]"""
+    cells: bytes
+    """Pairs of an int32 and a float32, 1 + n_top a row: rank (1 = the most probable) and log-probability of the token
+    that stands there, then id and log-probability of the most probable ones. So a row of fewer is the beginning of a
+    row of more."""
 
     @classmethod
     def of(cls, rows: Sequence[TokenLogprobs]) -> PackedLogprobs:
         """Pack rows that all have the same number of most probable tokens."""
         n_top = len(rows[0].top_ids) if rows else 0
-        ids, values = array.array(INT), array.array(FLOAT)
+        ints, floats = array.array(INT), array.array(FLOAT)
         for row in rows:
-            ids.fromlist(row.top_ids)
-            values.fromlist(row.top_logprobs)
-        if not len(ids) == len(values) == n_top * len(rows):
-            raise ValueError(f"{len(ids)} ids and {len(values)} values in {len(rows)} rows of {n_top}")
-        chosen = array.array(FLOAT, [row.chosen for row in rows])
-        ranks = array.array(INT, [row.rank for row in rows])
-        return cls(n_top, chosen.tobytes(), ranks.tobytes(), ids.tobytes(), values.tobytes())
+            if not len(row.top_ids) == len(row.top_logprobs) == n_top:
+                n_ids, n_values = len(row.top_ids), len(row.top_logprobs)
+                raise ValueError(f"{n_ids} ids and {n_values} values in one of the rows of {n_top}")
+            ints.fromlist([row.rank, *row.top_ids])
+            floats.fromlist([row.chosen, *row.top_logprobs])
+        cells = array.array(INT, bytes(CELL_BYTES * len(ints)))
+        cells[::2], cells[1::2] = ints, array.array(INT, floats.tobytes())
+        return cls(n_top, cells.tobytes())
 
     @classmethod
     def join(cls, parts: Sequence[PackedLogprobs]) -> PackedLogprobs:
@@ -77,21 +77,22 @@ class PackedLogprobs(msgspec.Struct, array_like=True):
         n_top = parts[0].n_top if parts else 0
         if any(part.n_top != n_top for part in parts):
             raise ValueError(f"rows of {sorted({part.n_top for part in parts})} most probable tokens are no one's")
-        columns = ([getattr(part, name) for part in parts] for name in ("chosen", "ranks", "top_ids", "top_logprobs"))
-        return cls(n_top, *map(b"".join, columns))
+        return cls(n_top, b"".join([part.cells for part in parts]))
 
-    def chosen_values(self) -> array.array[float]:
-        """`chosen` as numbers."""
-        return array.array(FLOAT, self.chosen)
+    def sum_of_chosen(self) -> float:
+        """Of the log-probabilities of the tokens that stand there."""
+        cells = self.cells
+        if len(cells) == CELL_BYTES * (1 + self.n_top):  # most often it is one
+            value: float = CELL.unpack_from(cells)[1]
+            return value
+        return sum(array.array(FLOAT, self.cells)[1 :: 2 * (1 + self.n_top)])
 
     def rows(self) -> list[TokenLogprobs]:
         """The rows again, rounded to float32."""
-        n = self.n_top
-        chosen, ranks = self.chosen_values().tolist(), array.array(INT, self.ranks).tolist()
-        ids, values = array.array(INT, self.top_ids).tolist(), array.array(FLOAT, self.top_logprobs).tolist()
+        n, columns = self.n_top, Columns(self.n_top, [], self.cells)
         return [
-            TokenLogprobs(one, rank, ids[at * n : at * n + n], values[at * n : at * n + n])
-            for at, (one, rank) in enumerate(zip(chosen, ranks, strict=True))
+            TokenLogprobs(chosen, rank, columns.top_ids[at * n : at * n + n], columns.top_logprobs[at * n : at * n + n])
+            for at, (chosen, rank) in enumerate(zip(columns.chosen, columns.ranks, strict=True))
         ]
 
 
@@ -100,13 +101,12 @@ class Columns:
 
     __slots__ = ("chosen", "n_top", "ranks", "token_ids", "top_ids", "top_logprobs")
 
-    def __init__(self, rows: LogprobRows, start: int, stop: int) -> None:
-        n = self.n_top = rows.n_top
-        self.token_ids = rows.token_ids[start:stop].tolist()
-        self.chosen = rows.chosen[start:stop].tolist()
-        self.ranks = rows.ranks[start:stop].tolist()
-        self.top_ids = rows.top_ids[start * n : stop * n].tolist()
-        self.top_logprobs = rows.top_logprobs[start * n : stop * n].tolist()
+    def __init__(self, n_top: int, token_ids: list[int], cells: bytes | bytearray) -> None:
+        self.n_top, self.token_ids = n_top, token_ids
+        self.top_ids: list[int] = array.array(INT, cells)[::2].tolist()
+        self.top_logprobs: list[float] = array.array(FLOAT, cells)[1::2].tolist()
+        self.ranks, self.chosen = self.top_ids[:: 1 + n_top], self.top_logprobs[:: 1 + n_top]
+        del self.top_ids[:: 1 + n_top], self.top_logprobs[:: 1 + n_top]
 
 
 class LogprobRows(Sequence[Any]):
@@ -115,52 +115,53 @@ class LogprobRows(Sequence[Any]):
     Reads like the list of dicts that vLLM has. first: a prompt's first token, which nothing predicts: its row is None.
     """
 
-    __slots__ = ("_name", "chosen", "first", "n_top", "ranks", "token_ids", "top_ids", "top_logprobs")
+    __slots__ = ("_cells", "_name", "first", "n_top", "token_ids")
 
     def __init__(self, name: Callable[[int], str | None], first: int | None = None) -> None:
         """name: the text of a token."""
         self._name = name
         self.first = first
         self.n_top = 0
-        self.token_ids, self.ranks, self.top_ids = array.array(INT), array.array(INT), array.array(INT)
-        self.chosen, self.top_logprobs = array.array(FLOAT), array.array(FLOAT)
+        self.token_ids, self._cells = array.array(INT), bytearray()
 
     def add(self, packed: PackedLogprobs, token_ids: Sequence[int]) -> None:
         """Rows for the next tokens. ValueError if there is not one for each."""
-        self.n_top = packed.n_top
-        self.token_ids.extend(token_ids)
-        self.chosen.frombytes(packed.chosen)
-        self.ranks.frombytes(packed.ranks)
-        self.top_ids.frombytes(packed.top_ids)
-        self.top_logprobs.frombytes(packed.top_logprobs)
-        n = len(self.token_ids)
-        lengths = (len(self.chosen), len(self.ranks), len(self.top_ids), len(self.top_logprobs))
-        if lengths != (n, n, n * self.n_top, n * self.n_top):
-            raise ValueError(f"{len(self.chosen)} rows of logprobs for {n} tokens")
+        n_top = self.n_top = packed.n_top
+        known, cells = self.token_ids, self._cells
+        known.extend(token_ids)
+        cells += packed.cells
+        if len(cells) != len(known) * CELL_BYTES * (1 + n_top):
+            n_rows = len(cells) / (CELL_BYTES * (1 + n_top))
+            raise ValueError(f"{n_rows:g} rows of logprobs for {len(known)} tokens")
 
     def join(self, other: LogprobRows) -> None:
         """Append the rows of another one."""
         self.n_top = other.n_top
-        for name in ("token_ids", "chosen", "ranks", "top_ids", "top_logprobs"):
-            getattr(self, name).extend(getattr(other, name))
+        self.token_ids.extend(other.token_ids)
+        self._cells += other._cells
+
+    def columns(self, start: int, stop: int) -> Columns:
+        """Those of some rows of tokens; `first` has none."""
+        size = CELL_BYTES * (1 + self.n_top)
+        return Columns(self.n_top, self.token_ids[start:stop].tolist(), self._cells[start * size : stop * size])
 
     @property
     def n_cells(self) -> int:
         """Values in all rows."""
-        return len(self.chosen) + len(self.top_ids)
+        return len(self._cells) // CELL_BYTES
 
     def _row(self, at: int) -> Row:
         token = self.token_ids[at]
-        found = {token: Logprob(self.chosen[at], self.ranks[at], self._name(token))}
-        start = at * self.n_top
-        for rank in range(1, self.n_top + 1):
-            top = self.top_ids[start + rank - 1]
+        size = CELL_BYTES * (1 + self.n_top)
+        (rank, chosen), *tops = CELL.iter_unpack(self._cells[at * size : (at + 1) * size])
+        found = {token: Logprob(chosen, rank, self._name(token))}
+        for rank, (top, value) in enumerate(tops, 1):
             if top != token:
-                found[top] = Logprob(self.top_logprobs[start + rank - 1], rank, self._name(top))
+                found[top] = Logprob(value, rank, self._name(top))
         return found
 
     def __len__(self) -> int:
-        return len(self.chosen) + (self.first is not None)
+        return len(self.token_ids) + (self.first is not None)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...

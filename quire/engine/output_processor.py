@@ -173,7 +173,7 @@ class OpenRequest:
         logprobs = None
         if delta.logprobs is not None and completion.logprobs is not None:
             logprobs = delta.logprobs
-            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(logprobs.chosen_values())
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + logprobs.sum_of_chosen()
         if delta.cum_logprob is not None:
             completion.cumulative_logprob = delta.cum_logprob
         completion.finish_reason, completion.stop_reason, completion.failure = reason, stop_reason, delta.failure

@@ -134,16 +134,17 @@ class LaunchedStep:
         ids, statuses, slots = token_ids.tolist(), status.tolist(), self._step.batch.sampled_slots
         if self._kept is None:
             tokens, n_new, more_faults = split_faults(ids, statuses, slots)
-            last: list[int] | dict[int, int] = list(itertools.accumulate(n_new))
+            last = dict(enumerate(itertools.accumulate(n_new))) if more_faults else None  # else each row has its own
         else:
             tokens, n_new, more_faults, last = self._kept.split_faults(ids, statuses, slots)
-        counts = last if isinstance(last, dict) else range(len(last))
+        if last is not None:
+            logprobs = {last[row] - 1: line for row, line in logprobs.items() if not statuses[row] and row in last}
         return StepResult(
             step=plan.step,
             tokens=tokens,
             n_new=n_new,
             n_drafted=self._kept.n_drafted if self._kept is not None else [],
-            logprobs={last[row] - 1: line for row, line in logprobs.items() if not statuses[row] and row in counts},
+            logprobs=logprobs,
             prompt_logprobs=prompt,
             pooled=pooled,
             faults=faults + more_faults,

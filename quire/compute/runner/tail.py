@@ -85,10 +85,9 @@ class Fetched:
         """Rows by sampled row, and rows by span, from the downloaded tensors."""
         n_each = len(arrived) // max(len(self._parts()), 1)
         given = [arrived[at : at + n_each] for at in range(0, len(arrived), max(n_each, 1))]
-        sampled = {}
+        sampled: dict[int, PackedLogprobs] = {}
         if self.sampled is not None:
-            rows = packed_logprobs(self.sampled.n_top, given.pop(0))
-            sampled = dict(zip(self.sampled.rows.tolist(), rows, strict=True))
+            sampled = packed_logprobs(self.sampled.rows, self.sampled.n_top, given.pop(0))
         prompt: dict[int, list[TokenLogprobs]] = {}
         for of_span in self.prompt:
             prompt[of_span.span] = [row for part in of_span.parts for row in token_logprobs(part.n_top, given.pop(0))]

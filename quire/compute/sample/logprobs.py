@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from quire.core.logprobs import PackedLogprobs, TokenLogprobs
+from quire.core.logprobs import CELL_BYTES, PackedLogprobs, TokenLogprobs
 from quire.kernels.sample import lines
 
 
@@ -59,17 +59,15 @@ def token_logprobs(n_top: np.ndarray, tensors: list[torch.Tensor]) -> list[Token
     ]
 
 
-def packed_logprobs(n_top: np.ndarray, tensors: list[torch.Tensor]) -> list[PackedLogprobs]:
-    """The same, each row by itself and packed."""
-    k = tensors[2].shape[1]
-    chosen, ranks, top_ids, top_logprobs = (tensor.numpy().tobytes() for tensor in tensors)
-    return [
-        PackedLogprobs(
-            n,
-            chosen[at : at + 4],
-            ranks[at : at + 4],
-            top_ids[at * k : at * k + 4 * n],
-            top_logprobs[at * k : at * k + 4 * n],
-        )
-        for at, n in zip(range(0, len(chosen), 4), n_top.tolist(), strict=True)
-    ]
+def packed_logprobs(rows: np.ndarray, n_top: np.ndarray, tensors: list[torch.Tensor]) -> dict[int, PackedLogprobs]:
+    """The same by `LogprobTensors.rows`, each by itself and packed."""
+    chosen, ranks, top_ids, top_logprobs = (tensor.numpy().view(np.int32) for tensor in tensors)
+    cells = np.empty((len(chosen), 1 + top_ids.shape[1], 2), np.int32)
+    cells[:, 0, 0], cells[:, 0, 1], cells[:, 1:, 0], cells[:, 1:, 1] = ranks, chosen, top_ids, top_logprobs
+    packed, size = cells.tobytes(), CELL_BYTES * cells.shape[1]
+    starts = np.arange(len(cells)) * size
+    columns = rows, n_top, starts, starts + (1 + n_top) * CELL_BYTES
+    return {
+        row: PackedLogprobs(n, packed[start:end])
+        for row, n, start, end in zip(*(column.tolist() for column in columns), strict=True)
+    }

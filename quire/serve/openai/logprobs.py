@@ -225,8 +225,8 @@ _PROMPT_ENTRY = b'"%d":{"logprob":%b,"rank":%d,"decoded_token":%b}'
 def _blocks(rows: LogprobRows | None) -> Iterator[Columns]:
     if rows is None:
         return iter(())
-    n, n_block = len(rows.chosen), max(1, BLOCK_CELLS // (1 + rows.n_top))
-    return (Columns(rows, start, min(start + n_block, n)) for start in range(0, n, n_block))
+    n, n_block = len(rows.token_ids), max(1, BLOCK_CELLS // (1 + rows.n_top))
+    return (rows.columns(start, min(start + n_block, n)) for start in range(0, n, n_block))
 
 
 def _listed(blocks: Iterable[list[bytes]]) -> Iterator[bytes]:

@@ -9,14 +9,16 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import worker_rank
-from worker_rank import make_worker, masks_of, plans, values
+from worker_rank import PARAMS, make_worker, masks_of, plans, spans, values
 
 from quire.compute.dist.comm import Reduction, SoloComm
 from quire.compute.worker import Allocation, Worker
 from quire.core.errors import EngineError
+from quire.core.plan import PageAppend, SlotOpen, StepMasks, StepPlan
 
 ALLOCATION = Allocation(n_pages=12, max_model_len=128)
 
@@ -69,6 +71,20 @@ def test_what_plans_ask_for(tmp_path: pathlib.Path) -> None:
     assert [len(one["tokens"]) for one in (first, second, third, fourth, last)] == [1, 2, 2, 2, 1]  # type: ignore[arg-type]
     assert list(first["prompt_logprobs"]) == ["1"] and list(third["pooled"]) == ["2"]  # type: ignore[call-overload]
     assert list(second["logprobs"]) == ["0"] and fourth["tokens"][1] in (97, 99)  # type: ignore[call-overload, index]
+
+
+def test_logprobs_beside_a_row_that_failed(tmp_path: pathlib.Path) -> None:
+    """A mask that leaves nothing: the other row's token is the first one, and so are its logprobs."""
+    worker, prompt = ready(tmp_path), [7, 14, 21]
+    plan = StepPlan(
+        0, **spans((0, 0, 3, True), (1, 0, 3, True)), masked=[0],
+        opened=[SlotOpen(slot, prompt, 3, PARAMS) for slot in (0, 1)],
+        pages=[PageAppend(0, 0, [1]), PageAppend(1, 0, [2])],
+    )  # fmt: skip
+    whole = worker.run(plan, StepMasks(0, bytes([255] * 16)))
+    failed = worker.run(msgspec.structs.replace(plan, step=1, closed=[0, 1]), StepMasks(1, bytes(16)))
+    assert list(whole.logprobs) == [0, 1] and (failed.n_new, failed.tokens) == ([0, 1], whole.tokens[1:])
+    assert [fault.slot for fault in failed.faults] == [0] and failed.logprobs == {0: whole.logprobs[1]}
 
 
 def test_asleep_and_awake_again(tmp_path: pathlib.Path) -> None:

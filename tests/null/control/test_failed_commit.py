@@ -130,6 +130,20 @@ def test_a_result_that_does_not_fit_changes_nothing(case: str) -> None:
     assert len(rig.scheduler.commit(msgspec.msgpack.decode(good, type=StepResult))) == 3
 
 
+def test_logprobs_that_lack_where_all_asked_change_nothing() -> None:
+    rig = Rig()
+    for i in range(3):
+        rig.submit(f"r{i}", [i + 1] * 9, 1, params=SamplingParams(logprobs=1))
+    rig.plan()
+    result = rig.results.popleft()
+    before, row = snapshot(rig.scheduler), result.logprobs.pop(1)
+    with pytest.raises(EngineError, match="without the logprobs that its request asked for"):
+        rig.scheduler.commit(result)
+    assert snapshot(rig.scheduler) == before
+    result.logprobs[1] = row
+    assert [delta.logprobs for delta in rig.scheduler.commit(result)] == [result.logprobs[at] for at in range(3)]
+
+
 def snapshot(scheduler: Scheduler) -> tuple[Any, ...]:
     live = scheduler.live
     return (

@@ -79,9 +79,11 @@ def test_lines_do_not_depend_on_what_neighbours_ask_for() -> None:
 
 def test_packed_rows_are_those_of_plain_values() -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(5))
-    given = parts(logprobs(logits, torch.tensor([1, 2, 3, 4]), np.arange(4), np.array([5, 0, 2, 5])))
-    packed, plain = packed_logprobs(*given), token_logprobs(*given)
-    assert [one.rows() for one in packed] == [[one] for one in plain]
+    found = logprobs(logits, torch.tensor([1, 2, 3, 4]), np.array([3, 5, 6, 9]), np.array([5, 0, 2, 5]))
+    plain = token_logprobs(*parts(found))
+    by_row = packed_logprobs(found.rows, *parts(found))
+    assert list(by_row) == [3, 5, 6, 9] and [one.rows() for one in by_row.values()] == [[one] for one in plain]
+    packed = list(by_row.values())
     assert PackedLogprobs.join([packed[0], packed[3]]).rows() == [plain[0], plain[3]]
     with pytest.raises(ValueError, match=r"rows of \[2, 5\]"):
         PackedLogprobs.join(packed[2:])
