@@ -12,7 +12,8 @@ import collections
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Container, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from types import MappingProxyType
 from typing import IO, Any
 
 from quire.config.engine import EngineConfig
@@ -29,6 +30,7 @@ from quire.serve.http.refusal import Refusal
 from quire.serve.http.threads import SHORT_BODY_BYTES
 from quire.serve.state import ServerState
 
+NONE_REPEATED: Mapping[int, int] = MappingProxyType({})
 WINDOW = 8
 """Lines read ahead, as a multiple of those that run: one long answer holds up no others."""
 MAX_AHEAD_BYTES = 64 << 20
@@ -90,13 +92,16 @@ class _Reader:
     """The lines of the input, in their order, as requests or as the outputs of those that cannot be asked. For a thread
     of its own: reading and decoding take long where lines are."""
 
-    def __init__(self, lines: IO[bytes], max_line_bytes: int, repeated: Container[int] = ()) -> None:
+    def __init__(
+        self, lines: IO[bytes], max_line_bytes: int, first_line: int = 0, repeated: Mapping[int, int] = NONE_REPEATED
+    ) -> None:
         self._lines = lines
         self._max_line_bytes = max_line_bytes
         self._repeated = repeated
-        self._number = -1
+        self._number = first_line - 1
         """Of the line that was read last."""
-        self._seen: set[bytes] = set()
+        self._seen: dict[bytes, int] = {}
+        """Mark of an id → number of the line that has it first."""
         self.is_done = False
 
     def some(self, n_most: int, most_bytes: int) -> list[BatchLine | bytes]:
@@ -128,9 +133,10 @@ class _Reader:
             message = f"line {self._number + 1}: {refusal.message}"
             return [failed(custom_id_of(data, self._max_line_bytes), refusal.code, message)]
         mark = mark_of(line.custom_id)
-        if mark in self._seen or self._number in self._repeated:
-            return [failed(line.custom_id, "duplicate_custom_id", "An earlier line has this custom_id.")]
-        self._seen.add(mark)
+        first = self._repeated.get(self._number, self._seen.setdefault(mark, self._number))
+        if first != self._number:
+            message = f"line {self._number + 1}: line {first + 1} has this custom_id already."
+            return [failed(line.custom_id, "duplicate_custom_id", message)]
         return [line]
 
 
@@ -146,9 +152,12 @@ class Batch:
         self._held_bytes = 0
         """Of lines that are not answered, and of answers that are not written."""
 
-    async def run(self, lines: IO[bytes], output: IO[bytes], repeated: Container[int] = ()) -> BatchSummary:
-        """Answer `lines` into `output`. repeated: numbers of lines, from 0, whose ids stand in an earlier part."""
-        reader = _Reader(lines, self._state.config.max_body_bytes, repeated)
+    async def run(
+        self, lines: IO[bytes], output: IO[bytes], first_line: int = 0, repeated: Mapping[int, int] = NONE_REPEATED
+    ) -> BatchSummary:
+        """Answer `lines` into `output`. first_line: its number in the file, from 0. repeated: numbers there of lines
+        whose ids stand before them → of the line that has the id first; within `lines` that is found here."""
+        reader = _Reader(lines, self._state.config.max_body_bytes, first_line, repeated)
         summary = BatchSummary()
         waiting: collections.deque[asyncio.Task[tuple[bytes, bool]]] = collections.deque()
         try:

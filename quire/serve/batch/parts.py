@@ -35,30 +35,30 @@ class Part(msgspec.Struct, frozen=True):
     start: int
     """Of its first byte."""
     n_bytes: int
-    repeated: list[int]
-    """Numbers of its lines, from 0, whose ids stand before it in the file."""
+    first_line: int
+    """Number of its first line in the file, from 0."""
+    repeated: dict[int, int]
+    """Numbers in the file of its lines whose ids stand before them → of the line that has the id first."""
 
 
 def cut(lines: IO[bytes], max_line_bytes: int) -> Iterator[Part]:
     """The parts of a file, in their order."""
-    seen: set[bytes] = set()
-    start = n_bytes = n_lines = 0
-    repeated: list[int] = []
+    seen: dict[bytes, int] = {}
+    start = first = n_bytes = n_lines = 0
+    repeated: dict[int, int] = {}
     while data := lines.readline(max_line_bytes + 1):
         n_bytes += len(data)
         mark = _mark(data, max_line_bytes)
-        if mark in seen:
-            repeated.append(n_lines)
-        elif mark is not None:
-            seen.add(mark)
+        if mark is not None and seen.setdefault(mark, first + n_lines) != first + n_lines:
+            repeated[first + n_lines] = seen[mark]
         while not data.endswith(b"\n") and (data := lines.readline(READ_BYTES)):
             n_bytes += len(data)
         n_lines += 1
         if n_lines == PART_LINES or n_bytes >= PART_BYTES:
-            yield Part(start, n_bytes, repeated)
-            start, n_bytes, n_lines, repeated = start + n_bytes, 0, 0, []
+            yield Part(start, n_bytes, first, repeated)
+            start, first, n_bytes, n_lines, repeated = start + n_bytes, first + n_lines, 0, 0, {}
     if n_bytes:
-        yield Part(start, n_bytes, repeated)
+        yield Part(start, n_bytes, first, repeated)
 
 
 def _mark(data: bytes, max_line_bytes: int) -> bytes | None:
@@ -86,7 +86,7 @@ class PartWorker:
         part = msgspec.json.decode(row["part"], type=Part)
         data = await asyncio.to_thread(self._read, part)
         output = io.BytesIO()
-        summary = await batch.run(io.BytesIO(data), output, frozenset(part.repeated))
+        summary = await batch.run(io.BytesIO(data), output, part.first_line, part.repeated)
         yield {"output": output.getvalue(), "n_answered": summary.n_answered, "n_failed": summary.n_failed}
 
     async def _loaded(self) -> Batch:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 
-from quire.serve.batch.parts import PART_BYTES, PART_LINES, cut
+import msgspec
+
+from quire.serve.batch.parts import PART_BYTES, PART_LINES, Part, cut
 
 LIMIT = 1 << 20
 
@@ -29,7 +31,10 @@ def test_an_id_is_found_across_parts_where_it_is_good() -> None:
     lines[2] = b'{"custom_id": "bad"}\n'
     later = [b"\n", line("bad"), line("r7"), line("bad"), line("new")[:-1]]
     parts = list(cut(io.BytesIO(b"".join([*lines, *later])), LIMIT))
-    assert [part.repeated for part in parts] == [[], [2, 3]]
+    assert [part.first_line for part in parts] == [0, PART_LINES]
+    again = PART_LINES + 2
+    assert [part.repeated for part in parts] == [{}, {again: 7, again + 1: PART_LINES + 1}]
+    assert msgspec.json.decode(msgspec.json.encode(parts[1]), type=Part) == parts[1]
 
 
 def test_a_part_ends_with_a_line_however_long() -> None:

@@ -42,6 +42,7 @@ def test_lines_come_in_order_and_broken_ones_stay_in_place(tmp_path: Path) -> No
         text = row["response"]["body"]["choices"][0]["text"]
         assert row["custom_id"] == str(i) and text == reply_to(byte_tokenizer().encode(f"p{i}"))[: lengths[i]]
     assert [row["error"]["code"] for row in rows[100:]] == ["invalid_json", "duplicate_custom_id", "invalid_value"]
+    assert rows[101]["error"]["message"] == "line 104: line 7 has this custom_id already."
 
 
 def test_a_fault_of_one_line_is_its_own(tmp_path: Path) -> None:
