@@ -72,7 +72,7 @@ class Counting:
 def test_a_text_that_is_too_long_is_refused_before_all_of_it_is_read() -> None:
     tokenizer: Any = Counting(2)
     text = "x" * 100 * SEGMENT_CHARS
-    with pytest.raises(ContextLengthExceeded, match=r"first \d+ of its 6553600 characters, at most 40000"):
+    with pytest.raises(ContextLengthExceeded, match=r"first \d+ of its 6553600 characters, but at most 40000"):
         check_tokens(tokenizer, text, 40_000)
     assert tokenizer.n_chars <= 3 * SEGMENT_CHARS
 
