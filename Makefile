@@ -4,7 +4,7 @@ PORT ?= 8000
 BIN := .venv/bin
 export PYTHON
 
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 PYTEST_OPTIONS ?=
 CLIENTS := .venv-conformance/bin
 EXAMPLES ?= 15
