@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+from collections.abc import Callable
 
 import torch
 
@@ -22,6 +23,18 @@ def machine_obstacle() -> str | None:
         return f"{torch.cuda.get_device_name()} is not a Hopper GPU (compute capability 9.0)"
     if jit.compiler("nvcc") is None:
         return "nvcc was not found on PATH: install the CUDA toolkit to have the fastest kernels"
+    return None
+
+
+def build_obstacle(build: Callable[[], object]) -> str | None:
+    """Why this machine cannot run what `build` compiles (seconds if it is new), or None."""
+    found = machine_obstacle()
+    if found:
+        return found
+    try:
+        build()
+    except jit.BuildError as error:
+        return str(error)
     return None
 
 

@@ -13,7 +13,7 @@ import functools
 import torch
 
 from quire.kernels import jit
-from quire.kernels.hopper import FLAGS, machine_obstacle
+from quire.kernels.hopper import FLAGS, build_obstacle
 
 DTYPES = (torch.bfloat16, torch.float16)
 WIDTH = 8
@@ -27,14 +27,7 @@ def obstacle(dtype: torch.dtype) -> str | None:
     """Why these kernels cannot run here on tensors of this type, or None. The first call may compile (seconds)."""
     if dtype not in DTYPES:
         return f"the type is {dtype}: it must be bfloat16 or float16"
-    found = machine_obstacle()
-    if found:
-        return found
-    try:
-        _library(dtype)
-    except jit.BuildError as error:
-        return str(error)
-    return None
+    return build_obstacle(lambda: _library(dtype))
 
 
 def aligned(*tensors: torch.Tensor | None) -> bool:

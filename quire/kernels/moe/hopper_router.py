@@ -14,9 +14,8 @@ from typing import Final
 import torch
 
 from quire.config.experts import RoutingSpec, Scores
-from quire.kernels import jit
 from quire.kernels.catalog import Slower
-from quire.kernels.hopper import compile_variant, machine_obstacle
+from quire.kernels.hopper import build_obstacle, compile_variant
 from quire.kernels.invariance import are_rows_alone
 
 DTYPES: Final = (torch.bfloat16, torch.float16)
@@ -83,14 +82,7 @@ def obstacle(
 
 @functools.cache
 def _built(dtype: torch.dtype, router_dtype: torch.dtype) -> str | None:
-    found = machine_obstacle()
-    if found:
-        return found
-    try:
-        function_of(dtype, router_dtype)
-    except jit.BuildError as error:
-        return str(error)
-    return None
+    return build_obstacle(lambda: function_of(dtype, router_dtype))
 
 
 def choose(

@@ -7,9 +7,8 @@ import functools
 
 import torch
 
-from quire.kernels import jit
 from quire.kernels.catalog import Slower
-from quire.kernels.hopper import compile_variant, machine_obstacle
+from quire.kernels.hopper import build_obstacle, compile_variant
 
 ALIGNMENT_BYTES = 16
 """Of rows: a thread reads so much at once."""
@@ -36,14 +35,7 @@ def obstacle(logits: torch.Tensor) -> str | None:
 
 @functools.cache
 def _machine_obstacle(dtype: torch.dtype) -> str | None:
-    found = machine_obstacle()
-    if found:
-        return found
-    try:
-        _library(dtype)
-    except jit.BuildError as error:
-        return str(error)
-    return None
+    return build_obstacle(lambda: _library(dtype))
 
 
 def collect(
