@@ -29,9 +29,9 @@ from quire.compute.runner.step import Step
 from quire.compute.runner.tables import NO_WRITES, SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample import Sampler
-from quire.compute.schemes.choice import SCHEMES
 from quire.compute.weights.loader import load_model
 from quire.config.model import read_arch
+from quire.config.resolve import NOT_ROUNDED, ROUNDED_ON
 from quire.core.plan import Spans, StepPlan
 from quire.kernels.kvstore import entry
 
@@ -43,7 +43,7 @@ KV_DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8}
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-0.6b")
-    parser.add_argument("--quantization", nargs="+", default=["none", "int8"], choices=list(SCHEMES))
+    parser.add_argument("--quantization", nargs="+", default=["none", "int8"], choices=[*NOT_ROUNDED, *ROUNDED_ON])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=9, help="timed steps of each type")

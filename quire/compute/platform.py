@@ -173,7 +173,7 @@ class CudaPlatform:
 
     name = "cuda"
     computes_alone = True
-    rounds = False
+    rounds = True
     no_determinism = ""
 
     def __init__(self, *, captures: bool = True, deterministic: bool = False, index: int = 0) -> None:

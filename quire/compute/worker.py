@@ -50,7 +50,7 @@ from quire.config.context import attending, deals_tokens, page_tokens
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
 from quire.config.mesh import mesh_of
-from quire.config.resolve import NOT_ROUNDED, ON_GPU, EngineLimits
+from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
 from quire.config.stages import LayerRange, layer_range, stage_arch, stage_layout
@@ -319,7 +319,7 @@ class Worker:
 
     def _load(self, folder: pathlib.Path, arch: ModelArch, comm: Comm, layers: LayerRange | None = None) -> Decoder:
         config = self._config
-        if config.quantization not in (*NOT_ROUNDED, *ON_GPU) and native.library() is None:
+        if self.platform.name == "cpu" and config.quantization not in NOT_ROUNDED and native.library() is None:
             reason = native.explain()
             native.logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, reason)
         start_s = time.perf_counter()

@@ -77,15 +77,15 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "auto rounds nothing, and keeps what kernels here can multiply by as it is: quantised matrices of a"
             " checkpoint, which says itself how it is quantised, and on a CPU the Q8_0 and Q4_0 blocks of a GGUF file;"
             " none decodes those too. fp8, on a GPU, rounds weights, of experts too, and activations in each product,"
-            " to e4m3. With the others, on a CPU, weights are rounded, to 8 or 4 bits with one scale an output channel"
-            " (int8), for each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller groups are usually more"
-            " exact and take more memory. Activations are rounded to 8 bits in each product; embeddings and norms keep"
-            " their type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with AMX, prompts are read"
-            " with vector instructions where groups are of 32, else with tile registers.",
+            " to e4m3. With the others weights are rounded to 8 or 4 bits, with one scale an output channel (int8), for"
+            " each 64 weights (int4) or for each 32 or 128 (-g32, -g128). int8-g32 is for a CPU only. Activations are"
+            " rounded to 8 bits in each product, but on a GPU not beside 4 bits; embeddings and norms keep their type,"
+            " and so does the KV cache without kv_cache_dtype. On Intel CPUs with AMX, prompts are read with vector"
+            " instructions where groups are of 32, else with tile registers.",
             extra={
                 "refused": {
                     FOREIGN_QUANTIZATIONS: "a checkpoint says itself how it is quantised, and so does a .gguf"
-                    " file: leave it out; to round another one, give fp8 on a GPU, int8 or int4 on a CPU"
+                    " file: leave it out; to round another one, give int8 or int4, or fp8 on a GPU"
                 }
             },
         ),

@@ -50,8 +50,11 @@ KEPT_FACTOR = 4
 """Adapters on the host for each place on the device, where nobody says how many."""
 NOT_ROUNDED = ("auto", "none")
 """Values of `quantization` that every device takes."""
-ON_GPU = ("fp8",)
-"""Those to which weights are rounded on a GPU; the others on a CPU."""
+ROUNDED_ON = {
+    "fp8": ("cuda",), "int8": ("cpu", "cuda"), "int8-g32": ("cpu",), "int4": ("cpu", "cuda"),
+    "int4-g32": ("cpu", "cuda"), "int4-g128": ("cpu", "cuda"),
+}  # fmt: skip
+"""Those to which weights are rounded → the devices that do it."""
 KV_ROUNDED = {"fp8": ("fp8", ("cuda",)), "fp8_e4m3": ("fp8", ("cuda",)), "int8": ("int8", ("cpu", "cuda"))}
 """Value of `kv_cache_dtype` → its name in `EngineLimits`, and the devices that take it."""
 DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
@@ -75,8 +78,9 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             "lower it, or add rope scaling to config.json"
         )
     if config.quantization not in NOT_ROUNDED and not rounds_to(config.quantization, device):
-        other = "GPUs" if config.quantization in ON_GPU else "the CPU"
-        instead = "leave --quantization out" if other == "GPUs" else "add --device cpu, or leave --quantization out"
+        devices = ROUNDED_ON[config.quantization]
+        other = " and ".join({"cpu": "the CPU", "cuda": "GPUs"}[one] for one in devices)
+        instead = "add --device cpu, or leave --quantization out" if "cpu" in devices else "leave --quantization out"
         raise ConfigError(
             f"quantization = {config.quantization!r} works on {other} only and the device is {device}: {instead}",
             param="quantization",
@@ -110,7 +114,7 @@ def n_kept(config: EngineConfig) -> int:
 
 def rounds_to(quantization: str, device: str) -> bool:
     """Whether weights are rounded to this value of `quantization` on 'cuda', 'cpu' or 'null'."""
-    return device == ("cuda" if quantization in ON_GPU else "cpu")
+    return device in ROUNDED_ON[quantization]
 
 
 def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | None, device: str) -> None:

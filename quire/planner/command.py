@@ -18,8 +18,7 @@ from quire.planner.accelerators import Accelerator
 from quire.planner.formats import Formats
 
 FLOATING: Final = ("bfloat16", "float16", "float32")
-READ: Final = {"fp8-block128": ("cuda",), "mxfp4": ("cuda",), "int4-g32": ("cuda", "cpu"), "int4-g128": ("cuda", "cpu"),
-               "int8-g32": ("cpu",)}  # fmt: skip
+READ: Final = {"fp8-block128": ("cuda",), "mxfp4": ("cuda",)}
 """Formats of checkpoints, to which the engine does not round → on what they stay as they are (docs/quantization.md)."""
 MOST_RANKS: Final = 64
 """Of one engine."""

@@ -17,22 +17,17 @@ from quire.compute.schemes.holding import holding
 from quire.compute.schemes.packed import HELD, Blocks, Packed, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
 from quire.compute.schemes.scheme import MatrixScheme
-from quire.compute.schemes.w8a8 import RoundedFp8
+from quire.compute.schemes.w4a16 import GROUPS, RoundedInt4
+from quire.compute.schemes.w8a8 import RoundedEightBits
 from quire.compute.weights.header import Entry
 from quire.config.arch import ModelArch
 from quire.config.parameters import EMBEDDING, HEAD, Kept, Matrix, matrices
-from quire.kernels import native, qgemm
+from quire.config.resolve import NOT_ROUNDED
+from quire.kernels import native
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.hopper import lacks_e4m3
 from quire.kernels.qgemm.weight import TILE
 
-SCHEMES: Final[Mapping[str, MatrixScheme | None]] = {
-    "auto": None,
-    "none": None,
-    **{name: Rounded(name) for name in qgemm.SCHEMES},
-    "fp8": RoundedFp8(),
-}
-"""Value of `--quantization` → scheme; None rounds nothing: matrices are in the model's dtype, except those that 'auto'
-takes from a GGUF file as they are."""
 CPU: Final = torch.device("cpu")
 TABLE: Final = f"{EMBEDDING}.weight"
 
@@ -62,6 +57,18 @@ def floating(device: torch.device, dtype: torch.dtype) -> MatrixScheme:
     return OneDnn(dtype) if can_reorder(device.type, dtype) else Plain(dtype)
 
 
+def rounding(quantization: str, device: torch.device, dtype: torch.dtype) -> MatrixScheme | None:
+    """What rounds the matrices of a model of `dtype`, for a value of --quantization; None: nothing does, they are in
+    the model's dtype, except those that 'auto' takes from a file as they are."""
+    if quantization in NOT_ROUNDED:
+        return None
+    if quantization == "fp8":
+        return RoundedEightBits(E4M3)
+    if device.type == "cpu":
+        return Rounded(quantization)
+    return RoundedEightBits(torch.int8) if quantization == "int8" else RoundedInt4(dtype, GROUPS[quantization])
+
+
 def schemes_on(
     device: torch.device,
     dtype: torch.dtype,
@@ -71,7 +78,8 @@ def schemes_on(
     """For a model of `dtype`. default: None: nothing is rounded."""
     exact = {Kept.FLOATING: floating(device, dtype), Kept.FLOAT32: floating(device, torch.float32)}
     default = exact[Kept.FLOATING] if default is None else default
-    return Schemes(default, own or {}, exact, rounds_banks=not lacks_e4m3(device))
+    needs_e4m3 = default == RoundedEightBits(E4M3)
+    return Schemes(default, own or {}, exact, rounds_banks=not (needs_e4m3 and lacks_e4m3(device)))
 
 
 def choose(
@@ -87,7 +95,7 @@ def choose(
     entries: name of a parameter with its kind → tensor of a GGUF file; sources: → what a checkpoint has of a coded
     matrix. Either, with `arch`.
     """
-    default = SCHEMES[quantization]
+    default = rounding(quantization, device, dtype)
     if arch is None or entries is None:
         held = {} if arch is None else holding(quantization, device, dtype, arch, sources or {})
         return schemes_on(device, dtype, default, held)

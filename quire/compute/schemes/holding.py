@@ -41,7 +41,8 @@ def holding(
             continue
         own = [sources[name] for name in names]
         schemes = (holder(matrix, own, device, dtype) for holder in HOLDERS.get(device.type, ()))
-        allowed = (one for one in schemes if one is not None and quantization in ("auto", one.name))
+        asked = (quantization, quantization.partition("-")[0])  # another group is no reason to round again
+        allowed = (one for one in schemes if one is not None and (quantization == "auto" or one.name in asked))
         scheme = next(allowed, None)
         if scheme is not None:
             found[matrix.name] = scheme

@@ -1,7 +1,8 @@
-"""Integers of 4 bits of a checkpoint, multiplied by activations as they are.
+"""Integers of 4 bits, a checkpoint's or rounded here, multiplied by activations as they are.
 
-Owns what is stored, how it is cut and filled. Does not own the layout nor products (`kernels/w4a16`).
-Invariant: codes and zero points are the checkpoint's; scales are rounded to the model's dtype.
+Owns what is stored, how it is cut and filled. Does not own the layout nor products (`kernels/w4a16`), nor the search
+for scales (`kernels/qgemm`). Invariant: a checkpoint's codes and zero points are its own; scales are of the model's
+dtype.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 
 from quire.compute.schemes.coded import PIECE_VALUES, Coded, Source
 from quire.compute.schemes.launched import Launched
-from quire.compute.schemes.scheme import FilledScheme, Product, Stored
+from quire.compute.schemes.scheme import FilledScheme, MatrixScheme, Product, Stored
 from quire.config.codings import Layout
 from quire.config.parameters import Cut, Matrix
 from quire.config.shares import Share, share
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, LoadError
 from quire.kernels import moe, nibbles, w4a16
+from quire.kernels.qgemm import rounding
 from quire.kernels.w4a16 import weight as packing
 
 LAYOUTS: Final = (Layout.PACKED, Layout.GPTQ, Layout.AWQ)
+GROUPS: Final = {"int4": 64, "int4-g32": 32, "int4-g128": 128}
+"""Value of --quantization → inputs of an output that share a scale."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +124,66 @@ class Int4(FilledScheme):
             raise ValueError("its inputs are in another order than those of the matrix beside it")
         kept.copy_(own)
         return own.long()
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundedInt4(MatrixScheme):
+    """A floating matrix, rounded to whole numbers from -8 to 7: a group's scale is the best of some (`best_scales`)."""
+
+    dtype: torch.dtype
+    """The model's."""
+    group: int
+    """One of `GROUPS`."""
+    keeps_matrix = False
+
+    @property
+    def name(self) -> str:
+        """Value of --quantization."""
+        return next(name for name, group in GROUPS.items() if group == self.group)
+
+    @property
+    def _kept(self) -> Int4:
+        return Int4(self.dtype, self.group)
+
+    def stored(self, n: int, k: int) -> tuple[Stored, ...]:
+        """See `WeightScheme`."""
+        return self._kept.stored(n, k)
+
+    def cut(self, matrix: Matrix, rank: int, n_ranks: int) -> Share:
+        """Between groups."""
+        return self._kept.cut(matrix, rank, n_ranks)
+
+    makes_banks = True
+
+    def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """See `WeightScheme`."""
+        return self._kept.bank_tensors(n_experts, n, k, device)
+
+    def of_bank(self, tensors: dict[str, torch.Tensor], expert: int) -> dict[str, torch.Tensor]:
+        """See `WeightScheme`."""
+        return self._kept.of_bank(tensors, expert)
+
+    def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
+        """See `WeightScheme`."""
+        return self._kept.bank(tensors, k)
+
+    def finish(self, weight: torch.Tensor) -> Product:
+        """See `MatrixScheme`."""
+        n, k = weight.shape
+        device = weight.device
+        found = {one.name: one.zeros(device) for one in self.stored(n, k)}
+        levels = torch.arange(16.0, device=device) - packing.MIDDLE
+        step = max(1, PIECE_VALUES // k)
+        for first in range(0, n, step):
+            piece = F.pad(weight[first : first + step].float(), (0, -k % self.group))
+            rows = piece.view(len(piece), -1, self.group)
+            scales = rounding.best_scales(rows, levels).to(self.dtype)
+            codes = rounding.nearest(rows * rounding.inverse(scales.float())[..., None], levels)
+            found["scales"][:, first : first + step].copy_(scales.t())
+            found["codes"][first : first + step].copy_(nibbles.pack(codes.flatten(1)[:, :k].to(torch.uint8)))
+        if not bool(found["scales"].isfinite().all()):
+            raise LoadError("a matrix with an infinity or a NaN cannot be quantised: run without --quantization")
+        return self._kept.product(found, k)
 
 
 def holder(matrix: Matrix, sources: Sequence[Source], device: torch.device, dtype: torch.dtype) -> Int4 | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
@@ -22,6 +23,9 @@ from quire.kernels import moe, w8a8
 from quire.kernels.e4m3 import E4M3, E4M3_MAX
 from quire.kernels.hopper import converts_to_e4m3
 from quire.kernels.w8a8 import BLOCK
+
+MOST: Final = {E4M3: E4M3_MAX, torch.int8: 127}
+"""The largest code."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,31 +90,38 @@ class EightBits(FilledScheme):
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundedFp8(MatrixScheme):
-    """A floating matrix in e4m3, each output with a scale."""
+class RoundedEightBits(MatrixScheme):
+    """A floating matrix, rounded, each output with a scale."""
 
+    codes: torch.dtype
+    """int8 or e4m3."""
     keeps_matrix = False
-    name = "fp8"
+
+    @property
+    def name(self) -> str:
+        """Value of --quantization."""
+        return EightBits(self.codes).name
 
     def stored(self, n: int, k: int) -> tuple[Stored, ...]:
         """See `WeightScheme`."""
-        return EightBits(E4M3).stored(n, k)
+        return EightBits(self.codes).stored(n, k)
 
     makes_banks = True
 
     def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
         """See `WeightScheme`."""
-        return EightBits(E4M3).bank(tensors, k)
+        return EightBits(self.codes).bank(tensors, k)
 
     def finish(self, weight: torch.Tensor) -> Product:
         """See `MatrixScheme`."""
-        codes = torch.empty_like(weight, dtype=E4M3)
+        codes, most = torch.empty_like(weight, dtype=self.codes), MOST[self.codes]
         scales = torch.empty(len(weight), device=weight.device)
         for first in range(0, len(weight), BLOCK):
             rows = slice(first, first + BLOCK)
             wide = weight[rows].float()
-            scales[rows] = wide.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny * E4M3_MAX) / E4M3_MAX
-            codes[rows] = (wide / scales[rows, None]).clamp_(-E4M3_MAX, E4M3_MAX).to(E4M3)
+            scales[rows] = wide.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny * most) / most
+            wide /= scales[rows, None]
+            codes[rows] = (wide if self.codes is E4M3 else wide.round_()).clamp_(-most, most).to(self.codes)
         if not bool(scales.isfinite().all()):
             raise LoadError("a matrix with an infinity or a NaN cannot be quantised: run without --quantization")
         return product({"weight": codes, "scale": scales})

@@ -66,7 +66,7 @@ def load_model(
     the part of one.
 
     dtype: of parameters and activations; weights are converted to it. max_model_len: length of the rotary table.
-    quantization: a name of `schemes.choice.SCHEMES`; 'auto' keeps blocks of a GGUF file. A matrix is finished as soon
+    quantization: a value of --quantization; 'auto' keeps blocks of a GGUF file. A matrix is finished as soon
     as it is complete, so that few are in memory in both forms. check_finite: refuse NaN and infinity. progress: show a
     bar; None shows it on a terminal only. comm, layers: of the rank, see `Decoder`; None: it is the only one.
     Raises LoadError naming files and tensors, ConfigError if max_model_len exceeds what the architecture covers or the

@@ -69,10 +69,11 @@ def test_experts_stay_in_mxfp4(tmp_path: pathlib.Path, caplog: pytest.LogCapture
     assert run(tmp_path / "coded")[1] == text
 
 
+@pytest.mark.parametrize("name", ["fp8", "int8", "int4", "int4-g32", "int4-g128"])
 @pytest.mark.parametrize(("family", "fields"), [("Llama", {}), CASES["qwen3_moe"]])
-def test_rounded_to_fp8(family: str, fields: dict[str, Any], tmp_path: pathlib.Path) -> None:
+def test_rounded_while_loading(family: str, fields: dict[str, Any], name: str, tmp_path: pathlib.Path) -> None:
     """Experts too; routers stay floating."""
     random_checkpoint(tmp_path, family, **fields)
-    eager, text = run(tmp_path, quantization="fp8", enforce_eager=True)
+    eager, text = run(tmp_path, quantization=name, enforce_eager=True)
     assert float((eager - expected_of(tmp_path)).abs().mean()) < NEAR["fp8"]
-    assert run(tmp_path, quantization="fp8")[1] == text
+    assert run(tmp_path, quantization=name)[1] == text

@@ -186,7 +186,7 @@ def test_what_the_engine_refuses_is_counted_and_the_rest_goes_on() -> None:
 def test_what_cannot_be_simulated_is_refused() -> None:
     for options, words in (
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "drafts"),
-        ({"quantization": "int8"}, "works on the CPU only"),
+        ({"quantization": "int8-g32"}, "works on the CPU only"),
     ):
         with pytest.raises(ConfigError, match=words):
             machine(**options)

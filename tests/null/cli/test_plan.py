@@ -100,7 +100,7 @@ def made_config(command: str) -> EngineConfig:
         (["--mesh", "tp=2,sp=2", "--count", "4"], "tp2 sp2: ranks that divide tokens"),
         (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
         (["--gpu", "a100", "--kv-cache-dtype", "fp8"], "keys and values in fp8 need a GPU that converts to e4m3"),
-        (["--weights", "int4"], "weights in int4 run on a CPU only"),
+        (["--weights", "int8-g32"], "weights in int8-g32 run on a CPU only"),
         (["--gpu", "mi300x"], "no kernels for the MI300X"),
     ],
 )  # fmt: skip
@@ -281,8 +281,8 @@ def test_the_margin_of_a_tiny_model_is_wide_and_figures_are_offered(capsys: pyte
 
 @pytest.mark.parametrize(("words", "told", "is_command"), [
     (("shape:gpt-oss-20b", "--weights", "mxfp4"), "the checkpoint of shape:gpt-oss-20b has to have them", True),
-    (("shape:qwen3-8b", "--weights", "int4-g128"), "the checkpoint of shape:qwen3-8b has to have them", True),
-    (("shape:qwen3-8b", "--weights", "int8-g32"), "weights in int8-g32 are decoded when they are read on GPUs", False),
+    (("shape:qwen3-8b", "--weights", "fp8-block128"), "the checkpoint of shape:qwen3-8b has to have them", True),
+    (("shape:qwen3-8b", "--weights", "int4-g128"), "--quantization int4-g128", True),
     (("shape:qwen3-8b", "--weights", "fp8"), "--quantization fp8", True),
 ])  # fmt: skip
 def test_formats_of_checkpoints_need_no_flag(
@@ -290,7 +290,7 @@ def test_formats_of_checkpoints_need_no_flag(
 ) -> None:
     text = planned(capsys, *words, "--gpu", "h200")
     assert told in " ".join(text.split()) and (f"quire serve {words[0]}" in text) is is_command
-    assert ("--quantization" in text) is (words[2] == "fp8")
+    assert ("--quantization" in text) is ("--quantization" in told)
 
 
 @pytest.mark.parametrize(("gpu", "mesh", "was_measured", "has_sums"), [

@@ -51,11 +51,12 @@ def test_trees_of_drafts_have_more_rows(device: str) -> None:
     ("quantization", "device", "said"),
     [
         ("fp8", "cpu", "works on GPUs only and the device is cpu: leave --quantization out"),
-        ("int8", "cuda", "works on the CPU only and the device is cuda: add --device cpu, or leave"),
+        ("int8-g32", "cuda", "works on the CPU only and the device is cuda: add --device cpu, or leave"),
+        ("int4", "null", "works on the CPU and GPUs only and the device is null: add --device cpu, or leave"),
         ("fp8", "null", "works on GPUs only and the device is null"),
     ],
 )
 def test_weights_are_rounded_to_what_a_device_multiplies(quantization: str, device: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         resolve(EngineConfig(quantization=quantization), ARCH, device)  # type: ignore[arg-type]
-    resolve(EngineConfig(quantization=quantization), ARCH, {"fp8": "cuda", "int8": "cpu"}[quantization])  # type: ignore[arg-type]
+    resolve(EngineConfig(quantization=quantization), ARCH, "cuda" if quantization in ("fp8", "int4") else "cpu")  # type: ignore[arg-type]

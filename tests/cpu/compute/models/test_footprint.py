@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from quire.bench.shape import FOLDER
-from quire.compute.schemes.choice import SCHEMES
 from quire.compute.weights.footprint import Weights
 from quire.config.model import read_arch
+from quire.config.resolve import NOT_ROUNDED, ROUNDED_ON
 from quire.kernels import native
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ ODD = {"hidden_size": 96, "intermediate_size": 104, "num_hidden_layers": 2, "hea
 EVEN = {"hidden_size": 256, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 64}
 
 
-@pytest.mark.parametrize("scheme", list(SCHEMES))
+@pytest.mark.parametrize("scheme", [*NOT_ROUNDED, *ROUNDED_ON])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fields", [ODD | {"tie_word_embeddings": True}, EVEN | {"attention_bias": True}])
 def test_equal_to_the_loaded_model(
@@ -37,7 +37,7 @@ def test_equal_to_the_loaded_model(
         assert found.held_bytes <= found.peak_bytes <= found.address_bytes
 
 
-@pytest.mark.parametrize("scheme", list(SCHEMES))
+@pytest.mark.parametrize("scheme", [*NOT_ROUNDED, *ROUNDED_ON])
 @pytest.mark.parametrize("family", ["Phi3", "GPTNeoX", "Olmo"])
 def test_fused_matrices_and_norms_without_weights(
     family: str, scheme: str, tmp_path: pathlib.Path, tools: dict[str, Any]
@@ -81,6 +81,7 @@ import resource, sys, torch
 from quire.compute.weights.footprint import Weights
 from quire.compute.weights.loader import load_model
 from quire.config.model import read_arch
+from quire.config.resolve import NOT_ROUNDED, ROUNDED_ON
 from quire.core import host
 import pathlib
 folder, scheme = pathlib.Path(sys.argv[1]), sys.argv[2]

@@ -18,9 +18,10 @@ from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder
 from quire.compute.schemes import holding
 from quire.compute.schemes.packed import PackedProduct
-from quire.compute.schemes.w8a8 import RoundedFp8
+from quire.compute.schemes.w8a8 import RoundedEightBits
 from quire.compute.weights.footprint import Weights
 from quire.kernels import native
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.moe import CodedMatrices
 from quire.kernels.qgemm import reference
 from quire.kernels.w8a8 import reference as w8a8
@@ -176,7 +177,7 @@ def test_experts_rounded_to_fp8(tmp_path: pathlib.Path, tools: Tools) -> None:
         assert isinstance(own.matrices, CodedMatrices)
         for expert, linear in enumerate(bank.linears):
             floats = bank.matrices[expert] if bank.matrices is not None else linear.product.packed.dequantized()
-            rounded = RoundedFp8().finish(floats).tensors
+            rounded = RoundedEightBits(E4M3).finish(floats).tensors
             assert torch.equal(own.matrices[expert], w8a8.dequantise(rounded["weight"], rounded["scale"]).float())
     assert model.n_bytes < plain.n_bytes
     sizes = Weights(tmp_path, model.arch, torch.device("cpu")).footprint(torch.float32, "fp8")

@@ -19,13 +19,15 @@ from quire.compute.schemes.coded import Source
 from quire.compute.schemes.holding import holding
 from quire.compute.schemes.packed import HELD, Blocks, Packed, PackedProduct, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
-from quire.compute.schemes.w8a8 import RoundedFp8
+from quire.compute.schemes.w4a16 import GROUPS, RoundedInt4
+from quire.compute.schemes.w8a8 import RoundedEightBits
 from quire.config.codings import Layout
 from quire.config.codings.coding import Coding
 from quire.config.model import read_arch
 from quire.config.parameters import HEAD, Cut, Kept, Matrix, matrices
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, LoadError
 from quire.kernels import native, qgemm
+from quire.kernels.e4m3 import E4M3
 from quire.kernels.qgemm import weight as packing
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -34,7 +36,8 @@ SCHEMES: list[Scheme] = [
     *(OneDnn(dtype) for dtype in FLOATS if can_reorder("cpu", dtype)),
     *(Packed(dtype) for dtype in FLOATS),
     *(Rounded(name) for name in qgemm.SCHEMES),
-    RoundedFp8(),
+    *(RoundedEightBits(dtype) for dtype in (E4M3, torch.int8)),
+    *(RoundedInt4(torch.bfloat16, group) for group in GROUPS.values()),
     *HELD,
 ]
 
@@ -79,6 +82,21 @@ def test_a_finished_matrix_is_what_was_declared(scheme: Scheme, shape: tuple[int
     n_bytes = sum(one.numel() * one.element_size() for one in linear.product.tensors.values())
     assert scheme.n_bytes(*shape) == n_bytes == linear.n_bytes
     assert linear.weight is None
+
+
+@pytest.mark.parametrize("group", GROUPS.values())
+def test_four_bits_on_a_gpu_are_near(group: int) -> None:
+    """By a reference of the kernels: nearer than the largest of a group at an end of the levels would be."""
+    weight = torch.randn(96, 400, dtype=torch.bfloat16)
+    linear = finished(RoundedInt4(torch.bfloat16, group), weight)
+    found = linear(torch.eye(400, dtype=torch.bfloat16)).t().float()
+    error = (found - weight.float()).square().mean()
+    padded = F.pad(weight.float(), (0, -400 % group)).view(96, -1, group)
+    steps = padded.abs().amax(-1, keepdim=True) / 7
+    plain = ((padded / steps).round() * steps - padded).square().sum() / weight.numel()
+    assert 0.004 < error < plain
+    with pytest.raises(LoadError, match="an infinity or a NaN"):
+        finished(RoundedInt4(torch.bfloat16, group), weight.index_fill(1, torch.tensor([399]), torch.inf))
 
 
 def scheme_of_shares() -> list[Scheme]:
@@ -182,7 +200,7 @@ def test_layouts_are_those_of_the_packing() -> None:
 def test_fp8_leaves_routers_floating() -> None:
     schemes = choose("fp8", torch.device("cuda"), torch.bfloat16)
     matrix = Matrix(n_in=64, parts=(("m", 64),))
-    assert schemes.of(matrix) == schemes.of(msgspec.structs.replace(matrix, bank="b")) == RoundedFp8()
+    assert schemes.of(matrix) == schemes.of(msgspec.structs.replace(matrix, bank="b")) == RoundedEightBits(E4M3)
     assert schemes.of(msgspec.structs.replace(matrix, kept=Kept.FLOATING)) == Plain(torch.bfloat16)
 
 
