@@ -208,7 +208,7 @@ def test_it_compiles(dtype: torch.dtype) -> None:
         pytest.skip("needs nvcc")
     product, build = ProductShape(64, 4096, 14336), Build(dtype, False, False, False)
     source, definitions = variant_of(product, WidePlan(64, 4, 32, 1), build, {"RANK": 16})
-    command = [nvcc, *NVCC_FLAGS, f"-I{jit.sources_folder() / 'cuda'}", *definitions, "-Werror", "all-warnings", "-cubin", "-o", "/dev/null"]
-    path = jit.sources_folder() / "cuda" / source
-    done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+    folder = jit.sources_folder() / "cuda"
+    command = [nvcc, *NVCC_FLAGS, f"-I{folder}", *definitions, "-Werror", "all-warnings", "-cubin", "-o", "/dev/null"]
+    done = subprocess.run([*command, str(folder / source)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
