@@ -37,6 +37,8 @@ class Acceptance:
     """It began to copy, and no draft was verified since."""
     drafted_at: int = -2
     """The newest step that was given drafts of it."""
+    n_read: int = 0
+    """Its tokens before that step, which a drafter that reads texts has seen."""
 
     @property
     def rate(self) -> float:

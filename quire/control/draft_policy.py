@@ -8,7 +8,6 @@ few steps with drafts that these are no longer than that.
 
 from __future__ import annotations
 
-import collections
 import math
 from collections.abc import Sequence
 from typing import Final
@@ -28,6 +27,13 @@ MOST_PROMISED: Final = 8
 longest copy counts."""
 HEARD_EVERY: Final = 32
 """Copies of which one is asked for though those before it had wrong drafts."""
+WATCH_S: Final = 3e-6
+"""Of having one text read."""
+WATCH_SHARE: Final = 0.005
+"""Of the time, for that."""
+WATCH_EVERY: Final = 4
+"""Steps in which each text is read once where there are more than so many, and as many times more where it has helped
+little: a call takes longer than to read a token."""
 PROBE_SHARE: Final = 0.01
 MOST_PROBED: Final = 8
 """Sequences in a step that are asked for a draft though it is thought to be wrong: these tell of all."""
@@ -76,8 +82,9 @@ class DraftPolicy:
         self._credit_s = 0.0 if costs is None else TRIAL * FIRST_PLAIN * costs.step_s[0]
         """What trials may lose: one trial, `PROBE_SHARE` of the time, and what drafts have gained. Below 0 there is no
         trial."""
-        self._beginnings: collections.deque[int] = collections.deque(maxlen=STEPS_BACK)
-        """The newest steps in which a sequence has drafts and had none in the step before."""
+        self._beginnings: dict[int, float] = {}
+        """The newest steps in which a sequence has drafts and had none in the step before: seconds in which the drafter
+        reads what it has missed."""
         self._plain_at = 0
         """The newest step without drafts, as far as any were chosen."""
         self._all = Acceptance(FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS)
@@ -86,6 +93,8 @@ class DraftPolicy:
         """Of drafts behind copies that were noticed."""
         self._n_unheard = 0
         """Copies that were noticed since the last one that was not trusted and yet asked for."""
+        self._every: dict[int, int] = {}
+        """Number of texts → steps in which each is read once, by what the newest choice knew."""
         self._places = Places(most)
         self._is_drafting = False
         """Whether the newest choice gave drafts that pay: a step with them is one anyway."""
@@ -149,8 +158,10 @@ class DraftPolicy:
     ) -> None:
         """Leave sequences without drafts alone, or give those whose drafts were wrong some to see whether they have
         become better; note who has drafts. n_left: drafts that the step may have beyond these."""
-        begins, n_probed, n = False, 0, len(seqs)
+        n_probed, n, alone = 0, len(seqs), list[tuple[Seq, bool]]()
+        fixed_s, reading_s = self._asking_s(n_rows), 0.0
         self._n_asked += 1
+        self._every.clear()
         for place in range(n):
             i = (place + MOST_PROBED * self._n_asked) % n  # others are probed the next time
             seq, own = seqs[i], self._of(seqs[i])
@@ -158,19 +169,48 @@ class DraftPolicy:
                 own.n_streak = 0
             elif own.until > step and self._credit_s < 0:  # it copies, which does not pay
                 seq.drafts_from = own.until
-                continue
             else:
-                is_due = own.n_streak is not None and rates[i] < LEAST_TRIED
-                if is_due and n_left > 0 and n_probed < MOST_PROBED:
+                is_due, read_s = own.n_streak is not None and rates[i] < LEAST_TRIED, self._reading_s(seq, own)
+                pays = reading_s + read_s <= fixed_s if n_probed else self._affords(fixed_s + read_s, n_rows)
+                if is_due and pays and n_left > 0 and n_probed < MOST_PROBED:
                     lengths[i] = min(self.most, n_left, 4 ** (own.n_streak or 0))
-                    n_left, n_probed = n_left - lengths[i], n_probed + 1
+                    n_left, n_probed, reading_s = n_left - lengths[i], n_probed + 1, reading_s + read_s
                 own.n_streak = own.n_streak or 0
-                self._leave(seq, step, n_rows, MOST_QUIET if rates[i] < LEAST_TRIED else MOST_WAIT)
-            if lengths[i]:
-                begins |= own.drafted_at != step - 1
+                alone.append((seq, rates[i] < LEAST_TRIED))
+        if alone:
+            next_s = fixed_s + max(reading_s, self._reading_s(alone[0][0], self._of(alone[0][0])))
+            waits = [self._period(next_s, n_rows, most) for most in (MOST_WAIT, MOST_QUIET)]
+            for seq, is_wrong in alone:
+                seq.drafts_from = (step // waits[is_wrong] + 1) * waits[is_wrong]
+        self._note(seqs, lengths, step)
+
+    def _note(self, seqs: Sequence[Seq], lengths: Sequence[int], step: int) -> None:
+        """Which sequences have drafts in this step."""
+        begins, reading_s = False, 0.0
+        for seq, length in zip(seqs, lengths, strict=True):
+            if length:
+                own = self._of(seq)
+                if own.drafted_at != step - 1:
+                    begins, reading_s = True, reading_s + self._reading_s(seq, own)
                 own.drafted_at = self._drafted_at = step
+                own.n_read = seq.planned
         if begins:
-            self._beginnings.append(step)
+            self._begin(step, reading_s)
+
+    def _begin(self, step: int, reading_s: float) -> None:
+        self._beginnings[step] = reading_s
+        if len(self._beginnings) > STEPS_BACK:
+            del self._beginnings[next(iter(self._beginnings))]
+
+    def watch_every(self, n_seqs: int) -> int:
+        """Steps in which each of so many texts is to be read once."""
+        if self.costs is None or self._seen is None:
+            return 1
+        if n_seqs not in self._every:
+            step_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
+            least = WATCH_EVERY if n_seqs > WATCH_EVERY else 1
+            self._every[n_seqs] = max(least, math.ceil(n_seqs * WATCH_S / (WATCH_SHARE * step_s)))
+        return self._every[n_seqs] if self.trusts_copies else self._every[n_seqs] * WATCH_EVERY
 
     def watch(self, seq: Seq) -> None:
         """Tokens of a sequence that is left alone became known: it is asked in the next step if it copies now."""
@@ -201,7 +241,7 @@ class DraftPolicy:
             if (n_rows + n_sure) * (self.costs.seconds(n_rows) + plain_s) < LEAST_GAIN * n_rows * drafted_s:
                 return False
         if self._drafted_at != step - 1:
-            self._beginnings.append(step)
+            self._begin(step, 0.0)
         self._drafted_at = step
         return True
 
@@ -224,21 +264,22 @@ class DraftPolicy:
             return
         plain_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
         n_steps = 1 if step < self._drafted_at + STEPS_NEAR else TIME_EVERY
-        gained_s = PROBE_SHARE * seconds * n_steps
+        gained_s, reading_s = PROBE_SHARE * seconds * n_steps, 0.0
+        if kind is StepKind.DRAFTED and step in self._beginnings:
+            kind, reading_s = StepKind.BEGINNING, self._beginnings[step]
+        most_lost_s = MOST_LOST * plain_s + reading_s
         if kind is not StepKind.PLAIN:
             n_new = 1 + n_right / n_seqs
             self.saved_s += n_new * plain_s - seconds
             if self._seen.knows_plain:
-                gained_s += max(n_new * plain_s - seconds, -MOST_LOST * plain_s)
+                gained_s += max(n_new * plain_s - seconds, -most_lost_s)
             else:
-                gained_s += min(max(n_new * FIRST_PLAIN * plain_s - seconds, -MOST_LOST * plain_s), 0.0)
+                gained_s += min(max(n_new * FIRST_PLAIN * plain_s - seconds, -most_lost_s), 0.0)
         trial_s = TRIAL * plain_s
         self._credit_s = min(max(self._credit_s + gained_s, -trial_s), MOST_CREDIT * trial_s)
         if self._credit_s == -trial_s:
             self._n_to_try = 0
-        if kind is StepKind.DRAFTED and step in self._beginnings:
-            kind = StepKind.BEGINNING
-        self._seen.time(n_seqs, n_drafted, seconds, kind)
+        self._seen.time(n_seqs, n_drafted, seconds - reading_s, kind)
 
     def count(
         self, seq: Seq, step: int, n_asked: int, n_verified: int, n_right: int, n_rows: int, *, is_sure: bool = False
@@ -266,23 +307,36 @@ class DraftPolicy:
             if own.n_streak < MOST_STREAK and rate < FIRST_RATE:
                 seq.drafts_from = 0  # a right probe of one that is thought to be wrong: a longer one follows at once
         if own.n_vain > 1 and not n_verified:  # nothing is to be found yet: perhaps soon
-            self._leave(seq, step, n_rows, 2 ** min(own.n_vain, 8))
+            period = self._period(self._asking_s(n_rows), n_rows, 2 ** min(own.n_vain, 8))
+            seq.drafts_from = (step // period + 1) * period
 
-    def _leave(self, seq: Seq, step: int, n_rows: int, most: int) -> None:
-        """Leave a sequence alone, for `most` steps or until asking all of them is `PROBE_SHARE` of the steps between.
+    def _reading_s(self, seq: Seq, own: Acceptance) -> float:
+        """Of what the drafter has missed of a sequence."""
+        assert self.costs is not None
+        return self.costs.read_s * max(0, seq.planned - own.n_read)
 
-        A step in which one is asked waits for the step before it, and the next one for that, unless there are drafts in
-        it anyway. So periods are powers of two and end together: such a step asks all that are due.
-        """
+    def _asking_s(self, n_rows: int) -> float:
+        """Of asking, besides that. A step in which a sequence is asked waits for the step before it, and the next one
+        for that, unless there are drafts in it anyway."""
         assert self.costs is not None and self._seen is not None
-        rows_s = self.costs.seconds(n_rows)
         n_asked = min(n_rows, MOST_PROBED)
-        asking_s = self.costs.guesses_s([1] * n_asked) + self.costs.seconds(n_rows + n_asked) - rows_s
+        asking_s = self.costs.guesses_s([1] * n_asked) + self.costs.seconds(n_rows + n_asked)
         if not self._is_drafting:
-            asking_s += self._seen.beginning_s(n_rows) + self._seen.exposed_s(n_rows)
-        n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * (rows_s + self._seen.plain_s(n_rows)))))
-        period = 1 << max(0, n_steps - 1).bit_length()
-        seq.drafts_from = (step // period + 1) * period
+            asking_s += self._seen.beginning_s(n_rows) + self._seen.behind_s(n_rows)
+        return asking_s - self.costs.seconds(n_rows)
+
+    def _affords(self, seconds: float, n_rows: int) -> bool:
+        """Whether asking may take so long; what takes longer than two trials waits for as much credit as these."""
+        assert self.costs is not None
+        return self._credit_s >= min(seconds, 2 * TRIAL * self.costs.seconds(n_rows))
+
+    def _period(self, asking_s: float, n_rows: int, most: int) -> int:
+        """Steps for which sequences are left alone: `most`, or until asking is `PROBE_SHARE` of the time. They are
+        powers of two and end together: such a step asks all that are due."""
+        assert self.costs is not None and self._seen is not None
+        plain_s = self.costs.seconds(n_rows) + self._seen.plain_s(n_rows)
+        n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * plain_s)))
+        return 1 << max(0, n_steps - 1).bit_length()
 
     def _of(self, seq: Seq) -> Acceptance:
         if seq.acceptance is None:

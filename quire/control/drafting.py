@@ -9,16 +9,11 @@ Invariants: drafts take only tokens and pages that nobody else wants in this ste
 
 from __future__ import annotations
 
-from typing import Final
-
 from quire.control.forking import place_beams
 from quire.control.live_seqs import LiveSeqs
 from quire.control.plan_builder import PlanBuilder
 from quire.control.preemption import make_room
 from quire.control.seq import Seq
-
-WATCH_EVERY: Final = 4
-"""A call takes longer than to read a token."""
 
 
 def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
@@ -47,11 +42,10 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
 
 
 def _watch(live: LiveSeqs, step: int) -> None:
-    """Have the texts read that are left alone; of many sequences, or where it has helped little, each in every
-    `WATCH_EVERY`th step."""
-    every = WATCH_EVERY if len(live.running) > WATCH_EVERY or not live.drafts.trusts_copies else 1
-    for seq in live.running:
-        if seq.drafts_from > step and not (step + seq.slot) % every and seq.can_draft and seq.n_outputs > 0:
+    """Have the texts read that are left alone, in turns."""
+    every = live.drafts.watch_every(len(live.running))
+    for seq in live.running[step % every :: every]:
+        if seq.drafts_from > step and seq.can_draft and seq.n_outputs > 0:
             live.drafts.watch(seq)
 
 

@@ -64,6 +64,7 @@ class SeenCosts:
         self._plain: dict[int, Seen] = {}
         self._exposed: dict[int, Seen] = {}
         self._beginning: dict[int, Seen] = {}
+        self._behind: dict[int, Seen] = {}
 
     @property
     def knows_plain(self) -> bool:
@@ -90,6 +91,11 @@ class SeenCosts:
         seen = self._beginning.get(n_seqs.bit_length())
         return self.exposed_s(n_seqs) if seen is None else max(seen.seconds, self.exposed_s(n_seqs))
 
+    def behind_s(self, n_seqs: int) -> float:
+        """The same of a step without drafts behind it."""
+        seen = self._behind.get(n_seqs.bit_length())
+        return self.exposed_s(n_seqs) if seen is None else max(0.0, seen.seconds)
+
     def forget(self, n_seqs: int) -> None:
         """What was seen of steps with drafts of so many sequences."""
         self._exposed.pop(n_seqs.bit_length(), None)
@@ -106,8 +112,9 @@ class SeenCosts:
             if known.seconds < 0 and size in self._plain:  # it takes what a plain one does: that is less by now
                 self._plain[size].seconds += known.seconds
                 known.seconds = 0.0
-        elif kind is StepKind.BEGINNING:
-            known = self._beginning.setdefault(size, Seen(self.exposed_s(n_seqs), self._n_steps - 1))
+        elif kind in (StepKind.BEGINNING, StepKind.BEHIND):
+            lone = self._beginning if kind is StepKind.BEGINNING else self._behind
+            known = lone.setdefault(size, Seen(self.exposed_s(n_seqs), self._n_steps - 1))
             known.see(beside_s - self.plain_s(n_seqs), MOST_MOVED * rows_s, self._n_steps)
         elif kind is StepKind.PLAIN:
             known = self._plain.setdefault(size, Seen(self.plain_s(n_seqs), self._n_steps - 1, 0))

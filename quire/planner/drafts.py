@@ -61,6 +61,8 @@ class DraftCosts:
     """Of how many sequences that was measured, rising."""
     place_s: float = 0.0
     """Guessing at one more place behind the known tokens, for however many sequences."""
+    read_s: float = 0.0
+    """Reading one known token that the drafter has not seen: before it guesses it reads all of them."""
 
     def seconds(self, n_rows: int) -> float:
         """Of a step with so many rows: between two that were measured on the line through them, also beyond the last

@@ -6,41 +6,47 @@ import random
 
 import pytest
 
-from quire.control.repeats import ENDING, MOST_READ, STREAK, Repeats
+from quire.control.repeats import ENDING, MOST_KNOWN, STREAK, Repeats
 
 
-def streaks(text: list[int]) -> list[int]:
-    """What `Repeats.streak` is behind each token, by looking everywhere for the latest place."""
-    found, place = [0] * len(text), 0
-    for at in range(ENDING, len(text)):
-        if place and text[place] == text[at]:
-            found[at], place = found[at - 1] + 1, place + 1
-            continue
-        ending = text[at + 1 - ENDING : at + 1]
-        places = [i + 1 for i in range(ENDING, at) if text[i + 1 - ENDING : i + 1] == ending]
-        place = places[-1] if places else 0
-    return found
+def longest(text: list[int]) -> int:
+    """How many tokens at the end stood before, by looking everywhere."""
+    n = 0
+    while any(text[end - n - 1 : end] == text[len(text) - n - 1 :] for end in range(n + 1, len(text))):
+        n += 1
+    return n
 
 
+@pytest.mark.parametrize("every", [1, 5])
 @pytest.mark.parametrize("n_ids", [2, 5, 40])
-def test_streaks_are_those_of_a_search(n_ids: int) -> None:
+def test_streaks_are_those_of_a_search(n_ids: int, every: int) -> None:
+    """Of a text that is read token by token, or a few at a time."""
     source = random.Random(n_ids)
     for _ in range(20):
-        text = [source.randrange(n_ids) for _ in range(60)]
+        text = [source.randrange(n_ids) + 100_000 for _ in range(60)]
         text += text[10:40]
-        repeats, said = Repeats(0), []
-        for end in range(1, len(text) + 1):
-            before = repeats.streak
-            said.append(repeats.read(text[:end]))
-            assert repeats.streak == streaks(text)[end - 1]
-            assert said[-1] == (repeats.streak > before and repeats.streak in (STREAK, 8, 16, 32, 64))
+        repeats, streak = Repeats(0), 0
+        for end in range(1, len(text) + 1, every):
+            foretold, before = longest(text[:end]) - ENDING, streak
+            streak = 0 if foretold < STREAK else max(streak, STREAK << ((foretold // STREAK).bit_length() - 1))
+            assert repeats.read(text[:end]) == (streak > before)
+            assert repeats.streak == streak
 
 
-def test_a_long_text_is_read_in_parts() -> None:
-    text = list(range(MOST_READ)) * 3
-    repeats, n_calls = Repeats(len(text)), 1
-    while not repeats.read(text):
-        n_calls += 1
-        text.append(text[len(text) - MOST_READ])
-        assert n_calls < 600
-    assert n_calls > len(text) // MOST_READ - 1
+def test_a_text_that_is_not_longer_says_nothing() -> None:
+    repeats, text = Repeats(0), [1, 2, 3, 4, 5, 6, 7] * 2
+    assert repeats.read(text) and not repeats.read(text)
+
+
+def test_of_a_long_text_its_newest_tokens_are_known() -> None:
+    text = list(range(7, 7 + MOST_KNOWN))
+    repeats = Repeats(0)
+    repeats.read(text)
+    text += text[-50:-40]
+    assert repeats.read(text)
+    text += range(10 * MOST_KNOWN, 11 * MOST_KNOWN)
+    assert not repeats.read(text)
+    text += text[:20]
+    assert not repeats.read(text), "they are too long ago"
+    text += text[-60:-50]
+    assert repeats.read(text)
