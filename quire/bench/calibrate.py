@@ -2,7 +2,7 @@
 
 Owns which steps are timed and in which order. Does not own the search (`planner/fitting`). Models are bundled shapes
 with fewer layers and random weights. A busy machine only makes steps longer, so of each step the fast ones count.
-Written for CUDA as well; that part has not run yet, and its cases are the CPU's with more rows.
+On a GPU it has not run yet; what its knobs find of the H200's own expected steps is tested.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from quire.planner.fitting import Knob, Sample, fit
 from quire.planner.formats import formats_named
 from quire.planner.operators import prefill_spans, step_operators, totals
 
-OUTPUT_LEN = 24
 VOCABULARY = 1000
 MAX_LEN = 2048
 MOST_ERROR = 0.25
@@ -69,6 +68,18 @@ class Cases:
     prompts: tuple[int, ...]
     rows: tuple[int, ...]
     """Knots of the curve of products."""
+    fixed: tuple[int, ...] = (0,)
+    """Knots whose fixed cost is fitted: elsewhere it cannot be told from what binds there."""
+    rates: tuple[int, ...] = (1, 2, 3, 4)
+    """Knots whose rate of arithmetic is fitted: with fewer rows reading the matrix binds."""
+    tile: int = 1
+    """Rows that products take at once, see `Curve.tile`."""
+    output_len: int = 24
+    """Of a batch that decodes. Its prompts come in steps of `max_num_batched_tokens`, and who is first must not have
+    ended when the last one is there."""
+    decode_rounds: int = 1 << 30
+    """Rounds in which batches that decode are timed, at most: prompts of theirs take most of the time, and each round
+    times many steps."""
 
 
 CASES = {
@@ -81,7 +92,9 @@ CASES = {
     ),
     "cuda": Cases(
         models=(Model("qwen3-0.6b", 28, "none"), Model("llama-3.1-8b", 16, "none")),
-        batches=(1, 8, 32, 128, 256), contexts=(128, 1024), prompts=(128, 512, 1024), rows=(1, 32, 128, 256, 512, 1024),
+        batches=(1, 8, 32, 128, 256), contexts=(128, 1024), prompts=(128, 512, 1024, 2040),
+        rows=(1, 32, 256, 512, 1024, 2040), fixed=(0, 1, 2, 3), rates=(2, 3, 4, 5), tile=64,
+        output_len=64, decode_rounds=2,
     ),
 }  # fmt: skip
 
@@ -104,7 +117,7 @@ def calibrate(device: str, rounds: int, say: Callable[[str], None]) -> tuple[Cal
         kind = one.formats.weights.products
         best = max(best, n_bytes / one.seconds)
         flops[kind] = max(flops[kind], n_flops / one.seconds)
-    found = fit(_start(ceilings.device, best, flops, cases, device), samples, _knobs(flops))
+    found = fit(_start(ceilings.device, best, flops, cases, device), samples, _knobs(flops, cases))
     errors = [abs(one.expected_s(found) / one.seconds - 1) for one in samples]
     error = round(max(0.02, statistics.quantiles(errors, n=10)[-1]), 3)
     source = f"quire bench calibrate: {len(samples)} steps on {ceilings.device}, nine of ten within {100 * error:.1f} %"
@@ -114,7 +127,7 @@ def calibrate(device: str, rounds: int, say: Callable[[str], None]) -> tuple[Cal
 def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, device: str) -> Calibration:
     """Where the search begins: near the ceilings."""
     n = len(cases.rows)
-    curve = Curve(rows=cases.rows, fixed_s=(3e-6,) * n, bytes_share=0.9, flops_share=(0.7,) * n)
+    curve = Curve(rows=cases.rows, fixed_s=(3e-6,) * n, bytes_share=0.9, flops_share=(0.7,) * n, tile=cases.tile)
     return Calibration(
         device="cpu" if device == "cpu" else name.lower(), source="", read_bytes_per_s=reads,
         flops_per_s=flops, products=dict.fromkeys(flops, curve) | (
@@ -128,12 +141,11 @@ def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, devic
     )  # fmt: skip
 
 
-def _knobs(flops: dict[str, float]) -> list[Knob]:
-    """Rates of few rows and fixed costs of many cannot be told from what binds there, and stay."""
+def _knobs(flops: dict[str, float], cases: Cases) -> list[Knob]:
+    """Those of a CPU or a GPU, see `Cases`."""
     found: list[Knob] = [("step_s", "", 0), ("row_s", "", 0), ("first_token_s", "", 0)]
     for kind in flops:
-        curve: list[tuple[str, Any]] = [("fixed_s", 0), ("bytes_share", 0)]
-        curve += [("flops_share", i) for i in range(1, 5)]
+        curve = [("bytes_share", 0), *(("fixed_s", i) for i in cases.fixed), *(("flops_share", i) for i in cases.rates)]
         found += [(f"products.{kind}", field, place) for field, place in curve]
     found += [("products.int8", "row_number_s", 0)] if "int8" in flops else []
     found += [("attention", "fixed_s", 0), ("attention", "bytes_share", 0), ("attention", "flops_share", 0)]
@@ -152,7 +164,7 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sampl
     llm = LLM.of_command_line(config)
     weights = "auto" if model.quantization == "none" else model.quantization
     formats = formats_named(weights, "auto", "bfloat16")
-    shapes = [(batch, context, OUTPUT_LEN) for context in cases.contexts for batch in cases.batches]
+    shapes = [(batch, context, cases.output_len) for context in cases.contexts for batch in cases.batches]
     shapes += [(1, prompt, 1) for prompt in cases.prompts]
     times: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
     spans: dict[tuple[int, int, int], Spans] = {}
@@ -160,6 +172,8 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sampl
         for turn in ticked(range(rounds + 1), f"turns of {model.shape}, {model.quantization}"):
             for shape in shapes:
                 batch, n_in, n_out = shape
+                if n_out > 1 and turn > cases.decode_rounds:
+                    continue
                 dataset = from_lengths([(n_in, n_out)] * batch, min(VOCABULARY, model.vocab_size), f"calibrate/{shape}")
                 run = timed_run(llm, dataset(turn), temperature=0.0)
                 if turn:  # the first warms up

@@ -34,6 +34,9 @@ LARGE_TILE_ROWS, SMALL_TILE_ROWS = 128, 16
 GRAPH_PARTS = 2 * 256
 """Partial results of a query head group that a captured decode keeps: two for each cut, one cut for each block of the
 grid, at most as many as any GPU of today has multiprocessors."""
+WIDENED_BYTES = 1 << 30
+"""Keys and values in e4m3 that prompts of a step see, of one layer, as numbers of the activations' type, and a page
+table of them: beyond it they stay as they are (`kernels/attention/coded`)."""
 GRAPH_OWN_BYTES = 6 << 20
 """A round estimate, not measured: what the driver takes, besides tensors, for the graphs of one decode size: its
 forward, its sampling and a mixed one."""
@@ -121,6 +124,8 @@ class MemoryEquation:
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
     adapters: AdapterLimits | None = None
     """Their places on the device count as weights."""
+    widens_keys: bool = False
+    """Keys and values are e4m3, which prompts read in the activations' type."""
 
     @property
     def layout(self) -> KVLayout:
@@ -129,11 +134,20 @@ class MemoryEquation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Activations of the largest step; of a stage the residual of as large steps that come or go; and rows on their
-        way to experts of other ranks, and back, or between ranks that share tokens."""
+        """Activations of the largest step; of a stage the residual of as large steps that come or go; rows on their way
+        to experts of other ranks, and back, or between ranks that share tokens; and keys as prompts read them."""
         passing_bytes = self.n_passing * self.max_num_batched_tokens * self.stream_bytes
         exchanged_bytes = self.exchanged_rows * EXCHANGE_COPIES * self.arch.hidden_size * self.itemsize
-        return self.activations_bytes + passing_bytes + exchanged_bytes + self._travel_bytes
+        return self.activations_bytes + passing_bytes + exchanged_bytes + self._travel_bytes + self.widened_bytes
+
+    @property
+    def widened_bytes(self) -> int:
+        """Keys and values of one layer that a step's prompts see, at most, beside what they are kept as."""
+        if not self.widens_keys or not self.layout.n_lanes:
+            return 0
+        n_pages = self.max_num_seqs * -(-self.max_model_len // self.page_size)
+        page_bytes = self.page_size // self.page_ranks * self.layout.groups[0].spec.numbers * self.itemsize
+        return min(WIDENED_BYTES, n_pages * (page_bytes + INT32_BYTES))
 
     @property
     def stream_bytes(self) -> int:

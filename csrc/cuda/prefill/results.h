@@ -29,6 +29,7 @@ __device__ __forceinline__ void write_results(float (&o)[DIM / 2], Softmax& soft
             inverse = sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;
             if (sum > 0.0f) lse = softmax.max[row] * scale + log2_fast(sum);
         }
+        inverse *= args.v_scale;
         if (work.partial >= 0) {
             const int at = work.partial + work.kv_head * work.n_tokens * group + rows.packed[row];
             if (!rows.real[row]) continue;

@@ -1,14 +1,27 @@
-"""`quire bench calibrate` on a CPU: a file that the planner reads. No figure is judged: machines that test are busy."""
+"""`quire bench calibrate` on a CPU: a file that the planner reads. No figure is judged: machines that test are busy.
+
+Of its cases for a GPU: that they have the steps that are to be timed, and that its knobs find a GPU's numbers.
+"""
 
 from __future__ import annotations
 
 import pathlib
 
+import msgspec
 import pytest
 
 from quire.bench import calibrate
+from quire.bench.datasets import from_lengths
+from quire.bench.offline import decode_steps, timed_run
+from quire.bench.shape import shape_options
 from quire.cli.command import run
+from quire.config.model import read_arch
+from quire.engine.llm import LLM
+from quire.planner import fitting
+from quire.planner.accelerators import accelerator_named, calibration_for
 from quire.planner.calibration import load_calibration
+from quire.planner.formats import formats_named
+from quire.planner.operators import decode_spans, prefill_spans
 
 CASES = calibrate.Cases(
     models=(calibrate.Model("qwen3-0.6b", 1, "none", 512), calibrate.Model("qwen3-0.6b", 1, "int8", 512)),
@@ -41,3 +54,37 @@ def test_a_machine_that_was_not_calibrated_says_so(capsys: pytest.CaptureFixture
     assert run(["plan", "demo", "--gpu", "here", "--workload", "offline"]) == 0
     text = capsys.readouterr().out
     assert "assumed: " in text and "`quire bench calibrate` does" in text and "quire serve demo" in text
+
+
+def test_every_batch_of_a_gpu_decodes_as_a_whole_for_some_steps() -> None:
+    """The first sequences go on while the prompts of the last ones are computed."""
+    cases = calibrate.CASES["cuda"]
+    assert max(*cases.prompts, max(cases.contexts) + cases.output_len) < calibrate.MAX_LEN
+    llm = LLM(
+        **shape_options("qwen3-0.6b"), device="null", max_num_seqs=max(cases.batches), max_model_len=calibrate.MAX_LEN,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    batch, context = max(cases.batches), max(cases.contexts)
+    run_ = timed_run(llm, from_lengths([(context, cases.output_len)] * batch, 1000, "whole")(0), 0.0)
+    llm.shutdown()
+    assert len(decode_steps(run_.timeline, batch)) >= 16
+
+
+def test_the_knobs_of_a_gpu_find_what_its_steps_were_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps as the H200's own calibration has them: few rows, many, and prompts of one tile and of many."""
+    truth, cases = calibration_for(accelerator_named("h200")), calibrate.CASES["cuda"]
+    model, formats = cases.models[-1], formats_named("auto")
+    arch = read_arch(pathlib.Path(str(shape_options(model.shape)["model"])), model.overrides)
+    given = [(decode_spans(n, n_in), False) for n, n_in in ((1, 128), (32, 1024), (256, 128), (256, 1024))]
+    given += [(prefill_spans(n), True) for n in cases.prompts]
+    samples = [
+        fitting.Sample(name="", arch=arch, formats=formats, spans=spans, seconds=1.0, waits=waits)
+        for spans, waits in given
+    ]
+    samples = [msgspec.structs.replace(one, seconds=one.expected_s(truth)) for one in samples]
+    flops = {"bfloat16": truth.flops_per_s["bfloat16"]}
+    monkeypatch.setattr(fitting, "LAST_FACTOR", 1.05)  # a rough search is enough
+    start = calibrate._start("NVIDIA H200", truth.read_bytes_per_s, flops, cases, "cuda")
+    found = fitting.fit(start, samples, calibrate._knobs(flops, cases))
+    errors = {one.spans.lengths[0] * len(one.spans): one.expected_s(found) / one.seconds - 1 for one in samples}
+    assert max(map(abs, errors.values())) < 0.1, errors

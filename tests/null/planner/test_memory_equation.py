@@ -15,7 +15,7 @@ from quire.config.engine import EngineConfig
 from quire.config.resolve import AdapterLimits, resolve
 from quire.core.errors import ConfigError
 from quire.planner.adapters import adaptable, kept_bytes, row_bytes
-from quire.planner.memory import GRAPH_OWN_BYTES, MemoryEquation, n_passing
+from quire.planner.memory import GRAPH_OWN_BYTES, WIDENED_BYTES, MemoryEquation, n_passing
 
 
 def equation(arch: ModelArch = LLAMA_8B, graph_sizes: tuple[int, ...] = (), **changes: int) -> MemoryEquation:
@@ -56,6 +56,15 @@ def test_every_limit_costs_something() -> None:
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "weights_bytes", "itemsize"):
         assert equation(**{name: 2 * getattr(equation(), name)}).fixed_bytes > base, name
     assert equation(kv_itemsize=1).page_bytes * 2 == equation().page_bytes
+
+
+def test_keys_in_e4m3_as_prompts_read_them() -> None:
+    """One layer of all that sequences may hold, in the activations' type, up to a limit."""
+    few = {"kv_itemsize": 1, "max_num_seqs": 2, "max_model_len": 4096}
+    more = equation(**few, widens_keys=True).fixed_bytes - equation(**few).fixed_bytes
+    assert more == 2 * (4096 * 2 * 8 * 128 * 2 + 256 * 4), "K and V of 8 heads of 128, and a page table"
+    many = equation(kv_itemsize=1, widens_keys=True).fixed_bytes - equation(kv_itemsize=1).fixed_bytes
+    assert many == WIDENED_BYTES
 
 
 def test_captured_steps_take_partial_rows_and_logits_once() -> None:

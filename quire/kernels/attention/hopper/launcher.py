@@ -138,6 +138,11 @@ def decode_build(plan: AttnPlan, variant: Variant, dtype: torch.dtype, *, coded:
     return Build("decode.cu", variant.program, *shape, coded)
 
 
+def prefill_build(plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> Build:
+    """The library that has the function for large lines."""
+    return Build("prefill.cu", variant.program, plan.heads.head_dim, dtype, plan.layout, 0)
+
+
 def _launches(plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> list[tuple[str, Build]]:
     """The functions that a plan needs, in their order, each with the library that has it."""
     work: CudaWork = plan.work
@@ -146,8 +151,7 @@ def _launches(plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> list[tupl
     if work.n_small:
         launches.append(("quire_attention_small", decode))
     if work.n_large:
-        common = (variant.program, plan.heads.head_dim, dtype, plan.layout)
-        launches.append(("quire_attention_large", Build("prefill.cu", *common, 0)))
+        launches.append(("quire_attention_large", prefill_build(plan, variant, dtype)))
     if work.n_merges:
         launches.append(("quire_attention_merge", decode))
     return launches

@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from typing import Any
 
 import numpy as np
 import torch
 
 from quire.kernels import transfer
+from quire.kernels.attention.schedule.entries import entries_of, pairs_of
 from quire.kernels.attention.schedule.pieces import FIELDS, N_TOKENS, POSITION, ROW, WorkList
-from quire.kernels.attention.schedule.plan import AttnPlan, Mirrored
+from quire.kernels.attention.schedule.plan import AttnPlan, Layout, Mirrored
 from quire.kernels.attention.schedule.stream import INVARIANT_KEYS
 from quire.kernels.attention.schedule.tiles import cut, large_tokens_of, small_rows_of
 
@@ -64,6 +66,11 @@ class CudaWork:
     """Most packed rows of a small line: 8, 16, 32 or 64."""
     n_tokens_large: int
     """Most tokens of a large line."""
+    entries: torch.Tensor | None = None
+    """int32 [n]: what large lines read of a page table, see entries.py. None: buffers hold the work, in which that has
+    no fixed size, or a row's bits must not depend on how much it is, or keys do not lie in pages of their own."""
+    n_large_pairs: int = 0
+    """Of a row and a key, of large lines; beside `entries`."""
 
     def on(self, page_table: torch.Tensor) -> CudaWork:
         """See `AttnPlan.on`: lines say at which entry of a page table they begin, whichever it is."""
@@ -83,13 +90,18 @@ def make(plan: AttnPlan, device: torch.device | None = None, n_ctas: int = 0) ->
     work = cut(plan, n_ctas)
     arrays = [getattr(work, name) for name in ARRAYS]
     sizes = {name: len(array) for name, array in zip(ARRAYS, arrays, strict=True)}
-    packed = np.zeros(_n_ints(sizes) + 1, np.int32)
-    for start, array in zip(_starts(sizes), arrays, strict=True):
+    lists = plan.layout is Layout.PAGED and not plan.batch_invariant and len(work.large) > 0
+    entries = entries_of(work.large, plan.page_size) if lists else np.zeros(0, np.int32)
+    packed = np.zeros(_n_ints(sizes) + len(entries) + 1, np.int32)
+    for start, array in zip((*_starts(sizes), _n_ints(sizes)), (*arrays, entries), strict=True):
         packed[start : start + array.size] = array.reshape(-1)
     flat = transfer.upload(packed, device)
     ticket = flat[-1:]
     most = int(work.small[:, N_TOKENS].max(initial=1)) * plan.heads.group
-    return _views(plan, flat, ticket, sizes, work.n_partial_rows, _rows_of(most), n_ctas)
+    made = _views(plan, flat, ticket, sizes, work.n_partial_rows, _rows_of(most), n_ctas)
+    if not lists:
+        return made
+    return dataclasses.replace(made, entries=flat[-1 - len(entries) : -1], n_large_pairs=pairs_of(work.large))
 
 
 class _OwnMemory:
@@ -235,7 +247,7 @@ def _views(
     n_ctas: int,
 ) -> CudaWork:
     """The arrays in a flat upload, in the order of `sizes`."""
-    views = {}
+    views: dict[str, Any] = {}
     for at, (name, size) in zip(_starts(sizes), sizes.items(), strict=True):
         fields = ARRAYS[name]
         view = flat[at : at + size * fields]

@@ -1,5 +1,5 @@
-"""Attention over pages in e4m3 on a real GPU: the CUDA C++ decode kernel with Triton's for large lines, and Triton
-alone, against float64 over the numbers that the codes stand for."""
+"""Attention over pages in e4m3 on a real GPU: the CUDA C++ kernels, with Triton's for large lines that are not
+widened, and Triton alone, against float64 over the numbers that the codes stand for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from paged_case import VARIANTS, PagedCase, worst_error
 
 from quire.kernels import catalog
-from quire.kernels.attention import op, reference, selection
+from quire.kernels.attention import coded, op, reference, selection
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout, SharedPrefix
 from quire.kernels.attention.variant import Variant
@@ -86,6 +86,39 @@ def test_shared_prefixes(implementation: ModuleType) -> None:
     case = PagedCase(spans, 16, 2, 4, 128, torch.bfloat16, shared=[SharedPrefix(range(40), 2048)], **CODES)
     plan = check(implementation, case, Variant(case.scale))
     assert plan.work.n_large and plan.work.n_small and plan.work.n_merges
+
+
+@pytest.mark.parametrize(
+    ("spans", "page_size", "group", "head_dim", "window"),
+    [
+        ([(1024, 1024)], 16, 4, 128, 0),
+        ([(3000, 500), (777, 777), *[(400, 1)] * 30], 16, 4, 128, 0),
+        ([(2000, 900), (600, 600)], 48, 8, 64, 300),
+        ([(900, 900)], 128, 1, 192, 0),
+        ([(1500, 700), (333, 333)], 8, 5, 96, 0),
+        ([(700, 700), (640, 1)], 256, 2, 256, 0),
+    ],
+    ids=str,
+)
+def test_prompts_by_the_kernel_of_wide_pages(
+    spans: list[tuple[int, int]], page_size: int, group: int, head_dim: int, window: int
+) -> None:
+    """What large lines read is widened; small lines beside them, and parts of both."""
+    found = catalog.entry("attention", "hopper-e4m3")
+    if found.machine_obstacle():
+        pytest.skip(str(found.machine_obstacle()))
+    case = PagedCase(spans, page_size, 2, group, head_dim, torch.bfloat16, **CODES)
+    plan = check(found.load(), case, Variant(case.scale, window=window))
+    assert coded.widens(plan, case.k, 2)
+
+
+def test_a_prefix_of_prompts_is_widened_once() -> None:
+    found = catalog.entry("attention", "hopper-e4m3")
+    if found.machine_obstacle():
+        pytest.skip(str(found.machine_obstacle()))
+    spans = [(2100 + 90 * i, 52 + 90 * i) for i in range(4)]
+    case = PagedCase(spans, 16, 2, 4, 128, torch.bfloat16, shared=[SharedPrefix(range(4), 2048)], **CODES)
+    assert coded.widens(check(found.load(), case, Variant(case.scale)), case.k, 2)
 
 
 def test_integers_with_their_own_scales() -> None:

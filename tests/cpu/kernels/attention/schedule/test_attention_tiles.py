@@ -373,3 +373,24 @@ def test_lists_of_lines_are_aligned_for_wide_reads() -> None:
         assert (lists.large.data_ptr() - start) % 16 == (lists.merges.data_ptr() - start) % 16 == 0
         assert (lists.rows.data_ptr() - start) % 8 == 0
         assert lists.n_small and lists.n_large and lists.n_merges
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_entries_that_large_lines_read(seed: int) -> None:
+    """The pages of every key of every large line, each place of the table once; none where rows must be alone."""
+    rng = np.random.default_rng(seed)
+    kv_lens = rng.integers(200, 2000, 5).tolist()
+    lengths = [int(rng.integers(40, n + 1)) for n in kv_lens]
+    shared = [SharedPrefix(range(2), min(kv_lens[i] - lengths[i] for i in range(2)) // 16 * 16)]
+    plan = plan_of(lengths, kv_lens, Heads(8, 2, 64), window=0 if seed % 2 else 150, shared=() if seed < 2 else shared)
+    made = work.make(plan, n_ctas=20)
+    wanted, n_pairs = set[int](), 0
+    for line in made.large.tolist():
+        begin, end, kv_at = line[3:6]
+        wanted |= {kv_at + page for page in range(begin // 16, -(-end // 16))}
+        n_pairs += line[1] * (end - begin)
+    found = made.entries.tolist()
+    assert wanted <= set(found) and len(set(found)) == len(found)
+    assert seed % 2 == 0 or set(found) == wanted, "without a window lines leave no page of a sequence out"
+    assert made.n_large_pairs == n_pairs
+    assert work.make(dataclasses.replace(plan, batch_invariant=True, shared=()), n_ctas=20).entries is None
