@@ -276,8 +276,9 @@ class DraftPolicy:
             else:
                 gained_s += min(max(n_new * FIRST_PLAIN * plain_s - seconds, -most_lost_s), 0.0)
         trial_s = TRIAL * plain_s
-        self._credit_s = min(max(self._credit_s + gained_s, -trial_s), MOST_CREDIT * trial_s)
-        if self._credit_s == -trial_s:
+        least_s = min(self._credit_s, -trial_s - reading_s)
+        self._credit_s = min(max(self._credit_s + gained_s, least_s), MOST_CREDIT * trial_s)
+        if self._credit_s <= -trial_s:
             self._n_to_try = 0
         self._seen.time(n_seqs, n_drafted, seconds - reading_s, kind)
 

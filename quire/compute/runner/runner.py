@@ -88,7 +88,7 @@ class LaunchedStep:
         self._kept: Kept | None = None
         self._read = tail.read(step, states)
         self._download: Download | None = None
-        self._host_s = time.perf_counter() - start_s
+        self._host_s, self._ended_s = time.perf_counter() - start_s, 0.0
 
     def mask(self, masks: StepMasks | None) -> None:
         """Queue the rest: the choice, if it is not made yet, under these masks, and the copy to the host."""
@@ -112,6 +112,7 @@ class LaunchedStep:
         if lengths is None or self._download is None:
             return
         token_ids, status, *_ = self._download.wait()
+        self._ended_s = time.monotonic()  # a step with drafts waits for it here, while it is launched itself
         if self._settled is not None:
             self._kept = lengths.keep(self._settled, token_ids.tolist(), status.tolist())
         assert self._sequences is not None
@@ -148,7 +149,7 @@ class LaunchedStep:
             prompt_logprobs=prompt,
             pooled=pooled,
             faults=faults + more_faults,
-            timings=StepTimings(self._host_s, time.perf_counter() - self._start_s),
+            timings=StepTimings(self._host_s, time.perf_counter() - self._start_s, self._ended_s),
         )
 
 
