@@ -84,7 +84,7 @@ class LaunchedStep:
     ) -> None:
         self._tail, self._step, self._start_s = tail, step, start_s
         self._lengths, self._settled = lengths, settled
-        self._sequences = None if lengths is None else lengths.sequences(step.batch.sampled_slots)
+        self._n_opened = 0 if lengths is None else lengths.n_opened
         self._kept: Kept | None = None
         self._read = tail.read(step, states)
         self._download: Download | None = None
@@ -115,10 +115,9 @@ class LaunchedStep:
         self._ended_s = time.monotonic()  # a step with drafts waits for it here, while it is launched itself
         if self._settled is not None:
             self._kept = lengths.keep(self._settled, token_ids.tolist(), status.tolist())
-        assert self._sequences is not None
-        lengths.learn(self._step.batch, self._sequences, token_ids.numpy(), self._settled)
+        lengths.learn(self._step.batch, self._n_opened, token_ids.numpy(), self._settled)
         if self._kept is not None and self._kept.walks:
-            lengths.straighten(self._kept.walks, self._sequences)
+            lengths.straighten(self._kept.walks, self._n_opened)
 
     def result(self) -> StepResult:
         """Wait for the device, then turn its tensors into plain values."""
