@@ -32,8 +32,8 @@ WATCH_S: Final = 2e-6
 WATCH_SHARE: Final = 0.0025
 """Of the time, for that."""
 WATCH_EVERY: Final = 4
-"""Up to so many texts are read in each step. More are read once in so many steps, or in more by their share of the
-time: a call takes longer than to read a token. Where it has helped little, it is done as many times more seldom."""
+"""More texts than that are each read once in so many steps at most: a call takes longer than to read a token. Where it
+has helped little, it is done as many times more seldom."""
 PROBE_SHARE: Final = 0.01
 MOST_PROBED: Final = 8
 """Sequences in a step that are asked for a draft though it is thought to be wrong: these tell of all."""
@@ -208,8 +208,8 @@ class DraftPolicy:
             return 1
         if n_seqs not in self._every:
             step_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
-            every = max(WATCH_EVERY, math.ceil(n_seqs * WATCH_S / (WATCH_SHARE * step_s)))
-            self._every[n_seqs] = every if n_seqs > WATCH_EVERY else 1
+            least = WATCH_EVERY if n_seqs > WATCH_EVERY else 1
+            self._every[n_seqs] = max(least, math.ceil(n_seqs * WATCH_S / (WATCH_SHARE * step_s)))
         return self._every[n_seqs] if self.trusts_copies else self._every[n_seqs] * WATCH_EVERY
 
     def watch(self, seq: Seq) -> None:
