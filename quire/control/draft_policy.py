@@ -27,13 +27,13 @@ MOST_PROMISED: Final = 8
 longest copy counts."""
 HEARD_EVERY: Final = 32
 """Copies of which one is asked for though those before it had wrong drafts."""
-WATCH_S: Final = 3e-6
+WATCH_S: Final = 2e-6
 """Of having one text read."""
-WATCH_SHARE: Final = 0.005
+WATCH_SHARE: Final = 0.0025
 """Of the time, for that."""
 WATCH_EVERY: Final = 4
-"""Steps in which each text is read once where there are more than so many, and as many times more where it has helped
-little: a call takes longer than to read a token."""
+"""More texts than that are each read once in so many steps at most: a call takes longer than to read a token. Where it
+has helped little, it is done as many times more seldom."""
 PROBE_SHARE: Final = 0.01
 MOST_PROBED: Final = 8
 """Sequences in a step that are asked for a draft though it is thought to be wrong: these tell of all."""
@@ -276,8 +276,9 @@ class DraftPolicy:
             else:
                 gained_s += min(max(n_new * FIRST_PLAIN * plain_s - seconds, -most_lost_s), 0.0)
         trial_s = TRIAL * plain_s
-        self._credit_s = min(max(self._credit_s + gained_s, -trial_s), MOST_CREDIT * trial_s)
-        if self._credit_s == -trial_s:
+        least_s = min(self._credit_s, -trial_s - reading_s)
+        self._credit_s = min(max(self._credit_s + gained_s, least_s), MOST_CREDIT * trial_s)
+        if self._credit_s <= -trial_s:
             self._n_to_try = 0
         self._seen.time(n_seqs, n_drafted, seconds - reading_s, kind)
 

@@ -64,6 +64,8 @@ class Scheduler:
         self.history = self.live.history = History(clock)
         self._n_drafting = 0
         """Spans in flight that verify drafts."""
+        self._ended_s = 0.0
+        """When the newest committed step had been computed."""
         self._next_step = 0
         self._abandoned = -1
         self._gained: list[SeqDelta] = []
@@ -186,8 +188,11 @@ class Scheduler:
         self.in_flight.popleft()
         self._n_drafting -= builder.n_drafting
         now_s = self.clock.now_s()
-        if self.live.drafts.most and self.live.drafts.times(builder.step):
-            self._time(builder, result, now_s - max(builder.scheduled_s, self.counters.progress_s))
+        if self.live.drafts.most:
+            ended_s = result.timings.ended_s or now_s
+            if self.live.drafts.times(builder.step):
+                self._time(builder, result, ended_s - max(builder.scheduled_s, self._ended_s))
+            self._ended_s = ended_s
         deltas, self._gained = self._gained, []
         self.backoff.count_step()
         self.history.step(builder, deltas)

@@ -23,6 +23,8 @@ class StepTimings(msgspec.Struct, array_like=True):
     """Input preparation and launches."""
     total_s: float = 0.0
     """From launch to result on the host."""
+    ended_s: float = 0.0
+    """When the host knew that it was computed, by `time.monotonic`; 0: not before its result was asked for."""
 
 
 class StepResult(msgspec.Struct):

@@ -32,6 +32,10 @@ LONG_S: Final = 0.02
 LEAST_ROWS: Final = 32
 TOGETHER: Final = 16
 """Sequences whose guesses are timed together."""
+UNREAD: Final = (64, 256, 1024)
+"""Tokens that a drafter is given to read, up to the first number that takes `READ_LONG_S`."""
+READ_LONG_S: Final = 0.005
+READ_ROUNDS: Final = 3
 N_QUEUED: Final = 4
 """Steps that a device of its own is given at once: while it computes one, the host prepares the next."""
 
@@ -70,9 +74,10 @@ def measure(
         each = most if n == 1 else min(most, rows[-1] // n - 1)
         known_s = costs.guesses_s([each] * n) + costs.seconds(n * (1 + each))
         exposed[n] = max(0.0, _best_step(runner, _plan(list(range(n)), context, each), rounds) - known_s)
+    read_s = _read_s(drafter, max_model_len)
     for one in opened:
         runner.close(one.slot)
-    return dataclasses.replace(costs, exposed_s=tuple(exposed.values()), exposed_seqs=tuple(exposed))
+    return dataclasses.replace(costs, exposed_s=tuple(exposed.values()), exposed_seqs=tuple(exposed), read_s=read_s)
 
 
 def _best_step(runner: Runner, plan: StepPlan, rounds: int) -> float:
@@ -84,6 +89,26 @@ def _guess_s(drafter: Drafter, n: int, context: int, most: int, branches: bool, 
     """Of `most` guesses for each of n sequences, asked together."""
     tokens = np.zeros(context + 1, np.int32)
     return _best(lambda: drafter.guess([DraftContext(slot, tokens, most, branches) for slot in range(n)]), rounds)
+
+
+def _read_s(drafter: Drafter, max_model_len: int) -> float:
+    """Of one token of a text that slot 0, which is open, has anew."""
+
+    def guess(n: int, *, is_new: bool) -> float:
+        if is_new:
+            drafter.open(0, "", n)
+        start_s = time.perf_counter()
+        drafter.guess([DraftContext(0, np.zeros(n, np.int32), 1)])
+        return time.perf_counter() - start_s
+
+    found_s = 0.0
+    for n in (n for n in UNREAD if n < max_model_len):
+        new_s = min(guess(n, is_new=True) for _ in range(READ_ROUNDS))
+        known_s = min(guess(n, is_new=False) for _ in range(READ_ROUNDS))
+        found_s = max(0.0, new_s - known_s) / n
+        if new_s > READ_LONG_S:
+            break
+    return found_s
 
 
 def _shares(one_s: float, together_s: float, n: int) -> tuple[float, float]:

@@ -55,8 +55,10 @@ class SlotLengths:
         chosen."""
         self._tables, self._drafter = tables, drafter
         self._tokens = tables.tokens.numpy() if self.is_live else np.zeros(tuple(tables.tokens.shape), np.int32)
-        self._n_opened = np.zeros(len(self._tokens), np.int64)
-        """How many sequences each slot has had."""
+        self.n_opened = 0
+        """Sequences so far. By what it was when a step was launched can be told whether that one's are there yet."""
+        self._opened_at = np.zeros(len(self._tokens), np.int64)
+        """The number of the sequence that each slot has, or had last."""
         self._queuing = drafter if isinstance(drafter, QueuingDrafter) else None
         self._brancher = brancher
         self._chance, self._source = chance, random.Random(0)
@@ -74,7 +76,8 @@ class SlotLengths:
     def open(self, opened: SlotOpen) -> None:
         """Another sequence: its first span says where it begins."""
         self._lengths.pop(opened.slot, None)
-        self._n_opened[opened.slot] += 1
+        self.n_opened += 1
+        self._opened_at[opened.slot] = self.n_opened
         if not self.is_live:
             self._tokens[opened.slot, : len(opened.token_ids)] = opened.token_ids
         self._open.add(opened.slot)
@@ -86,14 +89,9 @@ class SlotLengths:
             self._open.remove(slot)
             self._drafter.close(slot, self._tokens[slot, :n_known])
 
-    def sequences(self, slots: np.ndarray) -> np.ndarray:
-        """int64 [m]: which of its sequences each slot has now, for `learn`."""
-        found: np.ndarray = self._n_opened[slots]
-        return found
-
-    def learn(self, batch: FlatBatch, sequences: np.ndarray, token_ids: np.ndarray, settled: Settled | None) -> None:
-        """The tokens of a step's sampled rows, int32 [m]; those of sequences that left meanwhile are passed over.
-        settled: the step, if it has drafts; it was kept."""
+    def learn(self, batch: FlatBatch, n_opened: int, token_ids: np.ndarray, settled: Settled | None) -> None:
+        """The tokens of a step's sampled rows, int32 [m]; those of sequences whose slots have others meanwhile are
+        passed over. n_opened: when it was launched. settled: the step, if it has drafts; it was kept."""
         if self.is_live:
             return
         slots, positions = batch.sampled_slots, batch.sampled_positions
@@ -101,19 +99,21 @@ class SlotLengths:
             spans = settled.plan.spans
             behind = np.array(spans.starts) - settled.starts
             positions = positions - np.repeat(behind, spans.lengths)
-        is_there = self._n_opened[slots] == sequences
-        self._tokens[slots[is_there], positions[is_there]] = token_ids[is_there]
+        if self.n_opened > n_opened:
+            is_there = self._opened_at[slots] <= n_opened
+            slots, positions, token_ids = slots[is_there], positions[is_there], token_ids[is_there]
+        self._tokens[slots, positions] = token_ids
         if settled is not None and settled.before is not None:
             assert self._queuing is not None
-            for i, (slot, start) in enumerate(zip(spans.slots, settled.starts, strict=True)):
-                if slot in self._open and self._n_opened[slot] == settled.sequences[i]:
+            for slot, start in zip(spans.slots, settled.starts, strict=True):
+                if slot in self._open and self._opened_at[slot] <= n_opened:
                     self._queuing.learn(slot, self._tokens[slot, : start + 1])
             settled.before = None
 
-    def straighten(self, walks: Sequence[Walk], sequences: np.ndarray) -> None:
+    def straighten(self, walks: Sequence[Walk], n_opened: int) -> None:
         """What was kept of trees goes where it belongs, in the token table and in the pages; `learn` has been told of
         the step. What belongs to sequences that left meanwhile stays: their pages may be others'."""
-        there = [one for one in walks if one.slot in self._open and self._n_opened[one.slot] == sequences[one.at]]
+        there = [one for one in walks if one.slot in self._open and self._opened_at[one.slot] <= n_opened]
         if not there or self._brancher is None:
             return
         for one in there:
@@ -152,7 +152,7 @@ class SlotLengths:
         true = Spans(slots, starts, lengths, made, spans.wants)
         return Settled(
             msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths)),
-            self.sequences(np.array(slots)),
+            self.n_opened,
             [len(guess) for guess in guesses.values()],
             drafts,
             None if self.is_live or not any(made) else _guesses(true, guesses),
@@ -208,7 +208,7 @@ class SlotLengths:
         }
         self._newest = Settled(
             msgspec.structs.replace(plan, spans=true),
-            self.sequences(np.array(spans.slots)),
+            self.n_opened,
             queued.lengths,
             [],
             dataclasses.replace(_guesses(true, places), found=queued.found),
@@ -270,7 +270,7 @@ class SlotLengths:
                 at += 1 + n_drafts
                 end += n_new - 1 - n_drafts
             settled.ends[slot] = end
-            if self._n_opened[slot] == settled.sequences[i]:
+            if self._opened_at[slot] <= settled.n_opened:
                 self._lengths[slot] = end
         return kept
 

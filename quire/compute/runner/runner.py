@@ -84,11 +84,11 @@ class LaunchedStep:
     ) -> None:
         self._tail, self._step, self._start_s = tail, step, start_s
         self._lengths, self._settled = lengths, settled
-        self._sequences = None if lengths is None else lengths.sequences(step.batch.sampled_slots)
+        self._n_opened = 0 if lengths is None else lengths.n_opened
         self._kept: Kept | None = None
         self._read = tail.read(step, states)
         self._download: Download | None = None
-        self._host_s = time.perf_counter() - start_s
+        self._host_s, self._ended_s = time.perf_counter() - start_s, 0.0
 
     def mask(self, masks: StepMasks | None) -> None:
         """Queue the rest: the choice, if it is not made yet, under these masks, and the copy to the host."""
@@ -112,12 +112,12 @@ class LaunchedStep:
         if lengths is None or self._download is None:
             return
         token_ids, status, *_ = self._download.wait()
+        self._ended_s = time.monotonic()  # a step with drafts waits for it here, while it is launched itself
         if self._settled is not None:
             self._kept = lengths.keep(self._settled, token_ids.tolist(), status.tolist())
-        assert self._sequences is not None
-        lengths.learn(self._step.batch, self._sequences, token_ids.numpy(), self._settled)
+        lengths.learn(self._step.batch, self._n_opened, token_ids.numpy(), self._settled)
         if self._kept is not None and self._kept.walks:
-            lengths.straighten(self._kept.walks, self._sequences)
+            lengths.straighten(self._kept.walks, self._n_opened)
 
     def result(self) -> StepResult:
         """Wait for the device, then turn its tensors into plain values."""
@@ -148,7 +148,7 @@ class LaunchedStep:
             prompt_logprobs=prompt,
             pooled=pooled,
             faults=faults + more_faults,
-            timings=StepTimings(self._host_s, time.perf_counter() - self._start_s),
+            timings=StepTimings(self._host_s, time.perf_counter() - self._start_s, self._ended_s),
         )
 
 

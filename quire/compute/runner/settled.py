@@ -54,8 +54,8 @@ class Settled:
 
     plan: StepPlan
     """With as many drafts as there are guesses, and true starts; the latest ones if it follows."""
-    sequences: np.ndarray
-    """int64 [n_spans]: as `SlotLengths.sequences`."""
+    n_opened: int
+    """As in `SlotLengths`, when it was launched."""
     n_drafted: list[int]
     """As in `StepResult`."""
     drafts: list[int]

@@ -15,6 +15,8 @@ from quire.control.draft_policy import (
     PLAIN_TRIAL,
     PROBE_SHARE,
     TRIAL,
+    WATCH_S,
+    WATCH_SHARE,
     DraftPolicy,
 )
 from quire.control.repeats import ENDING, STREAK
@@ -393,3 +395,34 @@ def test_copies_whose_drafts_are_wrong_are_trusted_less_each_time() -> None:
     lost_s = 1.5 + costs.guess_s + costs.seconds(2) - costs.seconds(1)
     assert n_asked[0] > 0 and sum(n_asked[10:]) * lost_s <= 0.02 * 10 * 127
     assert n_heard[0] > 2 and sum(n_heard[10:]) <= 3, "of 50 copies"
+
+
+def test_texts_are_watched_for_a_small_part_of_the_time() -> None:
+    """Whatever their number; less often still where it has helped little."""
+    costs = dataclasses.replace(COSTS, rows=(1, 256), step_s=(3e-4, 3e-3))
+    policy = DraftPolicy(MOST, costs, copies=True)
+    for n in (1, 8, 32, 256):
+        assert n / policy.watch_every(n) * WATCH_S <= WATCH_SHARE * costs.seconds(n)
+    slow = DraftPolicy(MOST, dataclasses.replace(costs, step_s=(1.0, 1.0)), copies=True)
+    assert [slow.watch_every(n) for n in (1, 4, 5, 256)] == [1, 1, 4, 4]
+    usual, one = policy.watch_every(32), seq()
+    for step in range(40):
+        one.tokens, one.drafts_from, one.acceptance = [7] * (20 + step), 1 << 30, None
+        policy.watch(one)
+        policy.count(one, step, 4, 4, 0, 1)
+    assert not policy.trusts_copies and policy.watch_every(32) > 2 * usual
+
+
+def test_few_are_asked_where_each_has_much_to_read() -> None:
+    """As many as are read in the time that asking takes otherwise; and one is asked when it can be paid."""
+    for read_s, n_asked in ((0.0, MOST_PROBED), (0.1 * COSTS.exposed(8) / 100, MOST_PROBED), (1.0, 1)):
+        policy = DraftPolicy(MOST, dataclasses.replace(COSTS, read_s=read_s))
+        live(policy, seq(), 0.0, 300)
+        seqs = [seq() for _ in range(16)]
+        for one in seqs:
+            one.planned = 100
+        assert not any(policy.choose(seqs, 16, 64, 300)), "new ones wait for the next time"
+        policy._credit_s = 0.0
+        assert not any(policy.choose(seqs, 16, 64, 400)), "there is no credit"
+        policy._credit_s = 1000.0
+        assert sum(n > 0 for n in policy.choose(seqs, 16, 64, 800)) == n_asked

@@ -31,6 +31,9 @@ class Machine:
     one."""
     beginning: float = 0.0
     """More, of the first one of a sequence: the drafter reads its text."""
+    reading: float = 0.0
+    """Of each token that the drafter has not seen."""
+    prompt: int = 256
     noise: float = 0.05
     slow: float = 1.0
 
@@ -42,7 +45,9 @@ class Machine:
                 request_id="r", prompt_token_ids=[1, 2], params=SamplingParams(), max_tokens=N_TOKENS, seed=0
             )
             seqs = [Seq(request, 0, (0, 0, 0), slot_params(request, 0)) for _ in range(n_seqs)]
-            left, read = dict.fromkeys(seqs, N_TOKENS), set[Seq]()
+            left, read, seen = dict.fromkeys(seqs, N_TOKENS), set[Seq](), dict.fromkeys(seqs, 0)
+            for seq in seqs:
+                seq.planned = self.prompt
             was_drafted = False
             while left:
                 live = list(left)
@@ -56,6 +61,8 @@ class Machine:
                 seconds = self.costs.seconds(len(live) + sum(n_drafted)) + self.costs.guesses_s(n_drafted)
                 seconds += self.exposed if drafted else self.exposed / 2 * was_drafted
                 seconds += self.beginning * bool(drafted.keys() - read)
+                seconds += self.reading * sum(seq.planned - seen[seq] for seq in drafted)
+                seen |= {seq: seq.planned for seq in drafted}
                 read = set(drafted)
                 seconds *= self.slow * rng.uniform(1 - self.noise, 1 + self.noise)
                 for seq, n in drafted.items():
@@ -65,6 +72,7 @@ class Machine:
                     policy.time(step, len(live), n_drafted, sum(right.values()), seconds, kind)
                 took, step, was_drafted = took + seconds, step + 1, bool(drafted)
                 for seq in live:
+                    seq.planned += 1 + right.get(seq, 0)
                     left[seq] -= 1 + right.get(seq, 0)
                     if left[seq] <= 0:
                         del left[seq]
@@ -91,6 +99,20 @@ def test_drafts_that_are_never_right_cost_little(n_seqs: int) -> None:
     rng, policy = random.Random(0), DraftPolicy(4, MANY)
     machine.speed(policy, n_seqs, 1, rng)
     assert machine.speed(policy, n_seqs, 20, rng, 1000) > 0.98
+
+
+@pytest.mark.parametrize("n_seqs", [1, 8, 32])
+def test_a_drafter_that_has_much_to_read_is_seldom_asked(n_seqs: int) -> None:
+    """A head reads all of a text before its first guess: of short ones first, then of long ones, each of which takes it
+    40 plain steps."""
+    costs = dataclasses.replace(MANY, read_s=0.005)
+    machine = Machine(costs, 4, 0.0, exposed=1.0, beginning=3.0, reading=0.005)
+    rng, policy = random.Random(0), DraftPolicy(4, costs)
+    machine.speed(policy, n_seqs, 1, rng)
+    assert machine.speed(policy, n_seqs, 20, rng, 1000) > 0.98
+    n_short, machine.prompt = policy.n_spans, 8192
+    assert machine.speed(policy, n_seqs, 40, rng, 4000) > 0.98
+    assert 0 < policy.n_spans - n_short <= 20
 
 
 @pytest.mark.parametrize("n_seqs", [1, 8, 32])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import random
+import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,13 +19,16 @@ from family_cases import random_checkpoint
 
 from quire import LLM, StructuredOutputsParams
 from quire.compute import platform
+from quire.compute.draft.eagle import EagleDrafter
 from quire.compute.draft.head_graphs import SLOT, HeadGraphs
 from quire.compute.forward import graphs
 from quire.compute.platform import CudaPlatform
-from quire.compute.runner import standing
+from quire.compute.runner import runner, standing
 from quire.compute.runner.lengths import SlotLengths
 from quire.compute.runner.settled import Settled
 from quire.compute.runner.tables import SlotTables
+from quire.control.seen_costs import StepKind
+from quire.core.clock import VirtualClock
 from quire.core.commands import Cancel, Submit
 from quire.core.events import FinishReason
 from quire.core.request import Request
@@ -285,6 +290,35 @@ def test_forced_acceptance(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     assert n_compared > 100 and sum(n_followed) > 8
     assert all(len(said[one.request_id]) == one.max_tokens for one in requests(False) if one.request_id in FULL)
     assert 0.4 < stats.accepted_at[0] / stats.n_drafts < 0.8
+
+
+def test_a_step_is_charged_with_the_reading_that_its_own_guesses_take(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is launched before the step before it is committed, and yet behind its end: for that one it is no time."""
+    clock, took, unread = VirtualClock(), dict[StepKind, set[float]](), EagleDrafter._unread
+
+    def read(self: EagleDrafter, contexts: Any) -> Any:
+        clock.advance(1.0)
+        return unread(self, contexts)
+
+    def note(step: int, n_seqs: int, n_drafted: Any, n_right: int, seconds: float, kind: StepKind) -> None:
+        took.setdefault(kind, set()).add(seconds)
+
+    monkeypatch.setattr(EagleDrafter, "_unread", read)
+    clocks = types.SimpleNamespace(monotonic=clock.now_s, perf_counter=time.perf_counter)
+    monkeypatch.setattr(runner, "time", clocks)
+    speculative = {"method": "eagle3", "model": str(folder / "head")}
+    llm = LLM(str(folder), skip_tokenizer_init=True, speculative_config=speculative, **SIZE)
+    llm.engine.scheduler.clock = clock
+    policy: Any = llm.engine.scheduler.live.drafts
+    policy.choose = lambda seqs, n_rows, n_free, step: [int(step % 5 == 0)] * len(seqs)
+    policy.time, policy.times = note, lambda step: True
+    llm.engine.handle(Submit(requests(False)[0]))
+    while llm.engine.has_work():
+        llm.engine.step()
+    llm.shutdown()
+    assert took == {StepKind.DRAFTED: {1.0}, StepKind.PLAIN: {0.0}, StepKind.BEHIND: {0.0}}
 
 
 @pytest.mark.parametrize("plant", PLANTED)
