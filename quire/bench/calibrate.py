@@ -153,7 +153,8 @@ def _knobs(flops: dict[str, float], cases: Cases) -> list[Knob]:
 
 
 def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sample]:
-    """Each case in turns with the others, so that a busy moment hits all."""
+    """Each case in turns with the others, so that a busy moment hits all. A batch that never decodes as a whole, as the
+    pool does not hold it, is left out."""
     options = shape_options(PREFIX + model.shape)
     arch = read_arch(pathlib.Path(str(options["model"])), model.overrides)
     config = make_options(EngineConfig, options | {
@@ -176,7 +177,7 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sampl
                     continue
                 dataset = from_lengths([(n_in, n_out)] * batch, min(VOCABULARY, model.vocab_size), f"calibrate/{shape}")
                 run = timed_run(llm, dataset(turn), temperature=0.0)
-                if turn:  # the first warms up
+                if turn and (n_out == 1 or decode_steps(run.timeline, batch)):  # the first turn warms up
                     times[shape] += list(_seconds(run, batch, n_out))
                     spans[shape] = _spans(run, batch, n_in, n_out)
     finally:
@@ -185,7 +186,7 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sampl
     return [
         Sample(name=f"{title}: {batch} x {n_in}{'' if n_out > 1 else ' prompt'}", arch=arch, formats=formats,
                spans=spans[batch, n_in, n_out], seconds=_fast(times[batch, n_in, n_out]), waits=n_out == 1)
-        for batch, n_in, n_out in shapes
+        for batch, n_in, n_out in spans
     ]  # fmt: skip
 
 

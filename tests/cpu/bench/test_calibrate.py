@@ -70,6 +70,13 @@ def test_every_batch_of_a_gpu_decodes_as_a_whole_for_some_steps() -> None:
     assert len(decode_steps(run_.timeline, batch)) >= 16
 
 
+def test_a_batch_that_never_decodes_as_a_whole_is_left_out() -> None:
+    model = calibrate.Model("qwen3-0.6b", 1, "none", 512)
+    cases = calibrate.Cases((model,), batches=(2, 64), contexts=(1024,), prompts=(64,), rows=(1, 4), output_len=4)
+    names = [one.name for one in calibrate._samples(model, "null", cases, 1)]
+    assert [name.partition(": ")[2] for name in names] == ["2 x 1024", "1 x 64 prompt"]
+
+
 def test_the_knobs_of_a_gpu_find_what_its_steps_were_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps as the H200's own calibration has them: few rows, many, and prompts of one tile and of many."""
     truth, cases = calibration_for(accelerator_named("h200")), calibrate.CASES["cuda"]
