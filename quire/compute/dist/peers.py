@@ -165,8 +165,8 @@ class PeerComm:
         lost = None if self._memory is None else self._memory.lost
         if lost is not None:
             raise EngineError(
-                f"rank {self._first + self.rank} has waited in vain for rank {self._first + lost[0]} in sum {lost[1]} over"
-                " GPUs: that rank hangs or is gone (its log says more); the engine has to be started again"
+                f"rank {self._first + self.rank} has waited in vain for rank {self._first + lost[0]} in sum {lost[1]}"
+                " over GPUs: that rank hangs or is gone (its log says more); the engine has to be started again"
             )
 
     def all_within(self, limit_s: float) -> bool:
