@@ -66,10 +66,11 @@ def _first_above(probabilities: torch.Tensor, uniform: float) -> int:
     return int(above[0]) if len(above) else int(probabilities.nonzero()[-1])
 
 
-def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
+def penalise(logits: torch.Tensor, histories: torch.Tensor, tokens: torch.Tensor, longest: int) -> None:
     """See `op.penalise`."""
-    columns = zip(spans.T.tolist(), strengths.T.tolist(), strict=True)
-    for (row, slot, position, prompt_len), (repetition, frequency, presence) in columns:
+    assert not histories.numel() or int(histories[2].max()) <= longest
+    for numbers, (repetition, frequency, presence) in zip(histories.T[:, :4], histories.T[:, 4:].tolist(), strict=True):
+        row, slot, position, prompt_len = numbers.long().tolist()
         ids = tokens[slot, :position].tolist()
         counts = collections.Counter(ids[prompt_len:])
         for token in set(ids):
@@ -78,9 +79,9 @@ def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tok
             logits[row, token] = x - frequency * counts[token] - presence * (counts[token] > 0)
 
 
-def widen(logits: torch.Tensor) -> torch.Tensor:
+def widen(logits: torch.Tensor, out: torch.Tensor) -> None:
     """See `op.widen`."""
-    return logits.float()
+    out.copy_(logits)
 
 
 def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:

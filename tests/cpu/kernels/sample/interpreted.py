@@ -175,19 +175,25 @@ def check_penalties(longest: int) -> None:
     spans = np.stack([rng.permutation(n + 1)[:n], rng.permutation(n + 2)[:n], positions, prompts])
     strengths = np.stack([rng.choice([0.7, 1, 1.3], n), rng.choice([-1, 0, 0.4], n), rng.choice([-0.5, 0, 2], n)])
     strengths[:, 0] = 1.3, 0.4, 2
+    histories = torch.from_numpy(np.concatenate([spans, strengths.astype(np.float32)]).astype(np.float64))
     logits = torch.randn(n + 1, 90, generator=torch.Generator().manual_seed(longest))
     expected, found = logits.clone(), logits.clone()
-    reference.penalise(expected, spans, strengths.astype(np.float32), tokens)
-    kernels.penalise(found, spans, strengths.astype(np.float32), tokens)
+    reference.penalise(expected, histories, tokens, longest)
+    kernels.penalise(found, histories, tokens, longest)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    wide, again = torch.full((len(histories), n + 3), -1.0, dtype=torch.float64), logits.clone()
+    wide[:, 1 : n + 1] = histories
+    kernels.penalise(again, wide[:, 1 : n + 1], tokens, longest + 3)
+    assert torch.equal(again, found), "lines of a wider buffer, and programs behind all tokens"
     assert not torch.equal(found, logits)
 
 
 def check_widening() -> None:
     """Rows of a wider tensor, over the end of a program's columns."""
     logits = torch.randn(3, 9000, generator=torch.Generator().manual_seed(0)).half()[:, :8999]
-    found = kernels.widen(logits)
-    assert torch.equal(found, logits.float()) and found.dtype is torch.float32
+    found = torch.full(logits.shape, -1.0)
+    kernels.widen(logits, found)
+    assert torch.equal(found, logits.float())
 
 
 def check_lines(width: int) -> None:

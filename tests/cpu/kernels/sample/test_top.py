@@ -87,6 +87,8 @@ def test_packed_rows_are_those_of_plain_values() -> None:
     assert PackedLogprobs.join([packed[0], packed[3]]).rows() == [plain[0], plain[3]]
     with pytest.raises(ValueError, match=r"rows of \[2, 5\]"):
         PackedLogprobs.join(packed[2:])
+    few = packed_logprobs(found.rows, np.array([5, -1, 2, -1]), found.cells)
+    assert few == {3: packed[0], 6: packed[2]}, "-1: nobody asked"
 
 
 @pytest.mark.parametrize("width", [1, 9, 1000, 40_000])
@@ -104,5 +106,5 @@ def test_lines_equal_the_oracle(width: int, k: int) -> None:
         lines(logits, targets, width + 1)
 
 
-def parts(found: object) -> tuple[np.ndarray, list[torch.Tensor]]:
-    return found.n_top, found.tensors()  # type: ignore[attr-defined]
+def parts(found: object) -> tuple[np.ndarray, torch.Tensor]:
+    return found.n_top, found.cells  # type: ignore[attr-defined]
