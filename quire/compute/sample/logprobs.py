@@ -28,28 +28,18 @@ class LogprobTensors:
 
 
 def logprobs(logits: torch.Tensor, targets: torch.Tensor, rows: np.ndarray, n_top: np.ndarray) -> LogprobTensors:
-    """Lines for `logits` [r, width], as `kernels.sample.lines` takes them, and the tokens `targets` int [r]; nothing
+    """Lines for `logits` [r, width], as `kernels.sample.lines` takes them, and the tokens `targets` int32 [r]; nothing
     waits for the device.
 
     rows, n_top: host int64 [r], as in `LogprobTensors`.
     """
     n_top = np.minimum(n_top, logits.shape[1])
-    return LogprobTensors(rows, n_top, cells_of(*lines(logits, targets.long(), int(n_top.max(initial=0)))))
+    return LogprobTensors(rows, n_top, lines(logits, targets, int(n_top.max(initial=0))))
 
 
 def prompt_logprobs(logits: torch.Tensor, targets: torch.Tensor, k: int) -> LogprobTensors:
-    """Lines of k entries for prompt positions: logits float32 [r, width] that predict the tokens `targets` int [r]."""
+    """Lines of k entries for prompt positions: `logits` [r, width] that predict the tokens `targets`, as in `logprobs`."""
     return logprobs(logits, targets, np.arange(len(logits)), np.full(len(logits), k))
-
-
-def cells_of(
-    chosen: torch.Tensor, ranks: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Tensor
-) -> torch.Tensor:
-    """`LogprobTensors.cells` of what `kernels.sample.lines` returns: one copy to the host instead of four."""
-    cells = torch.empty((len(ranks), 1 + top_ids.shape[1], 2), dtype=torch.int32, device=ranks.device)
-    values = cells.view(torch.float32)
-    cells[:, 0, 0], values[:, 0, 1], cells[:, 1:, 0], values[:, 1:, 1] = ranks, chosen, top_ids, top_logprobs
-    return cells
 
 
 def token_logprobs(n_top: np.ndarray, cells: torch.Tensor) -> list[TokenLogprobs]:

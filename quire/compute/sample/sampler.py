@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.compute.sample import edits
-from quire.compute.sample.logprobs import LogprobTensors, cells_of, logprobs
+from quire.compute.sample.logprobs import LogprobTensors, logprobs
 from quire.compute.sample.slots import SlotTable
 from quire.core.failure import Code
 from quire.core.plan import SlotOpen
@@ -152,7 +152,7 @@ class Sampler:
             logits = widen(logits, wide)
             penalise(logits, histories, tokens, min(tokens.shape[1], LONGEST_COMPARED))
         choose_by(logits[:, : self.vocab_limit], controls, choice, masks, truncates=kind.truncates)
-        return cells_of(*lines(raw, choice.token_ids.long(), kind.n_top)) if kind.n_top >= 0 else None
+        return lines(raw, choice.token_ids, kind.n_top) if kind.n_top >= 0 else None
 
     def is_truncated(self, slots: np.ndarray) -> bool:
         """True if some of these rows keep only a part of the vocabulary."""

@@ -64,18 +64,19 @@ def choose_by(
     return out
 
 
-def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> torch.Tensor:
     """What is reported of some tokens and of the k most probable ones, by the distribution of `logits` as they are.
 
-    logits: [r, width] with contiguous rows, types as in `choose_by`; targets: int64 [r]; k <= width. Returns, natural
-    log: float32 [r] of the targets; int32 [r], 1 + the number of larger logits; int32 [r, k], the most probable tokens,
-    of equally probable ones the lowest id first, whatever k is; float32 [r, k], of these. The host waits for nothing.
-    A row does not depend on the others, nor what it says of its target on k. Raises ValueError on a mismatch.
+    logits: [r, width] with contiguous rows, types as in `choose_by`; targets: int32 [r]; k <= width. Returns int32
+    [r, 1 + k, 2], as `cells.pack` lays them out, natural log: of the target, 1 + the number of larger logits and its
+    log-probability; id and log-probability of the most probable tokens, of equally probable ones the lowest id first,
+    whatever k is. The host waits for nothing. A row does not depend on the others, nor what it says of its target on k.
+    Raises ValueError on a mismatch.
     """
     n_rows, width = logits.shape
-    if targets.shape != (n_rows,) or targets.dtype is not torch.int64 or not 0 <= k <= width:
-        raise ValueError(f"targets {tuple(targets.shape)} {targets.dtype}, k {k}: int64 [{n_rows}], at most {width}")
-    found: tuple[torch.Tensor, ...] = select("sample", "lines", logits)(logits, targets, k)
+    if targets.shape != (n_rows,) or targets.dtype is not torch.int32 or not 0 <= k <= width:
+        raise ValueError(f"targets {tuple(targets.shape)} {targets.dtype}, k {k}: int32 [{n_rows}], at most {width}")
+    found: torch.Tensor = select("sample", "lines", logits)(logits, targets, k)
     return found
 
 

@@ -7,6 +7,7 @@ import collections
 import numpy as np
 import torch
 
+from quire.kernels.sample.cells import pack
 from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice, TokenMasks
 
 TOLERANCE = 2e-6
@@ -84,11 +85,11 @@ def widen(logits: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(logits)
 
 
-def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> torch.Tensor:
     """See `op.lines`."""
     logprobs = logits.double().log_softmax(-1)
-    chosen = logits.gather(1, targets[:, None])
+    targets = targets.long()[:, None]
+    chosen = logits.gather(1, targets)
     ids = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :k]
     ranks = (logits > chosen).sum(-1) + 1
-    of_targets = logprobs.gather(1, targets[:, None])[:, 0]
-    return of_targets.float(), ranks.int(), ids.int(), logprobs.gather(1, ids).float()
+    return pack(logprobs.gather(1, targets)[:, 0], ranks, ids, logprobs.gather(1, ids))

@@ -253,10 +253,10 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
 
 def test_prompt_logprobs_equal_log_softmax() -> None:
     logits = torch.randn(300, 700, generator=torch.Generator().manual_seed(6)) * 5
-    targets = torch.randint(700, (300,), generator=torch.Generator().manual_seed(7))
+    targets = torch.randint(700, (300,), generator=torch.Generator().manual_seed(7), dtype=torch.int32)
     lines = prompt_logprobs(logits, targets, 2)
     expected = logits.double().log_softmax(-1)
-    chosen = expected.gather(1, targets[:, None])
+    chosen = expected.gather(1, targets.long()[:, None])
     values = lines.cells.view(torch.float32)
     torch.testing.assert_close(values[:, 0, 1].double(), chosen[:, 0], rtol=1e-5, atol=1e-5)
     assert torch.equal(lines.cells[:, 0, 0].long(), 1 + (expected > chosen).sum(-1))
@@ -268,7 +268,7 @@ def test_prompt_logprobs_equal_log_softmax() -> None:
 
 
 def _nothing() -> tuple[np.ndarray, torch.Tensor]:
-    lines = prompt_logprobs(torch.zeros(0, 9), torch.zeros(0, dtype=torch.long), 4)
+    lines = prompt_logprobs(torch.zeros(0, 9), torch.zeros(0, dtype=torch.int32), 4)
     return lines.n_top, lines.cells
 
 
