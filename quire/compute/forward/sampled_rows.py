@@ -46,8 +46,6 @@ class SampledRows:
         self._no_history = np.array([0, tables.spare_slot, 0, 0, 1, 0, 0])[:, None]
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_sampled, model.arch.vocab_size), model.dtype)
-        self._wide: torch.Tensor | None = None
-        """As the logits, in float32; made for the first choice that changes them."""
         self._mask_bits = device.zeros((max_sampled, -(-model.arch.vocab_size // MASK_WORD_BITS)), torch.int32)
         self._choice = Choice(device.zeros((max_sampled,), torch.int32), device.zeros((max_sampled,), torch.uint8))
 
@@ -105,11 +103,8 @@ class SampledRows:
         return captured[key]
 
     def _capture(self, hidden: torch.Tensor, size: int, kind: ChoiceKind) -> Sampling:
-        wide = None
         if kind.changes:
-            if self._wide is None:
-                self._wide = self._device.zeros(tuple(self._logits.shape), torch.float32)
-            wide = self._wide[:size]
+            self._tail.keep_wide(len(self._logits))
         self._staging.begin()
         self._pad(0, size)
         self._mask_lines.filled(size)  # the last of these sections: a step's rows must not be there while it runs once
@@ -122,7 +117,7 @@ class SampledRows:
 
         def choose() -> None:
             nonlocal cells  # who holds them keeps their memory from the next graph
-            cells = self._tail.captured(hidden, rows, where, controls, masks, logits, choice, kind, histories, wide)
+            cells = self._tail.captured(hidden, rows, where, controls, masks, logits, choice, kind, histories)
 
         replay = self._device.capture(choose)
 

@@ -165,6 +165,10 @@ class Tail:
             return None
         return self._sampler.controls(slots, positions)
 
+    def keep_wide(self, n_rows: int) -> None:
+        """Before `captured` of a kind that changes the logits of up to so many rows: see `Sampler.keep_wide`."""
+        self._sampler.keep_wide(n_rows)
+
     def captured(
         self,
         hidden: torch.Tensor,
@@ -176,7 +180,6 @@ class Tail:
         choice: Choice,
         kind: ChoiceKind,
         histories: torch.Tensor,
-        wide: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Logits, choice and new tokens of `rows` int64 [m] of `hidden`, all at fixed addresses: it can be captured.
 
@@ -185,7 +188,7 @@ class Tail:
         """
         self._model.logits(hidden[rows], out=logits)
         sampler, tokens = self._sampler, self._tables.tokens
-        found = sampler.choose_captured(logits, controls, choice, masks, kind, histories, wide, tokens)
+        found = sampler.choose_captured(logits, controls, choice, masks, kind, histories, tokens)
         tokens[where] = choice.token_ids
         return found
 

@@ -38,7 +38,7 @@ def logprobs(logits: torch.Tensor, targets: torch.Tensor, rows: np.ndarray, n_to
 
 
 def prompt_logprobs(logits: torch.Tensor, targets: torch.Tensor, k: int) -> LogprobTensors:
-    """Lines of k entries for prompt positions: `logits` [r, width] that predict the tokens `targets`, as in `logprobs`."""
+    """Lines of k entries for prompt positions: `logits` that predict the tokens `targets`, both as in `logprobs`."""
     return logprobs(logits, targets, np.arange(len(logits)), np.full(len(logits), k))
 
 

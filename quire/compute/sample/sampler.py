@@ -89,6 +89,8 @@ class Sampler:
         self._table = SlotTable(n_slots)
         self._device = device
         self._width = logits_width
+        self._wide: torch.Tensor | None = None
+        """float32 [n, logits_width] of changed logits: one for all choices, which are queued one after another."""
         self.vocab_limit = logits_width if vocab_limit is None else min(vocab_limit, logits_width)
 
     def open(self, opened: SlotOpen) -> None:
@@ -130,6 +132,12 @@ class Sampler:
         found: np.ndarray = self._table.n_top[slots]
         return found
 
+    def keep_wide(self, n_rows: int) -> None:
+        """Have memory at one address for so many rows of logits that captured choices change. Raises
+        torch.OutOfMemoryError."""
+        if self._wide is None:
+            self._wide = torch.zeros((n_rows, self._width), dtype=torch.float32, device=self._device)
+
     def choose_captured(
         self,
         logits: torch.Tensor,
@@ -138,18 +146,17 @@ class Sampler:
         masks: TokenMasks,
         kind: ChoiceKind,
         histories: torch.Tensor,
-        wide: torch.Tensor | None,
         tokens: torch.Tensor,
     ) -> torch.Tensor | None:
         """As `sample`, with everything at fixed addresses and for any later contents: it can be captured.
 
-        logits: [m, width], OVERWRITTEN; controls, choice, masks: as in `choose_by`; histories, tokens: as in
-        `penalise`; wide: float32 [m, width], scratch, if the kind changes logits, else None. Returns
-        `LogprobTensors.cells` of all rows, None if nobody wants logprobs.
+        logits: [m, width], OVERWRITTEN; if the kind changes them, m rows are kept (`keep_wide`). controls, choice,
+        masks: as in `choose_by`; histories, tokens: as in `penalise`. Returns `LogprobTensors.cells` of all rows, None
+        if nobody wants logprobs.
         """
         raw = logits
-        if wide is not None:
-            logits = widen(logits, wide)
+        if kind.changes:
+            logits = self._widened(logits)
             penalise(logits, histories, tokens, min(tokens.shape[1], LONGEST_COMPARED))
         choose_by(logits[:, : self.vocab_limit], controls, choice, masks, truncates=kind.truncates)
         return lines(raw, choice.token_ids, kind.n_top) if kind.n_top >= 0 else None
@@ -199,7 +206,7 @@ class Sampler:
         if len(asked):
             raw = logits if stays and len(asked) == len(slots) else logits[upload(asked, self._device)]
         if is_changed:
-            logits = widen(logits)
+            logits = self._widened(logits)
             self._edit(logits, edited, masked, slots, positions, tokens)
             self._penalise(logits, slots, positions, tokens)
         controls = upload(table.controls(slots, positions), self._device)
@@ -210,6 +217,10 @@ class Sampler:
             targets = choice.token_ids if len(asked) == len(slots) else choice.token_ids[upload(asked, self._device)]
             found = logprobs(raw, targets, asked, table.n_top[slots[asked]])
         return Sampled(choice.token_ids, choice.status, found)
+
+    def _widened(self, logits: torch.Tensor) -> torch.Tensor:
+        wide = self._wide
+        return widen(logits, None if wide is None or len(logits) > len(wide) else wide[: len(logits)])
 
     def _edit(
         self,

@@ -148,7 +148,8 @@ def test_a_captured_choice_serves_any_histories() -> None:
     histories = torch.zeros(N_HISTORY, 64, dtype=torch.float64, device=device)[:, :n_rows]
     masks = TokenMasks(torch.full((n_rows,), -1, dtype=torch.int32, device=device), torch.zeros(1, 1000).int().cuda())
     choice, kind = empty_choice(n_rows), ChoiceKind(truncates=True, changes=True, n_top=5)
-    given = logits, controls, choice, masks, kind, histories, torch.zeros(n_rows, width, device=device), tokens
+    given = logits, controls, choice, masks, kind, histories, tokens
+    sampler.keep_wide(n_rows)
     sampler.choose_captured(*given)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
