@@ -49,7 +49,7 @@ def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> torch.Tensor:
     return cells
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["targets"])  # type: ignore[untyped-decorator]
 def _parts(  # type: ignore[no-untyped-def]
     logits, stride, width, targets, floats, counts, n_groups, n_chunks, GROUP: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def _keys_of(x, index):  # type: ignore[no-untyped-def]
     return (key_of(x + 0.0) << 32) - index
 
 
-@triton.jit(do_not_specialize=["row_stride", "k"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["row_stride", "k"], do_not_specialize_on_alignment=["targets"])  # type: ignore[untyped-decorator]
 def _ends(  # type: ignore[no-untyped-def]
     logits, stride, width, targets, floats, counts, n_groups, n_chunks, listed, normalisers, cells, cell_values,
     row_stride, k, GROUP: tl.constexpr, MOST: tl.constexpr, N_GROUPS: tl.constexpr, N_CHUNKS: tl.constexpr,

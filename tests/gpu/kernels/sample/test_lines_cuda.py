@@ -31,6 +31,8 @@ def test_kernels_equal_the_oracle(width: int, dtype: torch.dtype) -> None:
         values, oracle = found.view(torch.float32)[..., 1], expected.view(torch.float32)[..., 1]
         torch.testing.assert_close(values, oracle, rtol=2e-6, atol=2e-6)
         assert torch.equal(one[:, : 1 + k], found[4:5, :6])
+        behind = lines(logits.cuda()[1:], targets.cuda()[1:], k).cpu()
+        assert torch.equal(behind, found[1:]), "targets that begin anywhere"
 
 
 def test_nothing_waits_for_the_device() -> None:
