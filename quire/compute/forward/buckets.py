@@ -9,7 +9,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Final
 
+import torch
+
 from quire.compute.runner.spans_apart import Room
+from quire.compute.sample.sampler import ChoiceKind
 from quire.config.arch import ModelArch
 from quire.kernels.attention.schedule.plan import PlanBuffers
 from quire.kernels.attention.schedule.tiles import large_tokens_of, small_rows_of
@@ -66,6 +69,12 @@ NOTHING: Final = ForwardGraphs([], [], Room(0))
 """Of a kind of step that never comes."""
 
 
+SamplingKey = tuple[int, ChoiceKind]
+"""Rows, and what is done with them."""
+Sampling = Callable[[], torch.Tensor | None]
+"""A captured choice, which returns where its logprobs are; see `Tail.captured`."""
+
+
 @dataclasses.dataclass(slots=True)
 class Captures:
     """Graphs of one kind of kernels: the fastest, or those of `kernels/invariance`."""
@@ -76,9 +85,9 @@ class Captures:
     """Where drafts are verified: a span for each row, so that it is computed as a decode step is."""
     adapted: bool = False
     """Products look for the adapters of rows."""
-    sampling: dict[tuple[int, bool], Callable[[], None]] = dataclasses.field(default_factory=dict)
-    """By rows, and by whether one of them may be truncated."""
+    sampling: dict[SamplingKey, Sampling | None] = dataclasses.field(default_factory=dict)
+    """None: there was no memory for it."""
 
-    def have(self, forwards: ForwardGraphs, size: int, sampling: tuple[int, bool] | None) -> bool:
-        """Whether all of a step is captured. sampling: its key, if it samples."""
+    def have(self, forwards: ForwardGraphs, size: int, sampling: SamplingKey | None) -> bool:
+        """Whether all of a step is captured. sampling: its key, if it samples by a captured choice."""
         return size in forwards.replays and (sampling is None or sampling in self.sampling)

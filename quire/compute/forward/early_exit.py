@@ -23,10 +23,10 @@ from quire.compute.runner.pool import KVPool
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
+from quire.compute.sample.sampler import Sampled
 from quire.core.errors import EngineError
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import WIDEN
-from quire.kernels.sample import Choice
 
 MOST_WAITING: Final = 31
 """Tokens of a sequence in a row that leave early; the next one does not."""
@@ -126,10 +126,10 @@ class EarlyExitForward:
             if chosen is not None and late is not None:
                 for first, second in zip(chosen, late, strict=True):
                     first[to] = second[of]
-        choice = None if chosen is None else Choice(*map(torch.from_numpy, chosen))
+        sampled = None if chosen is None else Sampled(torch.from_numpy(chosen[0]), torch.from_numpy(chosen[1]), None)
         return States(
             hidden, has_all=step.wants_all, logits=None if step.wants_all else logits,
-            choose=None if choice is None else lambda _: choice,
+            choose=None if sampled is None else lambda _: sampled,
         )  # fmt: skip
 
     def _check(self, step: Step) -> None:

@@ -23,13 +23,12 @@ from quire.compute.runner.settled import Kept, Settled
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
-from quire.compute.sample.sampler import split_faults
+from quire.compute.sample.sampler import Sampled, split_faults
 from quire.compute.schemes.packed import PackedProduct
 from quire.config.attention import AttentionSpec
 from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.result import StepResult, StepTimings
 from quire.kernels import fused_step
-from quire.kernels.sample import Choice
 
 
 def obstacle(model: Decoder) -> str | None:
@@ -135,7 +134,7 @@ class FusedForward:
 
     def run(self, step: Step) -> States | None:
         """The step up to its logits, and its tokens too where their choice is plain."""
-        n_sampled, choice = len(step.batch.sampled_rows), None
+        n_sampled, chosen = len(step.batch.sampled_rows), None
         if not self._fits(step):
             return None
         controls = self._tail.native_controls(step)
@@ -144,12 +143,12 @@ class FusedForward:
         else:
             call, token_ids, status = self._choosing(step, controls)
             call.run()
-            choice = Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
+            chosen = Sampled(torch.from_numpy(token_ids), torch.from_numpy(status), None)
         return States(
             self._x[:n_sampled],
             has_all=False,
             logits=self._logits[:n_sampled],
-            choose=None if choice is None else lambda _: choice,
+            choose=None if chosen is None else lambda _: chosen,
         )
 
     def ready(self, step: Step, start_s: float) -> ReadyStep | None:
@@ -174,9 +173,7 @@ class FusedForward:
         """The best n_places[i], not rising, tokens behind each span, all of which want one: see `FusedStep.chain`."""
         return self._fused.chain(self._allowed, np.array(n_places, np.int32), *_arrays(build_batch(spans)))
 
-    def _choosing(
-        self, step: Step, controls: np.ndarray
-    ) -> tuple[fused_step.FusedStepCall, np.ndarray, np.ndarray]:
+    def _choosing(self, step: Step, controls: np.ndarray) -> tuple[fused_step.FusedStepCall, np.ndarray, np.ndarray]:
         """A call that runs the step; where new tokens, also in the token table, and their status are after it."""
         batch = step.batch
         return self._of(step).choosing(

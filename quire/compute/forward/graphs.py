@@ -39,6 +39,7 @@ from quire.compute.runner.spans_apart import MOST_KEYS, Room, apart
 from quire.compute.runner.step import Guesses, States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
+from quire.compute.sample.sampler import ChoiceKind
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.schedule.tiles import small_rows_of
@@ -147,15 +148,15 @@ class GraphForward:
                 self._replay(captures, forwards, size)
         sampling = self._sampling.sizes if self._model.range.is_last else []
         for size in reversed(sampling):
-            self._sampling_replay(captures, size, truncates=False)
+            self._sampling.replay(captures.sampling, (size, ChoiceKind(truncates=False)), self._hidden)
         sizes = captures.decode.sizes + captures.verifying.sizes
         counts = len(sizes), len(captures.mixed.sizes), len(sampling)
         took_s = time.perf_counter() - start_s
         logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", *counts, took_s)
 
     def run(self, step: Step) -> States | None:
-        """Replay the step's forward; None where the step is better off without. A graph may choose the tokens, if all
-        sampled rows are plain."""
+        """Replay the step's forward; None where the step is better off without. A graph may choose the tokens, if one
+        can for all sampled rows."""
         replay = self._staged(step)
         return None if replay is None else replay()
 
@@ -174,17 +175,13 @@ class GraphForward:
         if forwards is None:
             return None
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
-        n_sampled = len(batch.sampled_rows)
-        controls = self._tail.controls(step) if n_sampled <= self._sampling.sizes[-1] else None
         n_rows = len(batch.row_slots)
-        size, sampling = forwards.bucket(n_rows), None
-        if controls is not None and n_sampled:
-            sampling = self._sampling.bucket(n_sampled), self._tail.truncates(step)
+        size, sampling = forwards.bucket(n_rows), self._sampling.key(step)
         if not captures_now and not captures.have(forwards, size, sampling):
             return None
         replay = self._replay(captures, forwards, size)
-        sample = None if sampling is None else self._sampling_replay(captures, sampling[0], truncates=sampling[1])
-        choose = None if controls is None else functools.partial(self._sampling.choose, n_sampled, sample)
+        sample = None if sampling is None else self._sampling.replay(captures.sampling, sampling, self._hidden)
+        choose = None if sample is None else functools.partial(self._sampling.choose, step, sample)
         follows = guesses is not None and guesses.most_behind is not None
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
@@ -199,8 +196,8 @@ class GraphForward:
             plans = self._plan(forwards.buffers, *given, settled=forwards is captures.decode)
             if follows:
                 self._fill_guesses(size, guesses)
-        if controls is not None and n_sampled:
-            self._sampling.fill(batch, controls)
+        if sampling is not None and sample is not None:
+            self._sampling.fill(step, sampling[1])
 
         def replayed() -> States:
             if guesses is not None and not follows and forwards is not captures.verifying:
@@ -358,12 +355,6 @@ class GraphForward:
                 _compute(self._model, token_ids, positions, context, self._hidden[:size])
 
         return self._device.capture(forward)
-
-    def _sampling_replay(self, captures: Captures, size: int, *, truncates: bool) -> Callable[[], None]:
-        key = size, truncates
-        if key not in captures.sampling:
-            captures.sampling[key] = self._sampling.capture(self._hidden, size, truncates=truncates)
-        return captures.sampling[key]
 
 
 def _compute(

@@ -279,8 +279,8 @@ class Runner:
         """Run prompts once, on the dummy page, so that kernels are compiled before the first request.
 
         `n_tokens`, and what attention has kernels of their own for: one token, and as many as a small tile holds. Then
-        one token of a part of the vocabulary, and such a one with a penalty and its logprob: the sampler outside of
-        captured graphs.
+        one token of a part of the vocabulary, and such a one with a penalty and its logprob: the sampler beyond what
+        is captured at start.
         """
         plain = msgspec.structs.replace(GREEDY, temperature=0.7)
         truncated = msgspec.structs.replace(plain, top_p=0.9)

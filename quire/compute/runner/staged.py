@@ -25,7 +25,7 @@ from quire.compute.runner.runner import Launched, LaunchedStep, Runner, UntoldSt
 from quire.compute.runner.step import Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Fetched, Read, Tail
-from quire.compute.sample.sampler import Sampled
+from quire.compute.sample.sampler import ChoiceKind, Sampled
 from quire.core.plan import OnDrafts, StepMasks, StepPlan
 from quire.kernels.invariance import RowsAlone
 
@@ -37,7 +37,7 @@ class PassingTail(Tail):
         """Always."""
         return True
 
-    def controls(self, step: Step) -> np.ndarray | None:
+    def kind(self, step: Step) -> ChoiceKind | None:
         """Nothing is chosen."""
         return None
 

@@ -10,9 +10,9 @@ import torch
 
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.tables import PageWrites
+from quire.compute.sample.sampler import Sampled
 from quire.core.plan import StepPlan
 from quire.kernels.attention.schedule.plan import SharedPrefix
-from quire.kernels.sample import Choice
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,6 +58,6 @@ class States:
     """int64 [m], which they are, if that is on the device already."""
     logits: torch.Tensor | None = None
     """float32 [m, vocab_size] of the sampled rows, if the strategy makes them in one go."""
-    choose: Callable[[np.ndarray | None], Choice] | None = None
-    """The end of plain sampling, where the strategy has it captured or done: given the masks (int32 [k, words], the
+    choose: Callable[[np.ndarray | None], Sampled] | None = None
+    """The end of sampling, where the strategy has it captured or done: given the masks (int32 [k, words], the
     lines of `FlatBatch.mask_lines`) → the choice; new tokens are in the token table then."""

@@ -19,14 +19,14 @@ from quire.compute.models.decoder import Decoder
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.logprobs import LogprobTensors, packed_logprobs, prompt_logprobs, token_logprobs
-from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
+from quire.compute.sample.sampler import FAULT_CODES, ChoiceKind, Sampled, Sampler
 from quire.core.logprobs import PackedLogprobs, TokenLogprobs
 from quire.core.plan import SlotOpen, StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import Fault
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import WIDEN
-from quire.kernels.sample import NON_FINITE, Choice, TokenMasks, choose_by
+from quire.kernels.sample import NON_FINITE, Choice, TokenMasks
 
 PROMPT_LOGPROB_ROWS = 256
 """Rows whose logits are held at once while prompt logprobs are computed."""
@@ -79,12 +79,11 @@ class Fetched:
 
     def tensors(self) -> list[torch.Tensor]:
         """What is to be downloaded, in a fixed order."""
-        return [tensor for part in self._parts() for tensor in part.tensors()]
+        return [part.cells for part in self._parts()]
 
     def read(self, arrived: list[torch.Tensor]) -> tuple[dict[int, PackedLogprobs], dict[int, list[TokenLogprobs]]]:
         """Rows by sampled row, and rows by span, from the downloaded tensors."""
-        n_each = len(arrived) // max(len(self._parts()), 1)
-        given = [arrived[at : at + n_each] for at in range(0, len(arrived), max(n_each, 1))]
+        given = list(arrived)
         sampled: dict[int, PackedLogprobs] = {}
         if self.sampled is not None:
             sampled = packed_logprobs(self.sampled.rows, self.sampled.n_top, given.pop(0))
@@ -102,8 +101,8 @@ class Fetched:
 class Tail:
     """The end of every step of one model on one device.
 
-    `read`, then `choose`: any rows. `plain`: rows for which nothing but the choice by `controls` is wanted, as a
-    strategy captures it. `record`: the logits, as a strategy has them in one native call.
+    `read`, then `choose`: any rows. `captured`: rows that have a `kind`, as a strategy captures it. `record`: the
+    logits, as a strategy has them in one native call.
     """
 
     def __init__(self, device: Device, model: Decoder, tables: SlotTables, sampler: Sampler) -> None:
@@ -136,22 +135,28 @@ class Tail:
         """Whether tokens of the sequence are chosen by those before them, other than through the model."""
         return self._sampler.reads_tokens(slot)
 
-    def controls(self, step: Step) -> np.ndarray | None:
-        """float64 [N_CONTROLS, m] for `plain`, None if more is wanted of some sampled row."""
-        slots, positions = step.batch.sampled_slots, step.batch.sampled_positions
-        return self._sampler.controls(slots, positions) if self._sampler.is_plain(slots, positions) else None
+    def kind(self, step: Step) -> ChoiceKind | None:
+        """Of the captured choice that all sampled rows can have; None: some want more."""
+        batch = step.batch
+        return self._sampler.kind(batch.sampled_slots, batch.sampled_positions, masked=bool(step.plan.masked))
+
+    def controls(self, step: Step) -> np.ndarray:
+        """float64 [N_CONTROLS, m] of the sampled rows."""
+        return self._sampler.controls(step.batch.sampled_slots, step.batch.sampled_positions)
+
+    def histories(self, step: Step, out: np.ndarray) -> None:
+        """Into `out`, float64 [N_HISTORY, m]: what `captured` is told of the sampled rows if their kind changes
+        logits."""
+        self._sampler.histories(step.batch.sampled_slots, step.batch.sampled_positions, out)
 
     def is_plain(self, step: Step, positions: np.ndarray) -> bool:
-        """Whether there are `controls` of tokens of the step that stand at these positions or later."""
+        """Whether tokens of the step that stand at these positions or later depend on logits and `controls` alone, and
+        nothing else is wanted of them."""
         return self._sampler.is_plain(step.batch.sampled_slots, positions)
 
     def keys(self, slots: np.ndarray) -> np.ndarray:
         """int64 [m]: on which, with positions, the random numbers of slots depend."""
         return self._sampler.keys(slots)
-
-    def truncates(self, step: Step) -> bool:
-        """Whether some sampled row keeps only a part of the vocabulary."""
-        return self._sampler.is_truncated(step.batch.sampled_slots)
 
     def native_controls(self, step: Step) -> np.ndarray | None:
         """As `controls`, where a native call can choose the tokens: none is masked, and no vocabulary cut."""
@@ -160,7 +165,11 @@ class Tail:
             return None
         return self._sampler.controls(slots, positions)
 
-    def plain(
+    def keep_wide(self, n_rows: int) -> None:
+        """Before `captured` of a kind that changes the logits of up to so many rows: see `Sampler.keep_wide`."""
+        self._sampler.keep_wide(n_rows)
+
+    def captured(
         self,
         hidden: torch.Tensor,
         rows: torch.Tensor,
@@ -169,17 +178,27 @@ class Tail:
         masks: TokenMasks,
         logits: torch.Tensor,
         choice: Choice,
-        *,
-        truncates: bool,
-    ) -> None:
+        kind: ChoiceKind,
+        histories: torch.Tensor,
+    ) -> torch.Tensor | None:
         """Logits, choice and new tokens of `rows` int64 [m] of `hidden`, all at fixed addresses: it can be captured.
 
-        where: (slots, positions) int64 [m] of the new tokens; controls, masks, truncates: as in `choose_by`; logits
-        [m, vocab] and choice [m] take the results.
+        where: (slots, positions) int64 [m] of the new tokens; logits [m, vocab] and choice [m] take the results; the
+        others, and what is returned, as in `Sampler.choose_captured`.
         """
         self._model.logits(hidden[rows], out=logits)
-        choose_by(logits[:, : self.vocab_limit], controls, choice, masks, truncates=truncates)
-        self._tables.tokens[where] = choice.token_ids
+        sampler, tokens = self._sampler, self._tables.tokens
+        found = sampler.choose_captured(logits, controls, choice, masks, kind, histories, tokens)
+        tokens[where] = choice.token_ids
+        return found
+
+    def sampled(self, step: Step, choice: Choice, cells: torch.Tensor | None) -> Sampled:
+        """What was chosen of the sampled rows by a captured choice, from the first rows of what it returned."""
+        slots = step.batch.sampled_slots
+        n, logprobs = len(slots), None
+        if cells is not None:
+            logprobs = LogprobTensors(np.arange(n), self._sampler.asked(slots), cells[:n])
+        return Sampled(choice.token_ids[:n], choice.status[:n], logprobs)
 
     def record(self, fused: FusedStep, hidden: torch.Tensor, logits: torch.Tensor) -> None:
         """Logits of the rows of `hidden` as the last operation of `fused`, for a plain model (`Decoder.is_plain`)."""
@@ -201,8 +220,7 @@ class Tail:
         told of the choice before that copy."""
         bits = None if masks is None else np.frombuffer(masks.bits, "<i4").reshape(step.batch.n_masks, -1)
         if read.states.choose is not None:
-            choice = read.states.choose(bits)
-            sampled = Sampled(choice.token_ids, choice.status, None)
+            sampled = read.states.choose(bits)
         else:
             assert read.logits is not None
             sampled = self._sample(step, read.logits, bits)

@@ -21,53 +21,43 @@ class LogprobTensors:
     rows: np.ndarray
     """int64 [r], host: which row each line belongs to."""
     n_top: np.ndarray
-    """int64 [r], host: how many of the k entries the line asked for."""
-    chosen: torch.Tensor
-    """float32 [r]: natural-log probability of the token that stands there."""
-    ranks: torch.Tensor
-    """int32 [r]: 1 + the number of tokens that are strictly more probable."""
-    top_ids: torch.Tensor
-    """int32 [r, k], most probable first, of equally probable ones the lowest id, whatever k is."""
-    top_logprobs: torch.Tensor
-    """float32 [r, k]."""
-
-    def tensors(self) -> list[torch.Tensor]:
-        """The four device tensors, in the order that `token_logprobs` takes them back."""
-        return [self.chosen, self.ranks, self.top_ids, self.top_logprobs]
+    """int64 [r], host: how many of the k entries the line asked for; -1: its row asked for nothing."""
+    cells: torch.Tensor
+    """int32 [r, 1 + k, 2], half of them the bits of float32: as `PackedLogprobs.cells`. Of equally probable tokens the
+    lowest id comes first, whatever k is."""
 
 
 def logprobs(logits: torch.Tensor, targets: torch.Tensor, rows: np.ndarray, n_top: np.ndarray) -> LogprobTensors:
-    """Lines for `logits` [r, width], as `kernels.sample.lines` takes them, and the tokens `targets` int [r]; nothing
+    """Lines for `logits` [r, width], as `kernels.sample.lines` takes them, and the tokens `targets` int32 [r]; nothing
     waits for the device.
 
     rows, n_top: host int64 [r], as in `LogprobTensors`.
     """
     n_top = np.minimum(n_top, logits.shape[1])
-    return LogprobTensors(rows, n_top, *lines(logits, targets.long(), int(n_top.max(initial=0))))
+    return LogprobTensors(rows, n_top, lines(logits, targets, int(n_top.max(initial=0))))
 
 
 def prompt_logprobs(logits: torch.Tensor, targets: torch.Tensor, k: int) -> LogprobTensors:
-    """Lines of k entries for prompt positions: logits float32 [r, width] that predict the tokens `targets` int [r]."""
+    """Lines of k entries for prompt positions: `logits` that predict the tokens `targets`, both as in `logprobs`."""
     return logprobs(logits, targets, np.arange(len(logits)), np.full(len(logits), k))
 
 
-def token_logprobs(n_top: np.ndarray, tensors: list[torch.Tensor]) -> list[TokenLogprobs]:
-    """Plain values from `LogprobTensors.n_top` and the four `tensors()`, once these are on the host."""
-    chosen, ranks, top_ids, top_logprobs = (tensor.tolist() for tensor in tensors)
+def token_logprobs(n_top: np.ndarray, cells: torch.Tensor) -> list[TokenLogprobs]:
+    """Plain values from `LogprobTensors.n_top` and `cells`, once these are on the host."""
+    rows = PackedLogprobs(cells.shape[1] - 1, cells.numpy().tobytes()).rows()
     return [
-        TokenLogprobs(chosen[i], ranks[i], top_ids[i][:n], top_logprobs[i][:n]) for i, n in enumerate(n_top.tolist())
+        TokenLogprobs(row.chosen, row.rank, row.top_ids[:n], row.top_logprobs[:n])
+        for row, n in zip(rows, n_top.tolist(), strict=True)
     ]
 
 
-def packed_logprobs(rows: np.ndarray, n_top: np.ndarray, tensors: list[torch.Tensor]) -> dict[int, PackedLogprobs]:
-    """The same by `LogprobTensors.rows`, each by itself and packed."""
-    chosen, ranks, top_ids, top_logprobs = (tensor.numpy().view(np.int32) for tensor in tensors)
-    cells = np.empty((len(chosen), 1 + top_ids.shape[1], 2), np.int32)
-    cells[:, 0, 0], cells[:, 0, 1], cells[:, 1:, 0], cells[:, 1:, 1] = ranks, chosen, top_ids, top_logprobs
-    packed, size = cells.tobytes(), CELL_BYTES * cells.shape[1]
+def packed_logprobs(rows: np.ndarray, n_top: np.ndarray, cells: torch.Tensor) -> dict[int, PackedLogprobs]:
+    """The same by `LogprobTensors.rows`, each by itself and packed, without those that asked for nothing."""
+    packed, size = cells.numpy().tobytes(), CELL_BYTES * cells.shape[1]
     starts = np.arange(len(cells)) * size
     columns = rows, n_top, starts, starts + (1 + n_top) * CELL_BYTES
     return {
         row: PackedLogprobs(n, packed[start:end])
         for row, n, start, end in zip(*(column.tolist() for column in columns), strict=True)
+        if n >= 0
     }

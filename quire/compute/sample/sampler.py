@@ -8,7 +8,7 @@ Invariant: a row's token depends on its logits, tokens, parameters, seed and pos
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +19,38 @@ from quire.compute.sample.slots import SlotTable
 from quire.core.failure import Code
 from quire.core.plan import SlotOpen
 from quire.core.result import Fault
-from quire.kernels.sample import EMPTY, FINE, NON_FINITE, TokenMasks, choose_by, penalise, widen
+from quire.kernels.sample import (
+    EMPTY,
+    FINE,
+    LONGEST_COMPARED,
+    N_HISTORY,
+    NON_FINITE,
+    Choice,
+    TokenMasks,
+    choose_by,
+    lines,
+    penalise,
+    widen,
+)
 from quire.kernels.transfer import upload
 
 FAULT_CODES: Final = {NON_FINITE: Code.NON_FINITE_LOGITS, EMPTY: Code.EMPTY_MASK}
 """Status → code of `core.result.Fault`."""
+
+
+MOST_TOP: Final = (1, 5, 20)
+"""Most probable tokens that a captured choice finds: as many as are asked for, or more."""
+
+
+class ChoiceKind(NamedTuple):
+    """What a captured choice does beyond what all do."""
+
+    truncates: bool
+    """Some rows keep only a part of the vocabulary."""
+    changes: bool = False
+    """Penalties, of some rows, in a float32 copy of the logits."""
+    n_top: int = -1
+    """Of `MOST_TOP`, for the logprobs of each row; -1: nobody wants them."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,6 +89,8 @@ class Sampler:
         self._table = SlotTable(n_slots)
         self._device = device
         self._width = logits_width
+        self._wide: torch.Tensor | None = None
+        """float32 [n, logits_width] of changed logits: one for all choices, which are queued one after another."""
         self.vocab_limit = logits_width if vocab_limit is None else min(vocab_limit, logits_width)
 
     def open(self, opened: SlotOpen) -> None:
@@ -78,6 +107,59 @@ class Sampler:
         slots, positions: host int64 [m], as in `sample`.
         """
         return not np.count_nonzero(positions < self._table.plain_from[slots])
+
+    def kind(self, slots: np.ndarray, positions: np.ndarray, *, masked: bool) -> ChoiceKind | None:
+        """What a captured choice for these rows does; None: their tokens are chosen by `sample`.
+
+        masked: a mask changes the logits of some, which logprobs are not to see.
+        """
+        table, truncates = self._table, self.is_truncated(slots)
+        if self.is_plain(slots, positions):
+            return ChoiceKind(truncates)
+        penalised, asked = table.penalised[slots], int(table.n_top[slots].max())
+        n_top = -1 if asked < 0 else next((n for n in MOST_TOP if n >= asked), self._width + 1)
+        too_long = np.count_nonzero(penalised & (positions > LONGEST_COMPARED))
+        if too_long or n_top > self._width or np.count_nonzero(positions < table.unedited_from[slots]):
+            return None
+        return ChoiceKind(truncates, bool(penalised.any()) or (masked and asked >= 0), n_top)
+
+    def histories(self, slots: np.ndarray, positions: np.ndarray, out: np.ndarray) -> None:
+        """Into `out`, float64 [N_HISTORY, m]: what a captured choice that changes logits is told of these rows."""
+        self._table.penalties(np.arange(len(slots)), slots, positions, out)
+
+    def asked(self, slots: np.ndarray) -> np.ndarray:
+        """int64 [m]: how many most probable tokens these rows want beside their own logprob; -1: nothing."""
+        found: np.ndarray = self._table.n_top[slots]
+        return found
+
+    def keep_wide(self, n_rows: int) -> None:
+        """Have memory at one address for so many rows of logits that captured choices change. Raises
+        torch.OutOfMemoryError."""
+        if self._wide is None:
+            self._wide = torch.zeros((n_rows, self._width), dtype=torch.float32, device=self._device)
+
+    def choose_captured(
+        self,
+        logits: torch.Tensor,
+        controls: torch.Tensor,
+        choice: Choice,
+        masks: TokenMasks,
+        kind: ChoiceKind,
+        histories: torch.Tensor,
+        tokens: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """As `sample`, with everything at fixed addresses and for any later contents: it can be captured.
+
+        logits: [m, width], OVERWRITTEN; if the kind changes them, m rows are kept (`keep_wide`). controls, choice,
+        masks: as in `choose_by`; histories, tokens: as in `penalise`. Returns `LogprobTensors.cells` of all rows, None
+        if nobody wants logprobs.
+        """
+        raw = logits
+        if kind.changes:
+            logits = self._widened(logits)
+            penalise(logits, histories, tokens, min(tokens.shape[1], LONGEST_COMPARED))
+        choose_by(logits[:, : self.vocab_limit], controls, choice, masks, truncates=kind.truncates)
+        return lines(raw, choice.token_ids, kind.n_top) if kind.n_top >= 0 else None
 
     def is_truncated(self, slots: np.ndarray) -> bool:
         """True if some of these rows keep only a part of the vocabulary."""
@@ -124,17 +206,21 @@ class Sampler:
         if len(asked):
             raw = logits if stays and len(asked) == len(slots) else logits[upload(asked, self._device)]
         if is_changed:
-            logits = widen(logits)
+            logits = self._widened(logits)
             self._edit(logits, edited, masked, slots, positions, tokens)
             self._penalise(logits, slots, positions, tokens)
         controls = upload(table.controls(slots, positions), self._device)
         truncates = self.is_truncated(slots)
         choice = choose_by(logits[:, : self.vocab_limit], controls, masks=masks, truncates=truncates)
-        lines = None
+        found = None
         if raw is not None:
             targets = choice.token_ids if len(asked) == len(slots) else choice.token_ids[upload(asked, self._device)]
-            lines = logprobs(raw, targets, asked, table.n_top[slots[asked]])
-        return Sampled(choice.token_ids, choice.status, lines)
+            found = logprobs(raw, targets, asked, table.n_top[slots[asked]])
+        return Sampled(choice.token_ids, choice.status, found)
+
+    def _widened(self, logits: torch.Tensor) -> torch.Tensor:
+        wide = self._wide
+        return widen(logits, None if wide is None or len(logits) > len(wide) else wide[: len(logits)])
 
     def _edit(
         self,
@@ -155,5 +241,6 @@ class Sampler:
         rows = np.flatnonzero(table.penalised[slots])
         if len(rows):
             of = slots[rows]
-            strengths = np.stack([table.repetition[of], table.frequency[of], table.presence[of]])
-            penalise(logits, np.stack([rows, of, positions[rows], table.prompt_len[of]]), strengths, tokens)
+            histories = np.empty((N_HISTORY, len(rows)))
+            longest = table.penalties(rows, of, positions[rows], histories)
+            penalise(logits, upload(histories, self._device), tokens, longest)

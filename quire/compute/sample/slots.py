@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.compute.sample.edits import SlotEdits
 from quire.core.plan import SlotOpen
-from quire.kernels.sample import N_CONTROLS, Draw
+from quire.kernels.sample import N_CONTROLS, N_HISTORY, Draw
 from quire.kernels.sample.draw import INVERSE, UNIFORM, keyed_uniform, seed_key
 
 NEVER: Final = 1 << 62
@@ -27,10 +27,8 @@ class SlotTable:
         self.truncated = np.zeros(n_slots, bool)
         self.key = np.zeros(n_slots, np.int64)
         """`seed_key` of its seed."""
-        self.presence = np.zeros(n_slots, np.float32)
-        self.frequency = np.zeros(n_slots, np.float32)
-        self.repetition = np.ones(n_slots, np.float32)
-        self.prompt_len = np.zeros(n_slots, np.int64)
+        self.histories = np.zeros((N_HISTORY - 3, n_slots))
+        """Lines of `penalise` from the length of the prompt on."""
         self.n_top = np.full(n_slots, -1, np.int64)
         self.masked_until = np.zeros(n_slots, np.int64)
         self.penalised = np.zeros(n_slots, bool)
@@ -38,6 +36,8 @@ class SlotTable:
         self.plain_from = np.zeros(n_slots, np.int64)
         """The position from which on a token depends on its logits and controls alone, and nothing else is wanted:
         `NEVER` for a slot that is edited or penalised, or that wants logprobs."""
+        self.unedited_from = np.zeros(n_slots, np.int64)
+        """The same without regard to penalties and logprobs."""
         self.edits: list[SlotEdits | None] = [None] * n_slots
 
     def open(self, opened: SlotOpen, logits_width: int) -> None:
@@ -54,18 +54,17 @@ class SlotTable:
         self.lines[:, slot] = draw.controls()[:, 0]
         self.truncated[slot] = draw.truncated[0]
         self.key[slot] = seed_key(np.array([params.seed]))[0]
-        self.presence[slot] = params.presence_penalty
-        self.frequency[slot] = params.frequency_penalty
-        self.repetition[slot] = params.repetition_penalty
-        self.prompt_len[slot] = opened.prompt_len
+        strengths = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+        self.histories[:, slot] = opened.prompt_len, *np.array(strengths, np.float32)
         self.n_top[slot] = params.logprobs
         self.masked_until[slot] = params.masked_until if params.masked_end_ids else 0
         self.penalised[slot] = (
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )
         self.edited[slot] = edits.always
-        is_special = edits.always or self.penalised[slot] or params.logprobs >= 0
-        self.plain_from[slot] = NEVER if is_special else self.masked_until[slot]
+        self.unedited_from[slot] = NEVER if edits.always else self.masked_until[slot]
+        is_special = self.penalised[slot] or params.logprobs >= 0
+        self.plain_from[slot] = NEVER if is_special else self.unedited_from[slot]
         self.edits[slot] = edits
 
     def close(self, slot: int) -> None:
@@ -79,3 +78,13 @@ class SlotTable:
         if np.count_nonzero(random):
             lines[UNIFORM] = np.where(random, keyed_uniform(self.key[slots], positions), 0)
         return lines
+
+    def penalties(self, rows: np.ndarray, slots: np.ndarray, positions: np.ndarray, out: np.ndarray) -> int:
+        """Into `out`, float64 [N_HISTORY, m]: the histories of these rows, those without a penalty of no tokens.
+
+        rows, slots, positions: int64 [m]. Returns the largest position written.
+        """
+        at = np.where(self.penalised[slots], positions, 0)
+        out[0], out[1], out[2] = rows, slots, at
+        out[3:] = self.histories.take(slots, axis=1)
+        return int(at.max(initial=0))

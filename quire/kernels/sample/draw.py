@@ -19,6 +19,10 @@ FINE, NON_FINITE, EMPTY = 0, 1, 2
 UNIFORM, INVERSE, DROP, TOP_K, TOP_P = range(5)
 """Lines of the controls: see `Draw.controls`."""
 N_CONTROLS: Final = 5
+N_HISTORY: Final = 7
+"""Lines of what `op.penalise` is told of a row."""
+LONGEST_COMPARED: Final = 4096
+"""Tokens of a sequence up to which a GPU compares each with all others for penalties, and counts in no table."""
 
 
 def mix(x: Any) -> Any:

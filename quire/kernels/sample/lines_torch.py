@@ -6,18 +6,19 @@ from typing import Final
 
 import torch
 
+from quire.kernels.sample.cells import pack
 from quire.kernels.sample.top import top
 
 CACHE: Final = 1 << 15
 """Logits worked on at a time, or one row: torch does not split the sum of so few, so its order is fixed."""
 
 
-def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> torch.Tensor:
     """See `op.lines`."""
     n_chunk = max(1, CACHE // logits.shape[1])
     starts = range(0, max(1, len(logits)), n_chunk)
-    parts = [_lines(logits[at : at + n_chunk], targets[at : at + n_chunk, None], k) for at in starts]
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    parts = [_lines(logits[at : at + n_chunk], targets[at : at + n_chunk, None].long(), k) for at in starts]
+    return pack(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:

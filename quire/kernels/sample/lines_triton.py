@@ -25,32 +25,31 @@ LEAST = tl.constexpr(-(1 << 63))
 """Below all keys."""
 
 
-def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> torch.Tensor:
     """See `op.lines`."""
     n_rows, width = logits.shape
     n_groups, n_chunks = triton.cdiv(width, GROUP), triton.cdiv(width, CHUNK)
     floats = torch.empty((n_rows, n_groups + 2 * n_chunks), dtype=torch.float32, device=logits.device)
     counts = torch.empty((n_rows, n_chunks), dtype=torch.int32, device=logits.device)
     listed = torch.empty((n_rows, MOST), dtype=torch.int32, device=logits.device)
-    found = torch.empty((2, n_rows), dtype=torch.float32, device=logits.device)
-    ranks = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
-    top_ids = torch.empty((n_rows, k), dtype=torch.int32, device=logits.device)
-    top_logprobs = torch.empty((n_rows, k), dtype=torch.float32, device=logits.device)
+    normalisers = torch.empty(n_rows, dtype=torch.float32, device=logits.device)
+    cells = torch.empty((n_rows, 1 + k, 2), dtype=torch.int32, device=logits.device)
+    values = cells.view(torch.float32)
     given = logits, logits.stride(0), width, targets, floats, counts, n_groups, n_chunks
     _parts[(n_chunks, n_rows)](*given, GROUP=GROUP, CHUNK=CHUNK, num_warps=4)
     n_here = k if k <= MOST else 0
     _ends[(n_rows,)](
-        *given, listed, found, n_rows, ranks, top_ids, top_logprobs, n_here,
+        *given, listed, normalisers, cells, values, cells.stride(0), n_here,
         GROUP=GROUP, MOST=8 if n_here <= 8 else MOST, N_GROUPS=triton.next_power_of_2(n_groups),
         N_CHUNKS=triton.next_power_of_2(n_chunks), num_warps=8,
     )  # fmt: skip
     if k > MOST:
-        values, ids = top(logits.float(), k)
-        top_ids, top_logprobs = ids.to(torch.int32), values - found[1, :, None]
-    return found[0], ranks, top_ids, top_logprobs
+        best, ids = top(logits.float(), k)
+        cells[:, 1:, 0], values[:, 1:, 1] = ids, best - normalisers[:, None]
+    return cells
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["targets"])  # type: ignore[untyped-decorator]
 def _parts(  # type: ignore[no-untyped-def]
     logits, stride, width, targets, floats, counts, n_groups, n_chunks, GROUP: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
@@ -77,12 +76,13 @@ def _keys_of(x, index):  # type: ignore[no-untyped-def]
     return (key_of(x + 0.0) << 32) - index
 
 
-@triton.jit(do_not_specialize=["n_rows", "k"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["row_stride", "k"], do_not_specialize_on_alignment=["targets"])  # type: ignore[untyped-decorator]
 def _ends(  # type: ignore[no-untyped-def]
-    logits, stride, width, targets, floats, counts, n_groups, n_chunks, listed, found, n_rows, ranks, top_ids,
-    top_logprobs, k, GROUP: tl.constexpr, MOST: tl.constexpr, N_GROUPS: tl.constexpr, N_CHUNKS: tl.constexpr,
+    logits, stride, width, targets, floats, counts, n_groups, n_chunks, listed, normalisers, cells, cell_values,
+    row_stride, k, GROUP: tl.constexpr, MOST: tl.constexpr, N_GROUPS: tl.constexpr, N_CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """One row. found: [2, n_rows], the target's log-probability and the logarithm of the sum of all exponentials."""
+    """One row. normalisers: [n_rows], the logarithm of the sum of all exponentials. cells, cell_values: what is
+    returned, as int32 and as float32; rows are `row_stride` numbers apart."""
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
     floats += row * (n_groups + 2 * n_chunks)
@@ -93,10 +93,12 @@ def _ends(  # type: ignore[no-untyped-def]
     total = tl.sum(tl.where(peaks > float("-inf"), sums * tl.exp(peaks - peak), sums).to(tl.float64), 0)
     normaliser = (tl.log(total) + peak).to(tl.float32)
     chosen = tl.load(start + tl.load(targets + row)).to(tl.float32)
-    tl.store(found + row, chosen - normaliser)
-    tl.store(found + n_rows + row, normaliser)
+    tl.store(normalisers + row, normaliser)
+    cells += row * row_stride
+    cell_values += row * row_stride + 1
+    tl.store(cell_values, chosen - normaliser)
     n_above = tl.sum(tl.load(counts + row * n_chunks + chunk, mask=chunk < n_chunks, other=0), 0)
-    tl.store(ranks + row, n_above + 1)
+    tl.store(cells, n_above + 1)
     # every other group has k groups before it, each with a logit that goes before all of its own
     group = tl.arange(0, N_GROUPS)
     keys = _keys_of(tl.load(floats + group, mask=group < n_groups, other=0.0), group)
@@ -115,6 +117,6 @@ def _ends(  # type: ignore[no-untyped-def]
     for i in range(k):
         best = tl.max(keys, 0)
         token = (-best) & 0xFFFFFFFF
-        tl.store(top_ids + row * k + i, token)
-        tl.store(top_logprobs + row * k + i, float_of((best + token) >> 32) - normaliser)
+        tl.store(cells + 2 * (i + 1), token)
+        tl.store(cell_values + 2 * (i + 1), float_of((best + token) >> 32) - normaliser)
         keys = tl.where(keys == best, LEAST, keys)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from quire.kernels.sample.draw import N_CONTROLS, Choice, Draw, TokenMasks
+from quire.kernels.sample.draw import N_CONTROLS, N_HISTORY, Choice, Draw, TokenMasks
 from quire.kernels.selector import select
 from quire.kernels.transfer import upload
 
@@ -65,42 +64,54 @@ def choose_by(
     return out
 
 
-def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> torch.Tensor:
     """What is reported of some tokens and of the k most probable ones, by the distribution of `logits` as they are.
 
-    logits: [r, width] with contiguous rows, types as in `choose_by`; targets: int64 [r]; k <= width. Returns, natural
-    log: float32 [r] of the targets; int32 [r], 1 + the number of larger logits; int32 [r, k], the most probable tokens,
-    of equally probable ones the lowest id first, whatever k is; float32 [r, k], of these. The host waits for nothing.
-    A row does not depend on the others, nor what it says of its target on k. Raises ValueError on a mismatch.
+    logits: [r, width] with contiguous rows, types as in `choose_by`; targets: int32 [r]; k <= width. Returns int32
+    [r, 1 + k, 2], as `cells.pack` lays them out, natural log: of the target, 1 + the number of larger logits and its
+    log-probability; id and log-probability of the most probable tokens, of equally probable ones the lowest id first,
+    whatever k is. The host waits for nothing. A row does not depend on the others, nor what it says of its target on k.
+    Raises ValueError on a mismatch.
     """
     n_rows, width = logits.shape
-    if targets.shape != (n_rows,) or targets.dtype is not torch.int64 or not 0 <= k <= width:
-        raise ValueError(f"targets {tuple(targets.shape)} {targets.dtype}, k {k}: int64 [{n_rows}], at most {width}")
-    found: tuple[torch.Tensor, ...] = select("sample", "lines", logits)(logits, targets, k)
+    if targets.shape != (n_rows,) or targets.dtype is not torch.int32 or not 0 <= k <= width:
+        raise ValueError(f"targets {tuple(targets.shape)} {targets.dtype}, k {k}: int32 [{n_rows}], at most {width}")
+    found: torch.Tensor = select("sample", "lines", logits)(logits, targets, k)
     return found
 
 
-def widen(logits: torch.Tensor) -> torch.Tensor:
-    """`logits` [m, width] with contiguous rows, as float32: a copy unless they are. For what is changed one by one."""
+def widen(logits: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """`logits` [m, width] with contiguous rows, as float32: a copy unless they are. For what is changed one by one.
+
+    out: contiguous float32 [m, width] to write and return, whatever they are.
+    """
     if logits.dtype is torch.float32 or not logits.numel():
-        return logits.float()
-    found: torch.Tensor = select("sample", "widen", logits)(logits)
-    return found
+        return logits.float() if out is None else out.copy_(logits)
+    if out is None:
+        out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    select("sample", "widen", logits)(logits, out)
+    return out
 
 
-def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
+def penalise(logits: torch.Tensor, histories: torch.Tensor, tokens: torch.Tensor, longest: int) -> None:
     """Change some rows of `logits` float32 [m, width] in place by what their sequences hold already.
 
     For a token in prompt or output: x / repetition if x > 0 else x * repetition (Keskar et al. 2019). Then, for a token
     in the output: x - frequency * count - presence.
-    spans: host int64 [4, e]: row of logits, row of tokens, position of the token to be chosen, length of the prompt.
-    strengths: host float32 [3, e]: repetition, frequency, presence. tokens: int32 [n, longest] on the logits' device;
-    entries at or after the position are not used. Nothing is remembered, so nothing can go stale.
+    histories: float64 [N_HISTORY, e], each line contiguous: row of logits, which no other history has, row of tokens,
+    position of the token to be chosen, length of the prompt, then the strengths, rounded to float32: repetition,
+    frequency, presence. tokens: int32 [n, >= longest]; entries at or after the position are not used. Both are on the
+    logits' device. longest: no position is larger. On CUDA no decision of the host depends on more than that, so a
+    captured graph of this call serves later histories. Nothing is remembered, so nothing can go stale.
     Raises ValueError on a mismatch of shapes or types.
     """
-    if spans.shape != (4, strengths.shape[1]) or strengths.shape[0] != 3:
-        raise ValueError(f"spans {spans.shape} and strengths {strengths.shape}: [4, e] and [3, e] are needed")
+    n_rows = histories.shape[-1]
+    if histories.shape != (N_HISTORY, n_rows) or (n_rows > 1 and histories.stride(1) != 1):
+        shape, strides = tuple(histories.shape), histories.stride()
+        raise ValueError(f"histories {shape}, strides {strides}: [{N_HISTORY}, e] with contiguous lines are needed")
+    if histories.dtype is not torch.float64 or not 0 <= longest <= tokens.shape[1]:
+        raise ValueError(f"histories {histories.dtype} of up to {longest} of {tokens.shape[1]} tokens: float64 it is")
     if logits.dim() != 2 or logits.dtype is not torch.float32 or tokens.dtype is not torch.int32:
         raise ValueError(f"logits {tuple(logits.shape)} {logits.dtype}, tokens {tokens.dtype}: float32 rows and int32")
-    if spans.shape[1]:
-        select("sample", "penalise", logits)(logits, spans, strengths, tokens)
+    if n_rows:
+        select("sample", "penalise", logits)(logits, histories, tokens, longest)

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-
-from quire.kernels.transfer import upload
 
 ROWS_AT_ONCE = 32
 """Bounds the count table to 32 x width integers."""
 
 
-def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
+def penalise(logits: torch.Tensor, histories: torch.Tensor, tokens: torch.Tensor, longest: int) -> None:
     """See `op.penalise`."""
-    for start in range(0, spans.shape[1], ROWS_AT_ONCE):
-        part = slice(start, start + ROWS_AT_ONCE)
-        _apply(logits, spans[:, part], strengths[:, part], tokens)
+    for part in histories.split(ROWS_AT_ONCE, 1) if longest else ():  # type: ignore[no-untyped-call]
+        _apply(logits, part, tokens, longest)
 
 
-def widen(logits: torch.Tensor) -> torch.Tensor:
+def widen(logits: torch.Tensor, out: torch.Tensor) -> None:
     """See `op.widen`."""
-    return logits.float()
+    out.copy_(logits)
 
 
-def _apply(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
-    longest = int(spans[2].max(initial=0))
-    if longest == 0:
-        return
-    rows, slots, positions, prompt_lens = upload(spans, logits.device)[:, :, None]
-    repetition, frequency, presence = upload(strengths, logits.device)[:, :, None]
+def _apply(logits: torch.Tensor, histories: torch.Tensor, tokens: torch.Tensor, longest: int) -> None:
+    rows, slots, positions, prompt_lens = histories[:4, :, None].long()
+    repetition, frequency, presence = histories[4:, :, None].float()
     place = torch.arange(longest, device=logits.device)
     history = tokens[:, :longest][slots[:, 0]].long()
     # what lies beyond a row's position stands for its first token, which is in the history anyway

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from quire.kernels.sample import penalties
-from quire.kernels.transfer import upload
+from quire.kernels.sample.draw import LONGEST_COMPARED
 
-LONGEST: Final = 4096
 BLOCK: Final = 128
 """Tokens of a program."""
 STEP: Final = 64
@@ -25,25 +23,21 @@ COLUMNS: Final = 4096
 """Logits that a program widens."""
 
 
-def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
+def penalise(logits: torch.Tensor, histories: torch.Tensor, tokens: torch.Tensor, longest: int) -> None:
     """See `op.penalise`."""
-    n_rows, longest = spans.shape[1], int(spans[2].max())
-    if longest > LONGEST:
-        penalties.penalise(logits, spans, strengths, tokens)
-        return
-    given = upload(np.concatenate([spans, strengths.astype(np.float64)]), logits.device)
-    if longest:
-        _penalise[(triton.cdiv(longest, BLOCK), n_rows)](
-            logits, logits.stride(0), given, n_rows, tokens, tokens.stride(0), BLOCK=BLOCK, STEP=STEP, num_warps=4
-        )
+    if longest > LONGEST_COMPARED:
+        penalties.penalise(logits, histories, tokens, longest)
+    elif longest:
+        _penalise[(triton.cdiv(longest, BLOCK), histories.shape[1])](
+            logits, logits.stride(0), histories, histories.stride(0), tokens, tokens.stride(0),
+            BLOCK=BLOCK, STEP=STEP, num_warps=4,
+        )  # fmt: skip
 
 
-def widen(logits: torch.Tensor) -> torch.Tensor:
+def widen(logits: torch.Tensor, out: torch.Tensor) -> None:
     """See `op.widen`. torch's own copy moves half as many bytes a second (lab notes, the sampler's speed)."""
     n_rows, width = logits.shape
-    wide = torch.empty((n_rows, width), dtype=torch.float32, device=logits.device)
-    _widen[(triton.cdiv(width, COLUMNS), n_rows)](logits, logits.stride(0), width, wide, COLUMNS=COLUMNS, num_warps=4)
-    return wide
+    _widen[(triton.cdiv(width, COLUMNS), n_rows)](logits, logits.stride(0), width, out, COLUMNS=COLUMNS, num_warps=4)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -53,14 +47,14 @@ def _widen(logits, stride, width, wide, COLUMNS: tl.constexpr):  # type: ignore[
     tl.store(wide + row * width + column, x.to(tl.float32), mask=column < width)
 
 
-@triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
-def _penalise(logits, stride, given, n_rows, tokens, tokens_stride, BLOCK: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """given: float64 [7, n_rows], the lines of spans and strengths."""
+@triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["given"])  # type: ignore[untyped-decorator]
+def _penalise(logits, stride, given, line, tokens, tokens_stride, BLOCK: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """given: the histories, whose lines are `line` numbers apart."""
     block, given = tl.program_id(0), given + tl.program_id(1)
-    row, slot = tl.load(given).to(tl.int64), tl.load(given + n_rows).to(tl.int64)
-    length, prompt_len = tl.load(given + 2 * n_rows).to(tl.int32), tl.load(given + 3 * n_rows).to(tl.int32)
-    repetition, frequency = tl.load(given + 4 * n_rows).to(tl.float32), tl.load(given + 5 * n_rows).to(tl.float32)
-    presence = tl.load(given + 6 * n_rows).to(tl.float32)
+    row, slot = tl.load(given).to(tl.int64), tl.load(given + line).to(tl.int64)
+    length, prompt_len = tl.load(given + 2 * line).to(tl.int32), tl.load(given + 3 * line).to(tl.int32)
+    repetition, frequency = tl.load(given + 4 * line).to(tl.float32), tl.load(given + 5 * line).to(tl.float32)
+    presence = tl.load(given + 6 * line).to(tl.float32)
     at = block * BLOCK + tl.arange(0, BLOCK)
     start = tokens + slot * tokens_stride
     token = tl.load(start + at, mask=at < length, other=-1)

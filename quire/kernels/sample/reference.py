@@ -7,6 +7,7 @@ import collections
 import numpy as np
 import torch
 
+from quire.kernels.sample.cells import pack
 from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice, TokenMasks
 
 TOLERANCE = 2e-6
@@ -66,10 +67,11 @@ def _first_above(probabilities: torch.Tensor, uniform: float) -> int:
     return int(above[0]) if len(above) else int(probabilities.nonzero()[-1])
 
 
-def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
+def penalise(logits: torch.Tensor, histories: torch.Tensor, tokens: torch.Tensor, longest: int) -> None:
     """See `op.penalise`."""
-    columns = zip(spans.T.tolist(), strengths.T.tolist(), strict=True)
-    for (row, slot, position, prompt_len), (repetition, frequency, presence) in columns:
+    assert not histories.numel() or int(histories[2].max()) <= longest
+    for numbers, (repetition, frequency, presence) in zip(histories.T[:, :4], histories.T[:, 4:].tolist(), strict=True):
+        row, slot, position, prompt_len = numbers.long().tolist()
         ids = tokens[slot, :position].tolist()
         counts = collections.Counter(ids[prompt_len:])
         for token in set(ids):
@@ -78,16 +80,16 @@ def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tok
             logits[row, token] = x - frequency * counts[token] - presence * (counts[token] > 0)
 
 
-def widen(logits: torch.Tensor) -> torch.Tensor:
+def widen(logits: torch.Tensor, out: torch.Tensor) -> None:
     """See `op.widen`."""
-    return logits.float()
+    out.copy_(logits)
 
 
-def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> torch.Tensor:
     """See `op.lines`."""
     logprobs = logits.double().log_softmax(-1)
-    chosen = logits.gather(1, targets[:, None])
+    targets = targets.long()[:, None]
+    chosen = logits.gather(1, targets)
     ids = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :k]
     ranks = (logits > chosen).sum(-1) + 1
-    of_targets = logprobs.gather(1, targets[:, None])[:, 0]
-    return of_targets.float(), ranks.int(), ids.int(), logprobs.gather(1, ids).float()
+    return pack(logprobs.gather(1, targets)[:, 0], ranks, ids, logprobs.gather(1, ids))

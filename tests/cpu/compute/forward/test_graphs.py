@@ -18,13 +18,15 @@ from quire.compute.adapters.pairs import Pair
 from quire.compute.adapters.places import StackedAdapters, device_bytes
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.graphs import GraphForward
+from quire.compute.forward.sampled_rows import SampledRows
 from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
-from quire.compute.sample import Sampler
+from quire.compute.sample import Sampler, sampler
+from quire.compute.sample.sampler import ChoiceKind
 from quire.compute.schemes.choice import Schemes
 from quire.compute.schemes.plain import Plain
 from quire.config.model import read_arch
@@ -137,7 +139,11 @@ ASKED: dict[str, dict[str, Any]] = {
     "nothing": {},
     "a part of the vocabulary": {"top_p": 0.5},
     "a penalty": {"presence_penalty": 0.5},
+    "several penalties": {"repetition_penalty": 1.7, "frequency_penalty": 0.6, "min_p": 0.01},
     "logprobs": {"logprobs": 2},
+    "its own logprob": {"logprobs": 0},
+    "logprobs beside a penalty": {"logprobs": 7, "presence_penalty": 0.5},
+    "logprobs of most ids": {"logprobs": 100},
     "logprobs of the prompt": {"prompt_logprobs": 1},
     "a vector": {"pooling": Pooling.MEAN},
     "few ids": {"allowed_token_ids": [3, 7, 11]},
@@ -153,7 +159,7 @@ def test_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch, wh
     for plan, n_replays in plans(**ASKED[what]):
         before = device.n_replays
         assert run(captured, plan) == run(eager, plan), plan.step
-        has_tail = what not in ("a penalty", "logprobs", "few ids") or 2 not in plan.spans.slots
+        has_tail = what not in ("logprobs of most ids", "few ids") or 2 not in plan.spans.slots
         assert device.n_replays - before == (n_replays if has_tail else min(n_replays, 1))
         assert torch.equal(captured.tables.pages[:, :N_SLOTS], eager.tables.pages[:, :N_SLOTS])
         assert torch.equal(captured.tables.tokens[:N_SLOTS], eager.tables.tokens[:N_SLOTS])
@@ -270,6 +276,52 @@ def test_padding_writes_to_nobody(model: Decoder, monkeypatch: pytest.MonkeyPatc
     assert captured.pool.k[:, 0].any() and not eager.pool.k[:, 0].any()
 
 
+def test_logprobs_do_not_see_masks(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor penalties: of rows that are masked, one of them penalised."""
+    LivePlans(monkeypatch)
+    for asked in ({"logprobs": 3}, {"logprobs": 3, "presence_penalty": 0.5}):
+        captured, device = runner_over(model, captures=True)
+        eager, _ = runner_over(model, captures=False)
+        first, _, second, *_ = (plan for plan, _ in plans(**asked))
+        second = StepPlan(1, **spans((1, 3, 1, True), (2, 9, 1, True)), masked=[0, 1])
+        for plan in (first, second):
+            before = device.n_replays
+            found = run(captured, plan)
+            assert found == run(eager, plan) and device.n_replays - before == 2
+        assert found.tokens[1] in (97, 99) and len(set(found.logprobs[1].rows()[0].top_ids) - {97, 99}) > 0
+
+
+def test_a_history_too_long_to_compare_goes_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    LivePlans(monkeypatch)
+    monkeypatch.setattr(sampler, "LONGEST_COMPARED", 9)
+    captured, device = runner_over(model, captures=True)
+    eager, _ = runner_over(model, captures=False)
+    n_replays = []
+    for plan, _ in plans(presence_penalty=0.5):
+        before = device.n_replays
+        assert run(captured, plan) == run(eager, plan), plan.step
+        n_replays.append(device.n_replays - before)
+    assert n_replays == [2, 0, 1, 1, 2]  # its tokens stand at 9, 10 and 11; then it is not there
+
+
+def test_without_memory_for_penalties_they_go_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    LivePlans(monkeypatch)
+    captured, device = runner_over(model, captures=True)
+    eager, _ = runner_over(model, captures=False)
+    real = SampledRows._capture
+
+    def refuse(self: Any, hidden: torch.Tensor, size: int, kind: ChoiceKind) -> Any:
+        if kind.changes:
+            raise torch.OutOfMemoryError("no memory")
+        return real(self, hidden, size, kind)
+
+    monkeypatch.setattr(SampledRows, "_capture", refuse)
+    for plan, n_usual in plans(presence_penalty=0.5):
+        before = device.n_replays
+        assert run(captured, plan) == run(eager, plan), plan.step
+        assert device.n_replays - before == (min(n_usual, 1) if 2 in plan.spans.slots else n_usual)
+
+
 def test_sampling_from_a_part_is_captured_when_it_comes(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     LivePlans(monkeypatch)
     runner, device = runner_over(model, captures=True)
@@ -284,13 +336,13 @@ def test_sampling_from_a_part_is_captured_when_it_comes(model: Decoder, monkeypa
 def test_what_runs_once_to_be_captured_writes_to_nobody(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in the middle of a sequence, whose last rows and their places are on the device still."""
     LivePlans(monkeypatch)
-    found, real_plain, real_capture = list[set[int]](), Tail.plain, CallingDevice.capture
+    found, real_captured, real_capture = list[set[int]](), Tail.captured, CallingDevice.capture
     capturing: list[object] = []
 
-    def plain(self: Tail, hidden: Any, rows: Any, where: Any, *given: Any, **options: Any) -> None:
+    def captured(self: Tail, hidden: Any, rows: Any, where: Any, *given: Any) -> Any:
         if capturing:
             found.append(set(where[0].tolist()))
-        real_plain(self, hidden, rows, where, *given, **options)
+        return real_captured(self, hidden, rows, where, *given)
 
     def capture(self: CallingDevice, launches: Any) -> Any:
         capturing.append(launches)
@@ -298,7 +350,7 @@ def test_what_runs_once_to_be_captured_writes_to_nobody(model: Decoder, monkeypa
         capturing.clear()
         return replay
 
-    monkeypatch.setattr(Tail, "plain", plain)
+    monkeypatch.setattr(Tail, "captured", captured)
     monkeypatch.setattr(CallingDevice, "capture", capture)
     runner, _ = runner_over(model, captures=True)
     n_early = len(found)

@@ -236,7 +236,7 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     lines = dict(
         zip(
             sampled.logprobs.rows.tolist(),
-            token_logprobs(sampled.logprobs.n_top, sampled.logprobs.tensors()),
+            token_logprobs(sampled.logprobs.n_top, sampled.logprobs.cells),
             strict=True,
         )
     )
@@ -253,22 +253,23 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
 
 def test_prompt_logprobs_equal_log_softmax() -> None:
     logits = torch.randn(300, 700, generator=torch.Generator().manual_seed(6)) * 5
-    targets = torch.randint(700, (300,), generator=torch.Generator().manual_seed(7))
+    targets = torch.randint(700, (300,), generator=torch.Generator().manual_seed(7), dtype=torch.int32)
     lines = prompt_logprobs(logits, targets, 2)
     expected = logits.double().log_softmax(-1)
-    chosen = expected.gather(1, targets[:, None])
-    torch.testing.assert_close(lines.chosen.double(), chosen[:, 0], rtol=1e-5, atol=1e-5)
-    assert torch.equal(lines.ranks.long(), 1 + (expected > chosen).sum(-1))
-    assert torch.equal(lines.top_ids.long(), expected.topk(2).indices)
+    chosen = expected.gather(1, targets.long()[:, None])
+    values = lines.cells.view(torch.float32)
+    torch.testing.assert_close(values[:, 0, 1].double(), chosen[:, 0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(lines.cells[:, 0, 0].long(), 1 + (expected > chosen).sum(-1))
+    assert torch.equal(lines.cells[:, 1:, 0].long(), expected.topk(2).indices)
     alone = prompt_logprobs(logits[70:71], targets[70:71], 2)
-    assert torch.equal(alone.chosen, lines.chosen[70:71])
-    assert len(token_logprobs(lines.n_top, lines.tensors())) == 300
+    assert torch.equal(alone.cells, lines.cells[70:71])
+    assert len(token_logprobs(lines.n_top, lines.cells)) == 300
     assert token_logprobs(*_nothing()) == []
 
 
-def _nothing() -> tuple[np.ndarray, list[torch.Tensor]]:
-    lines = prompt_logprobs(torch.zeros(0, 9), torch.zeros(0, dtype=torch.long), 4)
-    return lines.n_top, lines.tensors()
+def _nothing() -> tuple[np.ndarray, torch.Tensor]:
+    lines = prompt_logprobs(torch.zeros(0, 9), torch.zeros(0, dtype=torch.int32), 4)
+    return lines.n_top, lines.cells
 
 
 def test_padding_of_the_vocabulary_is_never_chosen() -> None:

@@ -175,19 +175,25 @@ def check_penalties(longest: int) -> None:
     spans = np.stack([rng.permutation(n + 1)[:n], rng.permutation(n + 2)[:n], positions, prompts])
     strengths = np.stack([rng.choice([0.7, 1, 1.3], n), rng.choice([-1, 0, 0.4], n), rng.choice([-0.5, 0, 2], n)])
     strengths[:, 0] = 1.3, 0.4, 2
+    histories = torch.from_numpy(np.concatenate([spans, strengths.astype(np.float32)]).astype(np.float64))
     logits = torch.randn(n + 1, 90, generator=torch.Generator().manual_seed(longest))
     expected, found = logits.clone(), logits.clone()
-    reference.penalise(expected, spans, strengths.astype(np.float32), tokens)
-    kernels.penalise(found, spans, strengths.astype(np.float32), tokens)
+    reference.penalise(expected, histories, tokens, longest)
+    kernels.penalise(found, histories, tokens, longest)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    wide, again = torch.full((len(histories), n + 3), -1.0, dtype=torch.float64), logits.clone()
+    wide[:, 1 : n + 1] = histories
+    kernels.penalise(again, wide[:, 1 : n + 1], tokens, longest + 3)
+    assert torch.equal(again, found), "lines of a wider buffer, and programs behind all tokens"
     assert not torch.equal(found, logits)
 
 
 def check_widening() -> None:
     """Rows of a wider tensor, over the end of a program's columns."""
     logits = torch.randn(3, 9000, generator=torch.Generator().manual_seed(0)).half()[:, :8999]
-    found = kernels.widen(logits)
-    assert torch.equal(found, logits.float()) and found.dtype is torch.float32
+    found = torch.full(logits.shape, -1.0)
+    kernels.widen(logits, found)
+    assert torch.equal(found, logits.float())
 
 
 def check_lines(width: int) -> None:
@@ -197,15 +203,16 @@ def check_lines(width: int) -> None:
     logits[2] = logits[2].round()
     logits[3, ::2] = -torch.inf
     logits[3, width - 1] = 1.5
-    targets = torch.tensor([0, width - 1, int(logits[2].argmax()), width - 1, width // 2])
+    targets = torch.tensor([0, width - 1, int(logits[2].argmax()), width - 1, width // 2], dtype=torch.int32)
     for dtype, wishes in ((torch.float32, (0, 1, 5, 20, 40)), (torch.float16, (1, 40))):
         for k in {min(k, width) for k in wishes}:
             given = logits.to(dtype)
             found, expected = kernels.lines(given, targets, k), reference.lines(given, targets, k)
-            for name, ours, theirs in zip(("chosen", "ranks", "ids", "values"), found, expected, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6, msg=f"{name} {width} {k} {dtype}")
-            assert torch.equal(kernels.lines(given[2:4], targets[2:4], k)[3], found[3][2:4])
-            assert torch.equal(kernels.lines(given, targets, 1)[0], found[0])
+            assert torch.equal(found[..., 0], expected[..., 0]), f"ranks and ids {width} {k} {dtype}"
+            values, oracle = found.view(torch.float32)[..., 1], expected.view(torch.float32)[..., 1]
+            torch.testing.assert_close(values, oracle, rtol=2e-6, atol=2e-6, msg=f"logprobs {width} {k} {dtype}")
+            assert torch.equal(kernels.lines(given[2:4], targets[2:4], k), found[2:4])
+            assert torch.equal(kernels.lines(given, targets, 1)[:, 0], found[:, 0])
 
 
 def check_what_is_said(records: list[logging.LogRecord]) -> None:

@@ -34,9 +34,9 @@ rows = dict(logits="*bf16", stride="i32", width="i32", controls="*fp64", line="i
             values="*bf16", ints="*i32", kinds="*i32", marks="*fp32", token_ids="*i32", status="*u8", sums="*fp32",
             columns="*i32", n_listed="*i32", n_spans="i32", more="*i64",
             mask_lines="*i32", mask_bits="*i32", mask_stride="i32", n_words="i32")
-given = dict(logits="*fp32", stride="i32", given="*fp64", n_rows="i32", tokens="*i32", tokens_stride="i32")
-of_lines = rows | dict(targets="*i64", counts="*i32", n_chunks="i32", listed="*i32", found="*fp32", n_rows="i32",
-                       ranks="*i32", top_ids="*i32", top_logprobs="*fp32", k="i32")
+given = dict(logits="*fp32", stride="i32", given="*fp64", line="i32", tokens="*i32", tokens_stride="i32")
+of_lines = rows | dict(targets="*i32", counts="*i32", n_chunks="i32", listed="*i32", normalisers="*fp32", cells="*i32",
+                       cell_values="*fp32", row_stride="i32", k="i32")
 all_of = dict(LEAST_SLOPE=1.2e-38, DEPENDENT=True)
 groups = all_of | dict(GROUP=128, N_GROUPS=2048)
 codes = dict(FINE=0, NON_FINITE=1, EMPTY=2)

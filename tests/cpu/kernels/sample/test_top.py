@@ -62,7 +62,7 @@ def test_lines_do_not_depend_on_what_neighbours_ask_for() -> None:
     row = torch.randn(1, 3000, generator=generator).bfloat16().float()
     fifth = row.sort(descending=True).values[0, 4]
     row[0, [11, 700, 701, 2999]] = fifth
-    targets = torch.tensor([7])
+    targets = torch.tensor([7], dtype=torch.int32)
     alone = token_logprobs(*parts(logprobs(row, targets, np.arange(1), np.array([5]))))[0]
     assert alone.top_logprobs == sorted(alone.top_logprobs, reverse=True) and 11 in alone.top_ids
     for n_neighbour in range(1, 21):
@@ -79,7 +79,8 @@ def test_lines_do_not_depend_on_what_neighbours_ask_for() -> None:
 
 def test_packed_rows_are_those_of_plain_values() -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(5))
-    found = logprobs(logits, torch.tensor([1, 2, 3, 4]), np.array([3, 5, 6, 9]), np.array([5, 0, 2, 5]))
+    targets = torch.tensor([1, 2, 3, 4], dtype=torch.int32)
+    found = logprobs(logits, targets, np.array([3, 5, 6, 9]), np.array([5, 0, 2, 5]))
     plain = token_logprobs(*parts(found))
     by_row = packed_logprobs(found.rows, *parts(found))
     assert list(by_row) == [3, 5, 6, 9] and [one.rows() for one in by_row.values()] == [[one] for one in plain]
@@ -87,6 +88,8 @@ def test_packed_rows_are_those_of_plain_values() -> None:
     assert PackedLogprobs.join([packed[0], packed[3]]).rows() == [plain[0], plain[3]]
     with pytest.raises(ValueError, match=r"rows of \[2, 5\]"):
         PackedLogprobs.join(packed[2:])
+    few = packed_logprobs(found.rows, np.array([5, -1, 2, -1]), found.cells)
+    assert few == {3: packed[0], 6: packed[2]}, "-1: nobody asked"
 
 
 @pytest.mark.parametrize("width", [1, 9, 1000, 40_000])
@@ -96,13 +99,18 @@ def test_lines_equal_the_oracle(width: int, k: int) -> None:
     logits[1] = logits[1].round()
     logits[2, ::2] = -torch.inf
     logits[2, width - 1] = 1.5
-    targets = torch.tensor([0, width - 1, width - 1, width // 2, width // 3, 0])
+    targets = torch.tensor([0, width - 1, width - 1, width // 2, width // 3, 0], dtype=torch.int32)
     found, expected = lines(logits, targets, min(k, width)), reference.lines(logits, targets, min(k, width))
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(halves(found), halves(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6)
     with pytest.raises(ValueError, match=f"at most {width}"):
         lines(logits, targets, width + 1)
 
 
-def parts(found: object) -> tuple[np.ndarray, list[torch.Tensor]]:
-    return found.n_top, found.tensors()  # type: ignore[attr-defined]
+def halves(cells: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ranks and ids, and log-probabilities."""
+    return cells[..., 0], cells.view(torch.float32)[..., 1]
+
+
+def parts(found: object) -> tuple[np.ndarray, torch.Tensor]:
+    return found.n_top, found.cells  # type: ignore[attr-defined]

@@ -7,9 +7,21 @@ import pytest
 import torch
 
 from quire.compute.sample import Sampler
+from quire.compute.sample.sampler import ChoiceKind
 from quire.core.plan import SlotOpen, SlotParams
 from quire.kernels.catalog import hopper_obstacle
-from quire.kernels.sample import N_CONTROLS, Choice, Draw, TokenMasks, choose, choose_by, hopper, penalise, reference
+from quire.kernels.sample import (
+    N_CONTROLS,
+    N_HISTORY,
+    Choice,
+    Draw,
+    TokenMasks,
+    choose,
+    choose_by,
+    hopper,
+    penalise,
+    reference,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -125,6 +137,44 @@ def test_a_captured_graph_serves_any_controls_and_logits() -> None:
         assert_agrees(out, logits, draw)
 
 
+def test_a_captured_choice_serves_any_histories() -> None:
+    """Penalties and logprobs of rows that had neither when it was captured, bit for bit."""
+    n_rows, width, longest = 12, 32000, 300
+    rng, device = np.random.default_rng(3), torch.device("cuda")
+    sampler = Sampler(n_rows, width, device, vocab_limit=31990)
+    tokens = torch.from_numpy(rng.integers(0, 900, (n_rows, 5000)).astype(np.int32)).cuda()
+    logits = torch.zeros(n_rows, width, dtype=torch.bfloat16, device=device)
+    controls = torch.zeros(N_CONTROLS, n_rows, dtype=torch.float64, device=device)
+    histories = torch.zeros(N_HISTORY, 64, dtype=torch.float64, device=device)[:, :n_rows]
+    masks = TokenMasks(torch.full((n_rows,), -1, dtype=torch.int32, device=device), torch.zeros(1, 1000).int().cuda())
+    choice, kind = empty_choice(n_rows), ChoiceKind(truncates=True, changes=True, n_top=5)
+    given = logits, controls, choice, masks, kind, histories, tokens
+    sampler.keep_wide(n_rows)
+    sampler.choose_captured(*given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = sampler.choose_captured(*given)
+    slots = np.arange(n_rows)
+    for turn in range(3):
+        for slot in range(n_rows):
+            params = SlotParams(
+                0.8, 0, 1.0, 0.05, 0.5 * (slot % 2), 0.0, 1 + turn / 10, slot, 5, -1, {}, None, [], [], 0
+            )
+            sampler.open(SlotOpen(slot, [0], 10, params))
+        positions, host = rng.integers(20, longest, n_rows), np.zeros((N_HISTORY, n_rows))
+        sampler.histories(slots, positions, host)
+        histories.copy_(torch.from_numpy(host))
+        controls.copy_(torch.from_numpy(sampler.controls(slots, positions)))
+        raw = torch.randn(n_rows, width, device=device).to(torch.bfloat16)
+        logits.copy_(raw)
+        graph.replay()
+        eager = sampler.sample(raw, slots, positions, tokens)
+        assert eager.logprobs is not None
+        assert torch.equal(choice.token_ids, eager.token_ids) and torch.equal(choice.status, eager.status)
+        assert torch.equal(found, eager.logprobs.cells)
+
+
 def test_a_step_never_waits_for_the_device() -> None:
     width, n_rows = 5000, 8
     sampler = Sampler(n_rows, width, torch.device("cuda"), vocab_limit=4900)
@@ -161,6 +211,7 @@ def test_penalties_are_those_of_the_reference(longest: int) -> None:
     strengths = np.stack([rng.choice([0.7, 1.3], n), rng.choice([-1, 0.4], n), rng.choice([-0.5, 2], n)])
     logits = torch.randn(n + 1, width)
     found = logits.cuda()
-    penalise(found, spans, strengths.astype(np.float32), tokens)
-    reference.penalise(logits, spans, strengths.astype(np.float32), tokens.cpu())
+    histories = torch.from_numpy(np.concatenate([spans, strengths.astype(np.float32)]).astype(np.float64))
+    penalise(found, histories.cuda(), tokens, longest)
+    reference.penalise(logits, histories, tokens.cpu(), longest)
     torch.testing.assert_close(found.cpu(), logits, rtol=1e-5, atol=1e-5)
