@@ -79,6 +79,8 @@ class DraftPolicy:
         """Choices that were made."""
         self._n_to_try = 0
         """Steps that the trial has still to come, if there is one."""
+        self._tried_read_s = 0.0
+        """What its drafter has read for, which does not end it."""
         self._credit_s = 0.0 if costs is None else TRIAL * FIRST_PLAIN * costs.step_s[0]
         """What trials may lose: one trial, `PROBE_SHARE` of the time, and what drafts have gained. Below 0 there is no
         trial."""
@@ -131,7 +133,7 @@ class DraftPolicy:
                 self._plain_at = step
             return [0] * len(seqs)
         if not self._is_drafting:
-            if self._tries(rates[0], n_rows):
+            if self._tries(rates[0], n_rows, self._reading_s(seqs[0], self._of(seqs[0]))):
                 lengths[:1] = self.costs.choose(
                     rates[:1], most, n_rows, n_free, plain_s + exposed_s, plain_s, places, least=0.0
                 )
@@ -140,13 +142,16 @@ class DraftPolicy:
         self._ask(seqs, lengths, rates, n_rows, n_free - sum(lengths), step)
         return lengths
 
-    def _tries(self, rate: float, n_rows: int) -> bool:
-        """Whether a step whose drafts do not pay, by what is known, is one of a trial, which may be its first."""
+    def _tries(self, rate: float, n_rows: int, reading_s: float) -> bool:
+        """Whether a step whose drafts do not pay, by what is known, is one of a trial, which may be its first. Then the
+        drafter reads for so long."""
         assert self._seen is not None
         if rate < LEAST_TRIED:
             self._n_to_try = 0
-        elif not self._n_to_try and self._credit_s >= 0 and (self._seen.knows_plain or self._drafted_at < 0):
-            self._n_to_try = TRIAL
+        elif (
+            not self._n_to_try and self._affords(reading_s, n_rows) and (self._seen.knows_plain or self._drafted_at < 0)
+        ):
+            self._n_to_try, self._tried_read_s = TRIAL, 0.0
             self._seen.forget(n_rows)
         if not self._n_to_try:
             return False
@@ -278,7 +283,8 @@ class DraftPolicy:
         trial_s = TRIAL * plain_s
         least_s = min(self._credit_s, -trial_s - reading_s)
         self._credit_s = min(max(self._credit_s + gained_s, least_s), MOST_CREDIT * trial_s)
-        if self._credit_s <= -trial_s:
+        self._tried_read_s += reading_s
+        if self._credit_s + self._tried_read_s <= -trial_s:
             self._n_to_try = 0
         self._seen.time(n_seqs, n_drafted, seconds - reading_s, kind)
 

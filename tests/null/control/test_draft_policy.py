@@ -120,6 +120,20 @@ def test_a_trial_ends(right: float, n_tried: int) -> None:
     assert 2 <= n_drafted <= n_tried and sum(n > 0 for n in lengths[n_drafted:]) <= 3 * TRIAL
 
 
+@pytest.mark.parametrize("read_s", [0.0, 2.5])
+def test_what_is_read_first_does_not_end_a_trial(read_s: float) -> None:
+    """That takes as long as 50 plain steps, and the steps behind it show that drafts gain."""
+    slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(5.0,), read_s=read_s)
+    policy, one, lengths = DraftPolicy(MOST, slow), seq(), list[int]()
+    for step in range(2 * TRIAL):
+        one.planned = 20 + step
+        lengths += policy.choose([one], 1, 32, step) if one.drafts_from <= step else [0]
+        if lengths[-1]:
+            policy.count(one, step, lengths[-1], lengths[-1], lengths[-1], 1)
+        pass_by(policy, step, lengths[-1], lengths[-1], exposed_s=20 * read_s if not step else 0.0)
+    assert lengths == [MOST] * 2 * TRIAL
+
+
 def test_a_trial_that_has_lost_much_is_not_soon_made_again() -> None:
     """Of twelve steps that each lose 20 plain ones twelve are made, and no more for long."""
     slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(20.0,))
