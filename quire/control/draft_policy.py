@@ -32,8 +32,9 @@ WATCH_S: Final = 2e-6
 WATCH_SHARE: Final = 0.0025
 """Of the time, for that."""
 WATCH_EVERY: Final = 4
-"""More texts than that are each read once in so many steps at most: a call takes longer than to read a token. Where it
-has helped little, it is done as many times more seldom."""
+"""Up to so many texts are read in each step, where that has helped: each step sooner is a step of drafts. More are each
+read once in so many steps at most, as a call takes longer than to read a token. Where it has helped little, it is done
+as many times more seldom."""
 PROBE_SHARE: Final = 0.01
 MOST_PROBED: Final = 8
 """Sequences in a step that are asked for a draft though it is thought to be wrong: these tell of all."""
@@ -209,12 +210,11 @@ class DraftPolicy:
 
     def watch_every(self, n_seqs: int) -> int:
         """Steps in which each of so many texts is to be read once."""
-        if self.costs is None or self._seen is None:
+        if self.costs is None or self._seen is None or (n_seqs <= WATCH_EVERY and self.trusts_copies):
             return 1
         if n_seqs not in self._every:
             step_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
-            least = WATCH_EVERY if n_seqs > WATCH_EVERY else 1
-            self._every[n_seqs] = max(least, math.ceil(n_seqs * WATCH_S / (WATCH_SHARE * step_s)))
+            self._every[n_seqs] = max(WATCH_EVERY, math.ceil(n_seqs * WATCH_S / (WATCH_SHARE * step_s)))
         return self._every[n_seqs] if self.trusts_copies else self._every[n_seqs] * WATCH_EVERY
 
     def watch(self, seq: Seq) -> None:

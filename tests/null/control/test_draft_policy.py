@@ -415,16 +415,18 @@ def test_texts_are_watched_for_a_small_part_of_the_time() -> None:
     """Whatever their number; less often still where it has helped little."""
     costs = dataclasses.replace(COSTS, rows=(1, 256), step_s=(3e-4, 3e-3))
     policy = DraftPolicy(MOST, costs, copies=True)
-    for n in (1, 8, 32, 256):
+    for n in (8, 32, 256):
         assert n / policy.watch_every(n) * WATCH_S <= WATCH_SHARE * costs.seconds(n)
     slow = DraftPolicy(MOST, dataclasses.replace(costs, step_s=(1.0, 1.0)), copies=True)
     assert [slow.watch_every(n) for n in (1, 4, 5, 256)] == [1, 1, 4, 4]
+    assert policy.watch_every(1) == 1
     usual, one = policy.watch_every(32), seq()
     for step in range(40):
         one.tokens, one.drafts_from, one.acceptance = [7] * (20 + step), 1 << 30, None
         policy.watch(one)
         policy.count(one, step, 4, 4, 0, 1)
     assert not policy.trusts_copies and policy.watch_every(32) > 2 * usual
+    assert WATCH_S / policy.watch_every(1) <= WATCH_SHARE * costs.seconds(1)
 
 
 def test_few_are_asked_where_each_has_much_to_read() -> None:
