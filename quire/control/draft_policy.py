@@ -32,8 +32,9 @@ WATCH_S: Final = 2e-6
 WATCH_SHARE: Final = 0.0025
 """Of the time, for that."""
 WATCH_EVERY: Final = 4
-"""More texts than that are each read once in so many steps at most: a call takes longer than to read a token. Where it
-has helped little, it is done as many times more seldom."""
+"""Up to so many texts are read in each step, where that has helped: each step sooner is a step of drafts. More are each
+read once in so many steps at most, as a call takes longer than to read a token. Where it has helped little, it is done
+as many times more seldom."""
 PROBE_SHARE: Final = 0.01
 MOST_PROBED: Final = 8
 """Sequences in a step that are asked for a draft though it is thought to be wrong: these tell of all."""
@@ -79,6 +80,8 @@ class DraftPolicy:
         """Choices that were made."""
         self._n_to_try = 0
         """Steps that the trial has still to come, if there is one."""
+        self._tried_read_s = 0.0
+        """What its drafter has read for, which does not end it."""
         self._credit_s = 0.0 if costs is None else TRIAL * FIRST_PLAIN * costs.step_s[0]
         """What trials may lose: one trial, `PROBE_SHARE` of the time, and what drafts have gained. Below 0 there is no
         trial."""
@@ -131,7 +134,7 @@ class DraftPolicy:
                 self._plain_at = step
             return [0] * len(seqs)
         if not self._is_drafting:
-            if self._tries(rates[0], n_rows):
+            if self._tries(rates[0], n_rows, self._reading_s(seqs[0], self._of(seqs[0]))):
                 lengths[:1] = self.costs.choose(
                     rates[:1], most, n_rows, n_free, plain_s + exposed_s, plain_s, places, least=0.0
                 )
@@ -140,13 +143,16 @@ class DraftPolicy:
         self._ask(seqs, lengths, rates, n_rows, n_free - sum(lengths), step)
         return lengths
 
-    def _tries(self, rate: float, n_rows: int) -> bool:
-        """Whether a step whose drafts do not pay, by what is known, is one of a trial, which may be its first."""
+    def _tries(self, rate: float, n_rows: int, reading_s: float) -> bool:
+        """Whether a step whose drafts do not pay, by what is known, is one of a trial, which may be its first. Then the
+        drafter reads for so long."""
         assert self._seen is not None
         if rate < LEAST_TRIED:
             self._n_to_try = 0
-        elif not self._n_to_try and self._credit_s >= 0 and (self._seen.knows_plain or self._drafted_at < 0):
-            self._n_to_try = TRIAL
+        elif (
+            not self._n_to_try and self._affords(reading_s, n_rows) and (self._seen.knows_plain or self._drafted_at < 0)
+        ):
+            self._n_to_try, self._tried_read_s = TRIAL, 0.0
             self._seen.forget(n_rows)
         if not self._n_to_try:
             return False
@@ -204,12 +210,11 @@ class DraftPolicy:
 
     def watch_every(self, n_seqs: int) -> int:
         """Steps in which each of so many texts is to be read once."""
-        if self.costs is None or self._seen is None:
+        if self.costs is None or self._seen is None or (n_seqs <= WATCH_EVERY and self.trusts_copies):
             return 1
         if n_seqs not in self._every:
             step_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
-            least = WATCH_EVERY if n_seqs > WATCH_EVERY else 1
-            self._every[n_seqs] = max(least, math.ceil(n_seqs * WATCH_S / (WATCH_SHARE * step_s)))
+            self._every[n_seqs] = max(WATCH_EVERY, math.ceil(n_seqs * WATCH_S / (WATCH_SHARE * step_s)))
         return self._every[n_seqs] if self.trusts_copies else self._every[n_seqs] * WATCH_EVERY
 
     def watch(self, seq: Seq) -> None:
@@ -278,7 +283,8 @@ class DraftPolicy:
         trial_s = TRIAL * plain_s
         least_s = min(self._credit_s, -trial_s - reading_s)
         self._credit_s = min(max(self._credit_s + gained_s, least_s), MOST_CREDIT * trial_s)
-        if self._credit_s <= -trial_s:
+        self._tried_read_s += reading_s
+        if self._credit_s + self._tried_read_s <= -trial_s:
             self._n_to_try = 0
         self._seen.time(n_seqs, n_drafted, seconds - reading_s, kind)
 

@@ -120,6 +120,20 @@ def test_a_trial_ends(right: float, n_tried: int) -> None:
     assert 2 <= n_drafted <= n_tried and sum(n > 0 for n in lengths[n_drafted:]) <= 3 * TRIAL
 
 
+@pytest.mark.parametrize("read_s", [0.0, 2.5])
+def test_what_is_read_first_does_not_end_a_trial(read_s: float) -> None:
+    """That takes as long as 50 plain steps, and the steps behind it show that drafts gain."""
+    slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(5.0,), read_s=read_s)
+    policy, one, lengths = DraftPolicy(MOST, slow), seq(), list[int]()
+    for step in range(2 * TRIAL):
+        one.planned = 20 + step
+        lengths += policy.choose([one], 1, 32, step) if one.drafts_from <= step else [0]
+        if lengths[-1]:
+            policy.count(one, step, lengths[-1], lengths[-1], lengths[-1], 1)
+        pass_by(policy, step, lengths[-1], lengths[-1], exposed_s=20 * read_s if not step else 0.0)
+    assert lengths == [MOST] * 2 * TRIAL
+
+
 def test_a_trial_that_has_lost_much_is_not_soon_made_again() -> None:
     """Of twelve steps that each lose 20 plain ones twelve are made, and no more for long."""
     slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(20.0,))
@@ -401,16 +415,18 @@ def test_texts_are_watched_for_a_small_part_of_the_time() -> None:
     """Whatever their number; less often still where it has helped little."""
     costs = dataclasses.replace(COSTS, rows=(1, 256), step_s=(3e-4, 3e-3))
     policy = DraftPolicy(MOST, costs, copies=True)
-    for n in (1, 8, 32, 256):
+    for n in (8, 32, 256):
         assert n / policy.watch_every(n) * WATCH_S <= WATCH_SHARE * costs.seconds(n)
     slow = DraftPolicy(MOST, dataclasses.replace(costs, step_s=(1.0, 1.0)), copies=True)
     assert [slow.watch_every(n) for n in (1, 4, 5, 256)] == [1, 1, 4, 4]
+    assert policy.watch_every(1) == 1
     usual, one = policy.watch_every(32), seq()
     for step in range(40):
         one.tokens, one.drafts_from, one.acceptance = [7] * (20 + step), 1 << 30, None
         policy.watch(one)
         policy.count(one, step, 4, 4, 0, 1)
     assert not policy.trusts_copies and policy.watch_every(32) > 2 * usual
+    assert WATCH_S / policy.watch_every(1) <= WATCH_SHARE * costs.seconds(1)
 
 
 def test_few_are_asked_where_each_has_much_to_read() -> None:
