@@ -73,6 +73,21 @@ class Context(Protocol):
         way to the pages, q [n, n_heads, d] on its way to `rotated`; see `kernels.mla.store`."""
         ...
 
+    def ask_lines(
+        self,
+        layer: int,
+        lines: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """`store_lines`, and the queries for `attend` made of q with each head's matrix of keys; see
+        `kernels.mla.ask`."""
+        ...
+
     def lines(self, layer: int, piece: slice) -> torch.Tensor:
         """These of the lines that the rows of `expanded` see, after `store_lines`."""
         ...

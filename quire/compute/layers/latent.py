@@ -20,7 +20,7 @@ from quire.compute.layers.norm import Norm, project
 from quire.compute.schemes.choice import Schemes
 from quire.config.latent import LatentAttentionSpec
 from quire.config.parameters import MixerParameters
-from quire.kernels import gemm
+from quire.kernels import gemm, mla
 from quire.kernels.attention.variant import Variant
 
 JOINED: Final = ("q", "a")
@@ -73,8 +73,8 @@ class LatentAttention:
         q = q.view(n, spec.n_heads, -1)
         if context.expanded is not None:
             return self._apart(first, q, positions, context, context.expanded)
-        asked = self._asked(q)
-        self._store(first, q, asked[:, :, spec.kv_lora_rank :], positions, context)
+        keys, _ = self._matrices()
+        asked = context.ask_lines(self.layer, *self._lines(first), q, keys, positions, self.cos_sin)
         return self._seen(asked, context)
 
     def _projected(self, x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,17 +88,13 @@ class LatentAttention:
             return project(self.queries, x, norm), first
         return self.queries(self.q_norm(first[:, : self.spec.q_lora_rank])), first
 
-    def _store(
-        self, first: torch.Tensor, q: torch.Tensor, rotated: torch.Tensor, positions: torch.Tensor, context: Context
-    ) -> None:
-        """The lines of all rows, and the rotated parts of q to `rotated`."""
-        spec, norm = self.spec, self.kv_norm
-        assert norm.weight is not None
-        lines, q_rope = first[:, spec.q_lora_rank :], q[:, :, spec.qk_nope_head_dim :]
-        context.store_lines(self.layer, lines, norm.weight, norm.eps, q_rope, rotated, positions, self.cos_sin)
+    def _lines(self, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Of all rows, as the product left them, and what norms them."""
+        assert self.kv_norm.weight is not None
+        return first[:, self.spec.q_lora_rank :], self.kv_norm.weight, self.kv_norm.eps
 
     def _asked(self, q: torch.Tensor) -> torch.Tensor:
-        """What queries ask of lines, without the part that is rotated."""
+        """What queries ask of lines, without the part that is rotated: for those whose part is rotated already."""
         spec = self.spec
         asked = q.new_empty(len(q), spec.n_heads, spec.line_dim)
         plain = q[:, :, : spec.qk_nope_head_dim].transpose(0, 1)
@@ -109,9 +105,7 @@ class LatentAttention:
         """Attention to lines, and its results in the dimensions of values [n, n_heads * v]."""
         assert self.variant is not None
         seen = context.attend(self.layer, asked, self.variant)
-        y = asked.new_empty(len(asked), self.spec.n_heads, self.spec.v_head_dim)
-        torch.bmm(seen.transpose(0, 1), self._matrices()[1], out=y.transpose(0, 1))
-        return y.flatten(1)
+        return mla.values(seen, self._matrices()[1]).flatten(1)
 
     def _apart(
         self, first: torch.Tensor, q: torch.Tensor, positions: torch.Tensor, context: Context, apart: Expanded
@@ -119,7 +113,8 @@ class LatentAttention:
         """The rows for which keys and values are made, and the others."""
         spec, rows, others = self.spec, apart.rows, apart.others
         rotated = q.new_empty(len(q), spec.n_heads, spec.qk_rope_head_dim)
-        self._store(first, q, rotated, positions, context)
+        turned = q[:, :, spec.qk_nope_head_dim :]
+        context.store_lines(self.layer, *self._lines(first), turned, rotated, positions, self.cos_sin)
         if not len(others):
             return self._expanded(q, rotated, context, apart)
         y = q.new_empty(len(q), spec.n_heads * spec.v_head_dim)
@@ -159,10 +154,10 @@ class LatentAttention:
 
     def _matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What makes a query of a line's first part of one without a position [n_heads, nope, rank], and a result of
-        what is seen of lines [n_heads, rank, v]."""
+        what is seen of lines [n_heads, v, rank]."""
         spec = self.spec
         made = self.made.values.view(spec.n_heads, -1, spec.kv_lora_rank)
-        return made[:, : spec.qk_nope_head_dim], made[:, spec.qk_nope_head_dim :].transpose(1, 2)
+        return made[:, : spec.qk_nope_head_dim], made[:, spec.qk_nope_head_dim :]
 
     def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
         """See `Mixer`."""

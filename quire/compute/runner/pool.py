@@ -164,6 +164,21 @@ class PagedContext:
         pages, cache_locs = self.pool.pages_of[layer][0], self.cache_locs[self.pool.group_of[layer]]
         mla.store(lines, norm, eps, q, rotated, positions, cos_sin, pages, cache_locs)
 
+    def ask_lines(
+        self,
+        layer: int,
+        lines: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Context`."""
+        pages, cache_locs = self.pool.pages_of[layer][0], self.cache_locs[self.pool.group_of[layer]]
+        return mla.ask(lines, norm, eps, q, keys, positions, cos_sin, pages, cache_locs)
+
     def lines(self, layer: int, piece: slice) -> torch.Tensor:
         """See `Context`."""
         assert self.expanded is not None

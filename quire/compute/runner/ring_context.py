@@ -69,6 +69,20 @@ class RingContext:
         """See `Context`."""
         self.inner.store_lines(layer, lines, norm, eps, q, rotated, positions, cos_sin)
 
+    def ask_lines(
+        self,
+        layer: int,
+        lines: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Context`."""
+        return self.inner.ask_lines(layer, lines, norm, eps, q, keys, positions, cos_sin)
+
     def lines(self, layer: int, piece: slice) -> torch.Tensor:
         """No rows are expanded."""
         raise AssertionError("a ring reads lines as they are")

@@ -127,6 +127,20 @@ class UlyssesContext:
         """A line has no heads to divide: `config/context` refuses it."""
         raise AssertionError("no model with lines has its heads divided")
 
+    def ask_lines(
+        self,
+        layer: int,
+        lines: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `store_lines`."""
+        raise AssertionError("no model with lines has its heads divided")
+
     def lines(self, layer: int, piece: slice) -> torch.Tensor:
         """See `store_lines`."""
         raise AssertionError("no model with lines has its heads divided")
@@ -139,4 +153,3 @@ class UlyssesContext:
 def _variant(mixer: object, own: AttentionSpec) -> Variant:
     assert isinstance(mixer, Attention)
     return variant_of(own, mixer.cos_sin.device, None if mixer.sinks is None else mixer.sinks.values)
-

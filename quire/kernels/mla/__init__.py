@@ -1,5 +1,5 @@
-"""From the projections of latent attention to its inputs: lines normed, rotated and stored, queries rotated."""
+"""Around attention to lines: lines normed, rotated and stored, what queries ask of lines, and values of what is seen."""
 
-from quire.kernels.mla.op import store
+from quire.kernels.mla.op import ask, store, values
 
-__all__ = ["store"]
+__all__ = ["ask", "store", "values"]

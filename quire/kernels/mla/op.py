@@ -1,4 +1,4 @@
-"""Public step from the projections of latent attention to attention. Checks shapes and picks the implementation."""
+"""Public steps between the projections of latent attention and attention. Checks shapes, picks the implementation."""
 
 from __future__ import annotations
 
@@ -27,6 +27,51 @@ def store(
     cache_locs: [n] int64, page * page_size + offset, distinct except in the dummy page 0. Neither is range-checked.
     Raises ValueError on a mismatch.
     """
+    _check(lines, norm, q, rotated, positions, cos_sin, pages, cache_locs)
+    arguments = (lines, norm, eps, q, rotated, positions, cos_sin, pages, cache_locs)
+    select("mla", "store", *arguments)(*arguments)
+
+
+def ask(
+    lines: torch.Tensor, norm: torch.Tensor, eps: float, q: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor,
+    cos_sin: torch.Tensor, pages: torch.Tensor, cache_locs: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """What queries ask of lines, new [n, n_heads, rank + d] contiguous, and `store` of the tokens' lines.
+
+    q: [n, n_heads, plain + d], last dimension contiguous. The first rank numbers of a result are q's plain ones times
+    the head's matrix of keys [n_heads, plain, rank], the last d those of q rotated. Sums are in float32. The rest: see
+    `store`. Raises ValueError on a mismatch.
+    """
+    rank = lines.shape[1] - cos_sin.shape[1]
+    plain = q.shape[2] - cos_sin.shape[1] if q.dim() == 3 else 0
+    if q.dim() != 3 or plain < 1 or keys.shape != (q.shape[1], plain, rank) or keys.dtype != q.dtype:
+        raise ValueError(f"keys {_shape(keys)} must be [heads, plain, {rank}] of q's type, q {_shape(q)}")
+    rotated = q[:, :, plain:]
+    _check(lines, norm, rotated, rotated, positions, cos_sin, pages, cache_locs)
+    arguments = (lines, norm, eps, q, keys, positions, cos_sin, pages, cache_locs)
+    found: torch.Tensor = select("mla", "ask", *arguments)(*arguments)
+    return found
+
+
+def values(seen: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    """Of each head what was seen of lines [n, n_heads, rank] times its matrix: new [n, n_heads, v], contiguous.
+
+    matrices: [n_heads, v, rank] of seen's dtype, last dimension contiguous. Sums are in float32. Raises ValueError on a
+    mismatch.
+    """
+    if seen.dim() != 3 or matrices.dim() != 3 or (len(matrices), matrices.shape[2]) != seen.shape[1:]:
+        raise ValueError(f"seen {_shape(seen)} must be [n, heads, rank], matrices {_shape(matrices)} [heads, v, rank]")
+    if matrices.dtype != seen.dtype or matrices.stride(2) != 1:
+        raise ValueError(f"matrices {_shape(matrices)} must be of {seen.dtype}, with a contiguous last dimension")
+    found: torch.Tensor = select("mla", "values", seen, matrices)(seen, matrices)
+    return found
+
+
+def _check(
+    lines: torch.Tensor, norm: torch.Tensor, q: torch.Tensor, rotated: torch.Tensor, positions: torch.Tensor,
+    cos_sin: torch.Tensor, pages: torch.Tensor, cache_locs: torch.Tensor,
+) -> None:  # fmt: skip
+    """Of `store`."""
     n, width = lines.shape
     d = cos_sin.shape[-1]
     if norm.shape != (width - d,) or q.dim() != 3 or q.shape[0] != n or q.shape[2] != d or rotated.shape != q.shape:
@@ -42,8 +87,6 @@ def store(
         raise ValueError(f"positions {_shape(positions)} and cache_locs {_shape(cache_locs)} do not fit {n} lines")
     if any(one.stride(-1) != 1 for one in (lines, q, rotated)) or not cos_sin.is_contiguous():
         raise ValueError("the last dimension of lines, q and rotated must be contiguous, and cos_sin")
-    arguments = (lines, norm, eps, q, rotated, positions, cos_sin, pages, cache_locs)
-    select("mla", "store", *arguments)(*arguments)
 
 
 def _shape(x: torch.Tensor) -> str:

@@ -28,3 +28,20 @@ def store(
     at, offsets = cache_locs // page_size, cache_locs % page_size
     pages[at, 0, offsets, :rank] = norms.rms_norm(lines[:, :rank], norm, eps)
     pages[at, 0, offsets, rank:] = rotate(lines[:, None, rank:], positions, cos_sin)[:, 0]
+
+
+def ask(
+    lines: torch.Tensor, norm: torch.Tensor, eps: float, q: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor,
+    cos_sin: torch.Tensor, pages: torch.Tensor, cache_locs: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """See op.py. Sums in float64."""
+    plain, rank = keys.shape[1:]
+    asked = q.new_empty(*q.shape[:2], lines.shape[1])
+    asked[:, :, :rank] = torch.einsum("nhd,hdr->nhr", q[:, :, :plain].double(), keys.double())
+    store(lines, norm, eps, q[:, :, plain:], asked[:, :, rank:], positions, cos_sin, pages, cache_locs)
+    return asked
+
+
+def values(seen: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    """See op.py. Sums in float64."""
+    return torch.einsum("nhr,hvr->nhv", seen.double(), matrices.double()).to(seen.dtype).contiguous()

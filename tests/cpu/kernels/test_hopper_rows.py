@@ -39,7 +39,8 @@ def library(dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory) -> cty
         pytest.skip("needs a C++ compiler")
     folder = tmp_path_factory.mktemp("emulated")
     shutil.copy(EMULATED / "hopper.h", folder)
-    shutil.copy(jit.sources_folder() / "cuda" / "rows.cu", folder)
+    for source in ("rows.cu", "cells.h"):
+        shutil.copy(jit.sources_folder() / "cuda" / source, folder)
     is_bf16 = f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}"
     command = [compiler, *FLAGS, is_bf16, str(folder / "rows.cu"), "-o", str(folder / "rows.so")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -79,6 +79,9 @@ class PagedContext:
     def store_lines(self, layer: int, *given: Any) -> None:
         mla.store(*given, self.k_pages[layer], self.cache_locs)
 
+    def ask_lines(self, layer: int, *given: Any) -> torch.Tensor:
+        return mla.ask(*given, self.k_pages[layer], self.cache_locs)
+
     def attend(self, layer: int, q: torch.Tensor, variant: attention.Variant) -> torch.Tensor:
         return attention.run(q, self.k_pages[layer], self.v_pages[layer], self.plan, variant)
 

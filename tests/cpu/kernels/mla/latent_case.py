@@ -79,22 +79,23 @@ class Latent:
         return torch.cat(outs), torch.cat(sums)
 
 
-def store_case(dtype: torch.dtype, device: str = "cpu", n: int = 9, n_heads: int = 5, rank: int = 48, d: int = 16) -> (
-    tuple[list[Any], torch.Tensor, torch.Tensor]
-):  # fmt: skip
-    """Arguments of `mla.store`, lines and queries being parts of wider rows, and what it must leave in the entries and
-    in the queries, float64."""
+def store_case(
+    dtype: torch.dtype, device: str = "cpu", n: int = 9, n_heads: int = 5, rank: int = 48, d: int = 16, before: int = 7
+) -> tuple[list[Any], torch.Tensor, torch.Tensor]:
+    """Arguments of `mla.store`, lines (behind `before` numbers) and queries being parts of wider rows, and what it must
+    leave in the entries and in the queries, float64."""
     make = torch.Generator().manual_seed(n)
-    wide = torch.randn(n, 7 + rank + d, generator=make).to(dtype)
+    wide = torch.randn(n, before + rank + d, generator=make).to(dtype)
     q = torch.randn(n, n_heads, 24 + d, generator=make).to(dtype)
     norm = torch.randn(rank, generator=make).to(dtype)
     angles = torch.randn(30, d // 2, generator=make)
     cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
     positions = torch.randint(0, 30, (n,), generator=make)
-    locs = 4 + torch.randperm(4 * 5, generator=make)[:n]
+    n_pages = 6 + n // 4
+    locs = 4 + torch.randperm(4 * (n_pages - 1), generator=make)[:n]
     asked = torch.full((n, n_heads, rank + d), 7.0, dtype=dtype)
-    pages = torch.full((6, 1, 4, rank + d), 7.0, dtype=dtype)
-    lines, table = wide[:, 7:], cos_sin
+    pages = torch.full((n_pages, 1, 4, rank + d), 7.0, dtype=dtype)
+    lines, table = wide[:, before:], cos_sin
 
     def turned(x: torch.Tensor) -> torch.Tensor:
         pairs = torch.complex(*x.double().chunk(2, -1)) * torch.complex(*table.double().chunk(2, -1))[positions]
@@ -105,7 +106,7 @@ def store_case(dtype: torch.dtype, device: str = "cpu", n: int = 9, n_heads: int
     wide, q, norm, asked, positions, cos_sin, pages, locs = (
         x.to(device) for x in (wide, q, norm, asked, positions, cos_sin, pages, locs)
     )
-    given = [wide[:, 7:], norm, EPS, q[:, :, 24:], asked[:, :, rank:], positions, cos_sin, pages, locs]
+    given = [wide[:, before:], norm, EPS, q[:, :, 24:], asked[:, :, rank:], positions, cos_sin, pages, locs]
     return given, entries, queries
 
 
@@ -118,9 +119,47 @@ def check_store(run: Callable[..., None], dtype: torch.dtype, **more: Any) -> No
     for got, right in ((stored, entries), (asked.cpu().double(), queries)):
         error = float(((got - right).abs() / (1 + right.abs().amax(-1, keepdim=True))).max())
         assert error <= reference.TOLERANCE[dtype], error
-    others = torch.ones(24, dtype=torch.bool)
+    others = torch.ones(4 * len(pages), dtype=torch.bool)
     others[locs] = False
     assert bool((pages.transpose(1, 2).flatten(0, 1)[others] == 7.0).all()), "an entry that no row names was written"
+
+
+def check_ask(
+    run: Callable[..., torch.Tensor], dtype: torch.dtype, plain: int = 24, wide: bool = True, **more: Any
+) -> None:
+    """What queries ask of lines, and the entries of `check_store`; queries and keys are parts of wider rows."""
+    given, entries, turned = store_case(dtype, **more)
+    lines, norm, eps, q, asked, positions, cos_sin, pages, locs = given
+    (n, n_heads, d), rank = q.shape, len(norm)
+    make = torch.Generator().manual_seed(rank)
+    queries = torch.randn(n, n_heads + 1, plain + d, generator=make).to(dtype).to(q.device)[:, 1:]
+    queries[:, :, plain:] = q
+    keys = (torch.randn(n_heads, plain + 8, rank, generator=make) * plain**-0.5).to(dtype).to(q.device)[:, :plain]
+    given = [lines, norm, eps, queries, keys, positions if wide else positions.int(), cos_sin, pages, locs]
+    got = run(*given).cpu().double()
+    products = torch.einsum("nhd,hdr->nhr", queries[:, :, :plain].cpu().double(), keys.cpu().double())
+    stored = pages.cpu()[locs.cpu() // 4, 0, locs.cpu() % 4].double()
+    for found, right in ((got[:, :, :rank], products), (got[:, :, rank:], turned), (stored, entries)):
+        error = float(((found - right).abs() / (1 + right.abs().amax(-1, keepdim=True))).max())
+        assert error <= reference.TOLERANCE[dtype], error
+    others = torch.ones(4 * len(pages), dtype=torch.bool)
+    others[locs.cpu()] = False
+    assert bool((pages.cpu().transpose(1, 2).flatten(0, 1)[others] == 7.0).all()), "another entry was written"
+
+
+def check_values(
+    run: Callable[..., torch.Tensor], dtype: torch.dtype, n: int = 5, n_heads: int = 3, rank: int = 40, v: int = 24,
+    device: str = "cpu",
+) -> None:  # fmt: skip
+    """Values of what is seen, the matrices being parts of wider ones."""
+    make = torch.Generator().manual_seed(n)
+    seen = torch.randn(n, n_heads, rank, generator=make).to(dtype).to(device)
+    matrices = (torch.randn(n_heads, v + 8, rank, generator=make) * rank**-0.5).to(dtype).to(device)[:, 8:]
+    right = torch.einsum("nhr,hvr->nhv", seen.cpu().double(), matrices.cpu().double())
+    got = run(seen, matrices)
+    assert got.shape == right.shape and got.is_contiguous()
+    error = float(((got.cpu().double() - right).abs() / (1 + right.abs().amax(-1, keepdim=True))).max())
+    assert error <= reference.TOLERANCE[dtype], error
 
 
 def attend(case: Latent, run: Callable[..., None], tolerance: float, n_ctas: int = 0) -> None:

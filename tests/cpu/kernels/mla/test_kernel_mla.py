@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from latent_case import Latent, attend, check_store, store_case
+from latent_case import Latent, attend, check_ask, check_store, check_values, store_case
 
 from quire.kernels import mla
 from quire.kernels.attention import op, reference
 from quire.kernels.attention.cpu import launcher
+from quire.kernels.mla import reference as mla_reference
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[3]
@@ -35,6 +36,25 @@ def script(name: str, **variables: str) -> str:
 def test_lines_match_float64(dtype: torch.dtype) -> None:
     check_store(mla.store, dtype)
     check_store(mla.store, dtype, n=1, n_heads=1, rank=6, d=2)
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
+def test_what_is_asked_and_values_match_float64(dtype: torch.dtype) -> None:
+    for one in (mla, mla_reference):
+        check_ask(one.ask, dtype)
+        check_ask(one.ask, dtype, plain=5, n=1, n_heads=1, rank=6, d=2)
+        check_values(one.values, dtype)
+
+
+def test_products_that_do_not_fit_are_told() -> None:
+    seen, matrices = torch.randn(2, 3, 40), torch.randn(3, 8, 40)
+    for mistake, words in (((seen[:, :2], matrices), "heads"), ((seen, matrices.half()), "float32")):
+        with pytest.raises(ValueError, match=words):
+            mla.values(*mistake)
+    lines, norm, eps, q, _, *rest = store_case(torch.float32)[0]
+    for keys in (torch.randn(5, 0, 48), torch.randn(4, 8, 48), torch.randn(5, 8, 48).half()):
+        with pytest.raises(ValueError, match="keys"):
+            mla.ask(lines, norm, eps, torch.randn(9, 5, 8 + q.shape[2]), keys, *rest)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

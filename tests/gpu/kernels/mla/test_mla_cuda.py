@@ -8,11 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from latent_case import Latent, attend, check_store
+from latent_case import Latent, attend, check_ask, check_store, check_values
 
-from quire.kernels import catalog, mla
+from quire.kernels import catalog, gemm, mla
 from quire.kernels.attention import op, reference
 from quire.kernels.attention.schedule import work
+from quire.kernels.mla import composed, hopper, hopper_ask, hopper_values
 
 pytestmark = [
     pytest.mark.gpu,
@@ -100,3 +101,68 @@ def test_a_captured_launch_serves_later_plans() -> None:
 def test_lines_match_float64(dtype: torch.dtype) -> None:
     for sizes in ({}, {"n": 1, "n_heads": 128, "rank": 512, "d": 64}, {"n": 20, "n_heads": 17, "rank": 24, "d": 4}):
         check_store(mla.store, dtype, device="cuda", **sizes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_asked_and_values_match_float64(dtype: torch.dtype) -> None:
+    """By torch's products, and by whatever the op chooses."""
+    for one in (composed, mla):
+        check_ask(one.ask, dtype, device="cuda")
+        check_ask(one.ask, dtype, device="cuda", plain=128, n=600, n_heads=3, rank=512, d=64)
+        check_values(one.values, dtype, device="cuda", n=600, rank=512, v=128)
+
+
+@pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("n", [1, 7, 16, 17, 32, 33, 64, 65, 200, 512])
+def test_few_rows_around_lines_match_float64(dtype: torch.dtype, n: int) -> None:
+    assert hopper.built(dtype) is None
+    for n_heads in (16, 128, 5):
+        line = {"rank": 512, "d": 64, "before": 8, "device": "cuda"}
+        check_ask(hopper_ask.ask, dtype, plain=128, n=n, n_heads=n_heads, wide=n % 2 == 1, **line)
+        check_values(hopper_values.values, dtype, n=n, n_heads=n_heads, rank=512, v=128, device="cuda")
+
+
+@pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
+@pytest.mark.parametrize("n", [1, 32, 200])
+def test_a_chain_of_both_is_the_same_every_time(n: int) -> None:
+    """As in a step: products before and behind, attention to what has just been stored, in a graph, many times. Each
+    launch starts before the one before it has ended."""
+    dtype, n_heads, page_size = torch.bfloat16, 16, 64
+    make = torch.Generator("cuda").manual_seed(n)
+
+    def made(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, generator=make, device="cuda") * shape[-1] ** -0.5).to(dtype)
+
+    x, stream, out = made(n, 2048), made(n_heads * 192 + 576, 2048) * 8, made(2048, n_heads * 128)
+    matrices, norm = made(n_heads, 256, 512), torch.ones(512, dtype=dtype, device="cuda")
+    angles = torch.randn(100, 32, generator=make, device="cuda")
+    cos_sin, positions = torch.cat((angles.cos(), angles.sin()), 1), torch.full((n,), 70, device="cuda")
+    pages = made(2 * n + 1, 1, page_size, 576)
+    table = 1 + torch.arange(2 * n, dtype=torch.int32, device="cuda").view(n, 2)
+    locs = table[:, 1].long() * page_size + 70 - page_size
+    shape = {"page_size": page_size, "n_q_heads": n_heads, "n_kv_heads": 1, "head_dim": 576, "value_dim": 512}
+    plan = op.plan(np.arange(n + 1), np.full(n, 71), np.arange(n), table, **shape)
+
+    def step(ask: Callable[..., torch.Tensor], values: Callable[..., torch.Tensor]) -> torch.Tensor:
+        y = x
+        for _ in range(4):
+            product = gemm.linear(y, stream)
+            q, lines = product[:, : n_heads * 192].view(n, n_heads, 192), product[:, n_heads * 192 :]
+            asked = ask(lines, norm, 1e-5, q, matrices[:, :128], positions, cos_sin, pages, locs)
+            seen = op.run(asked, pages, pages[..., :512], plan, op.Variant(0.07))
+            y = gemm.linear(values(seen, matrices[:, 128:]).flatten(1), out)
+        return y
+
+    expected = step(composed.ask, composed.values)
+    assert torch.isfinite(expected).all() and float(expected.abs().max()) > 0.0
+    first = step(hopper_ask.ask, hopper_values.values)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step(hopper_ask.ask, hopper_values.values)
+    error = (first.double() - expected.double()).norm() / expected.double().norm()
+    assert float(error) <= 0.03
+    for _ in range(50):
+        got.zero_()
+        graph.replay()
+        assert torch.equal(got, first)

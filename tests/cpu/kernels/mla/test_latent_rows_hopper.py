@@ -1,0 +1,94 @@
+"""What stands around attention to lines, for Hopper without a GPU: emulated on host threads, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+import shutil
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from latent_case import check_ask, check_values, store_case
+
+from quire.kernels import jit
+from quire.kernels.catalog import Slower
+from quire.kernels.mla import hopper, hopper_ask, hopper_values
+
+EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
+FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
+SHARED = "extern __shared__ __align__(16) char shared[];"
+LINE: dict[str, Any] = {"rank": 512, "d": 64, "before": 8}
+
+
+@pytest.fixture
+def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = jit.compiler("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    for header in EMULATED.glob("*.h"):
+        shutil.copy(header, tmp_path)
+    for name in ("cells.h", "launch.h", "shared_memory.h", "latent_rows.cu"):
+        shutil.copy(jit.sources_folder() / "cuda" / name, tmp_path)
+    (tmp_path / "cuda_runtime.h").touch()
+    source = tmp_path / "latent_rows.cu"
+    text = source.read_text()
+    assert text.count(SHARED) == 2
+    source.write_text(text.replace(SHARED, "char* shared = emulated::memory;"))
+
+    @functools.cache
+    def library(dtype: torch.dtype) -> ctypes.CDLL:
+        made = tmp_path / f"{dtype}.so"
+        command = [
+            compiler,
+            *FLAGS,
+            f"-I{tmp_path}",
+            *hopper.definitions(dtype),
+            "-include",
+            str(tmp_path / "fragments.h"),
+        ]
+        done = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return ctypes.CDLL(str(made))
+
+    monkeypatch.setattr(hopper, "library", library)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+
+
+@pytest.mark.parametrize("dtype", hopper.DTYPES, ids=str)
+def test_the_kernels_match_float64(emulation: None, dtype: torch.dtype) -> None:
+    """Rows that fill no tile, one tile, several blocks; more heads than a row's threads turn at once."""
+    check_ask(hopper_ask.ask, dtype, plain=128, n=5, n_heads=2, **LINE)
+    check_values(hopper_values.values, dtype, n=3, n_heads=2, rank=512, v=128)
+    if dtype is torch.bfloat16:
+        check_ask(hopper_ask.ask, dtype, plain=128, wide=False, n=65, n_heads=1, **LINE)
+        check_ask(hopper_ask.ask, dtype, plain=128, n=1, n_heads=32, **LINE)
+        check_values(hopper_values.values, dtype, n=19, n_heads=1, rank=512, v=128)
+        check_values(hopper_values.values, dtype, n=35, n_heads=1, rank=512, v=128)
+
+
+def test_what_they_cannot_run_is_told() -> None:
+    def asked(n: int = 5, plain: int = 128, **more: Any) -> str | None:
+        lines, norm, eps, _, _, *rest = store_case(torch.bfloat16, n=n, n_heads=2, **LINE | more)[0]
+        d, rank = rest[1].shape[1], len(norm)
+        q, keys = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((n, 2, plain + d), (2, plain, rank)))
+        return hopper_ask.static_obstacle(lines, norm, eps, q, keys, *rest)
+
+    assert asked() is None and "16 bytes" in str(asked(before=7))
+    assert isinstance(asked(n=513), Slower)
+    assert "64 numbers are not" in str(asked(plain=64)) and "lines of 256 + 64" in str(asked(rank=256))
+    seen, matrices = torch.zeros(3, 2, 512, dtype=torch.float16), torch.zeros(2, 128, 512, dtype=torch.float16)
+    why = hopper_values.static_obstacle
+    assert why(seen, matrices) is None
+    assert "apart" in str(why(seen.transpose(0, 1).contiguous().transpose(0, 1), matrices))
+    assert "64 numbers" in str(why(seen, matrices[:, :64])) and "float32" in str(why(seen.float(), matrices.float()))
+    assert isinstance(why(seen.new_zeros(513, 2, 512), matrices), Slower)
+
+
+@pytest.mark.skipif(jit.compiler("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("dtype", hopper.DTYPES, ids=str)
+def test_they_compile(dtype: torch.dtype) -> None:
+    assert hopper.library(dtype)
