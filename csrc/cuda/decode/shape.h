@@ -22,7 +22,7 @@ constexpr bool HOOKED = (Variant::has_logits || Variant::has_mask) && ROWS <= 16
 #define QUIRE_KEYS (HOOKED ? 128 : (DIM > 192 && ROWS > 8 ? 32 : 64) * (TWICE ? 2 : 1))
 #endif
 #ifndef QUIRE_WARPS
-#define QUIRE_WARPS (HOOKED || (TWICE && (DIM != 192 || ROWS == 8)) || ROWS > 16 ? 8 : 4)
+#define QUIRE_WARPS (HOOKED || (TWICE && (ROWS == 8 ? DIM > 128 : DIM != 192)) || ROWS > 16 ? 8 : 4)
 #endif
 #ifndef QUIRE_WARP_ROWS
 #define QUIRE_WARP_ROWS (ROWS < 16 || DIM > 192 || (DIM > 128 && ROWS > 16) ? 8 : 16)
