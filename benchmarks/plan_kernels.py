@@ -1,8 +1,8 @@
 """Curves of `quire/planner/calibrations/h200.json` that follow from kernels timed alone: no whole model is in them.
 
 Read from benchmarks/results/h200: experts from kernels_moe.json, products of coded weights from kernels_coded.json,
-lines from kernels_mla.json, keys and values in e4m3 from kernels_attention_e4m3.json, sums over ranks from
-collectives_4xh200.json. `plan_fit` puts them in its file.
+lines from kernels_mla.json, keys and values in e4m3 and what a sequence costs from kernels_lengths.json, sums over
+ranks from collectives_4xh200.json. `plan_fit` puts them in its file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pathlib
 from typing import Any, Final
 
 import msgspec
+import numpy
 
 import quire
 from quire.config.arch import ModelArch
@@ -39,8 +40,8 @@ WHOLE_FP8_FLOPS: Final = 1300e12
 BF16_FLOPS: Final = 723e12
 ROUNDING_BYTES: Final = 3
 """Read and written of each number of a row that is brought into 8 bits, in a pass beside the product."""
-E4M3_PROMPT_S: Final = 14e-6
-"""Of a prompt's attention through Triton, beside its arithmetic (kernels_attention.json, bf16: 1k against 4k)."""
+HEADS, HEAD_DIM = (32, 8), 128
+"""Of queries and of keys, of the 8B shape."""
 
 MOST_KIB: Final = 8192
 """Of sums that ranks make themselves (`compute/dist/peers`)."""
@@ -128,6 +129,16 @@ def coded_curves(bf16: Curve, calibration: Calibration) -> dict[str, Curve]:
     return {"bfloat16": bf16, "fp8": fp8, "int4-g128": int4_curve, "float32": router}
 
 
+def decode_lines(rows: list[dict[str, Any]], name: str, number_bytes: int) -> tuple[float, float, float]:
+    """Seconds of a layer, of a byte, and of a sequence and KV head: least squares of relative errors."""
+    times = numpy.array([1e-6 * row[name] for row in rows])
+    n_lines = numpy.array([row["sequences"] * HEADS[1] for row in rows])
+    n_bytes = n_lines * numpy.array([2 * row["tokens"] * HEAD_DIM * number_bytes for row in rows])
+    columns = numpy.stack([numpy.ones(len(rows)), n_bytes, n_lines], axis=1) / times[:, None]
+    fixed_s, byte_s, line_s = numpy.linalg.lstsq(columns, numpy.ones(len(rows)), rcond=None)[0]
+    return float(fixed_s), float(byte_s), float(line_s)
+
+
 def attention_curves(calibration: Calibration) -> dict[str, Curve]:
     """Of lines, and of keys and values in e4m3."""
     reads, rate = calibration.read_bytes_per_s, calibration.rate("bfloat16")
@@ -137,14 +148,16 @@ def attention_curves(calibration: Calibration) -> dict[str, Curve]:
     arithmetic_s = wide["time_s"] - fixed_s
     share = wide["flops_s"] * wide["time_s"] / arithmetic_s / rate
     latent = Curve(rows=(1, 1024), fixed_s=(fixed_s, calibration.attention.fixed_s[-1]), flops_share=(share,))
-    codes = times_of("kernels_attention_e4m3", "hopper-e4m3")
-    few, most = (codes[f"decode {n} x 4k e4m3"] for n in (16, 256))
-    e4m3_s, byte_s = line(*((one["time_s"] * one["bytes_s"], one["time_s"]) for one in (few, most)))
-    prompt = codes["prefill 4k e4m3"]
-    share = prompt["flops_s"] * prompt["time_s"] / (prompt["time_s"] - E4M3_PROMPT_S) / rate
+    rows = rows_of("kernels_lengths")
+    e4m3_s, byte_s, line_s = decode_lines([row for row in rows if row["what"] == "decode"], "e4m3_us", 1)
+    longest, shorter = ([row for row in rows if row["what"] == "prompts"][i] for i in (-1, -2))
+    (few, few_s), (most, most_s) = (
+        (2.0 * HEADS[0] * HEAD_DIM * row["tokens"] ** 2, 1e-6 * row["e4m3_us"]) for row in (shorter, longest)
+    )  # half of the pairs are seen
     e4m3 = Curve(
-        rows=(1, 1024), fixed_s=(e4m3_s, E4M3_PROMPT_S), bytes_share=1 / (byte_s * reads), flops_share=(share,)
-    )
+        rows=(1, 1024), fixed_s=(e4m3_s, max(0.0, line((few, few_s), (most, most_s))[0])),
+        bytes_share=1 / (byte_s * reads), line_s=line_s, flops_share=((most - few) / (most_s - few_s) / rate,),
+    )  # fmt: skip
     return {LATENT: latent, "fp8": e4m3}
 
 

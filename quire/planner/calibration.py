@@ -46,6 +46,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tiles: tuple[tuple[NotNegative, Annotated[int, Meta(ge=1)]], ...] = ()
     """Of experts: rows of one of them in the mean from which on tiles have so many rows; rising."""
 
+    line_s: NotNegative = 0.0
+    """Of decode attention: of each sequence and KV head, whose beginning and end count where its keys are few."""
+
     row_number_s: NotNegative = 0.0
     """Of products in 8 bits: of each number of a row, in and out, which is brought into 8 bits, or back by its scales,
     in a pass beside the product."""

@@ -66,7 +66,7 @@ class StepTimer:
         self._by_counts_s: dict[tuple[int, int, bool], float] = {}
         self._bytes_per_s = calibration.read_bytes_per_s
         self._reads = [
-            (group, self._read_s(group), group.has_other_way, self._attention_curve(group))
+            (group, self._read_s(group), self._lines_s(group), group.has_other_way, self._attention_curve(group))
             for group in self.parts.attentions
         ]
 
@@ -198,14 +198,14 @@ class StepTimer:
     def _attention_s(self, small: Columns, large: Columns, shared_tokens: int, shared_pairs: int) -> float:
         """The same of short spans and long ones."""
         total_s = 0.0
-        for group, read_s, has_other_way, curve in self._reads:
+        for group, read_s, lines_s, has_other_way, curve in self._reads:
             n_hidden, n_pairs = (0, 0) if group.window else (shared_tokens, shared_pairs)
             one_s = 0.0
             if small[0]:
                 found = seen(*small, group.window)
                 memory_s = (found.n_read - n_hidden) * read_s
-                one_s = self._lines_s(group, small, found, memory_s) if has_other_way else memory_s
-                one_s += curve.fixed_s[0]
+                one_s = self._latent_s(group, small, found, memory_s) if has_other_way else memory_s
+                one_s += curve.fixed_s[0] + len(small[0]) * lines_s
             if large[0] or n_pairs:
                 one_s += self._prompts_s(group, large, n_pairs)
             total_s += group.n_times * one_s
@@ -250,7 +250,12 @@ class StepTimer:
         short = [i for i, length in enumerate(lengths) if length <= limit]
         return ([starts[i] for i in short], [lengths[i] for i in short]), large
 
-    def _lines_s(self, group: AttentionGroup, spans: Columns, found: Seen, memory_s: float) -> float:
+    def _lines_s(self, group: AttentionGroup) -> float:
+        """Of a sequence in one layer, beside its keys and values: a line for each KV head."""
+        n_heads = max(1.0, group.token_numbers / (2 * group.head_dim))
+        return n_heads * self._attention_curve(group).line_s
+
+    def _latent_s(self, group: AttentionGroup, spans: Columns, found: Seen, memory_s: float) -> float:
         """Where all heads read one line a token, arithmetic may bind."""
         rate = self._attention_curve(group).flops_share[0] * self.calibration.rate("bfloat16")
         return _joined(memory_s, group.flops(*spans, found.n_pairs) / rate)
