@@ -23,6 +23,8 @@ import numpy as np
 from quire.core.errors import RequestError
 from quire.engine.grammars.wire import (
     MANY_CORES,
+    REPEATED_TOKENS,
+    REPEATS,
     SPIN_S_ON_MANY_CORES,
     Begin,
     Begun,
@@ -82,6 +84,8 @@ class MatcherProcess:
         self._compiled: queue.SimpleQueue[tuple[Begin, Matcher | RequestError]] = queue.SimpleQueue()
         self._compiling: dict[int, _Compiling] = {}
         """Handed to the second thread and not taken back, by first handle, in order."""
+        self._repeated, self._n_repeats = Turn([], []), 0
+        """What is repeated, and how often something was since the process began."""
         self._wake_read, self._wake_write = os.pipe()
         self._spent_s = 0.0
         """Of the second thread, when the oldest of these began."""
@@ -102,11 +106,14 @@ class MatcherProcess:
         while True:
             self._rest()
             if not self._connection.waits(0.0, SPIN_S):
-                poll.poll()
+                self._connection.sleep(poll)
             while not self._compiled.empty():
                 os.read(self._wake_read, 1)
                 self._take_compiled()
-            if self._connection.waits(0.0):
+            if self._marks[REPEATS[0]] > self._n_repeats:
+                self._connection.take_silently()
+                self._repeat()
+            elif self._connection.waits(0.0):
                 try:
                     order = decode_order(self._connection.receive())
                 except EOFError:
@@ -125,7 +132,20 @@ class MatcherProcess:
             self._compiling[order.handles[0]] = _Compiling(order, allowed_s)
             self._waiting.put(order)
         elif isinstance(order, Turn):
+            self._repeated = Turn([], order.rows, order.lines)
             self._connection.send(encode(self._turn(order)))
+
+    def _repeat(self) -> None:
+        """The last turn again, with other tokens."""
+        self._n_repeats, turn = self._marks[REPEATS[0]], self._repeated
+        tokens = self._marks[REPEATED_TOKENS : REPEATED_TOKENS + len(turn.rows)].tolist()
+        turn.moves = [(handle, [token]) for handle, token in zip(turn.rows, tokens, strict=True)]
+        turned = self._turn(turn)
+        if turned.ends:
+            self._connection.send(encode(turned))
+        else:
+            self._marks[REPEATS[1]] = self._n_repeats
+            self._connection.send_silently()
 
     def _turn(self, order: Turn) -> Turned:
         self._matchers.drop(order.dropped)
