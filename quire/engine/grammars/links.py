@@ -28,6 +28,9 @@ FEW: Final = 4
 """Sequences of a process before there is another one."""
 REPEATS: Final = MAY_REPEAT and SPIN_S > 0
 """Whether turns that are as the one before are asked for without messages: only those who wait awake notice at once."""
+GATHER_S: Final = 0.003
+"""Requests that begin so soon after another share its first step, if there is nothing else to do meanwhile: each step of
+a few prompts alone takes as long."""
 DEAR_S: Final = 0.02
 """A grammar that takes longer to compile is in one process only."""
 
@@ -89,13 +92,16 @@ class MatcherLinks:
         link.begin(handles, grammar, compile_s, lead)
 
     def begun(self, wait_s: float) -> list[Begun]:
-        """What has begun since the last call; waits for the first up to `wait_s`."""
-        end_s = time.monotonic() + wait_s
+        """What has begun since the last call; waits for the first up to `wait_s`, and then for others `GATHER_S`."""
+        end_s, found = time.monotonic() + wait_s, list[Begun]()
         while True:
             waiting = [link for link in self._links if link.is_beginning]
-            share_s = wait_s / max(len(waiting), 1)
-            found = [begun for link in self._links for begun in link.begun(share_s if link in waiting else 0.0)]
-            if found or not waiting or time.monotonic() >= end_s:
+            share_s = (min(wait_s, GATHER_S) if found else wait_s) / max(len(waiting), 1)
+            had_any = bool(found)
+            found += [begun for link in self._links for begun in link.begun(share_s if link in waiting else 0.0)]
+            if found and not had_any:
+                end_s = time.monotonic() + min(wait_s, GATHER_S)
+            if not waiting or time.monotonic() >= end_s:
                 return found
 
     def drop(self, handles: Sequence[int]) -> None:

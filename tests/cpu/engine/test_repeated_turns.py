@@ -129,3 +129,16 @@ def test_a_silent_message_wakes_who_sleeps() -> None:
     assert theirs._n_received == bells[BELLS[0]] == 3 and not theirs.waits(0.0)
     ours.close()
     theirs.close()
+
+
+def test_those_that_begin_together_are_told_together(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three processes, each with grammars of its own to compile."""
+    monkeypatch.setattr(links, "FEW", 2)
+    monkeypatch.setattr(links, "GATHER_S", 60.0)
+    made = MatcherLinks(processes)
+    for handle in range(1, 8):
+        made.begin([handle], f"start: /together {handle}[a-z]+/", 0.0)
+    assert {one for begun in made.begun(60.0) for one in begun.handles} == set(range(1, 8))
+    made.close()
