@@ -29,8 +29,7 @@ FEW: Final = 4
 REPEATS: Final = MAY_REPEAT and SPIN_S > 0
 """Whether turns that are as the one before are asked for without messages: only those who wait awake notice at once."""
 GATHER_S: Final = 0.003
-"""Requests that begin so soon after another share its first step, if there is nothing else to do meanwhile: each step of
-a few prompts alone takes as long."""
+"""Requests that begin so soon after another share its first step, if there is nothing else to do meanwhile."""
 DEAR_S: Final = 0.02
 """A grammar that takes longer to compile is in one process only."""
 

@@ -47,8 +47,9 @@ TOGETHER_S: Final = 1.0
 COMPILE_FACTOR: Final = 4.0
 COMPILE_SPARE_S: Final = 1.0
 """A grammar may take so many times, and so much more, than it took in its trial."""
-SPIN_S: Final = 4 * SPIN_S_ON_MANY_CORES if (os.cpu_count() or 1) >= MANY_CORES else 0.0
-"""As long as the steps of a small model: the next turn is likely to come."""
+SPIN_S: Final = 8 * SPIN_S_ON_MANY_CORES if (os.cpu_count() or 1) >= MANY_CORES else 0.0
+"""As long as the steps of a small model: the next turn is likely to come, and to wake all processes takes the engine
+longer than all else that it does for masks."""
 STACK_BYTES: Final = 64 << 20
 MOST_FORETOLD: Final = 32
 """Sequences of a step up to which it is looked what they must say: 3 to 20 µs each, and in larger steps drafts gain
