@@ -46,7 +46,8 @@ class SampledRows:
         self._no_history = np.array([0, tables.spare_slot, 0, 0, 1, 0, 0])[:, None]
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_sampled, model.arch.vocab_size), model.dtype)
-        self._mask_bits = device.zeros((max_sampled, -(-model.arch.vocab_size // MASK_WORD_BITS)), torch.int32)
+        # as wide as masks are, so that they come in one piece
+        self._mask_bits = device.zeros((max_sampled, -(-tail.vocab_limit // MASK_WORD_BITS)), torch.int32)
         self._choice = Choice(device.zeros((max_sampled,), torch.int32), device.zeros((max_sampled,), torch.uint8))
 
     def bucket(self, n_sampled: int) -> int:

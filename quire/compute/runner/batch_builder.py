@@ -53,8 +53,8 @@ def build_batch(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
     """Rows in span order. O(n_tokens) in numpy, no Python loop over tokens. masked: spans that have masks."""
     slots = np.array(spans.slots, np.int64)
     starts = np.array(spans.starts, np.int64)
-    if not masked and all(spans.wants) and sum(spans.lengths) == len(slots) + sum(spans.n_drafts):
-        return _all_sampled(slots, starts, spans.lengths)
+    if all(spans.wants) and sum(spans.lengths) == len(slots) + sum(spans.n_drafts):
+        return _all_sampled(slots, starts, spans.lengths, masked)
     lengths = np.asarray(spans.lengths, np.int64)
     wanted = np.flatnonzero(np.asarray(spans.wants, bool))
     q_indptr = np.zeros(len(slots) + 1, np.int32)
@@ -70,12 +70,6 @@ def build_batch(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
         wanted, back = _with_drafts(wanted, np.asarray(spans.n_drafts, np.int64)[wanted])
         sampled_rows = q_indptr[1:][wanted].astype(np.int64) - 1 - back
     sampled_slots, sampled_positions = row_slots[sampled_rows], row_positions[sampled_rows] + 1
-    mask_lines = np.full(len(wanted), -1, np.int32)
-    if masked:
-        is_masked = np.zeros(len(slots), bool)
-        is_masked[list(masked)] = True
-        rows = np.flatnonzero(is_masked[wanted])
-        mask_lines[rows] = np.arange(len(rows))
     return FlatBatch(
         row_slots=row_slots,
         row_positions=row_positions,
@@ -85,8 +79,24 @@ def build_batch(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
         sampled_rows=sampled_rows,
         sampled_slots=sampled_slots,
         sampled_positions=sampled_positions,
-        mask_lines=mask_lines,
+        mask_lines=_mask_lines(masked, len(slots), wanted),
     )
+
+
+def _mask_lines(masked: Sequence[int], n_spans: int, row_spans: np.ndarray | None = None) -> np.ndarray:
+    """int32 [m] of sampled rows, of these spans; None: one row of each."""
+    n = n_spans if row_spans is None else len(row_spans)
+    if len(masked) == n_spans:
+        return np.arange(n, dtype=np.int32)
+    lines = np.full(n, -1, np.int32)
+    if masked:
+        rows = np.array(masked)
+        if row_spans is not None:
+            is_masked = np.zeros(n_spans, bool)
+            is_masked[rows] = True
+            rows = np.flatnonzero(is_masked[row_spans])
+        lines[rows] = np.arange(len(rows))
+    return lines
 
 
 def _with_drafts(wanted: np.ndarray, n_drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -96,15 +106,16 @@ def _with_drafts(wanted: np.ndarray, n_drafts: np.ndarray) -> tuple[np.ndarray, 
     return np.repeat(wanted, n_drafts + 1), back
 
 
-def _all_sampled(slots: np.ndarray, starts: np.ndarray, span_lengths: list[int]) -> FlatBatch:
+def _all_sampled(slots: np.ndarray, starts: np.ndarray, span_lengths: list[int], masked: Sequence[int]) -> FlatBatch:
     """Every span is a token and its drafts, and wants what follows each: most steps."""
-    n = sum(span_lengths)
+    n, row_spans = sum(span_lengths), None
     if n == len(slots):
         q_indptr, row_slots, row_positions, ends = np.arange(n + 1, dtype=np.int32), slots, starts, starts + 1
     else:
         lengths = np.array(span_lengths, np.int64)
         q_indptr = np.array([0, *itertools.accumulate(span_lengths)], np.int32)
         row_slots, ends = np.repeat(slots, lengths), starts + lengths
+        row_spans = np.repeat(np.arange(len(slots)), lengths)
         row_positions = np.arange(n) + np.repeat(starts - q_indptr[:-1], lengths)
     return FlatBatch(
         row_slots=row_slots,
@@ -115,7 +126,7 @@ def _all_sampled(slots: np.ndarray, starts: np.ndarray, span_lengths: list[int])
         sampled_rows=np.arange(n),
         sampled_slots=row_slots,
         sampled_positions=row_positions + 1,
-        mask_lines=np.full(n, -1, np.int32),
+        mask_lines=_mask_lines(masked, len(slots), row_spans),
     )
 
 

@@ -9,6 +9,7 @@ the process fails alone; the others notice nothing but time.
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import logging
 import mmap
@@ -24,15 +25,18 @@ from quire.engine.grammars.wire import (
     MANY_CORES,
     MARKS,
     MATCHERS,
-    SHARED_BYTES,
+    REPEATED_TOKENS,
+    REPEATS,
     SPIN_S_ON_MANY_CORES,
     Begin,
     Begun,
     Channel,
     Died,
+    Nudge,
     Turn,
     Turned,
     encode,
+    shared_bytes,
 )
 from quire.text.leading import LeadBound
 from quire.text.matchers import MANY, TOO_SLOW, End, failed
@@ -78,12 +82,18 @@ class MatcherLink:
         process; of all links."""
         self._processes, self._masks, self._unfollowed = processes, masks, unfollowed
         self._descriptor = os.memfd_create("quire-marks")
-        os.ftruncate(self._descriptor, SHARED_BYTES)
-        self._memory = mmap.mmap(self._descriptor, SHARED_BYTES)
+        n_bytes = shared_bytes(processes.settings.n_rows)
+        os.ftruncate(self._descriptor, n_bytes)
+        self._memory = mmap.mmap(self._descriptor, n_bytes)
+        self._marks = memoryview(self._memory).cast("q")
         self._child: Channel | None = None
         self._turn: Turn | None = None
         """That was asked for, until its answer is taken."""
         self._turned: Turned | None = None
+        self._repeatable: Turn | None = None
+        """The newest that the process was sent, if it can be repeated."""
+        self._n_repeats, self._repeats = 0, False
+        """In this process, and whether an answer to the newest is to come."""
         self._seqs: dict[int, _Seq] = {}
         self._dropped: list[int] = []
         """Sequences that the process may forget."""
@@ -137,7 +147,27 @@ class MatcherLink:
         turn.dropped, self._dropped = self._dropped, []
         turn.unfollowed = self._alone(turn.rows)
         self._turn = turn
+        self._repeatable = None if turn.drafts or turn.most_foretold else turn
         self._post(turn)
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the newest turn may be asked for again, without a message."""
+        return self._repeatable is not None and self._turn is None and not self._dropped
+
+    def repeat(self, tokens: Sequence[int]) -> None:
+        """That, with each row's sequence moved by one token. Only if `may_repeat`."""
+        turn, child = self._repeatable, self._child
+        assert turn is not None and child is not None
+        for handle, token in zip(turn.rows, tokens, strict=True):
+            self._seqs[handle].tokens.append(token)
+        self._turn, self._repeats, self._n_repeats = turn, True, self._n_repeats + 1
+        self._marks[REPEATED_TOKENS : REPEATED_TOKENS + len(tokens)] = array.array("q", tokens)
+        self._marks[REPEATS[0]] = self._n_repeats
+        try:
+            child.send_silently()
+        except OSError:
+            self._recover(_Ended(self._read_end()))
 
     def answer(self) -> Turned:
         """Wait for what was asked: what ended by it, and what is foretold. The masks are there."""
@@ -176,18 +206,22 @@ class MatcherLink:
 
     def _send(self, order: Begin | Turn) -> None:
         if self._child is None:
-            self._memory[:] = bytes(SHARED_BYTES)
+            self._memory[:] = bytes(len(self._memory))
+            self._n_repeats = 0
             self._child = self._processes.fork(MATCHERS, (self._descriptor, self._masks))
-            self._child.attach(memoryview(self._memory).cast("q"), is_engine=True)
+            self._child.attach(self._marks, is_engine=True)
         try:
             self._child.send(encode(order))
         except OSError:
             raise _Ended(self._read_end()) from None
 
-    def _hear(self) -> Begun | Turned:
+    def _hear(self) -> Begun | Turned | Nudge:
         assert self._child is not None
+        if self._repeats and self._marks[REPEATS[1]] == self._n_repeats:
+            self._child.take_silently()
+            return Turned([])
         report = hear(self._child)
-        if isinstance(report, Begun | Turned):
+        if isinstance(report, Begun | Turned | Nudge):
             return report
         raise _Ended(report if isinstance(report, Died) else Died())
 
@@ -199,16 +233,16 @@ class MatcherLink:
                 return report
         return Died()
 
-    def _note(self, report: Begun | Turned) -> None:
+    def _note(self, report: Begun | Turned | Nudge) -> None:
         if isinstance(report, Turned):
-            self._turned = report
-        else:
+            self._turned, self._repeats = report, False
+        elif isinstance(report, Begun):
             for handle in report.handles:
                 if handle in self._seqs:
                     self._seqs[handle].group.is_begun = True
             self._news.append(report)
 
-    def _wait(self) -> Begun | Turned:
+    def _wait(self) -> Begun | Turned | Nudge:
         """The next report. Raises _Ended, also when there is none for too long."""
         assert self._child is not None
         deadline_s = time.monotonic() + SILENCE_S
@@ -223,7 +257,7 @@ class MatcherLink:
     def _recover(self, ended: _Ended) -> None:
         """Another process, in which every sequence is where it was; those that cannot go on have ended. What was asked
         for is asked for again."""
-        n_blameless = 0
+        n_blameless, self._repeats, self._repeatable = 0, False, None
         while True:
             lost = self._blamed(ended.died)
             n_blameless = 0 if lost else n_blameless + 1

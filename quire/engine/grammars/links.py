@@ -18,14 +18,18 @@ from typing import Final
 import numpy as np
 
 from quire.core.plan import SpanDrafts
-from quire.engine.grammars.link import MatcherLink
+from quire.engine.grammars.link import SPIN_S, MatcherLink
 from quire.engine.grammars.processes import GrammarProcesses
-from quire.engine.grammars.wire import Begun, Turn
+from quire.engine.grammars.wire import MAY_REPEAT, Begun, Turn
 from quire.text.leading import LeadBound
 from quire.text.matchers import End, Foretold
 
 FEW: Final = 4
 """Sequences of a process before there is another one."""
+REPEATS: Final = MAY_REPEAT and SPIN_S > 0
+"""Whether turns that are as the one before are asked for without messages: only those who wait awake notice at once."""
+GATHER_S: Final = 0.003
+"""Requests that begin so soon after another share its first step, if there is nothing else to do meanwhile."""
 DEAR_S: Final = 0.02
 """A grammar that takes longer to compile is in one process only."""
 
@@ -69,6 +73,9 @@ class MatcherLinks:
         """Where each sequence is."""
         self._asked: list[tuple[MatcherLink, list[int]]] = []
         """Processes that make a turn, and which rows of it."""
+        self._rows: list[int] = []
+        self._last: list[tuple[MatcherLink, list[int]]] = []
+        """Of the newest turn, if it can be repeated: handles, processes and which rows each has."""
         self._n_rows, self._n_lines = 0, 0
         self._late: list[End] = []
         """Ends that are still to be told."""
@@ -84,13 +91,16 @@ class MatcherLinks:
         link.begin(handles, grammar, compile_s, lead)
 
     def begun(self, wait_s: float) -> list[Begun]:
-        """What has begun since the last call; waits for the first up to `wait_s`."""
-        end_s = time.monotonic() + wait_s
+        """What has begun since the last call; waits for the first up to `wait_s`, and then for others `GATHER_S`."""
+        end_s, found = time.monotonic() + wait_s, list[Begun]()
         while True:
             waiting = [link for link in self._links if link.is_beginning]
-            share_s = wait_s / max(len(waiting), 1)
-            found = [begun for link in self._links for begun in link.begun(share_s if link in waiting else 0.0)]
-            if found or not waiting or time.monotonic() >= end_s:
+            share_s = (min(wait_s, GATHER_S) if found else wait_s) / max(len(waiting), 1)
+            had_any = bool(found)
+            found += [begun for link in self._links for begun in link.begun(share_s if link in waiting else 0.0)]
+            if found and not had_any:
+                end_s = time.monotonic() + min(wait_s, GATHER_S)
+            if not waiting or time.monotonic() >= end_s:
                 return found
 
     def drop(self, handles: Sequence[int]) -> None:
@@ -111,6 +121,8 @@ class MatcherLinks:
         of each row, as in `Turn`."""
         if self._asked:  # a process could not answer: the others have written what nobody took
             self._late += self.answer().ends
+        if self._repeat(moves, rows):
+            return
         turns = {id(link): (link, Turn([], [], most_foretold=most_foretold), list[int]()) for link in self._links}
         for handle, tokens in moves:
             if handle in self._homes:
@@ -133,6 +145,20 @@ class MatcherLinks:
             if turn.moves or turn.rows:
                 self._asked.append((link, own))
                 link.ask(turn)
+        is_plain = REPEATS and not drafts and not most_foretold and all(handle in self._homes for handle in rows)
+        self._rows, self._last = rows, [(link, own) for link, own in self._asked if own] if is_plain else []
+
+    def _repeat(self, moves: list[tuple[int, list[int]]], rows: list[int]) -> bool:
+        """Most turns are the one before with one token more of each sequence: then that is all that is said."""
+        if not self._last or rows != self._rows or [handle for handle, _ in moves] != rows:
+            return False
+        tokens = [token for _, said in moves for token in said]
+        if len(tokens) != len(rows) or not all(link.may_repeat for link, _ in self._last):
+            return False
+        self._asked = list(self._last)
+        for link, own in self._last:
+            link.repeat([tokens[row] for row in own])
+        return True
 
     def answer(self) -> Masks:
         """Wait for what was asked."""

@@ -83,6 +83,8 @@ class StructuredOutput:
         """Handle → request, sequence, key and kind of its constraint, tenant."""
         self._asked_for: _AskedFor | None = None
         """What the matchers are working on."""
+        self._handles_of: tuple[list[Seq], list[int]] = [], []
+        """Of the newest masked spans, as long as no sequence leaves."""
         self._ends: list[End] = []
         """Of sequences, which nobody has been told."""
         self._made: StepMasks | None = None
@@ -188,6 +190,7 @@ class StructuredOutput:
         if not seqs:
             self._live.pop(request_id, None)
         if handle is not None:
+            self._handles_of = [], []
             self._owners.pop(handle, None)
             if self._links is not None:
                 self._links.drop([handle])
@@ -196,14 +199,18 @@ class StructuredOutput:
         """Have matchers moved by committed tokens, and the masks of the next plan that needs them made: `masks` and
         `ended` wait for that, so there is time for other work."""
         moves: dict[int, list[int]] = {}
+        live = self._live
         for delta in deltas:
-            handle = self._live.get(delta.request_id, {}).get(delta.index)
+            seqs = live.get(delta.request_id)
+            handle = None if seqs is None else seqs.get(delta.index)
             if handle is None:
                 continue
             if delta.finish_reason is not None:
                 self.drop_seq(delta.request_id, delta.index)
+            elif handle in moves:
+                moves[handle] = moves[handle] + delta.token_ids
             elif delta.token_ids:
-                moves.setdefault(handle, []).extend(delta.token_ids)
+                moves[handle] = delta.token_ids
         if moves or unmasked is not None:
             self._ask(list(moves.items()), unmasked)
 
@@ -295,9 +302,10 @@ class StructuredOutput:
         rows, drafts, owners = list[int](), list[SpanDrafts](), list[Seq]()
         if unmasked is not None:
             owners, drafts = [unmasked.seqs[span] for span in unmasked.plan.masked], unmasked.drafts
-            rows = [self._live.get(one.request.request_id, {}).get(one.index, 0) for one in owners]
-        for owner in owners:
-            owner.foretold = None
+            rows = self._rows(owners)
+        if self.most_foretold:
+            for owner in owners:
+                owner.foretold = None
         if moves or any(rows):
             self._matchers().ask(moves, rows, drafts, self.most_foretold)
             self._asked_for = _AskedFor(None if unmasked is None else unmasked.plan, owners)
@@ -305,6 +313,14 @@ class StructuredOutput:
             n_words = 0 if self._processes is None else self._processes.settings.n_words
             free = np.full((len(rows) + sum(map(len, drafts)), n_words), -1, "<i4")
             self._made = _step_masks(unmasked.plan, free)
+
+    def _rows(self, owners: list[Seq]) -> list[int]:
+        """Their handles; 0 of one that has none, or none any more."""
+        known, rows = self._handles_of
+        if known != owners:
+            rows = [self._live.get(one.request.request_id, {}).get(one.index, 0) for one in owners]
+            self._handles_of = owners, rows
+        return rows
 
     def _take(self) -> None:
         """Wait for what was asked for, if anything was."""

@@ -23,6 +23,8 @@ import numpy as np
 from quire.core.errors import RequestError
 from quire.engine.grammars.wire import (
     MANY_CORES,
+    REPEATED_TOKENS,
+    REPEATS,
     SPIN_S_ON_MANY_CORES,
     Begin,
     Begun,
@@ -45,8 +47,9 @@ TOGETHER_S: Final = 1.0
 COMPILE_FACTOR: Final = 4.0
 COMPILE_SPARE_S: Final = 1.0
 """A grammar may take so many times, and so much more, than it took in its trial."""
-SPIN_S: Final = 4 * SPIN_S_ON_MANY_CORES if (os.cpu_count() or 1) >= MANY_CORES else 0.0
-"""As long as the steps of a small model: the next turn is likely to come."""
+SPIN_S: Final = 8 * SPIN_S_ON_MANY_CORES if (os.cpu_count() or 1) >= MANY_CORES else 0.0
+"""As long as the steps of a small model: the next turn is likely to come, and to wake all processes takes the engine
+longer than all else that it does for masks."""
 STACK_BYTES: Final = 64 << 20
 MOST_FORETOLD: Final = 32
 """Sequences of a step up to which it is looked what they must say: 3 to 20 µs each, and in larger steps drafts gain
@@ -82,6 +85,8 @@ class MatcherProcess:
         self._compiled: queue.SimpleQueue[tuple[Begin, Matcher | RequestError]] = queue.SimpleQueue()
         self._compiling: dict[int, _Compiling] = {}
         """Handed to the second thread and not taken back, by first handle, in order."""
+        self._repeated, self._n_repeats = Turn([], []), 0
+        """What is repeated, and how often something was since the process began."""
         self._wake_read, self._wake_write = os.pipe()
         self._spent_s = 0.0
         """Of the second thread, when the oldest of these began."""
@@ -102,11 +107,14 @@ class MatcherProcess:
         while True:
             self._rest()
             if not self._connection.waits(0.0, SPIN_S):
-                poll.poll()
+                self._connection.sleep(poll)
             while not self._compiled.empty():
                 os.read(self._wake_read, 1)
                 self._take_compiled()
-            if self._connection.waits(0.0):
+            if self._marks[REPEATS[0]] > self._n_repeats:
+                self._connection.take_silently()
+                self._repeat()
+            elif self._connection.waits(0.0):
                 try:
                     order = decode_order(self._connection.receive())
                 except EOFError:
@@ -125,7 +133,20 @@ class MatcherProcess:
             self._compiling[order.handles[0]] = _Compiling(order, allowed_s)
             self._waiting.put(order)
         elif isinstance(order, Turn):
+            self._repeated = Turn([], order.rows, order.lines)
             self._connection.send(encode(self._turn(order)))
+
+    def _repeat(self) -> None:
+        """The last turn again, with other tokens."""
+        self._n_repeats, turn = self._marks[REPEATS[0]], self._repeated
+        tokens = self._marks[REPEATED_TOKENS : REPEATED_TOKENS + len(turn.rows)].tolist()
+        turn.moves = [(handle, [token]) for handle, token in zip(turn.rows, tokens, strict=True)]
+        turned = self._turn(turn)
+        if turned.ends:
+            self._connection.send(encode(turned))
+        else:
+            self._marks[REPEATS[1]] = self._n_repeats
+            self._connection.send_silently()
 
     def _turn(self, order: Turn) -> Turned:
         self._matchers.drop(order.dropped)

@@ -3,6 +3,7 @@ writes to these sockets."""
 
 from __future__ import annotations
 
+import platform
 import select
 import signal
 import socket
@@ -31,11 +32,26 @@ MARKS: Final = struct.Struct("=qq")
 """In the memory that a process of matchers shares with its link, handles or 0: whose matcher moves or is asked for a
 mask, as `matchers.Matchers` marks it; and whose grammar is being compiled beside that."""
 BELLS: Final = (2, 3)
-"""Behind these, as int64: how many messages the engine has sent, and how many the process."""
-SHARED_BYTES: Final = 32
+"""Behind these, as int64: how many messages the engine has sent, and how many the process; silent ones count."""
+SLEEPS: Final = (4, 5)
+"""Whether the engine, and the process, sleep: they are woken then, by a message."""
+REPEATS: Final = (6, 7)
+"""Turns that are as the one before but for their tokens: how many the engine has asked for, and the newest of them that
+is done and of which there is nothing to say."""
+REPEATED_TOKENS: Final = 8
+"""Where their tokens begin, one for each row."""
+MAY_REPEAT: Final = platform.machine() in ("x86_64", "AMD64")
+"""Whether others see what a process writes in that order: silent messages rely on it."""
+LOST_S: Final = 0.005
+"""Who falls asleep looks again after so long: a silent message may have come in that very moment."""
 MANY_CORES: Final = 8
 SPIN_S_ON_MANY_CORES: Final = 0.0005
 """How long either end waits awake for the other, on a machine with so many cores."""
+
+
+def shared_bytes(n_rows: int) -> int:
+    """Of the memory that a process of matchers shares with its link. n_rows: of a turn, at most."""
+    return 8 * (REPEATED_TOKENS + n_rows)
 
 
 class GrammarSettings(msgspec.Struct):
@@ -108,6 +124,10 @@ class Turned(msgspec.Struct, tag=True):
     """Of each row, if that was asked for."""
 
 
+class Nudge(msgspec.Struct, tag=True):
+    """Either way: wake up, there is a silent message."""
+
+
 class Died(msgspec.Struct, tag=True):
     """The last word of a process that ended before its time, mostly from its parent."""
 
@@ -117,10 +137,11 @@ class Died(msgspec.Struct, tag=True):
     """Where in our code it failed, if it did."""
 
 
-Order = GrammarTrial | Begin | Turn
-Report = Verdict | Begun | Turned | Died
+Order = GrammarTrial | Begin | Turn | Nudge
+Report = Verdict | Begun | Turned | Died | Nudge
 
 _LENGTH: Final = struct.Struct("=I")
+_SLEEP: Final = SLEEPS[0] - BELLS[0]
 
 encode = msgspec.msgpack.Encoder().encode
 decode_order: Callable[[bytes], Order] = msgspec.msgpack.Decoder(Order).decode
@@ -163,17 +184,41 @@ class Channel:
         if self._bells is not None:
             self._bells[self._own] += 1
 
+    def send_silently(self) -> None:
+        """What is to be said stands in the shared memory. Raises OSError as `send`."""
+        assert self._bells is not None
+        self._bells[self._own] += 1
+        if self._bells[self._other + _SLEEP]:
+            self.send(encode(Nudge()))
+
+    def take_silently(self) -> None:
+        """It was read there: in place of `receive`."""
+        self._n_received += 1
+
     def waits(self, timeout_s: float, spin_s: float = 0.0) -> bool:
-        """Whether there is something to receive, a message or the end. spin_s: how much of the wait is done awake,
-        where bells are attached and a core is free for it: being woken takes longer than most answers."""
-        if self._unread:
+        """Whether there is something to receive: a message, silent or not, or the end. spin_s: how much of the wait is
+        done awake, where bells are attached and a core is free for it: being woken takes longer than most answers."""
+        if self._unread or self._rings():
             return True
         if spin_s and self._bells is not None:
             end_s = time.perf_counter() + spin_s
             while time.perf_counter() < end_s:
                 if self._bells[self._other] > self._n_received:
                     return True
-        return bool(self._poll.poll(timeout_s * 1000))
+        return self.sleep(self._poll, timeout_s * 1000) if timeout_s else bool(self._poll.poll(0))
+
+    def sleep(self, poll: select.poll, timeout_ms: float | None = None) -> bool:
+        """Wait for what `poll` waits for, this end and perhaps more, or a silent message."""
+        if self._bells is None:
+            return bool(poll.poll(timeout_ms))
+        self._bells[self._own + _SLEEP] = 1
+        try:
+            return self._rings() or bool(poll.poll(LOST_S * 1000)) or self._rings() or bool(poll.poll(timeout_ms))
+        finally:
+            self._bells[self._own + _SLEEP] = 0
+
+    def _rings(self) -> bool:
+        return self._bells is not None and self._bells[self._other] > self._n_received
 
     def receive(self) -> bytes:
         """The next message. Raises EOFError at the end, also amid a message, and OSError."""

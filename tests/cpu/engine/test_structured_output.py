@@ -34,7 +34,7 @@ from quire.engine.grammars import trials
 from quire.engine.grammars.manager import StructuredOutput, Unmasked
 from quire.engine.grammars.processes import COMMAND, GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, key_of
-from quire.engine.grammars.wire import BELLS, MARKS, SHARED_BYTES, Channel, GrammarSettings
+from quire.engine.grammars.wire import BELLS, MARKS, Channel, GrammarSettings, shared_bytes
 from quire.engine.sleep import AsleepExecutor
 from quire.text.tokenizer import HfTokenizer
 
@@ -382,7 +382,7 @@ def test_a_grammar_that_loops_along_a_draft_goes_on_without(tokenizer: HfTokeniz
 
 def test_who_waits_awake_hears_the_bell() -> None:
     """Messages of all sizes, several at once; a bell of what was received already says nothing."""
-    bells = memoryview(bytearray(SHARED_BYTES)).cast("q")
+    bells = memoryview(bytearray(shared_bytes(0))).cast("q")
     ours, theirs = (Channel(end) for end in socket.socketpair())
     assert not ours.waits(0.0, 0.2), "there are no bells yet, and no message"
     ours.attach(bells, is_engine=True)
