@@ -26,10 +26,9 @@ from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 
 HIDDEN = 8192
-KIB = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+KIB = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536]
 N_CALLS, N_REPLAYS = 32, 15
-MOST_BYTES = KIB[-1] << 10
-MOST_ONE_SHOT_KIB = 4096
+MOST_BYTES = 16 << 20
 STEP = [
     *("latency", "--model", "shape:llama-3.1-8b", "--max-model-len", "4096", "--batch-size", "1", "--input-len", "128"),
     *("--output-len", "256", "--num-iters", "3", "--num-iters-warmup", "1", "--no-view", "--max-num-seqs", "8"),
@@ -63,8 +62,8 @@ def measure(rank: int, size: int, meeting_point: str) -> list[dict[str, float]]:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     nccl = NcclComm(rank, size, meeting_point, device)
-    one = PeerComm(nccl, device, one_shot_bytes=MOST_ONE_SHOT_KIB << 10)
-    two = PeerComm(nccl, device, one_shot_bytes=0, two_shots_bytes=MOST_BYTES)
+    one = PeerComm(nccl, device, one_shot=MOST_BYTES, longest=MOST_BYTES)
+    two = PeerComm(nccl, device, one_shot=0, longest=MOST_BYTES)
     ours = PeerComm(nccl, device)
     for comm in (one, two, ours):
         comm.join()
@@ -74,8 +73,7 @@ def measure(rank: int, size: int, meeting_point: str) -> list[dict[str, float]]:
         flat = torch.zeros(kib << 9, dtype=torch.bfloat16, device=device)
         row = {"kib": float(kib)}
         row["nccl"] = microseconds(nccl, lambda x=flat: nccl.all_reduce(x))
-        if kib <= MOST_ONE_SHOT_KIB:
-            row["one_shot"] = microseconds(nccl, lambda x=flat: one.all_reduce(x))
+        row["one_shot"] = microseconds(nccl, lambda x=flat: one.all_reduce(x))
         row["two_shots"] = microseconds(nccl, lambda x=flat: two.all_reduce(x))
         row["ours"] = microseconds(nccl, lambda x=flat: ours.all_reduce(x))
         if kib << 10 >= 2 * HIDDEN:

@@ -36,7 +36,7 @@ static_assert(N >= 2 && N <= QUIRE_MAX_RANKS, "as many ranks as peers.h has room
 constexpr int MAX_THREADS = N == 2 ? 1024 : 512;  // of a block: each needs registers for a cell of every rank
 constexpr int MAX_CLUSTER = 8;
 constexpr int MAX_WARPS = MAX_CLUSTER * MAX_THREADS / 32;  // of a row
-constexpr int PLAIN_THREADS = 256;
+constexpr int MIN_PLAIN_THREADS = 128, MAX_PLAIN_THREADS = 512;
 constexpr int MIN_THREADS = 64;  // of a block with a part of a row
 
 struct Call {
@@ -84,11 +84,12 @@ __device__ __forceinline__ const int4* cell_at(const void* base, int64_t cell) {
 
 // The place of a thread in every row of its block.
 struct Place {
-    int column;
+    int column, first, step;   // rows, or rounds of N rows, of this block: every `step`-th from `first` on
     bool is_live;              // there is such a column
 
     __device__ __forceinline__ explicit Place(const Call& call)
-        : column(blockIdx.x % call.n_slices * blockDim.x + threadIdx.x), is_live(column < call.args.row_cells) {}
+        : column(blockIdx.x % call.n_slices * blockDim.x + threadIdx.x), first(blockIdx.x / call.n_slices),
+          step(gridDim.x / call.n_slices), is_live(column < call.args.row_cells) {}
     __device__ __forceinline__ int64_t cell(const Call& call, int row) const {
         return static_cast<int64_t>(row) * call.args.row_cells + column;
     }
@@ -173,6 +174,18 @@ __device__ __forceinline__ void put_normed(const Call& call, int64_t cell, const
     static_cast<int4*>(call.args.normed)[cell] = x.narrow();
 }
 
+// Cells of all ranks for this one to sum. own: what it has itself. False: given up.
+__device__ __forceinline__ bool receive_parts(const QuirePeers& peers, const Call& call, uint32_t number, int64_t cell,
+                                              const int4& own, int4 (&cells)[N]) {
+    int4* from[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        from[i] = part_of(peers, peers.rank, number, i, cell);
+        cells[i] = i == peers.rank ? own : no_cell();
+    }
+    return receive<N>(peers, call.args.timeout_ns, number, from, cells);
+}
+
 // What is before the first wait in both kernels: only constants are read.
 template <bool NORM> __device__ __forceinline__ int4 begin(const Call& call, const Place& place) {
     let_next_grid_start();
@@ -185,75 +198,34 @@ template <bool NORM> __device__ __forceinline__ int4 begin(const Call& call, con
 
 // ---- one shot ------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ Pair with_number(int a, int b, uint32_t call) {
-    const uint64_t number = static_cast<uint64_t>(call) << 32;
-    return {number | static_cast<uint32_t>(a), number | static_cast<uint32_t>(b)};
-}
-__device__ __forceinline__ bool has_number(const Pair& x, uint32_t call) {
-    return static_cast<uint32_t>(x.low >> 32) == call && static_cast<uint32_t>(x.high >> 32) == call;
-}
-
-__device__ __forceinline__ void push_words(const QuirePeers& peers, uint32_t call, int64_t cell, const int4& x) {
-    const Pair first = with_number(x.x, x.y, call), second = with_number(x.z, x.w, call);
-#pragma unroll
-    for (int i = 1; i < N; ++i) {
-        char* to = words_of(peers, (peers.rank + i) % N, call, peers.rank, cell);
-        store_pair(to, first);
-        store_pair(to + SECOND_HALF, second);
-    }
-}
-// The cells of all ranks, own: this rank's.
-__device__ __forceinline__ void pull_words(const QuirePeers& peers, int64_t timeout_ns, uint32_t call, int64_t cell,
-                                           const int4& own, int4 (&cells)[N]) {
-    const char* from[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) from[i] = words_of(peers, peers.rank, call, i, cell);
-    Patience patience;
-    while (true) {
-        Pair first[N], second[N];
-        int missing = -1;
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            if (i == peers.rank) continue;
-            first[i] = load_pair(from[i]), second[i] = load_pair(from[i] + SECOND_HALF);
-        }
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            cells[i] = own;
-            if (i == peers.rank) continue;
-            cells[i] = make_int4(static_cast<int>(first[i].low), static_cast<int>(first[i].high),
-                                 static_cast<int>(second[i].low), static_cast<int>(second[i].high));
-            if (!has_number(first[i], call) || !has_number(second[i], call)) missing = i;
-        }
-        if (missing < 0 || patience.ends(peers, timeout_ns, missing, call)) return;
-    }
-}
-
 template <class T, bool NORM>
 __global__ void __launch_bounds__(MAX_THREADS)
     one_shot_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
     __shared__ float of_warps[2][1][MAX_WARPS];
     const Place place(call);
-    const int first_row = blockIdx.x / call.n_slices, row_step = gridDim.x / call.n_slices;
     const int4 weight = begin<NORM>(call, place);
     const uint32_t number = number_of_call(peers);
     const bool is_void = has_given_up(peers);
-    for (int row = first_row; row < call.n_rows; row += row_step) {
+    for (int row = place.first; row < call.n_rows; row += place.step) {
+        if (!place.has(call, row)) continue;
         const int64_t cell = place.cell(call, row);
-        if (place.has(call, row) && !is_void) push_words(peers, number, cell, load_here(cell_at(call.args.x, cell)));
+        const int4 own = sendable(load_here(cell_at(call.args.x, cell)));  // on its way before `is_void` is known
+        if (is_void) continue;
+#pragma unroll
+        for (int i = 1; i < N; ++i) store_cell(part_of(peers, (peers.rank + i) % N, number, peers.rank, cell), own);
     }
     __syncthreads();
     if (threadIdx.x == 0) take_turn(peers, number);
     int turn = 0;
-    for (int row = first_row; row < call.n_rows; row += row_step, turn ^= 1) {
+    for (int row = place.first; row < call.n_rows; row += place.step, turn ^= 1) {
         const int64_t cell = place.cell(call, row);
         const bool is_live = place.has(call, row);
         int4 stored = make_int4(0, 0, 0, 0);
         if (is_live) {
             int4 before = stored, cells[N];
-            const int4 own = load_here(cell_at(call.args.x, cell));
+            const int4 own = sendable(load_here(cell_at(call.args.x, cell)));
             if (call.args.residual) before = load_here(cell_at(call.args.residual, cell));
-            pull_words(peers, call.args.timeout_ns, number, cell, own, cells);
+            receive_parts(peers, call, number, cell, own, cells);
             stored = put<T>(call, cell, sum_of<T>(cells), before);
         }
         if constexpr (NORM) {
@@ -266,53 +238,70 @@ __global__ void __launch_bounds__(MAX_THREADS)
 
 // ---- two shots: row r is summed by rank r % N, as row r / N of its parts -------------------------------------------
 
+// Parts to their owners, then sums to all: of all rows of this block, each cell as soon as it can be.
+__device__ __forceinline__ void send_rows(const QuirePeers& peers, const Call& call, const Place& place,
+                                          uint32_t number, bool is_void) {
+    for (int round = place.first; round * N < call.n_rows; round += place.step) {
+        const int64_t part = place.cell(call, round);
+        int4 cells[N];
+#pragma unroll
+        for (int i = 1; i < N; ++i) {
+            const int row = round * N + (peers.rank + i) % N;
+            if (place.has(call, row)) cells[i] = load_here(cell_at(call.args.x, place.cell(call, row)));
+        }
+        if (is_void) continue;
+#pragma unroll
+        for (int i = 1; i < N; ++i) {
+            const int owner = (peers.rank + i) % N;
+            if (!place.has(call, round * N + owner)) continue;
+            store_cell(part_of(peers, owner, number, peers.rank, part), sendable(cells[i]));
+        }
+    }
+}
+template <class T>
+__device__ __forceinline__ void send_sums(const QuirePeers& peers, const Call& call, const Place& place,
+                                          uint32_t number) {
+    for (int round = place.first; round * N < call.n_rows; round += place.step) {
+        const int row = round * N + peers.rank;
+        if (!place.has(call, row)) continue;
+        const int64_t cell = place.cell(call, row);
+        int4 cells[N];
+        const int4 own = sendable(load_here(cell_at(call.args.x, cell)));
+        if (!receive_parts(peers, call, number, place.cell(call, round), own, cells)) continue;
+        const int4 sum = sendable(sum_of<T>(cells));
+#pragma unroll
+        for (int i = 1; i <= N; ++i) store_cell(whole_of(peers, (peers.rank + i) % N, number, cell), sum);
+    }
+}
+
 template <class T, bool NORM>
 __global__ void __launch_bounds__(MAX_THREADS)
     two_shots_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
     __shared__ float of_warps[2][N][MAX_WARPS];
     const Place place(call);
-    const int n_rounds = (call.n_rows + N - 1) / N;
-    const int first = blockIdx.x / call.n_slices, step = gridDim.x / call.n_slices;
-    const int4 weight = begin<NORM>(call, place);
+    const int4 weight = begin<NORM>(call, place), none = make_int4(0, 0, 0, 0);
     const uint32_t number = number_of_call(peers);
-    for (int round = first; round < n_rounds; round += step) {
-        const int64_t part = place.cell(call, round);
-#pragma unroll
-        for (int i = 1; i < N; ++i) {
-            const int owner = (peers.rank + i) % N, row = round * N + owner;
-            if (!place.has(call, row)) continue;
-            *part_of(peers, owner, number, peers.rank, part) = load_here(cell_at(call.args.x, place.cell(call, row)));
-        }
-    }
-    exchange_flags<N>(peers, call.args.timeout_ns, 0, number);
+    send_rows(peers, call, place, number, has_given_up(peers));
+    __syncthreads();
     if (threadIdx.x == 0) take_turn(peers, number);
-    for (int round = first; round < n_rounds; round += step) {
-        const int row = round * N + peers.rank;
-        if (!place.has(call, row)) continue;
-        const int64_t cell = place.cell(call, row), part = place.cell(call, round);
-        int4 cells[N];
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            const bool is_own = i == peers.rank;
-            cells[i] = load_arrived(is_own ? cell_at(call.args.x, cell)
-                                           : part_of(peers, peers.rank, number, i, part));
-        }
-        const int4 sum = sum_of<T>(cells);
-#pragma unroll
-        for (int i = 0; i < N; ++i) *whole_of(peers, (peers.rank + i) % N, number, cell) = sum;
-    }
-    exchange_flags<N>(peers, call.args.timeout_ns, 1, number);
+    send_sums<T>(peers, call, place, number);
     int turn = 0;
-    for (int round = first; round < n_rounds; round += step, turn ^= 1) {
-        int4 stored[N];
+    for (int round = place.first; round * N < call.n_rows; round += place.step, turn ^= 1) {
+        int4 before[N], stored[N], *from[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const int64_t cell = place.cell(call, round * N + i);
-            stored[i] = make_int4(0, 0, 0, 0);
+            const bool is_live = place.has(call, round * N + i);
+            from[i] = whole_of(peers, peers.rank, number, cell);
+            stored[i] = is_live ? no_cell() : none;
+            before[i] = none;
+            if (is_live && call.args.residual) before[i] = load_here(cell_at(call.args.residual, cell));
+        }
+        receive<N>(peers, 2 * call.args.timeout_ns, number, from, stored);  // who lacks a part is to say so first
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
             if (!place.has(call, round * N + i)) continue;
-            int4 before = stored[i];
-            if (call.args.residual) before = load_here(cell_at(call.args.residual, cell));
-            stored[i] = put<T>(call, cell, load_arrived(whole_of(peers, peers.rank, number, cell)), before);
+            stored[i] = put<T>(call, place.cell(call, round * N + i), stored[i], before[i]);
         }
         if constexpr (NORM) {
             float sums[N];
@@ -344,12 +333,20 @@ int slices_of(int row_cells, int n_units) {
     return most;
 }
 
+// Cells of a row of a message without norm: as few as let one round of blocks take all, for all are to send at once.
+int plain_cells(const QuireReduceArgs& args) {
+    const int64_t n_blocks = static_cast<int64_t>(QUIRE_MAX_BLOCKS) * (args.two_shots ? N : 1);
+    int n = MIN_PLAIN_THREADS;
+    while (n < MAX_PLAIN_THREADS && args.n_cells > n * n_blocks) n *= 2;
+    return n;
+}
+
 template <class T> cudaError_t run(const QuirePeers& peers, const Call& call, void* stream) {
     const bool is_normed = call.args.weight != nullptr;
     const int n_units = call.args.two_shots ? ceil_div(call.n_rows, N) : call.n_rows;
-    const int64_t most = call.args.two_shots ? peers.part_cells : peers.words_cells;
     const int64_t needed = static_cast<int64_t>(n_units) * call.args.row_cells;
-    if (needed > most || (call.args.two_shots && call.args.n_cells > peers.whole_cells)) return cudaErrorInvalidValue;
+    const bool has_room = !call.args.two_shots || call.args.n_cells <= peers.whole_cells;
+    if (needed > peers.part_cells || !has_room) return cudaErrorInvalidValue;
     const auto kernel = call.args.two_shots ? (is_normed ? two_shots_kernel<T, true> : two_shots_kernel<T, false>)
                                             : (is_normed ? one_shot_kernel<T, true> : one_shot_kernel<T, false>);
     cudaLaunchAttribute attributes[2]{};
@@ -372,7 +369,7 @@ template <class T> cudaError_t run(const QuirePeers& peers, const Call& call, vo
 }  // namespace quire
 
 extern "C" int quire_peers_take(int64_t n_bytes, void** base, int64_t** fault, void* handle) {
-    return quire::take_shared(n_bytes, base, fault, handle);
+    return quire::take_shared(n_bytes, quire::CONTROL_BYTES, base, fault, handle);
 }
 extern "C" int quire_peers_map(const void* handle, void** base) { return quire::map_shared(handle, base); }
 
@@ -400,8 +397,7 @@ extern "C" int quire_reduce(const QuirePeers* peers, const QuireReduceArgs* args
     if (peers->size != N || args->n_cells <= 0) return cudaErrorInvalidValue;
     Call call{*args, 0, 1};
     if (!args->weight) {
-        const bool is_short = args->n_cells <= static_cast<int64_t>(PLAIN_THREADS) * QUIRE_MAX_BLOCKS * N;
-        call.args.row_cells = is_short ? PLAIN_THREADS : 2 * PLAIN_THREADS;
+        call.args.row_cells = plain_cells(*args);
     } else if (args->row_cells <= 0 || args->n_cells % args->row_cells) {
         return cudaErrorInvalidValue;
     }

@@ -4,24 +4,18 @@
 
 namespace quire {
 
-struct Pair {                  // two times 4 bytes of data and the number of a call, each read and written as one
-    uint64_t low, high;
-};
-
-__device__ __forceinline__ void store_pair(void* to, const Pair& x) {
-    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(x.low), "l"(x.high) : "memory");
+__device__ __forceinline__ void store_cell(int4* to, const int4& x) {
+    asm volatile("st.relaxed.sys.global.v4.s32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
+                 : "memory");
 }
-__device__ __forceinline__ Pair load_pair(const void* from) {
-    Pair x;
-    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(x.low), "=l"(x.high) : "l"(from) : "memory");
-    return x;
-}
-__device__ __forceinline__ void store_release(uint32_t* to, uint32_t x) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
-}
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
-    uint32_t x;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+// From the L2 cache: another GPU may have written it since this multiprocessor last read it.
+__device__ __forceinline__ int4 load_cell(const int4* from) {
+    int4 x;
+    asm volatile("ld.relaxed.sys.global.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from)
+                 : "memory");
     return x;
 }
 __device__ __forceinline__ uint32_t load_relaxed(const uint32_t* from) {
@@ -32,15 +26,6 @@ __device__ __forceinline__ uint32_t load_relaxed(const uint32_t* from) {
 __device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t x) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
-// From the L2 cache: another GPU may have written it since this multiprocessor last read it.
-__device__ __forceinline__ int4 load_arrived(const int4* from) {
-    int4 x;
-    asm volatile("ld.global.cg.v4.s32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(from)
-                 : "memory");
-    return x;
-}
 __device__ __forceinline__ uint64_t now_ns() {
     uint64_t x;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(x));
@@ -49,10 +34,12 @@ __device__ __forceinline__ uint64_t now_ns() {
 
 // ---- host ----------------------------------------------------------------------------------------------------------
 
-// Memory of one rank and two words in the host's that the GPU writes, all zero; handle: 64 bytes for the others.
-inline cudaError_t take_shared(int64_t n_bytes, void** base, int64_t** words, void* handle) {
+// Memory of one rank, the first `n_zero` bytes zero and all bits set in the rest, and two words in the host's that the
+// GPU writes, zero; handle: 64 bytes for the others.
+inline cudaError_t take_shared(int64_t n_bytes, int64_t n_zero, void** base, int64_t** words, void* handle) {
     cudaError_t error = cudaMalloc(base, n_bytes);
-    if (error == cudaSuccess) error = cudaMemset(*base, 0, n_bytes);
+    if (error == cudaSuccess) error = cudaMemset(*base, 0, n_zero);
+    if (error == cudaSuccess) error = cudaMemset(static_cast<char*>(*base) + n_zero, 0xff, n_bytes - n_zero);
     if (error == cudaSuccess) error = cudaDeviceSynchronize();
     if (error == cudaSuccess) error = cudaHostAlloc(words, 2 * sizeof(int64_t), cudaHostAllocMapped);
     if (error == cudaSuccess) (*words)[0] = (*words)[1] = 0;

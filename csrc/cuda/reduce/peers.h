@@ -3,13 +3,15 @@
 // Each rank owns one block of memory, which all the others have mapped (CUDA IPC). In it:
 //
 //   turn      how many calls this rank has made, counted by the device: replays of graphs need no host
-//   flags     [phase][from][block]: the number of the call whose data a block of another rank has written
-//   words     [parity][from][cell]: cells with the call's number beside each 4 bytes ("LL"), for short messages
 //   parts     [parity][from][..]: what others have for this rank to sum
-//   whole     [parity][..]: all sums, as their owners have made them
+//   whole     [parity][..]: sums, as their owners have made them
+//
+// A cell that has not come has all bits set, which no sent word has: it is data and flag in one, so that a sum needs
+// neither fences nor barriers, and each cell goes on as soon as it has come. Who has read a cell empties it.
 //
 // Two parities suffice. A rank begins call e + 2 when its call e + 1 has ended, for which it heard from every rank in
-// its call e + 1, which that rank began when its call e, and with it all reading of this parity, had ended.
+// its call e + 1 (in two shots by way of a row's owner), which that rank began when its call e, and with it all
+// emptying of this parity, had ended.
 //
 // Ranks only write to others and only read their own memory: a rank that waits loads no link. No multicast.
 // Waiting is bounded: a rank that has waited too long writes down whom for, and neither it nor any later call waits
@@ -24,14 +26,14 @@ constexpr int QUIRE_MAX_BLOCKS = 128;
 struct QuirePeers {            // _Peers in quire/kernels/reduce/hopper.py
     char* base[QUIRE_MAX_RANKS];
     int64_t* fault;            // in the host's memory: 1 + the rank that did not come, the call
-    int64_t words_at, words_cells, parts_at, part_cells, whole_at, whole_cells;  // _at: bytes from base
+    int64_t parts_at, part_cells, whole_at, whole_cells;  // _at: bytes from base
     int32_t rank, size;
 };
 
 namespace quire {
 
 constexpr int64_t CELL_BYTES = 16;
-constexpr int64_t FLAGS_AT = 128;
+constexpr int64_t CONTROL_BYTES = 1024;  // before all cells
 constexpr int64_t TURN_WORD = 0, TICKET_WORD = 1, GIVEN_UP_WORD = 2;  // of 4 bytes, from base
 
 // ---- calls ---------------------------------------------------------------------------------------------------------
@@ -81,38 +83,7 @@ struct Patience {
     }
 };
 
-// ---- flags of blocks -----------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint32_t* flag_of(const QuirePeers& peers, int at, int phase, int from) {
-    const int64_t index = (phase * QUIRE_MAX_RANKS + from) * QUIRE_MAX_BLOCKS + blockIdx.x;
-    return reinterpret_cast<uint32_t*>(peers.base[at] + FLAGS_AT) + index;
-}
-// What all threads of this block have written to others can be read by the same block there, once it has waited. All
-// threads of a block call it. N: number of ranks.
-template <int N>
-__device__ __forceinline__ void exchange_flags(const QuirePeers& peers, int64_t timeout_ns, int phase, uint32_t call) {
-    __syncthreads();
-    const int other = threadIdx.x;
-    if (other < N && other != peers.rank) {
-        __threadfence_system();
-        if (!has_given_up(peers)) store_release(flag_of(peers, other, phase, peers.rank), call);
-        const uint32_t* flag = flag_of(peers, peers.rank, phase, other);
-        Patience patience;
-        while (static_cast<int32_t>(load_acquire(flag) - call) < 0) {
-            if (patience.ends(peers, timeout_ns, other, call)) break;
-        }
-    }
-    __syncthreads();
-}
-
-// ---- addresses -----------------------------------------------------------------------------------------------------
-
-// Pairs of a cell: 32 cells lie as 32 first halves and 32 second halves, so that a warp writes 512 bytes in a row.
-__device__ __forceinline__ char* words_of(const QuirePeers& peers, int at, uint32_t call, int from, int64_t cell) {
-    const int64_t line = ((call & 1) * peers.size + from) * peers.words_cells + cell / 32 * 32;
-    return peers.base[at] + peers.words_at + (2 * line + cell % 32) * CELL_BYTES;
-}
-constexpr int64_t SECOND_HALF = 32 * CELL_BYTES;
+// ---- cells ---------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ int4* part_of(const QuirePeers& peers, int at, uint32_t call, int from, int64_t cell) {
     const int64_t index = ((call & 1) * peers.size + from) * peers.part_cells + cell;
@@ -120,6 +91,47 @@ __device__ __forceinline__ int4* part_of(const QuirePeers& peers, int at, uint32
 }
 __device__ __forceinline__ int4* whole_of(const QuirePeers& peers, int at, uint32_t call, int64_t cell) {
     return reinterpret_cast<int4*>(peers.base[at] + peers.whole_at) + (call & 1) * peers.whole_cells + cell;
+}
+
+constexpr int EMPTY = -1;
+
+__device__ __forceinline__ int4 no_cell() { return make_int4(EMPTY, EMPTY, EMPTY, EMPTY); }
+__device__ __forceinline__ bool has_come(const int4& x) {  // all of it
+    return x.x != EMPTY && x.y != EMPTY && x.z != EMPTY && x.w != EMPTY;
+}
+// What is sent for x: in each type an empty word is NaNs alone, and so is what stands for it.
+__device__ __forceinline__ int4 sendable(int4 x) {
+    constexpr int OTHER_NAN = 0x7fffffff;
+    if (x.x == EMPTY) x.x = OTHER_NAN;
+    if (x.y == EMPTY) x.y = OTHER_NAN;
+    if (x.z == EMPTY) x.z = OTHER_NAN;
+    if (x.w == EMPTY) x.w = OTHER_NAN;
+    return x;
+}
+// Waits for a cell of each rank that `cells` has none of yet, and empties their places. False: given up.
+template <int N>
+__device__ __forceinline__ bool receive(const QuirePeers& peers, int64_t timeout_ns, uint32_t call,
+                                        int4* const (&from)[N], int4 (&cells)[N]) {
+    Patience patience;
+    while (true) {
+        bool is_wanted[N];
+        int missing = -1;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            is_wanted[i] = !has_come(cells[i]);
+            if (is_wanted[i]) cells[i] = load_cell(from[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            if (!has_come(cells[i])) {
+                missing = i;
+            } else if (is_wanted[i]) {
+                store_cell(from[i], no_cell());
+            }
+        }
+        if (missing < 0) return true;
+        if (patience.ends(peers, timeout_ns, missing, call)) return false;
+    }
 }
 
 }  // namespace quire

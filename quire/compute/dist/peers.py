@@ -1,4 +1,4 @@
-"""`Comm` between processes of one host with a GPU each: short sums through memory that they share, the rest by NCCL.
+"""`Comm` between processes of one host with a GPU each: sums through memory that they share, the rest by NCCL.
 
 Owns which way a sum goes. Does not own the kernels (`kernels/reduce`), nor NCCL's groups.
 Invariants: all ranks go the same way, as it depends on shapes and types alone; a rank that has waited in vain for
@@ -22,15 +22,18 @@ from quire.kernels.reduce.hopper import PeerMemory
 
 logger = logging.getLogger("quire.engine")
 
-ONE_SHOT_BYTES: Final = 3 << 20
-"""Longest sum of two ranks that goes in one hop; of more ranks half of it, divided by the number of others. One hop
-sends 2 (n - 1) times its bytes, two hops 2 (n - 1) / n times. On two H100s one hop takes 15.7 us of 2 MiB and two 22.6,
-and of 4 MiB they are equal. On four H200s they are equal at 512 KiB, and of 1 MiB they take 23.4 and 16.5. Others
-were not measured."""
+HOP_BYTES: Final = 768 << 10
+"""What a GPU sends in the time of a hop: 2 us of an NVLink's 370 GB/s each way."""
 LEAVE_S: Final = 2.0
 """At the end all ranks let go of one another's memory within so much time; who does not is going to be killed."""
-TWO_SHOTS_BYTES: Final = 8 << 20
-"""Longest sum that does not go through NCCL, which is as fast from there on."""
+LONGEST_BYTES: Final = 16 << 20
+"""Of a sum in one launch; longer ones are several."""
+
+
+def one_shot_bytes(size: int) -> int:
+    """The longest sum of so many ranks that goes in one hop. A second one spares (n - 1) (n - 2) / n times its
+    bytes, of two ranks none."""
+    return LONGEST_BYTES if size <= 2 else HOP_BYTES * size // ((size - 1) * (size - 2))
 
 
 class PeerComm:
@@ -40,18 +43,17 @@ class PeerComm:
         self,
         nccl: MeetingComm,
         device: torch.device,
-        one_shot_bytes: int | None = None,
-        two_shots_bytes: int = TWO_SHOTS_BYTES,
+        one_shot: int | None = None,
+        longest: int = LONGEST_BYTES,
         first: int = 0,
     ) -> None:
-        """device: this rank's GPU. The longest sums of either kind; None: see `ONE_SHOT_BYTES`. first: what its rank 0
-        is called, where these are some of more ranks."""
+        """device: this rank's GPU. one_shot: bytes of the longest sum in one hop, None for `one_shot_bytes`; longest:
+        in one launch. first: what its rank 0 is called, where these are some of more ranks."""
         self.rank, self.size, self.n_calls = nccl.rank, nccl.size, 0
         self._nccl, self._device, self._first, self._is_void = nccl, device, first, False
         self._memory: PeerMemory | None = None
-        longest = ONE_SHOT_BYTES if self.size <= 2 else ONE_SHOT_BYTES // (2 * (self.size - 1))
-        self._one_shot_bytes = longest if one_shot_bytes is None else one_shot_bytes
-        self._two_shots_bytes = two_shots_bytes
+        self._one_shot = one_shot_bytes(self.size) if one_shot is None else one_shot
+        self._longest = longest
 
     def join(self) -> None:
         """See `MeetingComm`."""
@@ -66,15 +68,14 @@ class PeerComm:
             return None
         memory, reason = None, None
         try:
-            memory = PeerMemory(self.rank, self.size, self._one_shot_bytes, self._two_shots_bytes)
+            memory = PeerMemory(self.rank, self.size, self._one_shot, self._longest)
         except RuntimeError as error:
             reason = str(error)
         if self._all_have(reason) and memory is not None and self._all_have(self._mapped(memory)):
             if self.rank == 0:
                 logger.info(
-                    "sums over %d GPUs up to %d MiB go through memory that they share (%d MiB each)",
-                    self.size, self._two_shots_bytes >> 20, memory.n_bytes >> 20,
-                )  # fmt: skip
+                    "sums over %d GPUs go through memory that they share (%d MiB each)", self.size, memory.n_bytes >> 20
+                )
             return memory
         if memory is not None:
             memory.close()
@@ -103,8 +104,9 @@ class PeerComm:
         """Whether x goes in two shots; None: through NCCL."""
         if self._memory is None or x.device != self._device:
             return None
-        two_shots = x.nbytes > self._one_shot_bytes
-        return None if self._memory.misfit(x, residual, norm, two_shots=two_shots) else two_shots
+        if self._memory.misfit(x, residual, norm):
+            return None
+        return min(x.nbytes, self._longest) > self._one_shot
 
     def _reduce(
         self, two_shots: bool, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm | None

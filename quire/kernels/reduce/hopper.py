@@ -31,9 +31,8 @@ CELL_BYTES: Final = 16
 MAX_ROW_CELLS: Final = 4096
 """Of a row with a norm: eight blocks of 512 threads."""
 HANDLE_BYTES: Final = 64
-_FLAGS_AT: Final = 128
-_PAIR_BYTES: Final = 2 * CELL_BYTES
-"""Of a cell with the number of its call beside it."""
+_CONTROL_BYTES: Final = 1024
+"""As in csrc/cuda/reduce/peers.h."""
 _PARITIES: Final = 2
 
 EAGER_TIMEOUT_S: Final = 600.0
@@ -51,9 +50,7 @@ class _Peers(ctypes.Structure):
     _fields_ = [
         ("base", ctypes.c_void_p * MAX_RANKS),
         ("fault", ctypes.POINTER(ctypes.c_int64)),
-        *[(name, ctypes.c_int64) for name in (
-            "words_at", "words_cells", "parts_at", "part_cells", "whole_at", "whole_cells",
-        )],
+        *[(name, ctypes.c_int64) for name in ("parts_at", "part_cells", "whole_at", "whole_cells")],
         *[(name, ctypes.c_int32) for name in ("rank", "size")],
     ]  # fmt: skip
 
@@ -100,14 +97,13 @@ class PeerMemory:
     """One rank's memory, and where it sees that of the others. On the current device."""
 
     def __init__(self, rank: int, size: int, one_shot_bytes: int, two_shots_bytes: int) -> None:
-        """The longest messages of either kind. Raises RuntimeError if it cannot be had."""
+        """The longest messages of either kind in one launch. Raises RuntimeError if it cannot be had."""
         self._library, self._peers = _library(size), _Peers(rank=rank, size=size)
         self._device = torch.cuda.current_device()
-        peers, words, whole = self._peers, one_shot_bytes // CELL_BYTES, two_shots_bytes // CELL_BYTES
-        peers.words_cells = _rounded_up(words + MAX_ROW_CELLS, 32)
-        peers.whole_cells, peers.part_cells = whole, whole // size + MAX_ROW_CELLS
-        peers.words_at = _rounded_up(_FLAGS_AT + 2 * MAX_RANKS * MAX_BLOCKS * 4, 1024)
-        peers.parts_at = peers.words_at + _PARITIES * size * peers.words_cells * _PAIR_BYTES
+        peers, whole = self._peers, two_shots_bytes // CELL_BYTES
+        peers.whole_cells = whole
+        peers.part_cells = _rounded_up(max(one_shot_bytes // CELL_BYTES, whole // size) + MAX_ROW_CELLS, 32)
+        peers.parts_at = _CONTROL_BYTES
         peers.whole_at = peers.parts_at + _PARITIES * size * peers.part_cells * CELL_BYTES
         self.n_bytes = int(peers.whole_at + _PARITIES * whole * CELL_BYTES)
         self._most = (one_shot_bytes, two_shots_bytes)
@@ -133,15 +129,15 @@ class PeerMemory:
                 raise RuntimeError(f"the memory of rank {other} cannot be reached: CUDA error {code}")
             self._peers.base[other] = base.value
 
-    def misfit(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm | None, *, two_shots: bool) -> str:
+    def misfit(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm | None) -> str:
         """Why `reduce` does not take these tensors; empty: it does."""
         given = [x, *(tensor for tensor in (residual, norm and norm[0]) if tensor is not None)]
         if x.dtype not in DTYPES or any(tensor.dtype != x.dtype or not tensor.is_contiguous() for tensor in given):
             return "tensors are not contiguous, of one type, and that bfloat16, float16 or float32"
         if any(tensor.data_ptr() % CELL_BYTES for tensor in given) or x.nbytes % CELL_BYTES:
             return f"an address or a size is not a multiple of {CELL_BYTES} bytes"
-        if not 0 < x.nbytes <= self._most[two_shots]:
-            return f"{x.nbytes} bytes are not within 1..{self._most[two_shots]}"
+        if not x.nbytes:
+            return "there is nothing to sum"
         if norm is None:
             return ""
         row_bytes = x.shape[-1] * x.itemsize
@@ -158,22 +154,28 @@ class PeerMemory:
         two_shots: bool,
         timeout_s: float | None = None,
     ) -> torch.Tensor | None:
-        """x, which fits: its sum over ranks in place; or added to `residual`, whose norm, if wanted, is returned.
-        timeout_s: None for the usual ones."""
+        """x, which fits: its sum over ranks in place; or added to `residual`, whose norm, if wanted, is returned. In as
+        many launches as the memory makes of it. timeout_s: None for the usual ones."""
         if timeout_s is None:
             timeout_s = REPLAY_TIMEOUT_S if torch.cuda.is_current_stream_capturing() else EAGER_TIMEOUT_S
         normed = None if norm is None else torch.empty_like(x)
         row_size = x.shape[-1] if norm is not None else 0
-        args = _Args(
-            x.data_ptr(), None if residual is None else residual.data_ptr(),
-            None if norm is None else norm[0].data_ptr(), None if normed is None else normed.data_ptr(),
-            x.nbytes // CELL_BYTES, int(timeout_s * 1e9), row_size * x.itemsize // CELL_BYTES, row_size,
-            0.0 if norm is None else norm[1], DTYPES[x.dtype], int(two_shots),
-        )  # fmt: skip
         stream = torch.cuda.current_stream(x.device).cuda_stream
-        code = self._library.quire_reduce(ctypes.byref(self._peers), ctypes.byref(args), stream)
-        if code:
-            raise RuntimeError(f"the sum of {tuple(x.shape)} over ranks could not be launched: CUDA error {code}")
+        unit = row_size * x.itemsize or CELL_BYTES
+        step = max(self._most[two_shots] // unit, 1) * unit
+
+        def at(tensor: torch.Tensor | None, begin: int) -> int | None:
+            return None if tensor is None else tensor.data_ptr() + begin
+
+        for begin in range(0, x.nbytes, step):
+            args = _Args(
+                at(x, begin), at(residual, begin), None if norm is None else norm[0].data_ptr(), at(normed, begin),
+                min(step, x.nbytes - begin) // CELL_BYTES, int(timeout_s * 1e9), row_size * x.itemsize // CELL_BYTES,
+                row_size, 0.0 if norm is None else norm[1], DTYPES[x.dtype], int(two_shots),
+            )  # fmt: skip
+            code = self._library.quire_reduce(ctypes.byref(self._peers), ctypes.byref(args), stream)
+            if code:
+                raise RuntimeError(f"the sum of {tuple(x.shape)} over ranks could not be launched: CUDA error {code}")
         return normed
 
     @property

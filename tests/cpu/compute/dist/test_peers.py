@@ -21,13 +21,14 @@ CPU = torch.device("cpu")
 
 
 class Nccl(SoloComm):
-    """Of two ranks or more; the others have nothing, or something against shared memory from a question on."""
+    """Of some ranks; the other ones have nothing, or something against shared memory from a question on."""
 
-    rank, n_calls = 0, 0
+    rank, size, n_calls = 0, 2, 0
 
     def __init__(self, against: int = 99, size: int = 2) -> None:
         self.asked: list[str] = []
-        self._against, self.size = against, size
+        self.size = size
+        self._against = against
 
     def join(self) -> None: ...
 
@@ -53,8 +54,7 @@ class Memory(PeerMemory):
     """What would be launched."""
 
     def __init__(self, rank: int, size: int, *most: int) -> None:
-        self._most, self.ways, self.n_bytes, self.handle = most, list[Any](), 0, bytes(64)
-        self.size = size
+        self.size, self._most, self.ways, self.n_bytes, self.handle = size, most, list[Any](), 0, bytes(64)
         self.is_closed, self.faults, self.order = False, list[tuple[int, int]](), list[str]()
 
     def map(self, handles: Any) -> None:
@@ -92,19 +92,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Memory]:
     return found
 
 
-@pytest.mark.parametrize(("n_ranks", "longest_kib"), [(2, 3072), (4, 512)])
-def test_size_and_type_choose(made: list[Memory], n_ranks: int, longest_kib: int) -> None:
-    """longest_kib: of one hop, as measured on two H100s and on four H200s."""
-    nccl = Nccl(size=n_ranks)
+@pytest.mark.parametrize(("size", "one_shot"), [(2, peers.LONGEST_BYTES), (4, 512 << 10), (8, 146 << 10)])
+def test_size_and_type_choose(size: int, one_shot: int, made: list[Memory]) -> None:
+    nccl = Nccl(size=size)
     comm = PeerComm(nccl, CPU)
     early = torch.ones(8)
     comm.all_reduce(early)
     comm.join()
-    (memory,), border = made, longest_kib * 1024 // 4
-    for n in (8, border, border + 4, peers.TWO_SHOTS_BYTES // 4):
-        comm.all_reduce(torch.ones(n))
-    assert [two for two, *_ in memory.ways] == [False, False, True, True] and nccl.asked.count("sum") == 1
-    for x in (torch.ones(7), torch.ones(4, dtype=torch.int64), torch.ones(peers.TWO_SHOTS_BYTES // 4 + 4)):
+    (memory,), longest = made, peers.LONGEST_BYTES
+    for n_bytes in (32, one_shot, min(one_shot + 1024, longest), longest + 32):
+        comm.all_reduce(torch.ones(n_bytes // 4))
+    assert [two for two, *_ in memory.ways] == [False, False, size > 2, size > 2] and nccl.asked.count("sum") == 1
+    for x in (torch.ones(7), torch.ones(4, dtype=torch.int64), torch.ones(0)):
         comm.all_reduce(x)
     comm.all_reduce(torch.ones(8), Reduction.MAX)
     assert len(memory.ways) == 4 and nccl.asked.count("sum") == 4 and nccl.asked[-1] == "max"

@@ -97,7 +97,7 @@ def test_ranks_get_the_sum_bit_by_bit(ranks: list[PeerMemory], libraries: list[c
                 time.sleep(0.01)
             residual = None if i % 3 == 0 else streams[rank][i]
             norm = (weights[i], EPS) if is_normed(i) else None
-            assert memory.misfit(own[rank][i], residual, norm, two_shots=two_shots) == ""
+            assert memory.misfit(own[rank][i], residual, norm) == ""
             found.append(memory.reduce(own[rank][i], residual, norm, two_shots=two_shots, timeout_s=20))
         return found
 
@@ -118,8 +118,43 @@ def test_ranks_get_the_sum_bit_by_bit(ranks: list[PeerMemory], libraries: list[c
 
 
 @pytest.mark.parametrize("two_shots", [False, True])
+def test_a_sum_longer_than_the_memory_is_several(ranks: list[PeerMemory], two_shots: bool) -> None:
+    torch.manual_seed(1)
+    h = 776
+    given = [torch.randn(5 * LONGEST_BYTES // (2 * h * 4), h) for _ in range(SIZE + 1)]
+    weight, stream = given[-1][3].contiguous(), [given[-1].clone() for _ in range(SIZE)]
+    plain = [term.clone() for term in given[:SIZE]]
+
+    def call(rank: int, memory: PeerMemory) -> torch.Tensor | None:
+        memory.reduce(plain[rank], two_shots=two_shots, timeout_s=20)
+        return memory.reduce(given[rank], stream[rank], (weight, EPS), two_shots=two_shots, timeout_s=20)
+
+    total, expected = reference.add(given[:SIZE], given[-1], (weight, EPS))
+    for rank, normed in enumerate(each(ranks, call)):
+        assert torch.equal(plain[rank], reference.total(given[:SIZE])) and torch.equal(stream[rank], total)
+        assert (normed.double() - expected.double()).abs().max() <= 8 * TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", hopper.DTYPES)
+def test_every_number_comes(ranks: list[PeerMemory], dtype: torch.dtype) -> None:
+    """Also those whose bits mean that nothing has come: NaNs, and among them infinities and zeros of both signs."""
+    bits = torch.tensor([-1, -1, -65536, 0x3F803F80, 0, -(2**31), 0x40004000, 0] * 512, dtype=torch.int32)
+    bits[6::64] = 0x7F800000
+    given = [bits.roll(rank).view(dtype).clone() for rank in range(SIZE)]
+    expected = reference.total(given)
+    for two_shots in (False, True, False, True):
+        own = [term.clone() for term in given]
+        each(ranks, lambda rank, memory, own=own, two=two_shots: memory.reduce(own[rank], two_shots=two, timeout_s=20))
+        assert all(memory.lost is None for memory in ranks)
+        for found in own:
+            assert torch.equal(found.isnan(), expected.isnan()) and not expected.isnan().all()
+            assert torch.equal(found.nan_to_num(1.5), expected.nan_to_num(1.5))
+            assert torch.equal(found.view(torch.int32), own[0].view(torch.int32)), "ranks differ"
+
+
+@pytest.mark.parametrize("two_shots", [False, True])
 def test_who_waits_in_vain_says_for_whom(ranks: list[PeerMemory], two_shots: bool) -> None:
-    x = torch.ones(8)
+    x = torch.ones(2048 if two_shots else 8)  # a row of each rank
 
     def call(rank: int, memory: PeerMemory) -> None:
         if rank != 1:
@@ -138,13 +173,12 @@ def test_what_does_not_fit_is_said(ranks: list[PeerMemory]) -> None:
         (x, None, "multiple of 16"),
         (even[:, :4], None, "contiguous"),
         (even.double(), None, "one type"),
-        (torch.ones(1 + LONGEST_BYTES // 4 + 3), None, "not within"),
-        (even[:0], None, "not within"),
+        (even[:0], None, "nothing to sum"),
         (torch.ones(4, 6)[:2], (torch.ones(6), EPS), "a row of 24 bytes"),
         (torch.ones(1, 4)[0, 1:], None, "multiple of 16"),
     ):
-        assert word in memory.misfit(given, None, norm, two_shots=True), word
-    assert memory.misfit(even, even, (torch.ones(8), EPS), two_shots=False) == ""
+        assert word in memory.misfit(given, None, norm), word
+    assert memory.misfit(even, even, (torch.ones(8), EPS)) == ""
 
 
 def test_it_compiles_for_hopper() -> None:

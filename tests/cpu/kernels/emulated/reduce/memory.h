@@ -20,35 +20,26 @@ inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_
 
 namespace quire {
 
-struct Pair {
-    uint64_t low, high;
-};
-
-inline void store_pair(void* to, const Pair& x) {
-    uint64_t* words = static_cast<uint64_t*>(to);
+inline void store_cell(int4* to, const int4& x) {  // a reader may find some of it
     if (reinterpret_cast<uintptr_t>(to) % 16) std::abort();
-    atomic(words).store(x.low, std::memory_order_relaxed);
-    std::this_thread::yield();  // a reader may find half of it
-    atomic(words + 1).store(x.high, std::memory_order_relaxed);
+    atomic(&to->w).store(x.w, std::memory_order_relaxed);
+    atomic(&to->x).store(x.x, std::memory_order_relaxed);
+    std::this_thread::yield();
+    atomic(&to->z).store(x.z, std::memory_order_relaxed);
+    atomic(&to->y).store(x.y, std::memory_order_relaxed);
 }
-inline Pair load_pair(const void* from) {
-    const uint64_t* words = static_cast<const uint64_t*>(from);
+inline int4 load_cell(const int4* from) {
     if (reinterpret_cast<uintptr_t>(from) % 16) std::abort();
     std::this_thread::yield();
-    return {atomic(words).load(std::memory_order_relaxed), atomic(words + 1).load(std::memory_order_relaxed)};
+    const auto word = [](const int* at) { return atomic(at).load(std::memory_order_relaxed); };
+    return {word(&from->x), word(&from->y), word(&from->z), word(&from->w)};
 }
 inline int write_word(uint32_t* word, uint32_t value) {  // by the host
     atomic(word).store(value);
     return 0;
 }
-inline void store_release(uint32_t* to, uint32_t x) { atomic(to).store(x, std::memory_order_release); }
-inline uint32_t load_acquire(const uint32_t* from) {
-    std::this_thread::yield();
-    return atomic(from).load(std::memory_order_acquire);
-}
 inline uint32_t load_relaxed(const uint32_t* from) { return atomic(from).load(std::memory_order_relaxed); }
 inline void store_relaxed(uint32_t* to, uint32_t x) { atomic(to).store(x, std::memory_order_relaxed); }
-inline int4 load_arrived(const int4* from) { return load_here(from); }
 inline uint64_t now_ns() {
     return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -56,8 +47,9 @@ inline uint64_t now_ns() {
 inline void* shared(size_t n_bytes) {
     return mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 }
-inline cudaError_t take_shared(int64_t n_bytes, void** base, int64_t** words, void* handle) {
+inline cudaError_t take_shared(int64_t n_bytes, int64_t n_zero, void** base, int64_t** words, void* handle) {
     *base = shared(n_bytes), *words = static_cast<int64_t*>(shared(16));
+    std::memset(static_cast<char*>(*base) + n_zero, 0xff, n_bytes - n_zero);
     std::memcpy(handle, base, sizeof *base);
     return cudaSuccess;
 }
