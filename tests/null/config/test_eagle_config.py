@@ -71,7 +71,7 @@ def test_a_head_in_the_place_of_a_model(tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     refuse_head(tmp_path, "org/head")
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
-    with pytest.raises(ConfigError, match='^org/head is an EAGLE-3 head: use "method": "eagle3"'):
+    with pytest.raises(ConfigError, match=r'^org/head is an EAGLE-3 head: use "method": "eagle3"'):
         refuse_head(tmp_path, "org/head")
 
 
