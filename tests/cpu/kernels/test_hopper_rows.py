@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import pathlib
-import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "qkv"))
+from emulation import EXACT, emulated_library, emulated_sources
 from qkv_case import Shape, arguments, check, check_codes, copied
 
 from quire.kernels import hopper_rows, jit
@@ -22,9 +21,6 @@ from quire.kernels.norm import reference as norm_reference
 from quire.kernels.qkv import hopper as qkv
 from quire.kernels.qkv import reference as qkv_reference
 
-EMULATED = pathlib.Path(__file__).resolve().parent / "emulated"
-FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread", "-x", "c++")
-
 
 @pytest.fixture(scope="module", params=hopper_rows.DTYPES, ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
@@ -33,19 +29,8 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 @pytest.fixture(scope="module")
 def library(dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """rows.cu, with the stand-in for hopper.h beside it."""
-    compiler = jit.compiler("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("emulated")
-    shutil.copy(EMULATED / "hopper.h", folder)
-    for source in ("rows.cu", "cells.h"):
-        shutil.copy(jit.sources_folder() / "cuda" / source, folder)
-    is_bf16 = f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}"
-    command = [compiler, *FLAGS, is_bf16, str(folder / "rows.cu"), "-o", str(folder / "rows.so")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    made = ctypes.CDLL(str(folder / "rows.so"))
+    folder = emulated_sources(tmp_path_factory.mktemp("emulated"))
+    made = emulated_library(folder / "rows.cu", "rows", *EXACT, f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}")
     made.emulated_arrival.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     for name in hopper_rows.FUNCTIONS:
         getattr(made, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]

@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import pathlib
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from emulation import emulated_library, emulated_sources, share_memory
 from lora_case import Case, Made
 
 from quire.kernels import jit, lora
@@ -28,8 +28,6 @@ from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import FLAGS as NVCC_FLAGS
 from quire.kernels.lora import hopper, reference
 
-EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
-FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
 SHARED = "extern __shared__ __align__(1024) char shared[];"
 PLACES = (2, -1, 0, 2, *[1] * 12, 4, -1)
 """Of rows: more than eight of one adapter. Five adapters are more than a chunk of rank 16 has."""
@@ -58,12 +56,9 @@ ALL = [
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The kernels' folder, with what needs a GPU replaced."""
-    folder = tmp_path_factory.mktemp("sources") / "cuda"
-    shutil.copytree(jit.sources_folder() / "cuda", folder)
-    real = (folder / "gemm.h").read_text()
-    for header in EMULATED.glob("*.h"):
-        shutil.copy(header, folder / ("emulated_gemm.h" if header.name == "gemm.h" else header.name))
-    emulated, at = (folder / "emulated_gemm.h").read_text(), real.index("constexpr int OPERAND_BYTES")
+    folder = emulated_sources(tmp_path_factory.mktemp("sources"))
+    real, emulated = (jit.sources_folder() / "cuda" / "gemm.h").read_text(), (folder / "gemm.h").read_text()
+    at = real.index("constexpr int OPERAND_BYTES")
     (folder / "emulated_gemm.h").write_text(re.sub(r"constexpr int CHUNK = .*;", "", emulated))  # the real one is kept
     real = real[:at] + real[real.index("\n", at) :]
     kept = (
@@ -76,9 +71,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (folder / "gemm.h").write_text(text)
     for name in ("codes.h", "wide_memory.h"):
         (folder / "gemm" / name).write_text('#pragma once\n#include "../gemm.h"\n')
+    share_memory(folder / "gemm_wide.cu", SHARED, "shared")
     text = (folder / "gemm_wide.cu").read_text()
-    assert SHARED in text
-    text = text.replace(SHARED, "char* shared = emulated::memory;")
     text = text.replace("i / n *", "i / max(1, n) *").replace("i % n)", "i % max(1, n))")  # behind the last tile
     (folder / "gemm_wide.cu").write_text(re.sub(r"asm volatile\(.*\);", "std::abort();", text))
     return folder
@@ -88,16 +82,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def compiled(
     sources: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, tuple[str, ...], str], Callable[..., int]]:
-    compiler = jit.compiler("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-
     def function(source: str, definitions: tuple[str, ...], name: str) -> Callable[..., int]:
         made = sources / f"{source}{abs(hash(definitions))}.so"
         if not made.exists():
-            command = [compiler, *FLAGS, f"-I{sources}", *definitions, str(sources / source), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[-3000:]
+            emulated_library(sources / source, made.stem, *definitions)
         found: Callable[..., int] = getattr(ctypes.CDLL(str(made)), name)
         return found
 

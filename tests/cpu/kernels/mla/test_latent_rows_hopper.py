@@ -5,54 +5,31 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
-import shutil
-import subprocess
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from emulation import emulated_library, emulated_sources, share_memory
 from latent_case import check_ask, check_values, store_case
 
 from quire.kernels import jit
 from quire.kernels.catalog import Slower
 from quire.kernels.mla import hopper, hopper_ask, hopper_values
 
-EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
-FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
 SHARED = "extern __shared__ __align__(16) char shared[];"
 LINE: dict[str, Any] = {"rank": 512, "d": 64, "before": 8}
 
 
 @pytest.fixture
 def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = jit.compiler("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    for header in EMULATED.glob("*.h"):
-        shutil.copy(header, tmp_path)
-    for name in ("cells.h", "launch.h", "shared_memory.h", "latent_rows.cu"):
-        shutil.copy(jit.sources_folder() / "cuda" / name, tmp_path)
-    (tmp_path / "cuda_runtime.h").touch()
-    source = tmp_path / "latent_rows.cu"
-    text = source.read_text()
-    assert text.count(SHARED) == 2
-    source.write_text(text.replace(SHARED, "char* shared = emulated::memory;"))
+    folder = emulated_sources(tmp_path)
+    share_memory(folder / "latent_rows.cu", SHARED, "shared")
 
     @functools.cache
     def library(dtype: torch.dtype) -> ctypes.CDLL:
-        made = tmp_path / f"{dtype}.so"
-        command = [
-            compiler,
-            *FLAGS,
-            f"-I{tmp_path}",
-            *hopper.definitions(dtype),
-            "-include",
-            str(tmp_path / "fragments.h"),
-        ]
-        done = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return ctypes.CDLL(str(made))
+        options = [*hopper.definitions(dtype), "-include", str(folder / "fragments.h")]
+        return emulated_library(folder / "latent_rows.cu", str(dtype), *options)
 
     monkeypatch.setattr(hopper, "library", library)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))

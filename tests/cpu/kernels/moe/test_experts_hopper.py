@@ -9,10 +9,7 @@ import ctypes
 import dataclasses
 import functools
 import math
-import pathlib
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -21,15 +18,14 @@ import pytest
 import shared_cases
 import torch
 from coded_experts import CODINGS, Coding, expected
+from emulation import emulated_library, emulated_sources, share_memory
 
 from quire.config.experts import Gating
-from quire.kernels import jit, moe
+from quire.kernels import moe
 from quire.kernels.moe import hopper, hopper_shared, reference
 from quire.kernels.moe.plan import ExpertsShape, FewPlan, WidePlan, plan
 from quire.kernels.w8a8.reference import quantise
 
-EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
-FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
 STORES = re.compile(r"__device__ __forceinline__ void store_box.*?(?=struct Place)", re.DOTALL)
 SHARED = "extern __shared__ __align__(1024) char shared[];"
 CLAMPED = Gating(slope=1.702, offset=1.0, limit=1.0)
@@ -77,27 +73,16 @@ CASES = [  # a lone row and several; each kind of codes and of scales
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL]:
     """In place of `hopper._function`."""
-    tmp_path, compiler = tmp_path_factory.mktemp("experts"), jit.compiler("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    folder = tmp_path / "cuda"
-    shutil.copytree(jit.sources_folder() / "cuda", folder)
-    for header in EMULATED.glob("*.h"):
-        shutil.copy(header, folder)
+    folder = emulated_sources(tmp_path_factory.mktemp("experts"))
     (folder / "gemm" / "codes.h").write_text('#include "../gemm.h"')
     for name in ("moe_few.cu", "moe_wide.cu"):
-        text = (folder / name).read_text()
-        assert SHARED in text
-        text = text.replace(SHARED, "char* shared = emulated::memory;")
-        (folder / name).write_text(STORES.sub("", text))
+        share_memory(folder / name, SHARED, "shared")
+        (folder / name).write_text(STORES.sub("", (folder / name).read_text()))
 
     @functools.cache
     def function(name: str, definitions: tuple[str, ...]) -> ctypes.CDLL:
-        made = tmp_path / f"{abs(hash((name, definitions)))}.so"
-        command = [compiler, *FLAGS, f"-I{folder}", *definitions, str(folder / name), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return getattr(ctypes.CDLL(str(made)), f"quire_{name.removesuffix('.cu')}")
+        library = emulated_library(folder / name, str(abs(hash((name, definitions)))), *definitions)
+        return getattr(library, f"quire_{name.removesuffix('.cu')}")
 
     return function
 

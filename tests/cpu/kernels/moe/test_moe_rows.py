@@ -6,37 +6,20 @@ Not shown: that blocks at once count in the same place.
 from __future__ import annotations
 
 import ctypes
-import pathlib
-import shutil
-import subprocess
 
 import pytest
 import torch
+from emulation import emulated_library, emulated_sources
 
-from quire.kernels import jit
 from quire.kernels.moe import hopper
 
-EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
-FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
 DTYPE = torch.bfloat16
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = jit.compiler("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("rows")
-    for header in EMULATED.glob("*.h"):
-        shutil.copy(header, folder)
-    (folder / "moe").mkdir()
-    sources = jit.sources_folder() / "cuda"
-    shutil.copy(sources / "moe" / "slots.h", folder / "moe")
-    shutil.copy(sources / "moe_rows.cu", folder)
-    command = [compiler, *FLAGS, *hopper._definitions(DTYPE), f"-I{folder}", str(folder / "moe_rows.cu")]
-    done = subprocess.run([*command, "-o", str(folder / "rows.so")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return ctypes.CDLL(str(folder / "rows.so"))
+    folder = emulated_sources(tmp_path_factory.mktemp("rows"))
+    return emulated_library(folder / "moe_rows.cu", "rows", *hopper._definitions(DTYPE))
 
 
 def addresses(*tensors: torch.Tensor | None) -> list[int | None]:

@@ -5,42 +5,28 @@ Not shown: that blocks of a cluster see what the others have stored.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import pathlib
-import shutil
-import subprocess
 from types import SimpleNamespace
 
 import pytest
 import route_cases
 import torch
+from emulation import emulated_library, emulated_sources
 
 from quire.config.experts import RoutingSpec, Scores
 from quire.kernels import jit, moe
 from quire.kernels.moe import composed, hopper_router, reference
 
-EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
-FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
-
 
 @pytest.fixture
 def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = jit.compiler("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    for header in EMULATED.glob("*.h"):
-        shutil.copy(header, tmp_path)
-    shutil.copy(jit.sources_folder() / "cuda" / "router.cu", tmp_path)
+    folder = emulated_sources(tmp_path)
 
     @functools.cache
     def function(dtype: torch.dtype, router_dtype: torch.dtype) -> object:
-        made = tmp_path / f"{dtype}_{router_dtype}.so"
         definitions = hopper_router.definitions(dtype, router_dtype)
-        command = [compiler, *FLAGS, *definitions, str(tmp_path / "router.cu"), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return ctypes.CDLL(str(made)).quire_router
+        return emulated_library(folder / "router.cu", f"{dtype}_{router_dtype}", *definitions).quire_router
 
     monkeypatch.setattr(hopper_router, "function_of", function)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))

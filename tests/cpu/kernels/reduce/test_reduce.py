@@ -6,7 +6,6 @@ Each rank has a copy of the library. Not shown: clusters of blocks, dependent la
 from __future__ import annotations
 
 import ctypes
-import pathlib
 import shutil
 import subprocess
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from emulation import EXACT, emulated_library, emulated_sources
 
 from quire.kernels import jit
 from quire.kernels.hopper import FLAGS as NVCC_FLAGS
@@ -23,11 +23,6 @@ from quire.kernels.norm.reference import TOLERANCE
 from quire.kernels.reduce import hopper, reference
 from quire.kernels.reduce.hopper import PeerMemory
 
-EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
-FLAGS = (
-    *("-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"),
-    *("-fno-gnu-unique", "-x", "c++"),
-)
 SIZE, EPS = 3, 1e-5
 LONGEST_BYTES = 1 << 17
 SHAPES = [(1, 4096), (4, 800), (1, 8), (11, 776)]
@@ -37,16 +32,8 @@ MOST_NORMED = 1000
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
-    compiler = jit.compiler("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    folder, cuda = tmp_path_factory.mktemp("emulated"), jit.sources_folder() / "cuda"
-    shutil.copytree(EMULATED, folder, dirs_exist_ok=True)
-    shutil.copy(cuda / "reduce.cu", folder)
-    shutil.copy(cuda / "reduce" / "peers.h", folder / "reduce")
-    command = [compiler, *FLAGS, f"-I{folder}", f"-DQUIRE_RANKS={SIZE}", str(folder / "reduce.cu"), "-o"]
-    done = subprocess.run([*command, str(folder / "rank.so")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    folder = emulated_sources(tmp_path_factory.mktemp("emulated"))
+    emulated_library(folder / "reduce.cu", "rank", *EXACT, "-fno-gnu-unique", f"-DQUIRE_RANKS={SIZE}")
     return [ctypes.CDLL(str(shutil.copy(folder / "rank.so", folder / f"rank{rank}.so"))) for rank in range(SIZE)]
 
 

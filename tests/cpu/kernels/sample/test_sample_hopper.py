@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import pathlib
-import shutil
 import subprocess
 
 import pytest
 import torch
+from emulation import EXACT, emulated_library, emulated_sources
 
 from quire.kernels import jit
 from quire.kernels.hopper import FLAGS as NVCC_FLAGS
 from quire.kernels.sample import hopper
 
-EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
-FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread", "-x", "c++")
 GROUP, SPAN, ROOM = 128, 4096, 1024
 DONE, KNOWN, COUNT, MASS = range(4)
 
@@ -27,20 +24,8 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 @pytest.fixture(scope="module")
 def library(dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """sample.cu, with the stand-in for hopper.h beside it."""
-    compiler = jit.compiler("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("emulated")
-    shutil.copy(EMULATED / "hopper.h", folder)
-    for name in ("sample.cu", "launch.h"):
-        shutil.copy(jit.sources_folder() / "cuda" / name, folder)
-    (folder / "cuda_runtime.h").touch()
-    is_bf16 = f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}"
-    command = [compiler, *FLAGS, is_bf16, f"-I{folder}", str(folder / "sample.cu"), "-o", str(folder / "sample.so")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    made = ctypes.CDLL(str(folder / "sample.so"))
+    folder = emulated_sources(tmp_path_factory.mktemp("emulated"))
+    made = emulated_library(folder / "sample.cu", "sample", *EXACT, f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}")
     made.quire_collect.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return made
 

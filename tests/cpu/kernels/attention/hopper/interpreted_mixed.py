@@ -14,7 +14,6 @@ import torch
 from emulated_decode import emulate
 from paged_case import PagedCase, worst_error
 
-from quire.kernels import jit
 from quire.kernels.attention import coded, reference
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import SharedPrefix
@@ -98,7 +97,7 @@ def check_not_widened() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
-        emulate(pathlib.Path(sys.argv[1]), patch, str(jit.compiler("c++")))
+        emulate(pathlib.Path(sys.argv[1]), patch)
         check()
     with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
         check_widened(patch)

@@ -57,10 +57,7 @@ CASES = (  # ends inside pages, split lines, windows, lines of several rows, pag
 
 @pytest.fixture
 def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = jit.compiler("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    emulate(tmp_path, monkeypatch, compiler)
+    emulate(tmp_path, monkeypatch)
 
 
 def test_small_lines_match_float64(emulation: None) -> None:
