@@ -1,5 +1,8 @@
-"""What an engine and its grammar processes say to each other: msgpack of these values over socket pairs. No stranger
-writes to these sockets."""
+"""What an engine and its grammar processes say to each other: msgpack of these values over socket pairs, and silent
+messages: numbers in memory that an engine shares with a process of matchers. No stranger writes to these sockets.
+
+Order of a silent message: what it says is written first, then the bell, then whoever sleeps is woken.
+"""
 
 from __future__ import annotations
 
