@@ -80,6 +80,8 @@ def test_two_ranks_say_what_one_says(
     folder, oracle = made
     llm = LLM(str(folder / "model"), **OPTIONS, **{f"{kind}_parallel_size": 2})
     try:
+        (alone,) = answers(llm, folder, "a")  # with `-dp` a step in which the other rank has no rows puts it
+        assert alone[0] == tokens(answers(llm, folder, "aaaaaa"))[0]
         mixed = answers(llm, folder, NAMES)
         assert tokens(mixed) == expected
         assert answers(llm, folder, "-") == mixed[:1], "the model's own requests keep their bits"
