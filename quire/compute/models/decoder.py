@@ -285,6 +285,11 @@ class Decoder:
         for layer in self.layers:
             yield from (*layer.mixer.linears, *layer.ffn.adaptable)
 
+    def adaptable_of_all(self) -> Iterator[Linear]:
+        """Those of every stage; of other stages nowhere in memory, and undivided."""
+        every = self if self.is_whole else decoder_on(torch.device("meta"), self.parts.whole, self.dtype, 1)
+        return every.adaptable()
+
     def norms(self) -> Iterator[Norm]:
         """All of them."""
         for layer in self.layers:
