@@ -29,11 +29,11 @@ LEFT_OUT: Final = (
 """What says nothing of the layer: its kind is that of model_type."""
 
 
-def refuse_head(folder: pathlib.Path) -> None:
-    """ConfigError where `folder`, which is to be a model, is a head."""
+def refuse_head(folder: pathlib.Path, name: str) -> None:
+    """ConfigError where `folder`, which is to be a model and is called `name`, is a head."""
     path = folder / "config.json"
     if path.is_file() and "draft_vocab_size" in read_object(path):
-        raise ConfigError(f'{folder} is an EAGLE-3 head: use "method": "eagle3"', param="speculative_config")
+        raise ConfigError(f'{name} is an EAGLE-3 head: use "method": "eagle3"', param="speculative_config")
 
 
 def read_head(folder: pathlib.Path) -> HeadArch:

@@ -7,7 +7,6 @@ Invariant: a `HeadArch` is one that can be computed; everything else was a Confi
 
 from __future__ import annotations
 
-import pathlib
 from typing import Final
 
 import msgspec
@@ -84,9 +83,9 @@ class HeadArch(msgspec.Struct, frozen=True, kw_only=True):
             return (n_layers,)
         return self.taps or (2, n_layers // 2, n_layers - 3)
 
-    def check(self, folder: pathlib.Path, model: ModelArch) -> None:
-        """ConfigError unless it can guess for this model."""
-        what, param = f"the {self.layout.what} {folder}", "speculative_config"
+    def check(self, name: str, model: ModelArch) -> None:
+        """ConfigError unless it can guess for this model. name: of its checkpoint."""
+        what, param = f"the {self.layout.what} {name}", "speculative_config"
         cure = f"give a {self.layout.what} that was trained for this model"
         if self.arch.hidden_size != model.hidden_size:
             raise ConfigError(

@@ -39,6 +39,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     max_stall_factor: float = 0.0
     """As `Pace.factor`; 0: prompts are cut by the token budget only."""
     adapters: AdapterLimits | None = None
+    on_gpu: bool = False
 
     @property
     def max_sampled(self) -> int:
@@ -98,6 +99,7 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
         max_num_batched_tokens=_batched_tokens(config.max_num_batched_tokens, max_num_seqs, device),
         max_stall_factor=config.max_stall_factor or (DEFAULT_STALL_FACTOR[device] if is_server else 0.0),
         adapters=_adapter_limits(config, device),
+        on_gpu=device == "cuda",
     )
 
 

@@ -82,6 +82,7 @@ def equation(
         n_passing=n_passing(config.pipeline_depth, config.pipeline_parallel_size),
         adapters=limits.adapters,
         widens_keys=limits.kv_dtype == "fp8",
+        on_gpu=limits.on_gpu,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from quire.compute.weights.hub import called
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
@@ -169,7 +170,7 @@ def _table(case: FitCase) -> list[str]:
         rows.append(("while loading", needed, "all matrices are mapped first" if by_space else reason))
     rows += _spaces(case) if by_space else _available(case)
     lacking = needed - (case.room.address_bytes if by_space else case.available_bytes)
-    lines = [f"{config.model or 'the demo model'} does not fit: {format_bytes(max(lacking, 1))} are lacking"]
+    lines = [f"{called(config.model)} does not fit: {format_bytes(max(lacking, 1))} are lacking"]
     for name, n_bytes, note in rows:
         lines.append(f"  {name:<17}{format_bytes(n_bytes):>11}{f'  ({note})' if note else ''}")
     return lines

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from quire.compute.weights.hub import find_checkpoint
+from quire.compute.weights.hub import called, find_checkpoint
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import GenerationDefaults, generation_defaults
@@ -102,7 +102,7 @@ async def _limited(
     done, _ = await asyncio.wait((loading,), timeout=config.load_timeout or None)
     if not done:
         raise ConfigError(
-            f"the tokenizer and chat template of {config.model or 'the demo model'} were not loaded within "
+            f"the tokenizer and chat template of {called(config.model)} were not loaded within "
             f"load_timeout = {config.load_timeout:g} s after the engine: mostly a disk or network file system that "
             "does not answer. Mend it, or allow more"
         )

@@ -65,6 +65,8 @@ class EngineLink:
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._monitor: zmq.asyncio.Socket | None = None
+        self._lost: asyncio.Task[None] | None = None
+        """Waits until the other end of this very socket is gone: its news comes once, so one task waits for it."""
         self._connected = False
         self._device = "cpu"
         self._last_event_s = 0.0
@@ -116,6 +118,7 @@ class EngineLink:
         self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._lost = asyncio.create_task(self._wait_lost(self._monitor), name="quire-link-lost")
         self._socket.connect(self._address)
         await self._socket.send(encode([Hello()]))
         event = await self._until_lost(self._receive())
@@ -127,25 +130,24 @@ class EngineLink:
 
     async def _until_lost(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Result of `work`, or EngineLost as soon as the other end is gone."""
+        if self._lost is None:
+            work.close()
+            raise EngineDead("the link to the engine is closed")
         working = asyncio.ensure_future(work)
-        watching = asyncio.ensure_future(self._wait_lost())
         try:
-            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working, self._lost), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
             self._connected = False
             raise EngineLost(LOST)
         finally:
-            for task in (working, watching):
-                task.cancel()
-            await asyncio.gather(working, watching, return_exceptions=True)
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
-    async def _wait_lost(self) -> None:
-        if self._monitor is None:
-            raise EngineDead("the link to the engine is closed")
+    async def _wait_lost(self, monitor: zmq.asyncio.Socket) -> None:
         event = 0
         while event != zmq.EVENT_DISCONNECTED:
-            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+            event = parse_monitor_message(await monitor.recv_multipart())["event"]
 
     async def _take_all(
         self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], list[Command]]
@@ -185,9 +187,11 @@ class EngineLink:
 
     def _disconnect(self) -> None:
         self._connected = False
+        if self._lost is not None:
+            self._lost.cancel()
         if self._socket is not None:
             self._socket.disable_monitor()
             self._socket.close(linger=0)
         if self._monitor is not None:
             self._monitor.close(linger=0)
-        self._socket = self._monitor = None
+        self._socket = self._monitor = self._lost = None

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from quire.compute.weights.hub import find_checkpoint, is_on_hub
+from quire.compute.weights.hub import called, find_checkpoint, is_on_hub
 from quire.config.engine import EngineConfig
 from quire.core.commands import (
     Cancel,
@@ -318,7 +318,7 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
             logger.info("loading torch")
             build_engine = importlib.import_module("quire.engine.build").build_engine
             build = functools.partial(build_engine, place=folder_of(start.address))  # which is removed with the socket
-            logger.info("torch is loaded; loading %s", config.model or "the demo model")
+            logger.info("torch is loaded; loading %s", called(config.model))
         core, ready = build(fetch(config, status), is_server=True, is_restart=bool(start.ends))
     except QuireError as error:
         status.say(EngineFailed(error.message))

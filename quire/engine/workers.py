@@ -24,7 +24,7 @@ from quire.compute.draft.small import DraftCheckpoint
 from quire.compute.draft.with_head import HeadCheckpoint
 from quire.compute.expert_balancer import ExpertBalancer
 from quire.compute.platform import Platform, platform_of
-from quire.compute.weights.hub import find_checkpoint
+from quire.compute.weights.hub import called, find_checkpoint
 from quire.compute.worker import Worker, not_deterministic
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head, refuse_head
@@ -262,12 +262,13 @@ def _draft_source(
     if speculative.method == "eagle3":
         return HeadCheckpoint(folder, read_head(folder), speculative.tree)
     if speculative.model:
-        refuse_head(folder)
+        refuse_head(folder, called(str(folder)))
         try:
             arch = read_arch(folder, {}, logger)
         except ConfigError as error:
-            raise ConfigError(f"{folder}, which is to draft: {error.message}", param="speculative_config") from None
+            name = called(str(folder))
+            raise ConfigError(f"{name}, which is to draft: {error.message}", param="speculative_config") from None
     if speculative.method == "mtp":
-        name = speculative.model or config.model or "the demo model"
+        name = called(speculative.model or config.model)
         return HeadCheckpoint(folder, mtp_head(folder, arch, logger, name), speculative.tree)
     return DraftCheckpoint(folder, arch) if speculative.model else None

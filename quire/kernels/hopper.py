@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from quire.kernels import jit
+
+Built = TypeVar("Built")
 
 LEAST_E4M3 = (8, 9)
 """Compute capability from which GPUs convert to e4m3."""
@@ -26,16 +29,21 @@ def machine_obstacle() -> str | None:
     return None
 
 
-def build_obstacle(build: Callable[[], object]) -> str | None:
-    """Why this machine cannot run what `build` compiles (seconds if it is new), or None."""
+def built(build: Callable[[], Built]) -> Built | str:
+    """What `build` compiles (seconds if it is new) and gives, or why this machine cannot run it."""
     found = machine_obstacle()
     if found:
         return found
     try:
-        build()
+        return build()
     except jit.BuildError as error:
         return str(error)
-    return None
+
+
+def build_obstacle(build: Callable[[], object]) -> str | None:
+    """Why this machine cannot run what `build` compiles (seconds if it is new), or None."""
+    found = built(lambda: (build(),))
+    return found if isinstance(found, str) else None
 
 
 def converts_to_e4m3(device: torch.device) -> bool:

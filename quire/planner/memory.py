@@ -19,6 +19,7 @@ from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
 from quire.planner.adapters import kept_bytes, row_bytes
 from quire.planner.context import most_rows
+from quire.planner.sampling import row_bytes as sampling_row_bytes
 
 INT32_BYTES = 4
 FLOAT32_BYTES = 4
@@ -124,6 +125,8 @@ class MemoryEquation:
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
     adapters: AdapterLimits | None = None
     """Their places on the device count as weights."""
+    on_gpu: bool = False
+    """Tokens are chosen by kernels that list a part of a row's logits."""
     widens_keys: bool = False
     """Keys and values are e4m3, which prompts read in the activations' type."""
 
@@ -183,8 +186,15 @@ class MemoryEquation:
 
     @property
     def logits_bytes(self) -> int:
-        """Float32 logits and what sampling makes of them, a row for each token that a step chooses."""
-        return LOGITS_COPIES * (self.max_sampled or self.max_num_seqs) * self.arch.vocab_size * FLOAT32_BYTES
+        """Logits and what sampling makes of them, a row for each token that a step chooses: two float32 copies. On a
+        GPU also the logits as they come, one float32 copy and the sampler's lists, which are more where few tokens
+        exist."""
+        n_tokens = self.arch.vocab_size
+        n_bytes = LOGITS_COPIES * n_tokens * FLOAT32_BYTES
+        if self.on_gpu:
+            own_bytes = n_tokens * (self.itemsize + FLOAT32_BYTES) + sampling_row_bytes(n_tokens, self.itemsize)
+            n_bytes = max(n_bytes, own_bytes)
+        return (self.max_sampled or self.max_num_seqs) * n_bytes
 
     @property
     def tables_bytes(self) -> int:

@@ -153,7 +153,7 @@ def _placed(
         kv=stage_layout(layout, stage.layers), in_flight=tokens_in_flight(depth),
         prompt_in_flight=depth * limits.max_num_batched_tokens, n_passing=n_passing(DEFAULTS.pipeline_depth, mesh.pp),
         exchanged_rows=mesh.ep // mesh.tp * limits.max_num_batched_tokens if mesh.sends_rows else 0,
-        widens_keys=formats.kv == "fp8",
+        widens_keys=formats.kv == "fp8", on_gpu=True,
     )  # fmt: skip
     budget = int(memory_bytes * limits.gpu_memory_utilization)
     lacking = equation.total_bytes(equation.min_pages) - budget

@@ -21,6 +21,7 @@ from quire.compute.platform import Platform
 from quire.compute.runner.features import Features
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
+from quire.compute.weights.hub import called
 from quire.config.arch import ModelArch
 from quire.config.heads import HeadArch
 from quire.config.kv import KVLayout
@@ -47,7 +48,7 @@ class HeadCheckpoint:
 
     def check(self, arch: ModelArch, layout: KVLayout, max_model_len: int) -> None:
         """See `DraftSource`."""
-        self.arch.check(self.folder, arch)
+        self.arch.check(called(str(self.folder)), arch)
         if not layout.n_full:
             raise ConfigError(
                 "a head reads all of a sequence, and this model keeps no page of it behind its windows: add "

@@ -23,6 +23,8 @@ WANTED: Final = ("*.safetensors", "*.json", "tokenizer.model", "*.tiktoken", "me
 UNWANTED: Final = ("*/*", "consolidated*")
 """Subfolders and second copies of the weights in other layouts."""
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
+_CACHED: Final = re.compile(r".*/models--(.+)--(.+)/snapshots/[^/]+/?")
+"""A model's folder in a cache of huggingface_hub."""
 _MODELS: Final = pathlib.Path(__file__).resolve().parents[2] / "_models"
 
 
@@ -71,6 +73,13 @@ def _hint(name: str) -> str:
     if name in BUNDLED:
         return f"The model that comes with Quire is called {name}, without a slash or a dot."
     return f"The model that comes with Quire is called {BUNDLED['']}."
+
+
+def called(model: str) -> str:
+    """What messages call the model that is there: of a folder in the hub's cache the hub's name, which is what was
+    given."""
+    cached = _CACHED.fullmatch(model)
+    return "/".join(cached.groups()) if cached else model or "the demo model"
 
 
 def is_on_hub(model: str) -> bool:

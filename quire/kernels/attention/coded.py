@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels import jit
 from quire.kernels.attention.hopper import launcher
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.schedule.work import CudaWork
@@ -20,7 +19,7 @@ from quire.kernels.attention.triton import launcher as triton
 from quire.kernels.attention.triton import widening
 from quire.kernels.attention.variant import Variant
 from quire.kernels.e4m3 import E4M3
-from quire.kernels.hopper import machine_obstacle
+from quire.kernels.hopper import build_obstacle
 from quire.kernels.kvstore import entry
 from quire.planner.memory import WIDENED_BYTES
 
@@ -31,17 +30,16 @@ and row at 560 in place of 228 TFLOP/s, and a launch (docs/lab-notes.md, "Keys a
 
 def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
     """Why these kernels cannot run this, or None. Builds what is needed, so the first call takes a while."""
-    found = static_obstacle(plan, variant, q_dtype, kv_dtype) or machine_obstacle()
-    if found:
-        return found
-    try:
-        if plan.work.n_small or plan.work.n_merges:
-            launcher.library(launcher.decode_build(plan, variant, q_dtype, coded=True))
-        if plan.work.n_large and plan.layout is Layout.PAGED:  # also if these are not widened: the next plan's may be
-            launcher.library(launcher.prefill_build(plan, variant, q_dtype))
-    except jit.BuildError as error:
-        return str(error)
-    return None
+    found = static_obstacle(plan, variant, q_dtype, kv_dtype)
+    return found or build_obstacle(lambda: _build(plan, variant, q_dtype))
+
+
+def _build(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype) -> None:
+    """Raises BuildError."""
+    if plan.work.n_small or plan.work.n_merges:
+        launcher.library(launcher.decode_build(plan, variant, q_dtype, coded=True))
+    if plan.work.n_large and plan.layout is Layout.PAGED:  # also if these are not widened: the next plan's may be
+        launcher.library(launcher.prefill_build(plan, variant, q_dtype))
 
 
 def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 
-from quire.kernels import jit
 from quire.kernels.around import Norm
 from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.hopper_product import (
@@ -27,7 +26,7 @@ from quire.kernels.gemm.hopper_product import (
 )
 from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
-from quire.kernels.hopper import machine_obstacle
+from quire.kernels.hopper import built
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
 
@@ -147,16 +146,15 @@ def _prepared(
     alone: bool,
 ) -> Launch | str:
     product, build = ProductShape(m, n, k, norm, silu), Build(dtype, residual, bias, wide)
-    found = static_obstacle(product, build.dtype) or machine_obstacle()
+    found = static_obstacle(product, build.dtype)
     if found:
         return found
-    made = fastest(product, n_processors_of(device), alone)
-    if isinstance(made, str):
-        return made
-    try:
-        return load(product, made, build)
-    except jit.BuildError as error:
-        return str(error)
+
+    def make() -> Launch | str:
+        plan = fastest(product, n_processors_of(device), alone)
+        return plan if isinstance(plan, str) else load(product, plan, build)
+
+    return built(make)
 
 
 def load(product: ProductShape, plan: Plan | WidePlan, build: Build) -> Launch:

@@ -20,7 +20,6 @@ from typing import Final
 
 import torch
 
-from quire.kernels import jit
 from quire.kernels.catalog import Slower
 from quire.kernels.gemm import Norm
 from quire.kernels.gemm.estimate import fastest
@@ -35,7 +34,7 @@ from quire.kernels.gemm.hopper_product import (
 )
 from quire.kernels.gemm.plan import CHUNK, ProductShape
 from quire.kernels.gemm.wide import TILE_ROWS, WidePlan, takes_adapters
-from quire.kernels.hopper import compile_variant, machine_obstacle
+from quire.kernels.hopper import built, compile_variant
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.lora.weight import FUSED_RANKS, Stack, Tiles
 from quire.kernels.norm import rms_norm
@@ -129,16 +128,13 @@ def _prepared(
     found = _parts_obstacle(sizes, most, silu) or static_obstacle(product, dtype)
     if found:
         return Slower(found)
-    found = machine_obstacle()
-    if found:
-        return found
-    plan = fastest(product, n_processors_of(device))
-    if not isinstance(plan, WidePlan) or not takes_adapters(product, plan):
-        return Slower(f"{m} rows of [{n}, {k}] are not one tile of the kernel for many rows")
-    try:
+    def make() -> Launch | str:
+        plan = fastest(product, n_processors_of(device))
+        if not isinstance(plan, WidePlan) or not takes_adapters(product, plan):
+            return Slower(f"{m} rows of [{n}, {k}] are not one tile of the kernel for many rows")
         return Launch(function_of(product, plan, build, {"RANK": most}), plan, _shrink(dtype, k), sizes)
-    except jit.BuildError as error:
-        return str(error)
+
+    return built(make)
 
 
 def _parts_obstacle(sizes: tuple[int, ...], most: int, silu: bool) -> str | None:

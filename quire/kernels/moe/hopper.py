@@ -16,9 +16,8 @@ from collections.abc import Callable
 import torch
 
 from quire.config.experts import Gating
-from quire.kernels import jit
 from quire.kernels.catalog import Slower
-from quire.kernels.hopper import compile_variant, machine_obstacle
+from quire.kernels.hopper import built, compile_variant
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.moe.coded import Codes, Matrices
 from quire.kernels.moe.plan import (
@@ -310,14 +309,15 @@ def shape_of(expert_ids: torch.Tensor, down: Matrices, n_shared: int = 0) -> Exp
 @functools.cache
 def prepared(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Launch | str:
     """The kernels for a shape, or why there are none."""
-    found = static_obstacle(shape, dtype) or machine_obstacle()
+    found = static_obstacle(shape, dtype)
     if found:
         return found
-    try:
+
+    def make() -> Launch:
         _build(dataclasses.replace(shape, n=1), dtype)
         return load(plan(shape), dtype, device, shape.codes)
-    except jit.BuildError as error:
-        return str(error)
+
+    return built(make)
 
 
 @functools.cache

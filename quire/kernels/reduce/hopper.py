@@ -17,8 +17,7 @@ from typing import Final
 
 import torch
 
-from quire.kernels import jit
-from quire.kernels.hopper import compile_variant, machine_obstacle
+from quire.kernels.hopper import build_obstacle, compile_variant
 
 logger = logging.getLogger("quire.engine")
 
@@ -71,14 +70,7 @@ def obstacle(n_ranks: int) -> str | None:
     """Why this machine's ranks cannot sum so, or None. The first call may compile (seconds)."""
     if not 2 <= n_ranks <= MAX_RANKS:
         return f"{n_ranks} ranks: they must be 2 to {MAX_RANKS}"
-    found = machine_obstacle()
-    if found:
-        return found
-    try:
-        _library(n_ranks)
-    except jit.BuildError as error:
-        return str(error)
-    return None
+    return build_obstacle(lambda: _library(n_ranks))
 
 
 @functools.cache

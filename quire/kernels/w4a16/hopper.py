@@ -11,7 +11,7 @@ import functools
 
 import torch
 
-from quire.kernels import around, jit
+from quire.kernels import around
 from quire.kernels.gemm.hopper_product import (
     ALIGNMENT_BYTES,
     DTYPES,
@@ -25,7 +25,7 @@ from quire.kernels.gemm.hopper_product import (
 )
 from quire.kernels.gemm.plan import Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan, wide_plan
-from quire.kernels.hopper import machine_obstacle
+from quire.kernels.hopper import built
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
 from quire.kernels.w4a16.plan import CHUNK, MAX_FEW_ROWS, Int4Shape, plan
@@ -117,15 +117,21 @@ def _prepared(
     alone: bool,
 ) -> Launch | str:
     product = Int4Shape(m, n, k, group, zeros)
-    found = static_obstacle(product, dtype, silu) or machine_obstacle()
+    found = static_obstacle(product, dtype, silu)
     if found:
         return found
-    n_processors = n_processors_of(device)
-    made = None if alone or product.m > MAX_FEW_ROWS else plan(product, n_processors)
-    if made is None:
-        shape = ProductShape(product.m, product.n, product.k, silu=silu)
-        return load(product, wide_plan(shape, n_processors, alone=alone), dtype, silu, residual, bias, wide)
-    return load(product, made, dtype, silu, residual, bias, wide)
+
+    def make() -> Launch:
+        n_processors = n_processors_of(device)
+        made: Plan | WidePlan | None = None
+        if not alone and product.m <= MAX_FEW_ROWS:
+            made = plan(product, n_processors)
+        if made is None:
+            shape = ProductShape(product.m, product.n, product.k, silu=silu)
+            made = wide_plan(shape, n_processors, alone=alone)
+        return load(product, made, dtype, silu, residual, bias, wide)
+
+    return built(make)
 
 
 def load(
@@ -136,16 +142,13 @@ def load(
     residual: bool,
     bias: bool,
     wide: bool,
-) -> Launch | str:
-    """The kernel of a plan, compiled if it is new, or why it could not be."""
+) -> Launch:
+    """The kernel of a plan, compiled if it is new. Raises BuildError."""
     shape, is_wide = ProductShape(product.m, product.n, product.k, silu=silu), isinstance(plan, WidePlan)
     codes = {"NIBBLES": 2 if is_wide else 1, "ZEROS": int(product.zeros)}
     if not is_wide:
         codes["CHUNK_GROUPS"] = product.chunk_groups
-    try:
-        return Launch(function_of(shape, plan, Build(dtype, residual, bias, wide), codes), plan)
-    except jit.BuildError as error:
-        return str(error)
+    return Launch(function_of(shape, plan, Build(dtype, residual, bias, wide), codes), plan)
 
 
 def linear(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.kernels import around, jit
+from quire.kernels import around
 from quire.kernels.gemm.estimate import MIN_WIDE_ROWS, estimate_alone_us, estimate_us
 from quire.kernels.gemm.hopper_product import (
     ALIGNMENT_BYTES,
@@ -26,7 +26,7 @@ from quire.kernels.gemm.hopper_product import (
 )
 from quire.kernels.gemm.plan import MAX_FEW_ROWS, Plan, ProductShape, plan
 from quire.kernels.gemm.wide import WidePlan, wide_plan
-from quire.kernels.hopper import machine_obstacle
+from quire.kernels.hopper import built
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
 from quire.kernels.w8a8.reference import BLOCK
@@ -124,15 +124,16 @@ def _prepared(
     wide: bool,
     alone: bool,
 ) -> Launch | str:
-    found = static_obstacle(n, k, dtype, silu) or machine_obstacle()
+    found = static_obstacle(n, k, dtype, silu)
     if found:
         return found
     product = ProductShape(m, n, k // 2, silu=silu)
-    made = plan_of(product, n_processors_of(device), alone)
-    try:
-        return Launch(function_of(product, made, Build(dtype, residual, bias, wide, kind)), product, made)
-    except jit.BuildError as error:
-        return str(error)
+
+    def make() -> Launch:
+        plan = plan_of(product, n_processors_of(device), alone)
+        return Launch(function_of(product, plan, Build(dtype, residual, bias, wide, kind)), product, plan)
+
+    return built(make)
 
 
 def plan_of(product: ProductShape, n_processors: int, alone: bool) -> Plan | WidePlan:

@@ -119,13 +119,14 @@ class Attempts:
         except StoreDamaged:
             raise
         except Exception:
-            logger.exception("line %d of batch %s failed", line.number, line.batch_id)
+            logger.exception("line %d of batch %s failed", line.number + 1, line.batch_id)
             await self._blame(line)
 
     async def convict(self, line: Line) -> None:
         """An error for a line of which processes have died too often."""
+        number = line.number + 1
         logger.error(
-            "%d processes have died of line %d of batch %s: it runs no more", line.deaths, line.number, line.batch_id
+            "%d processes have died of line %d of batch %s: it runs no more", line.deaths, number, line.batch_id
         )
         if line.is_whole_input:
             await self.fail(line.batch_id, "request_quarantined", QUARANTINED.format(line.deaths))

@@ -104,6 +104,12 @@ def mark_of(custom_id: str) -> bytes:
     return hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
 
 
+def double_problem(number: int, first: int | None) -> str:
+    """Why line `number` is refused, whose custom_id line `first` has already, or one of which that is not known."""
+    earlier = "an earlier line" if first is None else f"line {first + 1}"
+    return f"line {number + 1}: {earlier} has this custom_id already."
+
+
 def answered(custom_id: str | None, reply: LoopbackReply) -> bytes:
     """The output line of a line that an endpoint answered, well or badly; without its line end."""
     response = {"status_code": reply.status, "request_id": reply.request_id, "body": msgspec.Raw(reply.body)}

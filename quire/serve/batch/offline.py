@@ -21,7 +21,7 @@ from quire.core.errors import ConfigError, EngineDead, EngineError
 from quire.core.files import open_output, open_regular
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.app import App
-from quire.serve.batch.lines import BatchLine, answered, custom_id_of, failed, mark_of, read_line
+from quire.serve.batch.lines import BatchLine, answered, custom_id_of, double_problem, failed, mark_of, read_line
 from quire.serve.config import ServerConfig
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.keys import NOBODY
@@ -135,8 +135,7 @@ class _Reader:
         mark = mark_of(line.custom_id)
         first = self._repeated.get(self._number, self._seen.setdefault(mark, self._number))
         if first != self._number:
-            message = f"line {self._number + 1}: line {first + 1} has this custom_id already."
-            return [failed(line.custom_id, "duplicate_custom_id", message)]
+            return [failed(line.custom_id, "duplicate_custom_id", double_problem(self._number, first))]
         return [line]
 
 

@@ -42,14 +42,20 @@ class Line:
     """Empty if the batch's record cannot be read."""
     input_file_id: str
     number: int
+    """Of the line in the input, from 0."""
     offset: int
     length: int
     """Bytes in the input, from `offset` on, without the line end."""
-    is_double: bool
-    """An earlier line has its custom_id."""
+    double: int
+    """`doubled` of the line that has its custom_id first; 0: no earlier one has."""
     deaths: int
     """How often a process has died while nothing else ran."""
     is_on_trial: bool = False
+
+    @property
+    def first(self) -> int | None:
+        """Number of the line that has its custom_id first, if it is known."""
+        return self.double - _DOUBLE if self.double >= _DOUBLE else None
 
     @property
     def is_whole_input(self) -> bool:
@@ -64,7 +70,15 @@ class ScannedLine:
     number: int
     offset: int
     length: int
-    is_double: bool
+    double: int
+
+
+_DOUBLE = 2
+
+
+def doubled(first: int) -> int:
+    """Column `is_double` of a line whose custom_id line `first` has already. 1 is of folders that do not say which."""
+    return first + _DOUBLE
 
 
 _FIELDS = (
@@ -178,7 +192,7 @@ class LineQueue:
         self._database.executemany(
             "insert or ignore into lines (batch_id, line, offset, length, is_double) select ?1, ?2, ?3, ?4, ?5"
             " where not exists (select 1 from results where batch_id = ?1 and line = ?2)",
-            [(batch_id, line.number, line.offset, line.length, int(line.is_double)) for line in lines],
+            [(batch_id, line.number, line.offset, line.length, line.double) for line in lines],
         )
 
     def end_input(self, batch_id: str) -> None:
@@ -199,7 +213,7 @@ class LineQueue:
         """The first lines without output, whether they run or not."""
         query = "select line, offset, length, is_double from lines where batch_id = ? order by line limit ?"
         rows = self._database.execute(query, (batch_id, n_most))
-        return [ScannedLine(number, offset, length, bool(is_double)) for number, offset, length, is_double in rows]
+        return [ScannedLine(*row) for row in rows]
 
     def is_done(self, batch_id: str) -> bool:
         """True if no line is without output."""
@@ -228,9 +242,9 @@ class LineQueue:
 
 
 def _line(row: tuple[str, str, str, int, str, str, int, int, int, int, int]) -> Line:
-    owner, batch_id, status, created_at, record, input_file_id, number, offset, length, is_double, deaths = row
+    owner, batch_id, status, created_at, record, input_file_id, number, offset, length, double, deaths = row
     endpoint = decoded(batch_id, status, created_at, record).endpoint
-    return Line(owner, batch_id, endpoint, input_file_id, number, offset, length, bool(is_double), deaths)
+    return Line(owner, batch_id, endpoint, input_file_id, number, offset, length, double, deaths)
 
 
 def _in_turn(owners: list[str], after: str) -> list[str]:

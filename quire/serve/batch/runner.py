@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable
 from typing import TypeVar
 
-from quire.serve.batch.lines import BatchLine, answered, custom_id_of, failed, read_line, too_long
+from quire.serve.batch.lines import BatchLine, answered, custom_id_of, double_problem, failed, read_line, too_long
 from quire.serve.batch.outputs import ContentLost
 from quire.serve.batch.queue import Line, ScannedLine
 from quire.serve.batch.scan import read_at
@@ -124,8 +124,8 @@ def _read(path: pathlib.Path, line: Line, max_bytes: int, ignored: IgnoredParams
         found = read_line(data, max_bytes, ignored, line.endpoint)
     except Refusal as refusal:
         return Output(failed(custom_id_of(data, max_bytes), refusal.code, refusal.message), True)
-    if line.is_double:
-        return Output(failed(found.custom_id, "duplicate_custom_id", "An earlier line has this custom_id."), True)
+    if line.double:
+        return Output(failed(found.custom_id, "duplicate_custom_id", double_problem(line.number, line.first)), True)
     return found
 
 

@@ -13,7 +13,7 @@ from typing import IO
 
 from quire.serve.batch.lines import custom_id_of, mark_of
 from quire.serve.batch.outputs import ContentLost
-from quire.serve.batch.queue import ScannedLine
+from quire.serve.batch.queue import ScannedLine, doubled
 
 MAX_LINES = 100_000
 READ_BYTES = 1 << 20
@@ -37,8 +37,12 @@ class InputScan:
         """Bytes of that line which were too many to hold."""
         self._is_blank = True
         """True if those are all white."""
-        self._marks: set[bytes] = set()
+        self._marks: dict[bytes, int] = {}
+        """Mark of an id → number of the line that has it first."""
+        self._number = 0
+        """Of the line that is being read, from 0, blank ones counted."""
         self.n_lines = 0
+        """That are not blank."""
         self.is_done = False
 
     def close(self) -> None:
@@ -78,19 +82,20 @@ class InputScan:
 
     def _line(self, found: list[ScannedLine], line: bytes, n_ends: int) -> None:
         offset, length = self._at, self._n_passed + len(line)
+        number = self._number
+        self._number += 1
         is_blank = self._is_blank and not line.strip()
         self._at, self._n_passed, self._is_blank = offset + length + n_ends, 0, True
         if is_blank:
             return
-        is_double = False
+        first = number
         if self.n_lines < MAX_LINES and length <= self._max_line_bytes:
             name = custom_id_of(line, self._max_line_bytes)
             if name is not None:
-                mark = mark_of(name)
-                is_double = mark in self._marks
-                self._marks.add(mark)
+                first = self._marks.setdefault(mark_of(name), number)
         if self.n_lines < MAX_LINES:
-            found.append(ScannedLine(self.n_lines, offset, length - line.endswith(b"\r"), is_double))
+            double = doubled(first) if first != number else 0
+            found.append(ScannedLine(number, offset, length - line.endswith(b"\r"), double))
         self.n_lines += 1
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import pathlib
 from typing import Any
 
 import pytest
@@ -60,3 +62,24 @@ def test_an_error_of_its_mtp_module_names_it(model: str) -> None:
     speculative: Any = SpeculativeConfig(method="mtp", num_speculative_tokens=1)
     with pytest.raises(ConfigError, match=f"^{model} has no MTP module"):
         _draft_source(EngineConfig(model=model), speculative, folder, read_arch(folder))
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "said"),
+    [
+        ("draft_model", {"draft_vocab_size": 8}, 'is an EAGLE-3 head: use "method": "eagle3"'),
+        ("draft_model", {"model_type": "none"}, ", which is to draft: "),
+    ],
+)
+def test_an_error_of_a_draft_of_the_hub_names_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, method: Any, config: dict[str, Any], said: str
+) -> None:
+    cached = tmp_path / "models--org--draft" / "snapshots" / "0a1b"
+    cached.mkdir(parents=True)
+    (cached / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _name, **_options: str(cached))
+    speculative: Any = SpeculativeConfig(method=method, model="org/draft", num_speculative_tokens=1)
+    folder = find_checkpoint("demo")
+    with pytest.raises(ConfigError) as refused:
+        _draft_source(EngineConfig(), speculative, folder, read_arch(folder))
+    assert refused.value.message.startswith(f"org/draft{said if said[0] == ',' else ' ' + said}")

@@ -45,6 +45,22 @@ class Server:
         """Complete a prompt at one of the API processes."""
         return asyncio.create_task(complete(self.llms[number % len(self.llms)], prompt, params))
 
+    @contextlib.asynccontextmanager
+    async def within_limits(self) -> AsyncIterator[None]:
+        """For at most `LIMIT_S`, and no longer than engines come: clients alone would wait for one for ever."""
+        try:
+            async with asyncio.timeout(LIMIT_S) as limit:
+                ending = asyncio.create_task(self.supervisor.ended.wait())
+                ending.add_done_callback(lambda _: limit.when() is None or limit.reschedule(0))
+                try:
+                    yield
+                finally:
+                    limit.reschedule(None)
+                    ending.cancel()
+        except TimeoutError:
+            assert self.supervisor.failure is None, self.supervisor.failure
+            raise
+
 
 @contextlib.asynccontextmanager
 async def serving(n: int, command: tuple[str, ...] = COMMAND, **options: object) -> AsyncIterator[Server]:
@@ -99,7 +115,7 @@ async def find_the_guilty(fault: int, token: int, n_innocents: int, n_processes:
         waiting = [server.submit(i, innocent(i)) for i in range(n_innocents // 2)]
         guilty = server.submit(0, [fault, token])
         waiting += [server.submit(i, innocent(i)) for i in range(n_innocents // 2, n_innocents)]
-        async with asyncio.timeout(LIMIT_S):
+        async with server.within_limits():
             with pytest.raises(RequestQuarantined, match="times while it ran this request"):
                 await guilty
             assert await asyncio.gather(*waiting) == golden
@@ -131,7 +147,7 @@ async def stream_and_try_again(n_processes: int) -> None:
         golden = [await server.submit(i, innocent(i), STREAMED) for i in range(20)]
         waiting = [asyncio.create_task(insist(i, innocent(i))) for i in range(10)]
         guilty = asyncio.create_task(insist(0, [HANG, 3]))
-        async with asyncio.timeout(LIMIT_S):
+        async with server.within_limits():
             for i in range(10, 20):
                 await asyncio.sleep(0.5)
                 waiting.append(asyncio.create_task(insist(i, innocent(i))))
@@ -142,16 +158,18 @@ async def stream_and_try_again(n_processes: int) -> None:
 
 
 async def test_two_that_are_guilty() -> None:
-    async with serving(1) as server:
+    """Three deaths find both if the first engine computes both. The second is submitted later where this process is
+    held up between: then each takes two."""
+    async with serving(1, max_engine_restarts=4) as server:
         innocents = [server.submit(i, innocent(i)) for i in range(3)]
         guilty = [server.submit(0, [CRASH, 0]), server.submit(0, [CRASH, 5])]
         innocents += [server.submit(i, innocent(i)) for i in range(3, 6)]
-        async with asyncio.timeout(LIMIT_S):
+        async with server.within_limits():
             for one in guilty:
                 with pytest.raises(RequestQuarantined):
                     await one
             assert [len(ids) for ids in await asyncio.gather(*innocents)] == [40] * 6
-        assert server.supervisor.n_restarts == 3
+        assert server.supervisor.n_restarts in (3, 4)
 
 
 async def test_kills_from_outside_convict_nobody() -> None:
@@ -174,7 +192,7 @@ async def killed_from_outside(n_processes: int) -> None:
             async with asyncio.timeout(60):
                 while server.supervisor.n_restarts == number:
                     await asyncio.sleep(0.01)
-        async with asyncio.timeout(LIMIT_S):
+        async with server.within_limits():
             answers = await asyncio.gather(*waiting)
         assert [len(ids) for ids in answers] == [40] * 400
         assert server.supervisor.n_restarts == 4
@@ -186,7 +204,7 @@ async def test_requests_that_only_waited_are_no_suspects() -> None:
         guilty = server.submit(0, [HANG, 2])
         waiting += [server.submit(i, innocent(i)) for i in range(300)]
         known = server.llms[0]._recovery.quarantine._known
-        async with asyncio.timeout(LIMIT_S):
+        async with server.within_limits():
             while not server.supervisor.n_restarts or not server.llms[0].healthy():
                 await asyncio.sleep(0.01)
             assert 1 <= len(known) <= 4

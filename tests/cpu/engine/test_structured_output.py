@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import signal
@@ -244,7 +245,8 @@ def test_a_kill_from_outside_costs_nobody_anything(tokenizer: HfTokenizer) -> No
     follow(structured, deltas, engine, unmasked)
     before = bytes(structured.masks(unmasked).bits)
     for child in children_of(structured):
-        os.kill(child.pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):  # the first process ends the others when one is gone
+            child.kill()
     structured._made = None
     assert bytes(structured.masks(unmasked).bits) == before
     others = children_of(structured)

@@ -19,7 +19,7 @@ from quire.core.errors import ConfigError
 from quire.serve.batch.lines import custom_id_of
 from quire.serve.batch.locks import FileLock, Holder, is_dead
 from quire.serve.batch.outputs import ContentLost, append
-from quire.serve.batch.queue import Line, ScannedLine
+from quire.serve.batch.queue import Line, ScannedLine, doubled
 from quire.serve.batch.scan import InputScan, read_at
 from quire.serve.batch.schema import BatchRecord, FileRecord
 from quire.serve.batch.space import SpaceLimits, StorageFull
@@ -50,7 +50,7 @@ def add_batch(store: BatchStore, owner: str, batch_id: str, n_lines: int, length
         id=batch_id, endpoint=ENDPOINT, input_file_id=f"file-{owner}", completion_window="24h", created_at=1,
         expires_at=1 << 40,
     )  # fmt: skip
-    lines = [ScannedLine(number, number * length, length, False) for number in range(n_lines)]
+    lines = [ScannedLine(number, number * length, length, 0) for number in range(n_lines)]
     assert store.transact(lambda disk: disk.create_batch(owner, batch))
     store.transact(lambda disk: disk.lines.add_lines(batch_id, lines))
     store.transact(lambda disk: disk.begin_work(batch_id, n_lines))
@@ -167,7 +167,7 @@ def test_results_count_and_moving_them_changes_nothing(store: BatchStore) -> Non
     assert store.space.used("a") == before + 6
     with pytest.raises(StorageFull):
         store.transact(lambda disk: disk.lines.finish("a", "a1", 1, b"o" * 6000, is_error=False))
-    assert store.transact(lambda disk: disk.lines.left("a1", 9)) == [ScannedLine(1, 10, 10, False)], "it is not lost"
+    assert store.transact(lambda disk: disk.lines.left("a1", 9)) == [ScannedLine(1, 10, 10, 0)], "it is not lost"
     store.transact(lambda disk: disk.begin_end("a1", "failed", "storage_full", "no room"))
     piece = store.transact(lambda disk: disk.outputs.next_piece("a", "a1"))
     assert piece is not None
@@ -364,8 +364,8 @@ def test_lines_are_found_whatever_they_are(tmp_path: pathlib.Path, monkeypatch: 
         assert [read_at(path, line.offset, line.length) for line in found] == [
             line.rstrip(b"\r") for line in lines if line.strip()
         ]
-        assert [line.number for line in found] == list(range(scan.n_lines)) and scan.n_lines == 7
-        assert [line.is_double for line in found] == [False, False, False, False, True, False, True]
+        assert [line.number for line in found] == [1, 3, 4, 5, 7, 8, 10] and scan.n_lines == 7
+        assert [line.double for line in found] == [0, 0, 0, 0, doubled(1), 0, doubled(4)]
         with pytest.raises(ContentLost):
             InputScan(path, path.stat().st_size + 1, 100)
         with pytest.raises(ContentLost):
@@ -477,7 +477,7 @@ def test_a_folder_of_the_version_before_goes_on(tmp_path: pathlib.Path) -> None:
     assert [row[1] for row in store.endings()] == ["cancelling"]
     taken = [store.transact(lambda disk: disk.lines.take_input(set(), "")) for _ in range(3)]
     assert [line.batch_id for line in taken if line is not None] == ["validating", "in_progress"]
-    lines = [ScannedLine(number, number * 10, 9, False) for number in range(3)]
+    lines = [ScannedLine(number, number * 10, 9, 0) for number in range(3)]
     store.transact(lambda disk: disk.lines.add_lines("in_progress", lines))
     store.transact(lambda disk: disk.begin_work("in_progress", 3))
     assert [line.number for line in take(store, 9)] == [0, 2], "a line that has its output does not run again"

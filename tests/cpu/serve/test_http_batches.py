@@ -116,6 +116,8 @@ def test_broken_lines_are_errors_of_their_own(batching: Any) -> None:
     answered = {row["custom_id"]: row["response"]["status_code"] for row in errors if row["response"] is not None}
     assert answered == {"field": 400, "model": 404}
     assert all(row["error"]["code"] and row["error"]["message"] for row in errors if row["response"] is None)
+    (double,) = (row["error"]["message"] for row in errors if row["custom_id"] == "twice")
+    assert double == "line 17: line 16 has this custom_id already."  # the second one is blank
 
 
 def test_nothing_to_do_is_a_failure(batching: Any) -> None:

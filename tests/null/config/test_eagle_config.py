@@ -33,7 +33,7 @@ def test_a_published_head() -> None:
     assert (head.vocab_size, head.arch.vocab_size, head.arch.n_layers) == (128256, 32000, 1)
     assert (head.arch.n_heads, head.arch.n_kv_heads, head.arch.head_dim) == (32, 8, 128)
     assert head.taps_of(32) == (2, 16, 29)
-    head.check(FOLDER, parse_arch(MODEL))
+    head.check(str(FOLDER), parse_arch(MODEL))
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -67,12 +67,12 @@ def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
 
 
 def test_a_head_in_the_place_of_a_model(tmp_path: pathlib.Path) -> None:
-    refuse_head(tmp_path)
+    refuse_head(tmp_path, "org/head")
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    refuse_head(tmp_path)
+    refuse_head(tmp_path, "org/head")
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
-    with pytest.raises(ConfigError, match=f'{tmp_path} is an EAGLE-3 head: use "method": "eagle3"'):
-        refuse_head(tmp_path)
+    with pytest.raises(ConfigError, match=r'^org/head is an EAGLE-3 head: use "method": "eagle3"'):
+        refuse_head(tmp_path, "org/head")
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,5 @@ def test_a_head_in_the_place_of_a_model(tmp_path: pathlib.Path) -> None:
 )
 def test_a_model_that_it_does_not_fit(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse_head(PUBLISHED).check(FOLDER, parse_arch(MODEL | changes))
+        parse_head(PUBLISHED).check(str(FOLDER), parse_arch(MODEL | changes))
     assert said in str(refused.value) and "some/head" in str(refused.value)

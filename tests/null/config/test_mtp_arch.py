@@ -25,7 +25,7 @@ def test_its_layer_is_the_models_last() -> None:
     head = mtp_head(FOLDER, arch, LOG)
     assert head.prefix == "model.layers.6." and head.arch.layers == arch.layers[-1:]
     assert head.taps_of(arch.n_layers) == (6,), "what the last layer leaves"
-    head.check(FOLDER, arch)
+    head.check(str(FOLDER), arch)
 
 
 def test_a_family_has_names_of_its_own() -> None:
@@ -57,4 +57,4 @@ def test_a_module_for_another_model_is_refused() -> None:
     arch = parse_arch({**SIZES, "architectures": ["LlamaForCausalLM"]})
     other = parse_arch({**SIZES, "architectures": ["LlamaForCausalLM"], "hidden_size": 32})
     with pytest.raises(ConfigError, match="the MTP module here reads states of 64 numbers and those"):
-        mtp_head(FOLDER, arch, LOG).check(FOLDER, other)
+        mtp_head(FOLDER, arch, LOG).check(str(FOLDER), other)

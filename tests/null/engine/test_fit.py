@@ -68,6 +68,14 @@ def test_what_fits_is_not_refused() -> None:
     check_fit(case(Room(80 * GIB, 79 * GIB), device="cuda"))
 
 
+def test_the_refusal_names_what_was_given() -> None:
+    """The engine of a server gets the hub's cache in the place of the hub's name."""
+    one = case(Room(24 * GIB, 6 * GIB))
+    for model, name in [("/c/models--org--a.b-8B/snapshots/0a1b", "org/a.b-8B"), ("/c/m", "/c/m"), ("demo", "demo")]:
+        assert refusal(one.change(model=model))[0].startswith(f"{name} does not fit: ")
+    assert refusal(one.change(model=""))[0].startswith("the demo model does not fit: ")
+
+
 def test_the_table_adds_up() -> None:
     lines = refusal(case(Room(24 * GIB, 20 * GIB, own_bytes=GIB), max_model_len=65536))
     rows = {line[:19].strip(): line for line in lines[1:] if line.startswith("  ") and "--" not in line}

@@ -16,6 +16,7 @@ from quire.config.resolve import AdapterLimits, resolve
 from quire.core.errors import ConfigError
 from quire.planner.adapters import adaptable, kept_bytes, row_bytes
 from quire.planner.memory import GRAPH_OWN_BYTES, WIDENED_BYTES, MemoryEquation, n_passing
+from quire.planner.sampling import row_bytes as row_bytes_of_lists
 
 
 def equation(arch: ModelArch = LLAMA_8B, graph_sizes: tuple[int, ...] = (), **changes: int) -> MemoryEquation:
@@ -37,6 +38,16 @@ def test_a_page_of_llama_8b_is_two_mebibytes() -> None:
 def test_tokens_that_fit_on_an_h200() -> None:
     n_tokens = equation().pages_within(int(0.9 * 139 * 2**30)) * 16
     assert 850_000 < n_tokens < 920_000
+
+
+def test_the_samplers_lists_count_where_few_tokens_exist() -> None:
+    """On a GPU 64 KiB and more a row, which two float32 copies of 32,000 logits leave no room for."""
+    small = msgspec.structs.replace(LLAMA_8B, vocab_size=32_000)
+    host, device = equation(small, itemsize=2), equation(small, itemsize=2, on_gpu=True)
+    assert host.logits_bytes == 256 * 32_000 * 8
+    assert device.logits_bytes == 256 * (32_000 * 6 + row_bytes_of_lists(32_000, 2)) > host.logits_bytes
+    assert row_bytes_of_lists(32_000, 2) > 64 << 10
+    assert equation(on_gpu=True).logits_bytes == equation().logits_bytes, "128,256 tokens: the copies are more"
 
 
 @given(st.integers(0, 2**42), st.integers(1, 1024), st.integers(1, 65536), st.sampled_from([1, 16, 128]))

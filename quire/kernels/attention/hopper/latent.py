@@ -16,7 +16,7 @@ from quire.kernels.attention.hopper import hooks, launcher
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.schedule.work import CudaWork
 from quire.kernels.attention.variant import Variant
-from quire.kernels.hopper import FLAGS, machine_obstacle
+from quire.kernels.hopper import FLAGS, build_obstacle
 
 RANK, HEAD_DIM = 512, 576
 MIN_ROWS, MAX_ROWS = 16, 64
@@ -26,15 +26,8 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
     """Why these kernels cannot run this, or None. Builds what is needed, so the first call takes a while."""
-    found = static_obstacle(plan, variant, q_dtype, kv_dtype) or machine_obstacle()
-    if found:
-        return found
-    try:
-        for _, rows in _launches(plan):
-            _library(q_dtype, rows)
-    except jit.BuildError as error:
-        return str(error)
-    return None
+    found = static_obstacle(plan, variant, q_dtype, kv_dtype)
+    return found or build_obstacle(lambda: [_library(q_dtype, rows) for _, rows in _launches(plan)])
 
 
 def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:

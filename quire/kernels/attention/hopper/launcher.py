@@ -21,7 +21,7 @@ from quire.kernels.attention.schedule.work import CudaWork
 from quire.kernels.attention.variant import MAX_PARAMS, Program, Variant
 from quire.kernels.catalog import Slower
 from quire.kernels.e4m3 import E4M3
-from quire.kernels.hopper import FLAGS, machine_obstacle
+from quire.kernels.hopper import FLAGS, build_obstacle
 from quire.kernels.kvstore import entry
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -71,16 +71,15 @@ class Build:
 
 def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
     """Why these kernels cannot run this, or None. Builds what is needed, so the first call takes a while."""
-    found = static_obstacle(plan, variant, q_dtype, kv_dtype) or machine_obstacle()
-    if found:
-        return found
-    try:
-        builds = {build for _, build in _launches(plan, variant, q_dtype)}
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            list(pool.map(library, builds))
-    except jit.BuildError as error:
-        return str(error)
-    return None
+    found = static_obstacle(plan, variant, q_dtype, kv_dtype)
+    return found or build_obstacle(lambda: _build(plan, variant, q_dtype))
+
+
+def _build(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype) -> None:
+    """Raises BuildError."""
+    builds = {build for _, build in _launches(plan, variant, q_dtype)}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(library, builds))
 
 
 def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:

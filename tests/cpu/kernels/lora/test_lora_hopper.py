@@ -178,7 +178,7 @@ def test_a_kernel_that_cannot_be_built_is_said_once(
     def fail(*arguments: object) -> None:
         raise jit.BuildError("lora.so: nvcc failed")
 
-    monkeypatch.setattr(hopper, "machine_obstacle", lambda: None)
+    monkeypatch.setattr("quire.kernels.hopper.machine_obstacle", lambda: None)
     monkeypatch.setattr(hopper, "n_processors_of", lambda device: 132)
     monkeypatch.setattr(hopper, "function_of", fail)
     made = Made(dataclasses.replace(case((4096,), 16, torch.bfloat16, k=4096), places=tuple(range(-1, 5)) * 10))
