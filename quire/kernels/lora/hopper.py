@@ -128,6 +128,7 @@ def _prepared(
     found = _parts_obstacle(sizes, most, silu) or static_obstacle(product, dtype)
     if found:
         return Slower(found)
+
     def make() -> Launch | str:
         plan = fastest(product, n_processors_of(device))
         if not isinstance(plan, WidePlan) or not takes_adapters(product, plan):
