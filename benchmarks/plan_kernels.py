@@ -2,7 +2,7 @@
 
 Read from benchmarks/results/h200: experts from kernels_moe.json, products of coded weights from kernels_coded.json,
 lines from kernels_mla.json, keys and values in e4m3 and what a sequence costs from kernels_lengths.json, sums over
-ranks from collectives_4xh200.json. `plan_fit` puts them in its file.
+ranks from collectives_2xh200.json and collectives_4xh200.json. `plan_fit` puts them in its file.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ ROUNDING_BYTES: Final = 3
 """Read and written of each number of a row that is brought into 8 bits, in a pass beside the product."""
 HEADS, HEAD_DIM = (32, 8), 128
 """Of queries and of keys, of the 8B shape."""
-
-MOST_KIB: Final = 8192
-"""Of sums that ranks make themselves (`compute/dist/peers`)."""
-LEAST_KIB: Final = {"one_shot": 8, "two_shots": 512, "nccl": 4096}
+LEAST_KIB: Final = {"one_shot": 8, "two_shots": 512}
 """Shorter ones go another way."""
 
 
@@ -161,21 +158,23 @@ def attention_curves(calibration: Calibration) -> dict[str, Curve]:
     return {LATENT: latent, "fp8": e4m3}
 
 
+def way_of_sums(n_ranks: int, name: str) -> Way:
+    """The line of least squares, of relative errors, through one column of so many ranks."""
+    report = json.loads((RESULTS / f"collectives_{n_ranks}xh200.json").read_text())
+    times = n_ranks - 1 if name == "one_shot" else 2 * (n_ranks - 1) / n_ranks
+    rows = [row for row in report["microseconds"] if row["kib"] >= LEAST_KIB[name]]
+    points = [(1024 * row["kib"] * times, 1e-6 * row[name]) for row in rows]
+    total = sum(seconds**-2 for _, seconds in points)
+    mean_bytes = sum(sent / seconds**2 for sent, seconds in points) / total
+    mean_s = sum(1 / seconds for _, seconds in points) / total
+    spread = sum((sent - mean_bytes) ** 2 / seconds**2 for sent, seconds in points)
+    byte_s = sum((sent - mean_bytes) / seconds for sent, seconds in points) / spread
+    link_share = 1 / byte_s / accelerator_named("h200").link_bytes_per_s
+    return Way(latency_s=mean_s - byte_s * mean_bytes, link_share=link_share)
+
+
 def sums_of_ranks() -> Sums:
     """Each way's latency and its share of the link."""
-    report = json.loads((RESULTS / "collectives_4xh200.json").read_text())
-    n, link_bytes_per_s = report["ranks"], accelerator_named("h200").link_bytes_per_s
-
-    def way(name: str) -> Way:
-        """The line of least squares, of relative errors."""
-        times = n - 1 if name == "one_shot" else 2 * (n - 1) / n
-        rows = [row for row in report["microseconds"] if row["kib"] >= LEAST_KIB[name] and name in row]
-        points = [(1024 * row["kib"] * times, 1e-6 * row[name]) for row in rows]
-        total = sum(seconds**-2 for _, seconds in points)
-        mean_bytes = sum(sent / seconds**2 for sent, seconds in points) / total
-        mean_s = sum(1 / seconds for _, seconds in points) / total
-        spread = sum((sent - mean_bytes) ** 2 / seconds**2 for sent, seconds in points)
-        byte_s = sum((sent - mean_bytes) / seconds for sent, seconds in points) / spread
-        return Way(latency_s=mean_s - byte_s * mean_bytes, link_share=1 / byte_s / link_bytes_per_s)
-
-    return Sums(one_hop=way("one_shot"), two_hops=way("two_shots"), collective=way("nccl"), most_bytes=MOST_KIB << 10)
+    return Sums(
+        pair=way_of_sums(2, "one_shot"), one_hop=way_of_sums(4, "one_shot"), two_hops=way_of_sums(4, "two_shots")
+    )

@@ -10,8 +10,8 @@ __device__ __forceinline__ int place_of(const int32_t* tiles, int n_tiles, int i
     return load_here(tiles + 3 * i + 2) > 0 ? load_here(tiles + 3 * i) : -1;
 }
 
-// How many different places the tiles have; those of a place stand together. By a whole warp; `take` gets the number of
-// each, the place itself and its first tile, in one of its lanes.
+// How many different places the first n_tiles tiles have; those of a place stand together. By a whole warp; `take`
+// gets the number of each and the place itself, in one of its lanes.
 template <class Take> __device__ __forceinline__ int count_places(const int32_t* tiles, int n_tiles, const Take& take) {
     const int lane = threadIdx.x & 31;
     int n = 0;
@@ -19,7 +19,7 @@ template <class Take> __device__ __forceinline__ int count_places(const int32_t*
         const int i = first + lane, place = place_of(tiles, n_tiles, i);
         const bool is_new = place >= 0 && place != place_of(tiles, n_tiles, i - 1);
         const unsigned found = __ballot_sync(0xffffffffu, is_new);
-        if (is_new) take(n + __popc(found & ((1u << lane) - 1)), place, i);
+        if (is_new) take(n + __popc(found & ((1u << lane) - 1)), place);
         n += __popc(found);
     }
     return n;

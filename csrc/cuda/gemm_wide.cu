@@ -13,6 +13,7 @@
 #include "gemm/codes.h"
 #include "gemm/factors.h"
 #include "gemm/wide_adapters.h"
+#include "gemm/wide_memory.h"
 #include "shared_memory.h"
 
 struct QuireWideArgs {  // WideArgs, AdaptedArgs in quire/kernels/gemm/hopper_product.py
@@ -35,7 +36,7 @@ struct QuireWideArgs {  // WideArgs, AdaptedArgs in quire/kernels/gemm/hopper_pr
 namespace quire {
 
 constexpr int TOKENS = QUIRE_TOKENS, SPLIT = QUIRE_SPLIT;
-constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP;
+constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP, MOST_THREADS = QUIRE_RANK ? 512 : THREADS;
 constexpr int ROWS = 128;                                       // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
 constexpr int TILE_ROWS = 2 * OUT_ROWS;                         // of y
@@ -47,7 +48,7 @@ constexpr int ROUND_QUADS = divisor(OWN_QUADS, 8);              // that pass thr
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
 constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
 constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : 0;     // of the tokens, for a stage
-constexpr int RING_BYTES = 232448 - 1024 - ADAPTERS_BYTES;
+constexpr int RING_BYTES = 232448 - 1024 - BESIDE_BYTES;
 constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES); }
 constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
 constexpr int N_STAGES = stages_with(N_OUT);
@@ -62,7 +63,7 @@ struct Barriers {
 };
 constexpr int OUT_AT = N_STAGES * STAGE_BYTES, SCALES_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + N_STAGES * SCALE_BYTES;
-constexpr int ADAPTERS_AT = BARRIERS_AT + int(sizeof(Barriers)), END = ADAPTERS_AT + ADAPTERS_BYTES;
+constexpr int PLACES_AT = BARRIERS_AT + int(sizeof(Barriers)), END = PLACES_AT + PLACES_BYTES;
 
 struct Place {  // of a tile
     int row, token;  // first of y
@@ -75,7 +76,7 @@ struct WideBlock {
     AdapterUnits adapters;
 
     __device__ WideBlock(const QuireWideArgs& args, char* shared)
-        : a(args), base(shared_address(shared)), adapters(args, shared + ADAPTERS_AT) {
+        : a(args), base(shared_address(shared)), adapters(args, reinterpret_cast<int*>(shared + PLACES_AT)) {
         const int units = a.k / CHUNK;
         slice = blockIdx.x % SPLIT, team = blockIdx.x / SPLIT;
         n_row_tiles = (n_out() + TILE_ROWS - 1) / TILE_ROWS;
@@ -107,7 +108,6 @@ struct WideBlock {
                 barrier_init(full(i), 1);
                 barrier_init(empty(i), WORKERS / 32);
             }
-            adapters.init();
             barrier_init_fence();
         }
         __syncthreads();
@@ -419,7 +419,8 @@ struct WideBlock {
     }
     __device__ void work(const CUtensorMap* y_map) const {
         wait_for_previous_grid();
-        for (int pass = 0, n = n_passes; pass < n; pass++) {
+        const int n = n_passes;
+        for (int pass = 0; pass < n; pass++) {
             float d[TOKENS / 2];
             Place at = place(pass);
             if (QUIRE_NIBBLES) {
@@ -444,7 +445,7 @@ struct WideBlock {
     }
 };
 
-__global__ void __launch_bounds__(THREADS, 1) gemm_wide(const __grid_constant__ Maps maps,
+__global__ void __launch_bounds__(MOST_THREADS, 1) gemm_wide(const __grid_constant__ Maps maps,
                                                         const __grid_constant__ QuireWideArgs args) {
     extern __shared__ __align__(1024) char shared[];
     const WideBlock block(args, shared);
@@ -452,12 +453,11 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_wide(const __grid_constant__ 
     block.init();
     let_next_grid_start();
     if (threadIdx.x < WORKERS) {
-        registers_up<QUIRE_RANK ? 208 : 232>();
+        registers_up<QUIRE_RANK ? 168 : 232>();
         block.work(&maps.y);
     } else {
-        registers_down<QUIRE_RANK ? 88 : 40>();
+        registers_down<40>();
         if (threadIdx.x == WORKERS) block.feed(maps);
-        if (QUIRE_RANK && threadIdx.x >= WORKERS + 32) block.adapters.shrink(args);
     }
 }
 

@@ -1,4 +1,4 @@
-// Sums over the ranks of one host for messages that NCCL is slow for: each at most a few MiB. In place, or added to the
+// Sums over the ranks of one host for messages up to 16 MiB; longer ones take several launches. In place, or added to the
 // residual stream, whose RMS norm may be wanted at once. Hopper; QUIRE_RANKS ranks; types in `quire_reduce`.
 //
 //   one shot   every rank sends all it has to all others, and sums everything. One hop; (n - 1) times the bytes

@@ -165,7 +165,7 @@ class Worker:
         key = dtype, quantization
         if key not in self._footprints:
             found = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
-            n_bytes = self.adapters.places_bytes(self._arch, TORCH_DTYPES[dtype], self._sharing)
+            n_bytes = self.adapters.places_bytes(self._arch, TORCH_DTYPES[dtype], self._sharing, self._layers)
             self._footprints[key] = dataclasses.replace(
                 found, held_bytes=found.held_bytes + n_bytes, peak_bytes=found.peak_bytes + n_bytes
             )
@@ -377,15 +377,13 @@ class Worker:
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter, branching)
         alone = self.platform.rows_alone
         put = None if model.adapters is None else self.adapters.put
+        in_turn, ahead = forwards.in_turn, forwards.ahead
         if self._pipeline is not None:
-            runner: Runner = StageRunner(pool, tables, tail, forwards.in_turn, self._pipeline, entry, alone=alone)
+            runner: Runner = StageRunner(pool, tables, tail, in_turn, self._pipeline, entry, alone=alone, put=put)
         elif self.data is not None:
-            in_turn, ahead = forwards.in_turn, forwards.ahead
-            runner = DataParallelRunner(pool, tables, tail, in_turn, ahead, self.data, model, alone=alone)
+            runner = DataParallelRunner(pool, tables, tail, in_turn, ahead, self.data, model, alone=alone, put=put)
         else:
-            runner = Runner(
-                pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone, put=put
-            )
+            runner = Runner(pool, tables, tail, in_turn, ahead, lengths, forwards.follower, alone=alone, put=put)
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner

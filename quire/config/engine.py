@@ -374,14 +374,18 @@ def _check_adapters(config: EngineConfig) -> None:
             f"max_cpu_loras = {config.max_cpu_loras} is less than max_loras = {config.max_loras}: raise it",
             param="max_cpu_loras",
         )
-    sizes = ("pipeline", "data", "prefill_context")
-    shares_steps = all(getattr(config, f"{name}_parallel_size") == 1 for name in sizes)
-    if config.enable_lora and (config.is_simulated or not shares_steps):
+    if config.enable_lora and (config.is_simulated or config.prefill_context_parallel_size > 1):
         raise ConfigError(
-            "enable_lora works on a real device, with one rank or with --tensor-parallel-size: leave"
-            " --pipeline-parallel-size, --prefill-context-parallel-size and --data-parallel-size out, or serve merged"
-            " weights",
+            f"enable_lora works on a real device, where each rank has all tokens of a step: this engine has device ="
+            f" {config.device!r} and prefill_context_parallel_size = {config.prefill_context_parallel_size}. Leave"
+            " --enable-lora out, and serve weights that quire merge has made",
             param="enable_lora",
         )
     if config.lora_experts and not config.enable_lora:
         raise ConfigError("lora_experts needs enable_lora: add --enable-lora", param="lora_experts")
+    if config.lora_experts and config.data_parallel_size > 1 and config.enable_expert_parallel:
+        raise ConfigError(
+            f"lora_experts, enable_expert_parallel and data_parallel_size = {config.data_parallel_size}: rows that"
+            " travel to their experts do not take their adapters along: leave one of the three out",
+            param="lora_experts",
+        )

@@ -88,8 +88,8 @@ class SchedulerConfig:
             raise ConfigError(
                 "drafts cannot be verified by a model with recurrent states: a rejected one stays in them"
             )
-        if self.n_dp_ranks > 1 and (self.num_speculative_tokens or self.n_stages > 1 or self.n_adapters):
-            raise ConfigError("data-parallel ranks have neither drafts nor stages of a pipeline nor adapters yet")
+        if self.n_dp_ranks > 1 and (self.num_speculative_tokens or self.n_stages > 1):
+            raise ConfigError("data-parallel ranks have neither drafts nor stages of a pipeline yet")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_num_seqs = "

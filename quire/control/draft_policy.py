@@ -62,7 +62,7 @@ PLAIN_EVERY: Final = 512
 PLAIN_TRIAL: Final = 3
 """The same for steps without drafts: so many of them behind so many with drafts in a row."""
 STEPS_NEAR: Final = 16
-TIME_EVERY: Final = 8
+TIME_EVERY: Final = 16
 """Timing takes some microseconds, which small models feel where nothing is drafted."""
 STEPS_BACK: Final = 8
 """Of which is known how they were chosen, until they are timed."""
@@ -76,6 +76,8 @@ class DraftPolicy:
         self.most, self.costs = most, costs
         self.watches = copies and most > 0 and costs is not None
         """Sequences that are left alone are to be shown to `watch`."""
+        self.none_before = 0
+        """The step before which all that run are left alone; 0: not known."""
         self._n_asked = 0
         """Choices that were made."""
         self._n_to_try = 0
@@ -224,7 +226,7 @@ class DraftPolicy:
             own.repeats = Repeats(len(seq.tokens))
         if own.repeats.read(seq.tokens) and (self.trusts_copies or self._is_heard()):
             own.promise(self._copies.rate, min(own.repeats.streak, MOST_PROMISED))
-            own.until, seq.drafts_from = seq.drafts_from, 0
+            own.until, seq.drafts_from, self.none_before = seq.drafts_from, 0, 0
 
     @property
     def trusts_copies(self) -> bool:
@@ -300,7 +302,7 @@ class DraftPolicy:
                 self.n_right[place] += 1
         if self.costs is None or is_sure:
             return
-        own, rate = self._of(seq), self._of(seq).rate_beside(self._all.rate)
+        own, rate, self.none_before = self._of(seq), self._of(seq).rate_beside(self._all.rate), 0
         if own.is_promised:
             own.is_promised = False
             self._copies.count(n_asked, n_right, LONG_MEMORY)

@@ -18,13 +18,16 @@ from quire.control.seq import Seq
 
 def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     """How many drafts which sequences should have in this step; empty: none has any."""
-    if not live.drafts.most:
+    step, drafts = builder.step, live.drafts
+    if not drafts.most:
         return {}
-    step = builder.step
-    if live.drafts.watches:
+    if drafts.watches:
         _watch(live, step)
+    if step < drafts.none_before:
+        return {}
     asked = [seq for seq in live.running if seq.drafts_from <= step or seq.foretold is not None]
-    if not asked:
+    if not asked:  # what a grammar foretells may come at any time
+        drafts.none_before = min([0 if seq.is_masked else seq.drafts_from for seq in live.running], default=0)
         return {}
     seqs = [seq for seq in asked if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
     n_seqs = len(live.running) + sum([search.n_lacking for search in live.searches.values() if search.is_ready])

@@ -113,6 +113,7 @@ class LiveSeqs:
     def admit(self, seq: Seq, cached: int, copied_pages: list[int]) -> None:
         """WAITING → RUNNING with the pages it has, of which the first `cached` tokens hold K/V; it was popped."""
         seq.enter(self.free_slots[seq.dp_rank].pop(), cached, copied_pages)
+        self.drafts.none_before = 0
         bisect.insort(self.running, seq, key=_key)
 
     def n_running(self, dp_rank: int) -> int:

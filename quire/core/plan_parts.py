@@ -1,8 +1,8 @@
 """What of a plan concerns one data-parallel rank, and the one result that the results of all of them come to.
 
-Everything in a plan has a slot, and the slot says whose it is: each of these ranks has `n_slots` neighbouring ones.
-Page ids and snapshots are counted by each for itself. Owns that arithmetic; plans with drafts or adapters have no
-parts.
+What has a slot in a plan is that slot's rank's: each of these ranks has `n_slots` neighbouring ones. Places of adapters
+are the same on all. Page ids and snapshots are counted by each for itself. Owns that arithmetic; plans with drafts have
+no parts.
 Invariant: a part is a plan of its own, with slots from 0 on, and may have no spans.
 """
 
@@ -50,6 +50,7 @@ def part_of(plan: StepPlan, dp_rank: int, n_slots: int) -> StepPlan:
             ([slot - first for slot in slots], n_pages) for slots, n_pages in plan.shared_prefixes if slots[0] in own
         ],
         masked=[number_of[span] for span in plan.masked if span in number_of],
+        adapters=plan.adapters,
     )
 
 

@@ -116,17 +116,16 @@ class Way(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Sums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sums over the ranks of one host, by the ways that the engine has: whatever their number, latencies are the same,
-    since each rank writes to all others at once."""
+    """Sums over the ranks of one host, by the ways that the engine has, however long they are; the residual is added in
+    their launch. Of three ranks and more latencies are the same, since each rank writes to all others at once."""
+
+    pair: Way
+    """Two ranks, which always go one hop: one alone takes less of what the link could bring than three do."""
 
     one_hop: Way
     """A rank sends all of its rows to each of the others."""
     two_hops: Way
     """It sends each of them a part, and the sum of its own part to each."""
-    collective: Way
-    """NCCL's."""
-    most_bytes: NotNegative
-    """Of the longest tensor that goes the first two ways; the residual is added in their launch."""
 
 
 class Calibration(Ceilings, frozen=True, kw_only=True, forbid_unknown_fields=True):

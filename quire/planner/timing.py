@@ -38,8 +38,6 @@ Columns = tuple[Sequence[int], Sequence[int]]
 NO_SPANS: Columns = ([], [])
 ROTATED_PARTS = 3
 """Reads and writes of rotation, in queries of a row."""
-ADDED_PARTS = 3
-"""Reads and writes of an addition, in tensors."""
 
 
 class StepTimer:
@@ -297,13 +295,11 @@ class StepTimer:
         return links.latency_s * n_hops + transfer.n_bytes / links.bytes_per_s(n_lie)
 
     def _sum_s(self, transfer: Transfer, sums: Sums, link_bytes_per_s: float) -> float:
-        """Within a host, by the faster way; behind NCCL the residual is added in a launch of its own."""
-        data = transfer.data_bytes
-        if data > sums.most_bytes:
-            added_s = ADDED_PARTS * data / self._bytes_per_s
-            return sums.collective.seconds(transfer.n_bytes, link_bytes_per_s) + added_s
+        """Within a host; of more than two ranks by the faster way."""
+        if transfer.n_ranks == 2:
+            return sums.pair.seconds(transfer.n_bytes, link_bytes_per_s)
         return min(
-            sums.one_hop.seconds((transfer.n_ranks - 1) * data, link_bytes_per_s),
+            sums.one_hop.seconds((transfer.n_ranks - 1) * transfer.data_bytes, link_bytes_per_s),
             sums.two_hops.seconds(transfer.n_bytes, link_bytes_per_s),
         )
 

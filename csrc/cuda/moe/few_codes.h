@@ -200,7 +200,7 @@ struct FewCodes : FewLists {
         const int step = scales_step(a.inner);
         scales += part * Layout::part_bytes<Down>(a.inner) + threadIdx.x % 32 / 4 * step;
 #pragma unroll
-        for (int j = 0; j < Down::COLUMNS / 64; j++) {
+        for (int j = 0; j < WARPS; j++) {
             const int column = unit * Down::COLUMNS + j * 64;
             if (column >= a.inner) break;
             uint32_t x[EIGHTS][8];

@@ -28,19 +28,15 @@ namespace quire {
 
 constexpr int WIDTH = QUIRE_CODES >= 3 ? 256 : QUIRE_CODES ? 128 : 64;  // columns of w in 128 bytes
 constexpr int TOKENS = QUIRE_TOKENS, EIGHTS = TOKENS / 8;
-#ifndef QUIRE_WARPS  // 16, each with fewer rows, where codes become numbers: a warp waits for its own instructions
-#define QUIRE_WARPS 8
-#endif
-constexpr int WARPS = QUIRE_WARPS, WORKERS = WARPS * 32, THREADS = WORKERS + 32, SORTERS = 9;
+constexpr int WARPS = 8, WORKERS = WARPS * 32, THREADS = WORKERS + 32, SORTERS = THREADS / 32;
 
 template <bool FIRST> struct Kind {  // of the two products
     static constexpr bool IS_UP = FIRST, IN_PARTS = QUIRE_LONE && !IS_UP;  // parts: the experts that are summed
     static constexpr int CHUNKS = IS_UP ? QUIRE_UP_CHUNKS : QUIRE_DOWN_CHUNKS;  // of 128 bytes, in a stage
     static constexpr int COLUMNS = CHUNKS * WIDTH;                              // of a stage
-    static constexpr int BLOCKS = IN_PARTS      ? 1  // of 16 rows of w in an item
-                                  : QUIRE_CODES ? (QUIRE_LONE && WARPS == 8 ? 512 : 1024) / COLUMNS
-                                                : IS_UP || QUIRE_LONE ? 1 : 2;
-    static constexpr int COLUMN_WARPS = QUIRE_CODES && !IN_PARTS ? COLUMNS / 64 : WARPS;  // that share a stage's columns;
+    static constexpr int BLOCKS = QUIRE_CODES ? (QUIRE_LONE ? 512 : 1024) / COLUMNS  // of 16 rows of w in an item
+                                              : IS_UP || QUIRE_LONE ? 1 : 2;
+    static constexpr int COLUMN_WARPS = QUIRE_CODES ? COLUMNS / 64 : WARPS;     // that share the columns of a stage;
     static constexpr int ROW_GROUPS = WARPS / COLUMN_WARPS, OWN_BLOCKS = BLOCKS / ROW_GROUPS;  // others have other rows
     static constexpr int CHUNK_BYTES = BLOCKS * 16 * 128, BYTES = CHUNKS * CHUNK_BYTES;
     static constexpr int STEPS = CHUNKS * 4 / WARPS;  // of 16 columns, of a warp in a stage
@@ -186,7 +182,6 @@ struct FewLists {
     // tiles. `place` false: counts them; true: counts are where the warp's next pair of the expert goes.
     __device__ void walk(int first_experts, bool place) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = (a.n_pairs + 31) / 32;
-        if (warp >= SORTERS) return;
         const int first = n * warp / SORTERS, end = n * (warp + 1) / SORTERS;
         for (int i = first; i < end; i++) {
             const int expert = i == first ? first_experts : expert_of(i * 32 + lane);

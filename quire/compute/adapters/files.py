@@ -44,10 +44,11 @@ class Adapter:
 
 
 def targets_of(model: Decoder, *, with_experts: bool) -> dict[str, Target]:
-    """Name of a parameter, without its kind → what it is of, in the whole model; of all experts, whoever has them."""
+    """Name of a parameter, without its kind → what it is of, in the whole model; of all experts
+    and layers, whoever has them."""
     found: dict[str, Target] = {}
     cuts, whole = model.parts.cuts(), model.parts.whole
-    matrices = [cuts.get(linear.matrix.name, (linear.matrix, None))[0] for linear in model.adaptable()]
+    matrices = [cuts.get(linear.matrix.name, (linear.matrix, None))[0] for linear in model.adaptable_of_all()]
     for number, spec in enumerate(whole.layers if with_experts else ()):
         ffn = layer_parameters(spec, whole.hidden_size, number).ffn
         matrices += [matrix for matrix in ffn.matrices.values() if matrix.bank]

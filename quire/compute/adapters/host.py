@@ -18,7 +18,9 @@ from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
+from quire.config.experts import ExpertsSpec
 from quire.config.resolve import n_kept
+from quire.config.stages import LayerRange
 from quire.core.errors import ConfigError, EngineError, LoadError, shown
 from quire.core.host import free_bytes
 from quire.core.plan import AdapterPut
@@ -36,12 +38,12 @@ class HostAdapters:
         self._model: Decoder | None = None
         """Which has places."""
 
-    def places_bytes(self, arch: ModelArch, dtype: torch.dtype, comm: Comm) -> int:
-        """Of the places on the device. arch: the whole model, which the ranks of comm share."""
+    def places_bytes(self, arch: ModelArch, dtype: torch.dtype, comm: Comm, layers: LayerRange) -> int:
+        """Of the places on the device. arch: the whole model; comm, layers: see `Decoder`."""
         config = self._config
         if not config.enable_lora:
             return 0
-        model = decoder_on(torch.device("meta"), arch, dtype, 1, comm=comm)
+        model = decoder_on(torch.device("meta"), arch, dtype, 1, comm=comm, layers=layers)
         sizes = config.max_loras, config.max_lora_rank, dtype
         return device_bytes(self._device, model.adaptable(), *sizes, self._experts(model))
 
@@ -55,7 +57,7 @@ class HostAdapters:
         if not config.enable_lora:
             return 0
         linears, experts = list(model.adaptable()), self._experts(model)
-        if config.lora_experts and not experts:
+        if config.lora_experts and not any(isinstance(one.ffn, ExpertsSpec) for one in model.parts.whole.layers):
             raise ConfigError("lora_experts = True, and the model has no experts: leave --lora-experts out")
         self._model = model
         one_bytes, free = device_bytes(self._device, linears, 1, config.max_lora_rank, dtype, experts), free_bytes()

@@ -23,7 +23,7 @@ from quire.kernels.reduce.hopper import PeerMemory
 logger = logging.getLogger("quire.engine")
 
 HOP_BYTES: Final = 768 << 10
-"""What a GPU sends in the time of a hop: 2 us of an NVLink's 370 GB/s each way."""
+"""What a GPU sends in the time of a hop: 2.4 us of the 322 GB/s that were measured on four H200s."""
 LEAVE_S: Final = 2.0
 """At the end all ranks let go of one another's memory within so much time; who does not is going to be killed."""
 LONGEST_BYTES: Final = 16 << 20

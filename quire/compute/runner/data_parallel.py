@@ -22,7 +22,7 @@ from quire.compute.runner.settled import Settled
 from quire.compute.runner.step import Step
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
-from quire.core.plan import OnDrafts, StepMasks, StepPlan
+from quire.core.plan import AdapterPut, OnDrafts, StepMasks, StepPlan
 from quire.core.plan_parts import masks_of, part_of, rows_of
 from quire.core.result import StepResult
 from quire.kernels.invariance import RowsAlone
@@ -58,9 +58,10 @@ class DataParallelRunner(Runner):
         model: Decoder,
         *,
         alone: RowsAlone = RowsAlone.NEVER,
+        put: Callable[[AdapterPut], None] | None = None,
     ) -> None:
-        """model: whose experts are told of the exchange, if there is one."""
-        super().__init__(pool, tables, tail, forwards, ahead, alone=alone)
+        """model: whose experts are told of the exchange, if there is one. alone, put: see `Runner`."""
+        super().__init__(pool, tables, tail, forwards, ahead, alone=alone, put=put)
         self._data = data
         self._newest: tuple[StepPlan, StepPlan] | None = None
         """A plan, and this rank's part of it."""

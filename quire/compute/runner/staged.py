@@ -26,7 +26,7 @@ from quire.compute.runner.step import Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Fetched, Read, Tail
 from quire.compute.sample.sampler import ChoiceKind, Sampled
-from quire.core.plan import OnDrafts, StepMasks, StepPlan
+from quire.core.plan import AdapterPut, OnDrafts, StepMasks, StepPlan
 from quire.kernels.invariance import RowsAlone
 
 
@@ -104,9 +104,10 @@ class StageRunner(Runner):
         entry: Entry | None,
         *,
         alone: RowsAlone = RowsAlone.NEVER,
+        put: Callable[[AdapterPut], None] | None = None,
     ) -> None:
-        """entry: of the model; None on the first stage."""
-        super().__init__(pool, tables, tail, forwards, alone=alone)
+        """entry: of the model; None on the first stage. alone, put: see `Runner`."""
+        super().__init__(pool, tables, tail, forwards, alone=alone, put=put)
         self._pipeline, self._entry = pipeline, entry
         self._asked: collections.deque[Asked] = collections.deque()
         """On the first stage, oldest first."""

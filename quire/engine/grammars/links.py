@@ -24,7 +24,7 @@ from quire.engine.grammars.wire import MAY_REPEAT, Begun, Turn
 from quire.text.leading import LeadBound
 from quire.text.matchers import End, Foretold
 
-FEW: Final = 4
+FEW: Final = 8
 """Sequences of a process before there is another one."""
 REPEATS: Final = MAY_REPEAT and SPIN_S > 0
 """Whether turns that are as the one before are asked for without messages: only those who wait awake notice at once."""

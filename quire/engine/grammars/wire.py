@@ -1,5 +1,8 @@
-"""What an engine and its grammar processes say to each other: msgpack of these values over socket pairs. No stranger
-writes to these sockets."""
+"""What an engine and its grammar processes say to each other: msgpack of these values over socket pairs, and silent
+messages: numbers in memory that an engine shares with a process of matchers. No stranger writes to these sockets.
+
+Order of a silent message: what it says is written first, then the bell, then whoever sleeps is woken.
+"""
 
 from __future__ import annotations
 
@@ -212,8 +215,11 @@ class Channel:
         if self._bells is None:
             return bool(poll.poll(timeout_ms))
         self._bells[self._own + _SLEEP] = 1
+        first_ms = LOST_S * 1000 if timeout_ms is None else min(LOST_S * 1000, timeout_ms)
         try:
-            return self._rings() or bool(poll.poll(LOST_S * 1000)) or self._rings() or bool(poll.poll(timeout_ms))
+            if self._rings() or poll.poll(first_ms) or self._rings():
+                return True
+            return first_ms != timeout_ms and bool(poll.poll(None if timeout_ms is None else timeout_ms - first_ms))
         finally:
             self._bells[self._own + _SLEEP] = 0
 

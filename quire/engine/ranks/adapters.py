@@ -62,10 +62,11 @@ class AdaptersOfRanks:
         number, folder = next(self._numbers), str(inside(path, root))  # links followed, as here: `..` of a link is not
         root = str(pathlib.Path(root).resolve()) if root else ""  # the folder in which the link lies
         self._ranks.say(ReadAdapter(number, folder, root, content_id))
-        answers = [self._answer(number, other) for other in range(1, len(self._ranks.pids) + 1)]
-        if any(answers):
+        answers = {other: self._answer(number, other) for other in range(1, len(self._ranks.pids) + 1)}
+        refused = [f"rank {other}: {answer}" for other, answer in answers.items() if answer]
+        if refused:
             self._ranks.say(ForgetAdapter(number))
-            raise LoadError(f"adapter {shown(path)}: {next(filter(None, answers))}")
+            raise LoadError(f"adapter {shown(path)}: {refused[0]}")
         return content_id, rank, (number, kept)
 
     def _answer(self, number: int, rank: int) -> str:

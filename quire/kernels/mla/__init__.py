@@ -1,4 +1,4 @@
-"""Around attention to lines: lines normed, rotated and stored, what queries ask of lines, and values of what is seen."""
+"""Around attention to lines: they are normed, rotated and stored, what queries ask of them, values of what is seen."""
 
 from quire.kernels.mla.op import ask, store, values
 

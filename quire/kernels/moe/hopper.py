@@ -352,13 +352,12 @@ def variants(
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(source in csrc/cuda, definitions) of both products in one, or of the first and the second."""
     kept = {"CODES": codes.kind, "GROUP": codes.group, "ZEROS": int(codes.zeros)} if codes.kind else {}
-    warps = {"WARPS": cut.warps} if codes.kind and isinstance(cut, FewPlan) else {}
     if isinstance(cut, WidePlan):
         if codes.is_rounded:
             kept = {"FP8": 2 if codes.group else 1}
         return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu, **kept)) for silu in (1, 0))
     macros = {"UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}
-    return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros, **kept, **warps)),)
+    return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros, **kept)),)
 
 
 def _definitions(dtype: torch.dtype, **macros: int) -> tuple[str, ...]:

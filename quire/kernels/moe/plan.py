@@ -8,11 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
 
 CHUNK = 64
 """Columns of floating w that one 128-byte row of shared memory holds."""
-CODES_COLUMNS, LONE_CODES_COLUMNS, LONE_WORDS_COLUMNS = ((256, 256), (512, 256)), (256, 512), (512, 512)
+CODES_COLUMNS, LONE_CODES_COLUMNS = ((256, 256), (512, 256)), ((256, 512),)
 """Of w in codes, in a stage, of both products, the first that fits: 64 for a warp, which has all rows of an item or
 half of them."""
 CODES_CELLS, LONE_CODES_CELLS = 1024, 512
@@ -31,9 +30,7 @@ LONE_CHUNKS = 4
 CHUNKS = (8, 6, 4, 2)
 MIN_CODES_RING_BYTES = 48 << 10
 """Beside scales; memory that answers in 0.8 microseconds needs 27 KB on their way."""
-WARPS, CODES_WARPS, SORTERS, MAX_STAGES = 8, 16, 9, 32
-"""CODES_WARPS: where many instructions make numbers of codes, for which a warp waits: of several tokens, and of a lone
-one by codes of 4 bits."""
+WARPS, SORTERS, MAX_STAGES = 8, 9, 32
 CHUNK_BYTES, MAX_STAGE_BYTES, MIN_RING_BYTES = 16 * 128, 16 << 10, 64 << 10
 MAX_BYTES = 232_448
 """Shared memory of a Hopper block."""
@@ -59,14 +56,9 @@ class CodesShape:
         return self.kind == 1
 
     @property
-    def in_words(self) -> bool:
-        """Codes have 4 bits."""
-        return self.kind >= 3
-
-    @property
     def width(self) -> int:
         """Columns in 128 bytes of a row."""
-        return 256 if self.in_words else 128 if self.kind else CHUNK
+        return 256 if self.kind >= 3 else 128 if self.kind else CHUNK
 
     def part_bytes(self, n_rows: int, columns: int) -> int:
         """Shared memory for the scales of so many rows: `scales_part_bytes` in csrc/cuda/moe/few_lists.h."""
@@ -114,8 +106,6 @@ class FewPlan:
     """Of 16 rows of w, in an item of each product."""
     n_scales: int = 0
     """Items whose scales there is room for."""
-    warps: int = WARPS
-    """That multiply."""
 
     @property
     def stage_bytes(self) -> int:
@@ -150,33 +140,23 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
     if shape.codes.kind:
-        cuts = list(_codes_plans(shape, tokens, lone=lone))
+        cuts = [_codes_plan(shape, tokens, lone, each) for each in (LONE_CODES_COLUMNS if lone else CODES_COLUMNS)]
     else:
         chunks = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
         cuts = [FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2))]
     for made in cuts:
         rest = MAX_BYTES - shared_bytes(shape, made)
-        n_stages = min(MAX_STAGES, rest // made.stage_bytes)
-        if rest >= (MIN_CODES_RING_BYTES if shape.codes.kind else MIN_RING_BYTES) and (
-            not lone or n_stages >= made.warps  # each warp has stages of its own
-        ):
-            return dataclasses.replace(made, n_stages=n_stages)
+        if rest >= (MIN_CODES_RING_BYTES if shape.codes.kind else MIN_RING_BYTES):
+            return dataclasses.replace(made, n_stages=min(MAX_STAGES, rest // made.stage_bytes))
     return None
 
 
-def _codes_plans(shape: ExpertsShape, tokens: int, *, lone: bool) -> Iterator[FewPlan]:
-    """No stages yet; the best first."""
-    if not lone:
-        ways = [(columns, CODES_CELLS, CODES_WARPS) for columns in CODES_COLUMNS]
-    else:
-        ways = [(LONE_WORDS_COLUMNS, CODES_CELLS, CODES_WARPS)] if shape.codes.in_words else []
-        ways.append((LONE_CODES_COLUMNS, LONE_CODES_CELLS, WARPS))
-    for columns, cells, n_warps in ways:
-        up, down = (each // shape.codes.width for each in columns)
-        blocks = cells // columns[0], 1 if lone else cells // columns[1]
-        made = FewPlan(tokens, lone, up, down, 0, blocks, 0, n_warps)
-        n_bytes = _scales_bytes(shape, made)
-        yield dataclasses.replace(made, n_scales=N_SCALES[N_SCALES[0] * n_bytes > MAX_SCALES_BYTES])
+def _codes_plan(shape: ExpertsShape, tokens: int, lone: bool, columns: tuple[int, int]) -> FewPlan:
+    """No stages yet."""
+    cells, (up, down) = LONE_CODES_CELLS if lone else CODES_CELLS, (each // shape.codes.width for each in columns)
+    made = FewPlan(tokens, lone, up, down, 0, (cells // columns[0], cells // columns[1]))
+    n_bytes = _scales_bytes(shape, made)
+    return dataclasses.replace(made, n_scales=N_SCALES[N_SCALES[0] * n_bytes > MAX_SCALES_BYTES])
 
 
 def wide_plan(shape: ExpertsShape) -> WidePlan:
@@ -195,12 +175,11 @@ def _chunks(k: int, blocks: int) -> int:
 def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
     """Shared memory of a block: `Layout` in csrc/cuda/moe_few.cu."""
     n_tiles = min(shape.n_pairs, shape.n_experts + shape.n_pairs // made.tokens)
-    n_sums = made.warps if made.lone else CODES_WARPS  # one of a warp, or two of each of eight
     rows, inner, counts = made.tokens, shape.inner, SORTERS * shape.n_experts * 4
     if made.lone:
         n_tiles, rows, inner, counts = shape.n_pairs, 1, shape.inner * shape.n_pairs, 0
     total = made.n_stages * made.stage_bytes + rows * (max(shape.hidden, inner) * 2 + 16)
-    total += 2 * n_sums * made.tokens * 64 + 2 * MAX_STAGES * 8
+    total += 2 * WARPS * made.tokens * 64 * (1 if made.lone else 2) + 2 * MAX_STAGES * 8
     if shape.codes.kind:
         total += made.n_scales * _scales_bytes(shape, made) + N_SCALES[0] * 16
     if shape.codes.is_rounded:

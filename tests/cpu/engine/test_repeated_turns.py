@@ -142,3 +142,25 @@ def test_those_that_begin_together_are_told_together(
         made.begin([handle], f"start: /together {handle}[a-z]+/", 0.0)
     assert {one for begun in made.begun(60.0) for one in begun.handles} == set(range(1, 8))
     made.close()
+
+
+def test_no_wait_is_longer_than_asked_for() -> None:
+    """By what it asks the system for; one that ends never is looked into after a while, once."""
+
+    class Poll:
+        def poll(self, timeout_ms: float | None) -> list[int]:
+            asked.append(timeout_ms)
+            return []
+
+    bells = memoryview(bytearray(shared_bytes(0))).cast("q")
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    ours.attach(bells, is_engine=True)
+    for timeout_ms, expected in ((None, [5, None]), (250, [5, 245]), (5, [5]), (0.4, [0.4])):
+        asked: list[float | None] = []
+        assert not ours.sleep(Poll(), timeout_ms)  # type: ignore[arg-type]
+        assert asked == expected and bells[4] == 0
+    bells[3] = 1  # a silent message came just before
+    asked = []
+    assert ours.sleep(Poll(), 250) and not asked  # type: ignore[arg-type]
+    ours.close()
+    theirs.close()

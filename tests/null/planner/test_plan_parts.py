@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pathlib
 import random
@@ -36,6 +37,7 @@ MIXTRAL = read_arch(SHAPES / "mixtral-8x7b")
 DEEPSEEK = read_arch(SHAPES / "deepseek-v3")
 H200 = accelerator_named("h200")
 GIB = 1 << 30
+COLLECTIVES = pathlib.Path(__file__).parents[3] / "benchmarks/results/h200"
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-0.6b", "mixtral-8x7b", "deepseek-v2-lite", "mamba2-2.7b"])
@@ -372,15 +374,15 @@ def test_the_last_layer_spares_the_rows_of_one_rank() -> None:
     assert four.spared_s(8192, 1) == one.spared_s(2048, 1) < one.spared_s(8192, 1) / 3
 
 
-def test_sums_take_what_was_measured_on_four_gpus() -> None:
-    """Microseconds of benchmarks/results/h200/collectives_4xh200.json, by the way that is faster."""
-    mesh = Mesh(tp=4)
+@pytest.mark.parametrize("n_ranks, limit", [(4, 0.12), (2, 0.2)])
+def test_sums_take_what_was_measured_on_gpus(n_ranks: int, limit: float) -> None:
+    """Microseconds by the way that the engine takes. Two ranks' shortest sums differ by a fifth from run to run."""
+    mesh = Mesh(tp=n_ranks)
     timer = calibrated(LLAMA_8B, H200, mesh=mesh).timer
-    rows = {1: 4.49, 8: 5.42, 32: 8.81, 64: 13.57, 128: 16.52, 256: 23.91, 1024: 52.91}
-    found = {n: 1e6 * timer.transfer_s(sum_transfer(timer.parts, mesh, 1, n, 2)) for n in rows}
-    assert found == pytest.approx(rows, rel=0.12)
-    through_nccl = 1e6 * timer.transfer_s(sum_transfer(timer.parts, mesh, 1, 2048, 2))
-    assert through_nccl == pytest.approx(115.67, rel=0.05), "with the residual, which is added behind it"
+    report = json.loads((COLLECTIVES / f"collectives_{n_ranks}xh200.json").read_text())
+    measured = {row["kib"]: row["ours"] for row in report["microseconds"]}
+    found = {kib: 1e6 * timer.transfer_s(sum_transfer(timer.parts, mesh, 1, kib / 8, 2)) for kib in measured}
+    assert found == pytest.approx(measured, rel=limit) and max(measured) == 65536, "above 16 MiB, too"
 
 
 def test_what_is_no_sum_or_leaves_the_host_goes_through_nccl() -> None:

@@ -1,8 +1,9 @@
-// Stands in for what gemm.h, gemm/codes.h and gemm/wide_memory.h have of instructions, for gemm_wide.cu. What
+// Stands in for what gemm.h, gemm/codes.h and gemm/wide_memory.h have of instructions, for gemm_wide.cu and lora.cu. What
 // gemm.h has without any (sizes, SwiGLU, tensor maps of w) is copied behind it.
 #pragma once
 #include "emulated_gemm.h"
 
+enum { cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutMaxShared = 100 };
 inline void __stcg(float4* to, float4 x) { *to = x; }
 inline int atomicAdd(uint32_t* to, uint32_t x) { return std::atomic_ref(*to).fetch_add(x); }
 
@@ -16,6 +17,4 @@ inline uint4 load16(const void* from) {
 inline Element load_element(const Element* from) { return *from; }
 inline void load_bytes(uint32_t, const void*, uint32_t, uint32_t) { std::abort(); }
 inline uint32_t load_acquire(const uint32_t* from) { return std::atomic_ref(*const_cast<uint32_t*>(from)).load(); }
-inline void ask_for(const void*) {}
-inline void all_async_fence() {}
 }  // namespace quire

@@ -129,7 +129,7 @@ def check_ask(
 ) -> None:
     """What queries ask of lines, and the entries of `check_store`; queries and keys are parts of wider rows."""
     given, entries, turned = store_case(dtype, **more)
-    lines, norm, eps, q, asked, positions, cos_sin, pages, locs = given
+    lines, norm, eps, q, _, positions, cos_sin, pages, locs = given
     (n, n_heads, d), rank = q.shape, len(norm)
     make = torch.Generator().manual_seed(rank)
     queries = torch.randn(n, n_heads + 1, plain + d, generator=make).to(dtype).to(q.device)[:, 1:]
