@@ -12,9 +12,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from quire.bench.plot import BLUE, GREEN, LEFT, ORANGE, PANEL_HEIGHT, TOP, WIDTH, check_plot_path
-from quire.core.errors import ConfigError, shown
-from quire.core.files import write_output
+from quire.bench.plot import BLUE, GREEN, LEFT, ORANGE, PANEL_HEIGHT, TOP, WIDTH, write_drawing
 from quire.planner.drafts import DraftCosts, expected_tokens
 
 CHANCES: Final = {0.5: "#94a3b8", 0.7: GREEN, 0.8: BLUE, 0.9: "#9333ea", 0.95: "#dc2626"}
@@ -54,15 +52,8 @@ def panels(rows: Sequence[Mapping[str, Any]], costs: DraftCosts | None) -> list[
 
 
 def write_draft_chart(path: str, drawn: Sequence[Panel], title: str) -> None:
-    """ConfigError for a name that cannot be drawn to, see `check_plot_path`."""
-    check_plot_path(path)
-    try:
-        if path.endswith(".png"):
-            _write_png(path, drawn, title)
-        else:
-            write_output(path, _html(drawn, title))
-    except OSError as error:
-        raise ConfigError(f"--plot {shown(path)} cannot be written: {error.strerror}") from None
+    """ConfigError for a name that cannot be drawn to, see `write_drawing`."""
+    write_drawing(path, lambda: _write_png(path, drawn, title), lambda: _html(drawn, title))
 
 
 def _write_png(path: str, drawn: Sequence[Panel], title: str) -> None:

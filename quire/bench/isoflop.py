@@ -10,10 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from quire.bench.plot import BLUE, GREEN, LEFT, ORANGE, TOP, WIDTH, check_plot_path
+from quire.bench.plot import BLUE, GREEN, LEFT, ORANGE, TOP, WIDTH, write_drawing
 from quire.core.counts import format_count
-from quire.core.errors import ConfigError, shown
-from quire.core.files import write_output
 from quire.planner.scaling.optimum import Curve
 
 COLOURS: Final = (BLUE, ORANGE, GREEN, "#9333ea", "#0891b2", "#6b7280", "#dc2626")
@@ -23,14 +21,7 @@ LEGEND: Final = 150
 
 def write_isoflop_plot(path: str, curves: Sequence[Curve], title: str) -> None:
     """Each budget a line, its best model a point. ConfigError for a name that cannot be drawn to."""
-    check_plot_path(path)
-    try:
-        if path.endswith(".png"):
-            _write_png(path, curves, title)
-        else:
-            write_output(path, _html(curves, title))
-    except OSError as error:
-        raise ConfigError(f"--plot {shown(path)} cannot be written: {error.strerror}") from None
+    write_drawing(path, lambda: _write_png(path, curves, title), lambda: _html(curves, title))
 
 
 def _label(curve: Curve) -> str:

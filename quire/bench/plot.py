@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import importlib.util
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire.bench.timeline import Timeline
 from quire.core.errors import ConfigError, shown
@@ -27,17 +27,22 @@ def check_plot_path(path: str) -> None:
     check_output(path, "--plot")
 
 
-def write_plot(path: str, timeline: Timeline, title: str) -> None:
-    """Draw running and waiting sequences above tokens, both against seconds. See `check_plot_path` for errors."""
+def write_drawing(path: str, write_png: Callable[[], None], page: Callable[[], str]) -> None:
+    """Write what `path` ends with: a .png, or a page. ConfigError for a name that cannot be drawn to."""
     check_plot_path(path)
-    shown_rows = timeline.from_zero().thinned(MAX_POINTS)
     try:
         if path.endswith(".png"):
-            _write_png(path, shown_rows, title)
+            write_png()
         else:
-            write_output(path, _html(shown_rows, title))
+            write_output(path, page())
     except OSError as error:
         raise ConfigError(f"--plot {shown(path)} cannot be written: {error.strerror}") from None
+
+
+def write_plot(path: str, timeline: Timeline, title: str) -> None:
+    """Draw running and waiting sequences above tokens, both against seconds. ConfigError as `write_drawing`."""
+    shown_rows = timeline.from_zero().thinned(MAX_POINTS)
+    write_drawing(path, lambda: _write_png(path, shown_rows, title), lambda: _html(shown_rows, title))
 
 
 def _write_png(path: str, timeline: Timeline, title: str) -> None:

@@ -8,10 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from quire.bench.plot import BLUE, GREEN, LEFT, ORANGE, TOP, WIDTH, check_plot_path
+from quire.bench.plot import BLUE, GREEN, LEFT, ORANGE, TOP, WIDTH, write_drawing
 from quire.bench.tradeoffs import Row
-from quire.core.errors import ConfigError, shown
-from quire.core.files import write_output
 
 COLOURS: Final = {
     "while loading": BLUE, "made": GREEN, "dense execution": ORANGE, "early exit": "#9333ea",
@@ -46,16 +44,10 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
 
 
 def write_tradeoff_chart(path: str, rows: Sequence[Row], title: str) -> None:
-    """ConfigError for a name that cannot be drawn to, see `check_plot_path`."""
-    check_plot_path(path)
+    """ConfigError for a name that cannot be drawn to, see `write_drawing`."""
     across = f"speed beside the model as it is, {next(iter(rows[0].speed))} at once"
-    try:
-        if path.endswith(".png"):
-            _write_png(path, panels(rows), title, across)
-        else:
-            write_output(path, _html(panels(rows), title, across))
-    except OSError as error:
-        raise ConfigError(f"--plot {shown(path)} cannot be written: {error.strerror}") from None
+    drawn = panels(rows)
+    write_drawing(path, lambda: _write_png(path, drawn, title, across), lambda: _html(drawn, title, across))
 
 
 def _write_png(path: str, drawn: Sequence[Panel], title: str, across: str) -> None:

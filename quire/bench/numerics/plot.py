@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quire.bench.numerics.deviation import BASELINE, FLASH, OURS, PEER, ROUNDED, Row
-from quire.bench.plot import BLUE, GREEN, LEFT, ORANGE, PANEL_HEIGHT, TOP, WIDTH, check_plot_path
-from quire.core.errors import ConfigError, shown
-from quire.core.files import write_output
+from quire.bench.plot import BLUE, GREEN, LEFT, ORANGE, PANEL_HEIGHT, TOP, WIDTH, write_drawing
 
 COLOURS: Final = {
     BASELINE: (ORANGE,),
@@ -72,16 +70,9 @@ def _coloured(lines: dict[tuple[str, str], list[tuple[int, float]]]) -> list[Lin
 
 
 def write_numerics_plot(path: str, rows: Sequence[Row], title: str) -> None:
-    """Draw all panels. ConfigError for a name that cannot be drawn to, see `check_plot_path`."""
-    check_plot_path(path)
+    """Draw all panels. ConfigError for a name that cannot be drawn to, see `write_drawing`."""
     drawn = panels(rows)
-    try:
-        if path.endswith(".png"):
-            _write_png(path, drawn, title)
-        else:
-            write_output(path, _html(drawn, title))
-    except OSError as error:
-        raise ConfigError(f"--plot {shown(path)} cannot be written: {error.strerror}") from None
+    write_drawing(path, lambda: _write_png(path, drawn, title), lambda: _html(drawn, title))
 
 
 def _write_png(path: str, drawn: Sequence[Panel], title: str) -> None:
