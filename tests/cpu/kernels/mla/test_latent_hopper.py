@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import functools
 import pathlib
-import shutil
-import subprocess
 from typing import Any
 
 import pytest
 import torch
+from emulated_latent import emulate
 from latent_case import Latent, attend
 
-from quire.kernels import jit
 from quire.kernels.attention import reference
 from quire.kernels.attention.hopper import latent
 from quire.kernels.attention.schedule.plan import Heads, Layout
 from quire.kernels.attention.variant import Variant
 
-EMULATED = pathlib.Path(__file__).resolve().parents[1] / "emulated"
-FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
 DEEPSEEK: dict[str, Any] = {"rank": 512, "rope": 64, "scale": 0.07}
 CASES = (  # and programs: lines of a program, rings that turn, ends inside a page, few parts of a row and many
     (Latent([(210, 1), (1, 1), (77, 1)], n_heads=16, dtype=torch.bfloat16, seed=1, **DEEPSEEK), 2),
@@ -34,36 +28,7 @@ CASES = (  # and programs: lines of a program, rings that turn, ends inside a pa
 
 @pytest.fixture
 def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = jit.compiler("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    folder = tmp_path / "cuda"
-    shutil.copytree(jit.sources_folder() / "cuda", folder)
-    for header in EMULATED.glob("*.h"):
-        shutil.copy(header, folder)
-    (folder / "cuda_runtime.h").touch()
-    shape = folder / "latent" / "shape.h"
-    declared = "extern __shared__ char raw[];"
-    assert declared in shape.read_text()
-    shape.write_text(shape.read_text().replace(declared, "char* raw = emulated::memory;"))
-
-    @functools.cache
-    def library(dtype: torch.dtype, rows: int) -> ctypes.CDLL:
-        made = tmp_path / f"{dtype}{rows}.so"
-        command = [
-            compiler, *FLAGS, f"-I{folder}", f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}", f"-DQUIRE_ROWS={rows}",
-            "-include", str(folder / "wgmma.h"), "-include", str(folder / "plain_variant.h"),
-            str(folder / "latent.cu"), "-o", str(made),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return ctypes.CDLL(str(made))
-
-    class Stream:
-        cuda_stream = 0
-
-    monkeypatch.setattr(latent, "_library", library)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    emulate(tmp_path, monkeypatch)
 
 
 def test_attention_to_lines_matches_float64(emulation: None) -> None:
