@@ -121,7 +121,7 @@ def test_other_devices_refuse(asked: Any, device: str, words: str) -> None:
 
 
 def test_a_page_of_e4m3_is_half_a_page(shape: str = "qwen3-0.6b") -> None:
-    """So the pool holds twice the tokens; both spellings mean it."""
+    """So the pool holds twice the tokens, beside what prompts widen; both spellings mean it."""
     arch = read_arch(pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes" / shape)
     found = []
     for kv_dtype in ("bf16", "fp8", "fp8_e4m3"):
@@ -131,8 +131,8 @@ def test_a_page_of_e4m3_is_half_a_page(shape: str = "qwen3-0.6b") -> None:
         pool = KVPool(arch, 3, config.block_size, KV_DTYPES[limits.kv_dtype], CpuDevice())
         assert pool.k.nbytes + pool.v.nbytes == 3 * terms.page_bytes
         found.append((limits.kv_dtype, terms))
-    budget_bytes = found[0][1].total_bytes(1000)
-    pages = [(kv_dtype, terms.pages_within(budget_bytes)) for kv_dtype, terms in found]
+    pool_bytes = found[0][1].total_bytes(1000) - found[0][1].total_bytes(0)
+    pages = [(kv_dtype, terms.pages_within(terms.total_bytes(0) + pool_bytes)) for kv_dtype, terms in found]
     assert pages == [("bfloat16", 1000), ("fp8", 2000), ("fp8", 2000)]
 
 

@@ -45,8 +45,8 @@ def test_greedy_tokens_alone_and_in_a_batch(quantized: LLM) -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "null"])
 def test_other_devices_refuse(device: str) -> None:
-    config = EngineConfig(model=str(DEMO), quantization="int8", device=device)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"quantization = 'int8' .* {device}: add --device cpu") as caught:
+    config = EngineConfig(model=str(DEMO), quantization="int8-g32", device=device)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"quantization = 'int8-g32' .* {device}: add --device cpu") as caught:
         resolve(config, read_arch(DEMO), device)
     assert caught.value.param == "quantization"
 
