@@ -103,12 +103,13 @@ async def test_a_request_of_which_replicas_die_is_not_run_for_ever() -> None:
 
 async def test_an_engine_that_dies_inside_a_replica_is_passed_by_until_it_is_back() -> None:
     async with serving(2, EngineReplica, max_num_seqs=64) as (llm, fleet, _):
-        whole = [asyncio.create_task(complete(llm, [100 + number], LONG)) for number in range(8)]
-        await busy(fleet, 8)
         replica = fleet.replicas["r0"]
         assert isinstance(replica, EngineReplica)
         pid = replica._supervisor.pid
         assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # or its requests may have ended before it is killed
+        whole = [asyncio.create_task(complete(llm, [100 + number], LONG)) for number in range(8)]
+        await busy(fleet, 8)
         os.kill(pid, signal.SIGKILL)
         assert [len(ids) for ids in await asyncio.gather(*whole)] == [900] * 8
         assert fleet.n_runs == {"r0": 4, "r1": 8}
