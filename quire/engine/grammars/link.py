@@ -81,11 +81,8 @@ class MatcherLink:
         """masks: the descriptor of the memory that masks are written to. unfollowed: grammars whose drafts have ended a
         process; of all links."""
         self._processes, self._masks, self._unfollowed = processes, masks, unfollowed
-        self._descriptor = os.memfd_create("quire-marks")
-        n_bytes = shared_bytes(processes.settings.n_rows)
-        os.ftruncate(self._descriptor, n_bytes)
-        self._memory = mmap.mmap(self._descriptor, n_bytes)
-        self._marks = memoryview(self._memory).cast("q")
+        self._descriptor = -1
+        self._share()
         self._child: Channel | None = None
         self._turn: Turn | None = None
         """That was asked for, until its answer is taken."""
@@ -129,7 +126,10 @@ class MatcherLink:
         if not self._news and self._child is not None and self.is_beginning:
             try:
                 while self._child.waits(0.0 if self._news else wait_s):
-                    self._note(self._hear())
+                    report = self._hear()
+                    if report is None:
+                        break
+                    self._note(report)
             except _Ended as ended:
                 self._recover(ended)
         news, self._news = self._news, []
@@ -198,6 +198,16 @@ class MatcherLink:
 
     # ---- the process
 
+    def _share(self) -> None:
+        """Memory for the next process: one that was given up may still write into its own."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        n_bytes = shared_bytes(self._processes.settings.n_rows)
+        self._descriptor = os.memfd_create("quire-marks")
+        os.ftruncate(self._descriptor, n_bytes)
+        self._memory = mmap.mmap(self._descriptor, n_bytes)
+        self._marks = memoryview(self._memory).cast("q")
+
     def _post(self, order: Begin | Turn) -> None:
         try:
             self._send(order)
@@ -206,7 +216,7 @@ class MatcherLink:
 
     def _send(self, order: Begin | Turn) -> None:
         if self._child is None:
-            self._memory[:] = bytes(len(self._memory))
+            self._share()
             self._n_repeats = 0
             self._child = self._processes.fork(MATCHERS, (self._descriptor, self._masks))
             self._child.attach(self._marks, is_engine=True)
@@ -215,11 +225,14 @@ class MatcherLink:
         except OSError:
             raise _Ended(self._read_end()) from None
 
-    def _hear(self) -> Begun | Turned | Nudge:
+    def _hear(self) -> Begun | Turned | Nudge | None:
+        """None: there is nothing to be heard, yet."""
         assert self._child is not None
         if self._repeats and self._marks[REPEATS[1]] == self._n_repeats:
             self._child.take_silently()
             return Turned([])
+        if not self._child.has_message():
+            return None
         report = hear(self._child)
         if isinstance(report, Begun | Turned | Nudge):
             return report
@@ -227,7 +240,7 @@ class MatcherLink:
 
     def _read_end(self) -> Died:
         """Of a process that does not read any more."""
-        while self._child is not None and self._child.waits(0.0):
+        while self._child is not None and self._child.has_message():
             report = hear(self._child)
             if isinstance(report, Died):
                 return report
@@ -246,13 +259,15 @@ class MatcherLink:
         """The next report. Raises _Ended, also when there is none for too long."""
         assert self._child is not None
         deadline_s = time.monotonic() + SILENCE_S
-        while not self._child.waits(SLICE_S, SPIN_S):
+        while True:
+            report = self._hear() if self._child.waits(SLICE_S, SPIN_S) else None
+            if report is not None:
+                return report
             if self.on_wait is not None:
                 self.on_wait()
             if time.monotonic() > deadline_s:
                 logger.error("a process of matchers does not answer and is ended")
                 raise _Ended(Died(signal.SIGKILL))
-        return self._hear()
 
     def _recover(self, ended: _Ended) -> None:
         """Another process, in which every sequence is where it was; those that cannot go on have ended. What was asked

@@ -114,7 +114,7 @@ class MatcherProcess:
             if self._marks[REPEATS[0]] > self._n_repeats:
                 self._connection.take_silently()
                 self._repeat()
-            elif self._connection.waits(0.0):
+            elif self._connection.has_message():  # not only a bell, of what is silent and came behind the look above
                 try:
                     order = decode_order(self._connection.receive())
                 except EOFError:

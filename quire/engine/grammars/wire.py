@@ -208,7 +208,11 @@ class Channel:
             while time.perf_counter() < end_s:
                 if self._bells[self._other] > self._n_received:
                     return True
-        return self.sleep(self._poll, timeout_s * 1000) if timeout_s else bool(self._poll.poll(0))
+        return self.sleep(self._poll, timeout_s * 1000) if timeout_s else self.has_message()
+
+    def has_message(self) -> bool:
+        """Whether `receive` has something to read: what is silent does not count. After `waits` it may have come since."""
+        return bool(self._unread) or bool(self._poll.poll(0))
 
     def sleep(self, poll: select.poll, timeout_ms: float | None = None) -> bool:
         """Wait for what `poll` waits for, this end and perhaps more, or a silent message."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import queue
 import random
 import signal
 import socket
+import threading
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,20 @@ import quire
 from quire.engine.grammars import link, links
 from quire.engine.grammars.link import MatcherLink
 from quire.engine.grammars.links import MatcherLinks
+from quire.engine.grammars.matching import MatcherProcess
 from quire.engine.grammars.processes import GrammarProcesses
-from quire.engine.grammars.wire import BELLS, Channel, GrammarSettings, decode_order, shared_bytes
+from quire.engine.grammars.wire import (
+    BELLS,
+    REPEATED_TOKENS,
+    REPEATS,
+    Channel,
+    Died,
+    GrammarSettings,
+    Turn,
+    Turned,
+    decode_order,
+    shared_bytes,
+)
 
 WIDTH = 4096
 FOLDER = pathlib.Path(quire.__file__).parent / "_models" / "demo"
@@ -164,3 +178,50 @@ def test_no_wait_is_longer_than_asked_for() -> None:
     assert ours.sleep(Poll(), 250) and not asked  # type: ignore[arg-type]
     ours.close()
     theirs.close()
+
+
+def test_a_turn_that_comes_between_two_looks_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was woken by a compiled grammar looks for what is silent, then for a message."""
+    marks = memoryview(bytearray(shared_bytes(8))).cast("q")
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    ours.attach(marks, is_engine=True)
+    theirs.attach(marks, is_engine=False)
+    process = MatcherProcess.__new__(MatcherProcess)
+    process._connection, process._marks, process._n_repeats = theirs, marks, 0
+    process._repeated, process._compiled, process._compiling = Turn([], [1], [0]), queue.SimpleQueue(), {}
+    process._wake_read, process._wake_write = os.pipe()
+    look, asked = theirs.has_message, threading.Event()
+
+    def has_message() -> bool:
+        if not asked.is_set():
+            asked.set()
+            marks[REPEATED_TOKENS], marks[REPEATS[0]] = 5, 1
+            ours.send_silently()
+        return look()
+
+    monkeypatch.setattr(theirs, "has_message", has_message)
+    monkeypatch.setattr(MatcherProcess, "_rest", lambda self: None)
+    monkeypatch.setattr(MatcherProcess, "_take_compiled", lambda self: self._compiled.get())
+    monkeypatch.setattr(MatcherProcess, "_turn", lambda self, turn: Turned([]))
+    serving = threading.Thread(target=process._serve, daemon=True)
+    serving.start()
+    process._compiled.put(object())  # type: ignore[arg-type]
+    os.write(process._wake_write, b"x")
+    assert ours.waits(10.0) and asked.is_set() and marks[REPEATS[1]] == 1
+    while ours.has_message():  # a nudge
+        ours.receive()
+    ours.close()
+    serving.join(10)
+    assert not serving.is_alive()
+
+
+def test_what_a_lost_process_still_writes_is_not_seen(processes: GrammarProcesses) -> None:
+    made = MatcherLinks(processes)
+    made.begin([1], "start: /a+/", 0.0)
+    assert made.begun(60.0)
+    one = made._homes[1]
+    before = one._marks
+    one._recover(link._Ended(Died(signal.SIGKILL)))
+    before[BELLS[1]] += 1
+    assert one._child is not None and not one._child.waits(0.0)
+    made.close()
