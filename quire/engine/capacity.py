@@ -81,7 +81,7 @@ def equation(
         n_snapshots=n_snapshots,
         n_passing=n_passing(config.pipeline_depth, config.pipeline_parallel_size),
         adapters=limits.adapters,
-        widens_keys=limits.kv_dtype == "fp8",
+        widens_keys=limits.kv_dtype == "fp8" and not config.deterministic,
         on_gpu=limits.on_gpu,
     )
 

@@ -30,7 +30,7 @@ from quire.compute.forward.buckets import (
     mixed_sizes,
     most_large_lines,
 )
-from quire.compute.forward.sampled_rows import SampledRows
+from quire.compute.forward.sampled_rows import PLAIN, SampledRows
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner import standing
 from quire.compute.runner.batch_builder import FlatBatch
@@ -39,7 +39,6 @@ from quire.compute.runner.spans_apart import MOST_KEYS, Room, apart
 from quire.compute.runner.step import Guesses, States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
-from quire.compute.sample.sampler import ChoiceKind
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.schedule.tiles import small_rows_of
@@ -148,7 +147,7 @@ class GraphForward:
                 self._replay(captures, forwards, size)
         sampling = self._sampling.sizes if self._model.range.is_last else []
         for size in reversed(sampling):
-            self._sampling.replay(captures.sampling, (size, ChoiceKind(truncates=False)), self._hidden)
+            self._sampling.replay(captures.sampling, (size, PLAIN), self._hidden)
         sizes = captures.decode.sizes + captures.verifying.sizes
         counts = len(sizes), len(captures.mixed.sizes), len(sampling)
         took_s = time.perf_counter() - start_s

@@ -28,6 +28,11 @@ logger = logging.getLogger("quire.engine")
 
 N_LINES: Final = 3
 """Of a row: which of the step's it is, slot and position of its token."""
+PLAIN: Final = ChoiceKind(truncates=False)
+"""Captured before the first step; other choices are when they come."""
+MOST_OTHERS: Final = 96
+"""Of these, of any size, in one region: each keeps memory of the driver, which `planner.memory.GRAPH_OWN_BYTES` counts
+one of for a size."""
 
 
 class SampledRows:
@@ -92,14 +97,18 @@ class SampledRows:
         self, captured: dict[SamplingKey, Sampling | None], key: SamplingKey, hidden: torch.Tensor
     ) -> Sampling | None:
         """Captured now, for rows of `hidden`, if it never was; None where there is no memory for what it does beyond
-        plain sampling."""
+        plain sampling, or `MOST_OTHERS` were captured."""
         if key not in captured:
+            is_plain = key[1] == PLAIN
+            if not is_plain and sum(one[1] != PLAIN for one in captured) >= MOST_OTHERS:
+                captured[key] = None
+                return None
             try:
                 captured[key] = self._capture(hidden, *key) if key[0] else _nothing
             except torch.OutOfMemoryError as error:
-                if not key[1].changes:
+                if is_plain:
                     raise
-                logger.warning("tokens of %d rows with penalties are chosen kernel by kernel: %s", key[0], error)
+                logger.warning("tokens of %d rows (%s) are chosen kernel by kernel: %s", *key, error)
                 captured[key] = None
         return captured[key]
 

@@ -23,8 +23,8 @@ PATTERN: Final = "re:"
 MAX_PATTERNS: Final = 256
 """In one checkpoint."""
 INSTEAD: Final = (
-    "Take a checkpoint of one of these methods, or the bfloat16 checkpoint that it was made from (on a CPU,"
-    " --quantization int8 or int4 rounds that while loading)"
+    "Take a checkpoint of one of these methods, or the bfloat16 checkpoint that it was made from"
+    " (--quantization int8 or int4 rounds that while loading)"
 )
 
 

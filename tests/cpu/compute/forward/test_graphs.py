@@ -16,6 +16,7 @@ from calling_device import CallingDevice, LivePlans
 from quire.compute.adapters.files import Adapter, targets_of
 from quire.compute.adapters.pairs import Pair
 from quire.compute.adapters.places import StackedAdapters, device_bytes
+from quire.compute.forward import sampled_rows
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.graphs import GraphForward
 from quire.compute.forward.sampled_rows import SampledRows
@@ -304,19 +305,33 @@ def test_a_history_too_long_to_compare_goes_kernel_by_kernel(model: Decoder, mon
     assert n_replays == [2, 0, 1, 1, 2]  # its tokens stand at 9, 10 and 11; then it is not there
 
 
-def test_without_memory_for_penalties_they_go_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked", [{"presence_penalty": 0.5}, {"top_p": 0.5}, {"logprobs": 2}])
+def test_without_memory_for_more_than_plain_choices_they_go_kernel_by_kernel(
+    asked: dict[str, Any], model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     LivePlans(monkeypatch)
     captured, device = runner_over(model, captures=True)
     eager, _ = runner_over(model, captures=False)
     real = SampledRows._capture
 
     def refuse(self: Any, hidden: torch.Tensor, size: int, kind: ChoiceKind) -> Any:
-        if kind.changes:
+        if kind != ChoiceKind(truncates=False):
             raise torch.OutOfMemoryError("no memory")
         return real(self, hidden, size, kind)
 
     monkeypatch.setattr(SampledRows, "_capture", refuse)
-    for plan, n_usual in plans(presence_penalty=0.5):
+    for plan, n_usual in plans(**asked):
+        before = device.n_replays
+        assert run(captured, plan) == run(eager, plan), plan.step
+        assert device.n_replays - before == (min(n_usual, 1) if 2 in plan.spans.slots else n_usual)
+
+
+def test_no_more_than_some_choices_are_captured(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    LivePlans(monkeypatch)
+    monkeypatch.setattr(sampled_rows, "MOST_OTHERS", 0)
+    captured, device = runner_over(model, captures=True)
+    eager, _ = runner_over(model, captures=False)
+    for plan, n_usual in plans(top_p=0.5):
         before = device.n_replays
         assert run(captured, plan) == run(eager, plan), plan.step
         assert device.n_replays - before == (min(n_usual, 1) if 2 in plan.spans.slots else n_usual)
