@@ -30,7 +30,6 @@ RANKS: Final = {
     "-tp": "tensor_parallel_size", "-dp": "data_parallel_size", "-pcp": "prefill_context_parallel_size",
 }  # fmt: skip
 """Flag → option."""
-RUNS: Final = ("four_gpus.json", "four_bits.json")
 FILES: Final = {"w2x1.json": "W2", "w2x4.json": "W2 x 4"}
 """Lengths of W2, and the same four times."""
 USED: Final = (
@@ -106,17 +105,15 @@ def of_commands() -> Iterator[Figure]:
             yield figure(config, given["--workload"], run["output_tokens_per_second"])
 
 
-def of_runs() -> Iterator[Figure]:
-    """Several GPUs of one host, one of them beside, and weights that are rounded: commands of few words, whose workloads
-    say the rest."""
-    for run in itertools.chain.from_iterable(json.loads((RESULTS / name).read_text())["runs"] for name in RUNS):
+def of_ranks() -> Iterator[Figure]:
+    """Several GPUs of one host, and one of them beside: commands of few words, whose workloads say the rest."""
+    for run in json.loads((RESULTS / "four_gpus.json").read_text())["runs"]:
         words = shlex.split(run["command"])
         given = dict(itertools.pairwise(words))
         workload = given.get("--workload", FILES.get(given.get("--dataset-path", ""), ""))
         config: dict[str, Any] = {name: int(given.get(flag, 1)) for flag, name in RANKS.items()}
         config["max_model_len"] = int(given.get("--max-model-len", 8704 if workload == "W4" else 4096))
-        config |= {name: given.get(f"--{name}", "") for name in ("model", "quantization")}
-        config |= {"hf_overrides": json.loads(given.get("--hf-overrides", "{}"))}
+        config |= {"model": given.get("--model", ""), "hf_overrides": json.loads(given.get("--hf-overrides", "{}"))}
         if "cases" in run["results"]:
             yield from of_cases(config, run["results"]["cases"])
         else:
@@ -143,6 +140,6 @@ def of_notes() -> Iterator[Figure]:
 def figures() -> dict[Figure, list[float]]:
     """Each that is like no other (its own measurement left out) → what all runs of it took."""
     found: dict[Figure, list[float]] = {}
-    for one in (*of_reports(), *of_commands(), *of_runs(), *of_notes()):
+    for one in (*of_reports(), *of_commands(), *of_ranks(), *of_notes()):
         found.setdefault(dataclasses.replace(one, measured=0.0), []).append(one.measured)
     return found

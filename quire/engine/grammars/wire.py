@@ -211,7 +211,7 @@ class Channel:
         return self.sleep(self._poll, timeout_s * 1000) if timeout_s else self.has_message()
 
     def has_message(self) -> bool:
-        """Whether `receive` has something to read. What is silent does not count, and may be all that `waits` has seen."""
+        """Whether `receive` has something to read: what is silent does not count, and may be all that `waits` saw."""
         return bool(self._unread) or bool(self._poll.poll(0))
 
     def sleep(self, poll: select.poll, timeout_ms: float | None = None) -> bool:
