@@ -45,7 +45,7 @@ class DatasetOptions(ReportOptions, kw_only=True):
              "prefix_repetition: --num-prefixes prefixes of --prefix-len tokens, --input-len own tokens each."),
     ] = "random"  # fmt: skip
     dataset_path: Annotated[str, _doc("JSON file with lists 'input' and 'output' of lengths in tokens.")] = ""
-    num_prompts: Annotated[int, _doc("Number of requests; 0 takes all of a lengths file.", ge=0)] = 1000
+    num_prompts: Annotated[int, _doc("Number of requests; 0 takes all of a lengths file.", ge=0, le=10_000_000)] = 1000
     input_len: Annotated[int, _doc("Prompt tokens of each request, after a shared prefix.", ge=1)] = 1024
     output_len: Annotated[int, _doc("Tokens to generate for each request.", ge=1)] = 128
     random_range_ratio: Annotated[float, _doc("Lengths are uniform in [len*(1-r), len*(1+r)].", ge=0, lt=1)] = 0.0
