@@ -12,7 +12,7 @@ import enum
 from collections.abc import Sequence
 from typing import Final
 
-from quire.planner.drafts import DraftCosts
+from quire.planner.drafts import LEAST_SHARE, DraftCosts
 
 NEW_SHARE: Final = 0.1
 """Of the step that has just ended, in what is known of the cost of steps of its kind, for each step since the last of
@@ -79,7 +79,8 @@ class SeenCosts:
         if not self._plain:
             return 0.0
         size = n_seqs.bit_length()
-        return self._plain[min(self._plain, key=lambda seen: abs(seen - size))].seconds
+        seen_s = self._plain[min(self._plain, key=lambda seen: abs(seen - size))].seconds
+        return max(seen_s, (LEAST_SHARE - 1) * self._costs.seconds(n_seqs))  # that step takes more than nothing
 
     def exposed_s(self, n_seqs: int) -> float:
         """Of a step with drafts within a run of such, beyond its rows, its guesses and what a plain step takes."""

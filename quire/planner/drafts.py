@@ -20,6 +20,9 @@ APART_GAIN: Final = 0.015
 """More for each doubling of sequences: those that began together end apart, so that the last ones run in small steps.
 128 of the 8B shape on an H100: a gain of 1.17 was expected, 0.91 measured."""
 
+LEAST_SHARE: Final = 0.05
+LEAST_S: Final = 1e-9
+"""Of what rows were measured to take at the start, and at all: no step takes less."""
 LEAST_CHANCE: Final = 0.05
 """Of a draft that counts, below which none is given, however cheap its row."""
 
@@ -103,7 +106,7 @@ class DraftCosts:
         heap = [(-min(1.0, rate * factors[0]), i) for i, rate in enumerate(rates) if rate > 0]
         heapq.heapify(heap)
         tokens, extra_s = float(n_rows), exposed_s
-        best = least * least_gain(n_rows) * n_rows / (self.seconds(n_rows) + plain_s)
+        best = least * least_gain(n_rows) * n_rows / self._whole_s(n_rows, plain_s)
         given: list[int] = []
         n_best, deepest, lengths = 0, 0, [0] * len(rates)
         while heap and len(given) < n_free:
@@ -119,9 +122,14 @@ class DraftCosts:
             tokens += chance
             extra_s += self.guess_s + (self.place_s if lengths[i] > deepest else 0.0)
             deepest = max(deepest, lengths[i])
-            speed = tokens / (self.seconds(n_rows + len(given)) + extra_s)
+            speed = tokens / self._whole_s(n_rows + len(given), extra_s)
             if speed > best:
                 n_best, best = len(given), speed
         for i in given[n_best:]:
             lengths[i] -= 1
         return lengths
+
+    def _whole_s(self, n_rows: int, beside_s: float) -> float:
+        """Of a step. What was seen beside its rows may be as much less as these are: more than nothing it takes."""
+        rows_s = self.seconds(n_rows)
+        return max(rows_s + beside_s, LEAST_SHARE * rows_s, LEAST_S)

@@ -442,3 +442,13 @@ def test_few_are_asked_where_each_has_much_to_read() -> None:
         assert not any(policy.choose(seqs, 16, 64, 400)), "there is no credit"
         policy._credit_s = 1000.0
         assert sum(n > 0 for n in policy.choose(seqs, 16, 64, 800)) == n_asked
+
+
+def test_steps_that_took_no_time_are_nothing_to_divide_by() -> None:
+    """A clock may say so of a step that had ended when the one before it was heard of."""
+    costs = DraftCosts((1, 4), (1e-3, 2e-3), 0.0)
+    seen = SeenCosts(costs)
+    for _ in range(50):
+        seen.time(1, [], 0.0, StepKind.PLAIN)
+    assert costs.seconds(1) + seen.plain_s(1) > 0
+    assert costs.choose([0.9], 3, 1, 3, -1e-3, -1e-3) == [0]  # plain steps seem to be free
