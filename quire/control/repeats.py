@@ -1,7 +1,7 @@
 """Whether a text copies itself: what look-up would have guessed of it, and whether that came.
 
 Owns one sequence's text as a string of a character a token, which Python searches as fast as C can. Does not own
-drafts: nothing is verified here, so that a text without drafts is watched for a microsecond.
+drafts: nothing is verified here. Reading costs microseconds, and tens of them in a long text of few distinct tokens.
 Invariants: at most `2 * MOST_KNOWN` tokens are kept, the newest; token ids are less than `sys.maxunicode` + 1.
 """
 
