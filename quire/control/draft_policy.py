@@ -215,7 +215,7 @@ class DraftPolicy:
         if self.costs is None or self._seen is None or (n_seqs <= WATCH_EVERY and self.trusts_copies):
             return 1
         if n_seqs not in self._every:
-            step_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
+            step_s = self._seen.plain_step_s(n_seqs)
             self._every[n_seqs] = max(WATCH_EVERY, math.ceil(n_seqs * WATCH_S / (WATCH_SHARE * step_s)))
         return self._every[n_seqs] if self.trusts_copies else self._every[n_seqs] * WATCH_EVERY
 
@@ -269,7 +269,7 @@ class DraftPolicy:
         that had any found, n_right: those of all that were right."""
         if self.costs is None or self._seen is None:
             return
-        plain_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
+        plain_s = self._seen.plain_step_s(n_seqs)
         n_steps = 1 if step < self._drafted_at + STEPS_NEAR else TIME_EVERY
         gained_s, reading_s = PROBE_SHARE * seconds * n_steps, 0.0
         if kind is StepKind.DRAFTED and step in self._beginnings:
@@ -343,7 +343,7 @@ class DraftPolicy:
         """Steps for which sequences are left alone: `most`, or until asking is `PROBE_SHARE` of the time. They are
         powers of two and end together: such a step asks all that are due."""
         assert self.costs is not None and self._seen is not None
-        plain_s = self.costs.seconds(n_rows) + self._seen.plain_s(n_rows)
+        plain_s = self._seen.plain_step_s(n_rows)
         n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * plain_s)))
         return 1 << max(0, n_steps - 1).bit_length()
 

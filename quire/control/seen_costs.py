@@ -82,6 +82,10 @@ class SeenCosts:
         seen_s = self._plain[min(self._plain, key=lambda seen: abs(seen - size))].seconds
         return max(seen_s, (LEAST_SHARE - 1) * self._costs.seconds(n_seqs))  # that step takes more than nothing
 
+    def plain_step_s(self, n_seqs: int) -> float:
+        """Of a step without drafts, all of it."""
+        return self._costs.seconds(n_seqs) + self.plain_s(n_seqs)
+
     def exposed_s(self, n_seqs: int) -> float:
         """Of a step with drafts within a run of such, beyond its rows, its guesses and what a plain step takes."""
         seen = self._exposed.get(n_seqs.bit_length())
