@@ -38,7 +38,10 @@ constexpr int CHUNKS = ROWS == 64 && !QUIRE_NIBBLES ? 2 : 1;  // of a stage
 constexpr int X_CHUNKS = QUIRE_NIBBLES ? 4 : 1;      // rows of 128 bytes of x that a chunk has
 constexpr int W_BYTES = ROWS * 128, X_PART = TOKENS * 128, X_BYTES = X_CHUNKS * X_PART;  // of a chunk
 constexpr int SCALE_BYTES = QUIRE_NIBBLES ? QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 : 0;
-constexpr int PARTS_BYTES = QUIRE_NIBBLES ? 2 * (QUIRE_GROUPS - 1) * 128 * QUADS * 16 : 0;  // what groups hand to the first
+constexpr int SOURCES = 2 * QUIRE_GROUPS;            // nibbles: sums of a row that warps of a block have, of columns each
+constexpr int PARTS_BYTES = QUIRE_NIBBLES ? SOURCES * ROWS * TOKENS * 4 : 0;  // what they hand to those that finish
+constexpr int PARTS = QUIRE_CHUNK_GROUPS > 2 ? QUIRE_CHUNK_GROUPS / 2 : 1;    // of a warp's 128 columns: with a scale each
+constexpr int ADDED_COLUMNS = PARTS == 4 ? 32 : 64;  // of x, whose sums are kept
 constexpr int STAGE_BYTES = CHUNKS * (W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES));
 constexpr int SUMS_BYTES = CLUSTER == 1 ? 0 : TEAM * QUADS * 16;  // of one exchange
 constexpr int MAX_STAGES = 32, UNROLL = 8;
@@ -51,12 +54,13 @@ struct Barriers {
 
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
 struct Layout {
-    int x, scales, group_parts, sums, norm_weight, parts, squares, barriers, end;
+    int x, x_sums, scales, group_parts, sums, norm_weight, parts, squares, barriers, end;
     __host__ __device__ Layout(const QuireGemmArgs& a) {
         const int units = (a.k / CHUNK + CHUNKS - 1) / CHUNKS;
         const int slice = (units + CLUSTER - 1) / CLUSTER * CHUNKS;  // chunks of the largest slice
         x = a.n_stages * STAGE_BYTES;
-        scales = x + (QUIRE_RESIDENT ? slice * X_BYTES : 0);
+        x_sums = x + (QUIRE_RESIDENT ? slice * X_BYTES : 0);
+        scales = x_sums + (QUIRE_NIBBLES ? slice * (CHUNK / ADDED_COLUMNS) * TOKENS * 4 : 0);
         group_parts = scales + a.n_stages * SCALE_BYTES;
         sums = group_parts + PARTS_BYTES;
         norm_weight = sums + TEAMS * SUMS_BYTES;
@@ -119,7 +123,9 @@ struct GemmBlock {
 
     // Results (results.h): quad `v` of thread `t` of a team is rows row_of(t) and 8 below, tokens token_of(t, v) and
     // the next. Rows are of y, in a tile.
-    __device__ int row_of(int t) const { return (QUIRE_SILU ? t / 32 * 8 : t / 32 * 16) + t % 32 / 4; }
+    __device__ int row_of(int t) const { return (QUIRE_SILU ? t / 32 * 8 : t / 32 * 16) + row_in_eight(t % 32); }
+    // Nibbles: the rows of lanes that read at the same time lie in different banks.
+    static __device__ int row_in_eight(int lane) { return QUIRE_NIBBLES ? lane / 4 % 4 * 2 + lane / 16 : lane / 4; }
     __device__ int token_of(int t, int v) const { return v * 8 + t % 4 * 2; }
     __device__ int n_out() const { return QUIRE_SILU ? a.n / 2 : a.n; }
     struct Added {  // loaded before the product and not touched until after it: a conversion would wait for the load
@@ -152,8 +158,20 @@ struct GemmBlock {
     static __device__ void add_scaled(float (&d)[TOKENS / 2], const float (&part)[TOKENS / 2], const Scales& s);
     __device__ float scaled(float sum, int w_row, int token) const;
     __device__ void multiply_nibbles(float (&d)[TOKENS / 2], int pass) const;
-    __device__ void multiply_codes(float (&d)[TOKENS / 2], int unit, int stage_index) const;
-    __device__ void gather(float (&d)[TOKENS / 2], int pass) const;
+    struct Places {
+        uint32_t codes[2], x[2], x_sums, scales;
+    };
+    __device__ Places places() const;
+    static __device__ void multiply_codes(float (&d)[2][TOKENS / 2], const Places& from, int unit, int stage_index);
+    __device__ void gather(float (&d)[TOKENS / 2], const float (&own)[2][TOKENS / 2], int pass) const;
+    // Nibbles: warpgroups finish tiles in turn.
+    __device__ bool finishes(int pass) const {
+        return !QUIRE_NIBBLES || uniform(threadIdx.x / TEAM) == pass % QUIRE_GROUPS;
+    }
+    __device__ int team() const { return QUIRE_NIBBLES ? 0 : threadIdx.x / TEAM; }
+    __device__ uint32_t handed() const { return order(0); }  // nibbles have no turns and no norm
+    __device__ uint32_t taken() const { return shared_address(&barriers()->squares); }
+    __device__ uint32_t x_sum(int token, int i) const { return base + at.x_sums + (i * TOKENS + token) * 4; }
     __device__ void pass(int index) const;
     __device__ void work() const;
 };
@@ -167,9 +185,9 @@ __device__ inline void GemmBlock::init() const {
         for (int i = 0; i < TEAMS; i++) {
             barrier_init(shared_address(&barriers()->sums[i]), CLUSTER * SENDERS);
             barrier_init(shared_address(&barriers()->read[i]), CLUSTER * TEAM / 32);
-            barrier_init(order(i), TEAM / 32);
+            barrier_init(order(i), QUIRE_NIBBLES ? WORKERS / 32 : TEAM / 32);
         }
-        barrier_init(shared_address(&barriers()->squares), CLUSTER);
+        barrier_init(shared_address(&barriers()->squares), QUIRE_NIBBLES ? TEAM / 32 : CLUSTER);
         barrier_init_fence();
     }
     __syncthreads();

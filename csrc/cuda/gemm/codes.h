@@ -20,6 +20,16 @@ __device__ __forceinline__ uint32_t raised_point(float point) {
     const float raised = point + (QUIRE_BF16 ? 128.0f : 1024.0f);
     return pack(raised, raised);
 }
+// Codes as two elements that are RAISED too large: those of nibble i and nibble i + 4 of a word. bf16 has room for a
+// code in its last digits alone, halves two bits further up, where less is added to it.
+constexpr float RAISED = QUIRE_BF16 ? 128.0f : 64.0f;
+__device__ __forceinline__ uint32_t raised(uint32_t word, int i) {
+    constexpr uint32_t MASK = QUIRE_BF16 ? 0x000F000Fu : 0x00F000F0u, MAGIC = QUIRE_BF16 ? 0x43004300u : 0x54005400u;
+    const int shift = QUIRE_BF16 ? 4 * i : 4 * i - 4;
+    uint32_t y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(y) : "r"(shift < 0 ? word << -shift : word >> shift), "n"(MASK), "r"(MAGIC));
+    return y;
+}
 __device__ __forceinline__ uint2 read_pair(uint32_t address) {
     uint2 x;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");

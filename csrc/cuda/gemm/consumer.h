@@ -165,11 +165,13 @@ __device__ inline void GemmBlock::multiply_tile(float (&d)[TOKENS / 2], int pass
 __device__ inline void GemmBlock::pass(int index) const {
     const int t = threadIdx.x % TEAM, row = first_row(index) + row_of(t);
     float d[TOKENS / 2];
-    Added added[QUADS];
+    Added added[QUADS] = {};
+    if (finishes(index)) {
 #pragma unroll
-    for (int v = 0; v < QUADS; v++) added[v] = residual_quad(row, token_of(t, v));
+        for (int v = 0; v < QUADS; v++) added[v] = residual_quad(row, token_of(t, v));
+    }
     multiply_tile(d, index);
-    if (QUIRE_NIBBLES && threadIdx.x >= TEAM) return;
+    if (!finishes(index)) return;
     if (QUIRE_RESIDUAL) pin(added);
 #pragma unroll
     for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
@@ -177,15 +179,17 @@ __device__ inline void GemmBlock::pass(int index) const {
 #else
 __device__ inline void GemmBlock::pass(int index) const {
     constexpr int N = (QUADS + CLUSTER - 1) / CLUSTER;  // quads that a thread finishes
-    const int team = threadIdx.x / TEAM, t = threadIdx.x % TEAM, turn = index / TEAMS;
+    const int team = this->team(), t = threadIdx.x % TEAM, turn = index / TEAMS;
     const int slot = t % SHARE, source = rank * SHARE + slot, row = first_row(index) + row_of(source);
     const uint32_t ready = shared_address(&barriers()->sums[team]), read = shared_address(&barriers()->read[team]);
     float d[TOKENS / 2];
-    Added added[N];
+    Added added[N] = {};
+    if (finishes(index)) {
 #pragma unroll
-    for (int i = 0; i < N; i++) added[i] = residual_quad(row, token_of(source, t / SHARE + i * CLUSTER));
+        for (int i = 0; i < N; i++) added[i] = residual_quad(row, token_of(source, t / SHARE + i * CLUSTER));
+    }
     multiply_tile(d, index);
-    if (QUIRE_NIBBLES && threadIdx.x >= TEAM) return;
+    if (!finishes(index)) return;
     if (QUIRE_RESIDUAL) pin(added);
     if (turn > 0) wait_cluster(read, (turn - 1) & 1);
     hand_over(d, team);

@@ -9,6 +9,8 @@ __device__ __forceinline__ uint32_t normed(uint32_t pair, float scale, uint32_t 
     return pack(rounded(low(pair) * scale) * low(weight), rounded(high(pair) * scale) * high(weight));
 }
 
+__device__ __forceinline__ float sum_of(uint32_t pair) { return low(pair) + high(pair); }
+
 // What does not depend on the previous grid.
 __device__ inline void GemmBlock::prepare_x() const {
     for (int i = threadIdx.x; i < TOKENS * n_chunks * X_CHUNKS * 8; i += WORKERS) {
@@ -38,6 +40,12 @@ __device__ inline void GemmBlock::stage_x() const {
             const int k = i + j * WORKERS, token = walk_token(k), chunk = walk_chunk(k);
             const bool live = k < walk_end() && token < a.m;
             if (live) write16(x_cell(token, chunk, k % 8), cells[j]);
+            if (QUIRE_NIBBLES) {
+                constexpr int N = ADDED_COLUMNS / 8;  // cells
+                float sum = sum_of(cells[j].x) + sum_of(cells[j].y) + sum_of(cells[j].z) + sum_of(cells[j].w);
+                for (int lane = 1; lane < N; lane *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+                if (k % N == 0 && live) write4(x_sum(token, chunk * (8 / N) + k % 8 / N), sum);
+            }
             if (QUIRE_NORM) {
                 float sum = square_sum(cells[j].x) + square_sum(cells[j].y) + square_sum(cells[j].z) +
                             square_sum(cells[j].w);

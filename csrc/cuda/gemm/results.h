@@ -6,7 +6,7 @@ namespace quire {
 
 __device__ inline uint32_t GemmBlock::residual_bits(int row, int token) const {
     uint16_t x = 0;
-    if (row < n_out() && token < a.m && (!QUIRE_NIBBLES || threadIdx.x < TEAM)) {
+    if (row < n_out() && token < a.m) {
         const Element* from = static_cast<const Element*>(a.residual) + token * a.residual_row + row;
         asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(from) : "memory");
     }

@@ -77,7 +77,7 @@ def _candidates(product: Int4Shape, n_processors: int) -> Iterator[Plan]:
             made, limit = dataclasses.replace(made, groups=CROWDED_GROUPS), PAIR_BYTES
         stage = shared_bytes(product, made, 1) - shared_bytes(product, made, 0)
         n_stages = min(MAX_STAGES, (limit - shared_bytes(product, made, 0)) // stage)
-        if n_stages >= MIN_STAGES:
+        if n_stages >= max(MIN_STAGES, made.groups):
             yield dataclasses.replace(made, n_stages=n_stages)
 
 
@@ -88,9 +88,10 @@ def _slice_chunks(product: Int4Shape, plan: Plan) -> int:
 def shared_bytes(product: Int4Shape, plan: Plan, n_stages: int) -> int:
     """Shared memory of a block: `Layout` in csrc/cuda/gemm/block.h."""
     total = n_stages * (ROWS * 128 + product.chunk_groups * (1 + product.zeros) * ROWS * 2)
-    total += _slice_chunks(product, plan) * product.tokens * CHUNK * 2
+    n_added = CHUNK // (32 if product.chunk_groups == 8 else 64)  # sums of x that a chunk has of a token
+    total += _slice_chunks(product, plan) * product.tokens * (CHUNK * 2 + n_added * 4)
     sums = ROWS * product.tokens * 4
-    total += 2 * (plan.groups - 1) * sums + (sums if plan.cluster > 1 else 0)
+    total += 2 * plan.groups * sums + (sums if plan.cluster > 1 else 0)
     return total + 8 * (2 * MAX_STAGES + 3 + 1)
 
 

@@ -14,6 +14,19 @@ inline uint4 load16(const void* from) {
     std::memcpy(&x, from, 16);
     return x;
 }
+inline float rounded(float x) { return widen(Element(x)); }
+inline void store_there(uint32_t, float4) { std::abort(); }
+inline void arrive_there(uint32_t) { std::abort(); }
+inline void wait_cluster(uint32_t, uint32_t) { std::abort(); }
+constexpr float RAISED = QUIRE_BF16 ? 128.f : 64.f;
+inline uint32_t raised(uint32_t word, int i) {
+    uint32_t y = 0;
+    for (int half = 0; half < 2; ++half) {
+        const uint32_t code = word >> (16 * half + 4 * i) & 15;
+        y |= (QUIRE_BF16 ? 0x4300 | code : 0x5400 | code << 4) << 16 * half;
+    }
+    return y;
+}
 inline Element load_element(const Element* from) { return *from; }
 inline void load_bytes(uint32_t, const void*, uint32_t, uint32_t) { std::abort(); }
 inline uint32_t load_acquire(const uint32_t* from) { return std::atomic_ref(*const_cast<uint32_t*>(from)).load(); }

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from emulation import emulated_library, emulated_sources, share_memory
+from emulation import emulated_gemm_sources, emulated_library
 from lora_case import Case, Made
 
 from quire.kernels import jit, lora
@@ -28,7 +28,6 @@ from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import FLAGS as NVCC_FLAGS
 from quire.kernels.lora import hopper, reference
 
-SHARED = "extern __shared__ __align__(1024) char shared[];"
 PLACES = (2, -1, 0, 2, *[1] * 12, 4, -1)
 """Of rows: more than eight of one adapter. Five adapters are more than a chunk of rank 16 has."""
 
@@ -56,26 +55,7 @@ ALL = [
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The kernels' folder, with what needs a GPU replaced."""
-    folder = emulated_sources(tmp_path_factory.mktemp("sources"))
-    real, emulated = (jit.sources_folder() / "cuda" / "gemm.h").read_text(), (folder / "gemm.h").read_text()
-    at = real.index("constexpr int OPERAND_BYTES")
-    (folder / "emulated_gemm.h").write_text(re.sub(r"constexpr int CHUNK = .*;", "", emulated))  # the real one is kept
-    real = real[:at] + real[real.index("\n", at) :]
-    kept = (
-        ("// What is multiplied", "// ---- clusters"),
-        ("// SwiGLU of pairs", "__device__ __forceinline__ uint4 load16"),
-        ("constexpr CUtensorMapSwizzle W_SWIZZLE", "}  // namespace quire"),
-    )
-    parts = [real[real.index(first) : real.index(end)] for first, end in kept]
-    text = "\n".join(['#pragma once\n#include "products.h"\nnamespace quire {', *parts, "}"])
-    (folder / "gemm.h").write_text(text)
-    for name in ("codes.h", "wide_memory.h"):
-        (folder / "gemm" / name).write_text('#pragma once\n#include "../gemm.h"\n')
-    share_memory(folder / "gemm_wide.cu", SHARED, "shared")
-    text = (folder / "gemm_wide.cu").read_text()
-    text = text.replace("i / n *", "i / max(1, n) *").replace("i % n)", "i % max(1, n))")  # behind the last tile
-    (folder / "gemm_wide.cu").write_text(re.sub(r"asm volatile\(.*\);", "std::abort();", text))
-    return folder
+    return emulated_gemm_sources(tmp_path_factory.mktemp("sources"))
 
 
 @pytest.fixture

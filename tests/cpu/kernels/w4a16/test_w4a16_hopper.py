@@ -1,0 +1,81 @@
+"""Products of 4-bit codes on Hopper without a GPU: emulated on host threads, against float64.
+
+Not shown: how fast they are, clusters, that copies and products are ordered as on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import quantised_case as case
+import torch
+from emulation import emulated_gemm_sources, emulated_library
+
+from quire.kernels.gemm.hopper_product import Build, variant_of
+from quire.kernels.gemm.plan import Plan, ProductShape
+from quire.kernels.gemm.wide import WidePlan
+from quire.kernels.w4a16 import hopper, reference
+from quire.kernels.w4a16.plan import Int4Shape
+
+FEW = Plan(cluster=1, groups=2, turns=False, resident=True, n_clusters=2, n_stages=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class One:
+    """m, n, k, group; the plan."""
+
+    shape: tuple[int, int, int, int]
+    plan: Plan | WidePlan
+    dtype: torch.dtype
+    zeros: bool = False
+    silu: bool = False
+    residual: bool = False
+    bias: bool = False
+
+
+ALL = [
+    One((3, 328, 768, 128), FEW, torch.bfloat16, residual=True, bias=True),
+    One((9, 208, 512, 32), FEW, torch.float16, zeros=True, silu=True),
+    One((16, 136, 1024, 1024), FEW, torch.bfloat16, zeros=True),
+    One((8, 64, 512, 64), FEW, torch.float16),
+]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return emulated_gemm_sources(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture
+def compiled(sources: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[..., int]]:
+    def function(product: ProductShape, plan: Plan | WidePlan, build: Build, codes: dict[str, int]) -> Callable[..., int]:
+        source, definitions = variant_of(product, plan, build, codes)
+        name = f"{source}{abs(hash(definitions))}"
+        library: ctypes.CDLL = emulated_library(sources / source, name, *definitions)
+        found: Callable[..., int] = library.quire_gemm_wide if isinstance(plan, WidePlan) else library.quire_gemm
+        return found
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(hopper, "function_of", function)
+    return function
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("one", ALL, ids=str)
+def test_it_matches_float64(one: One) -> None:
+    torch.manual_seed(0)
+    m, n, k, group = one.shape
+    weight = case.int4(n, k, group, one.dtype, zeros=one.zeros, order=False)
+    x = case.rows(m, k, one.dtype)
+    bias = torch.randn(n).to(one.dtype) if one.bias else None
+    residual = torch.randn(m, n).to(one.dtype) if one.residual else None
+    shape = Int4Shape(m, n, k, group, one.zeros)
+    launch = hopper.load(shape, one.plan, one.dtype, one.silu, one.residual, one.bias, False)
+    expected = reference.linear(x, weight, bias, None, None if residual is None else residual.clone(), one.silu)
+    got = launch(x, weight, bias, None, residual, one.silu, None)
+    assert case.error(got, expected) <= reference.TOLERANCE[one.dtype]
