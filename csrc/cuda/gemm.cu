@@ -13,7 +13,7 @@
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16, 32, 64), QUIRE_CLUSTER (1, 2, 4, 8 blocks), QUIRE_GROUPS (warpgroups),
 // QUIRE_TURNS, QUIRE_RESIDENT, QUIRE_NORM (needs QUIRE_RESIDENT), QUIRE_RESIDUAL, QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE
 // (results are stored as fp32), QUIRE_FP8, QUIRE_NIBBLES, QUIRE_ZEROS (gemm.h; without
-// QUIRE_NORM), QUIRE_CHUNK_GROUPS (groups of codes that 256 columns have: 1, 2, 4, 8). Nibbles have QUIRE_TURNS = 0 and
+// QUIRE_NORM), QUIRE_CHUNK_GROUPS (1, 2, 4, 8). Nibbles have QUIRE_TURNS = 0 and
 // QUIRE_RESIDENT; the warpgroups take the chunks of one tile in turn.
 #include "gemm/consumer.h"
 #include "gemm/producer.h"
@@ -37,21 +37,11 @@ __global__ void __launch_bounds__(THREADS) gemm(const __grid_constant__ CUtensor
     }
 }
 
-// Lines of n scales, and of zero points between them; boxes of those of a tile and a chunk, rows as in `encode_weights`.
-cudaError_t encode_scales(CUtensorMap* map, const QuireGemmArgs& a) {
-    const uint64_t n = a.n, n_lines = uint64_t((a.k + a.group - 1) / a.group) * (1 + QUIRE_ZEROS);
-    const uint32_t n_boxed = QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS);
-    const uint64_t sizes[] = {n, n_lines}, strides[] = {n * 2}, pair_sizes[] = {8, 2, n / 16, n_lines};
-    const uint64_t pair_strides[] = {n, 16, n * 2};
-    const uint32_t box[] = {ROWS, n_boxed}, pair_box[] = {8, 2, ROWS / 16, n_boxed};
-    return QUIRE_SILU ? encode_map(map, a.w_scale, 4, pair_sizes, pair_strides, pair_box, L2_BY_128, CU_TENSOR_MAP_SWIZZLE_NONE)
-                      : encode_map(map, a.w_scale, 2, sizes, strides, box, L2_BY_128, CU_TENSOR_MAP_SWIZZLE_NONE);
-}
-
 int launch(const QuireGemmArgs& a, cudaStream_t stream) {
     CUtensorMap w_map, x_map = {};
     cudaError_t error = encode_weights(&w_map, a.w, a.n, a.k, QUIRE_SILU, ROWS);
-    if (error == cudaSuccess && QUIRE_NIBBLES) error = encode_scales(&x_map, a);
+    if (error == cudaSuccess && QUIRE_NIBBLES) 
+        error = encode_scales(&x_map, a.w_scale, a.n, a.k, a.group, QUIRE_SILU, ROWS);
     if (error == cudaSuccess && !QUIRE_RESIDENT) {
         const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.m)}, x_strides[] = {uint64_t(a.x_row) * OPERAND_BYTES};
         const uint32_t x_box[] = {CHUNK, TOKENS};

@@ -11,7 +11,7 @@ namespace quire {
 #endif
 
 // Or w is codes of 4 bits in groups of columns with a scale (QUIRE_NIBBLES: 1 for few rows, 2 for many; QUIRE_ZEROS: and
-// a zero point), x elements.
+// a zero point; QUIRE_CHUNK_GROUPS: groups that a chunk has), x elements.
 #ifndef QUIRE_NIBBLES
 #define QUIRE_NIBBLES 0
 #define QUIRE_CHUNK_GROUPS 1
@@ -20,7 +20,7 @@ namespace quire {
 #define QUIRE_ZEROS 0
 #endif
 constexpr bool IN_BYTES = QUIRE_FP8 || QUIRE_NIBBLES;       // what w is to the copy engine
-constexpr int ROW_BYTES = QUIRE_NIBBLES == 2 ? 32 : 128;    // of a chunk of w
+constexpr int ROW_BYTES = QUIRE_NIBBLES == 2 ? 64 : 128;    // of a chunk of w
 constexpr int CHUNK = QUIRE_NIBBLES ? 2 * ROW_BYTES : QUIRE_FP8 ? 128 : 64;  // columns
 constexpr int BOX_COLUMNS = IN_BYTES ? ROW_BYTES : 64;      // the same, as the copy engine counts
 constexpr int OPERAND_BYTES = QUIRE_FP8 ? 1 : 2;            // of x
@@ -118,7 +118,7 @@ __device__ __forceinline__ float load_float(const float* from) {
 
 constexpr CUtensorMapL2promotion L2_BY_128 = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 constexpr CUtensorMapSwizzle SWIZZLED = CU_TENSOR_MAP_SWIZZLE_128B;
-constexpr CUtensorMapSwizzle W_SWIZZLE = ROW_BYTES == 128 ? SWIZZLED : CU_TENSOR_MAP_SWIZZLE_NONE;
+constexpr CUtensorMapSwizzle W_SWIZZLE = ROW_BYTES == 128 ? SWIZZLED : CU_TENSOR_MAP_SWIZZLE_64B;
 
 // Boxes of n_rows rows of w [n, k] and CHUNK columns; for SiLU 8 rows of gate and the same 8 of up in turn.
 inline cudaError_t encode_weights(CUtensorMap* map, const void* w, uint64_t n, uint64_t k, bool silu, uint32_t n_rows) {
@@ -129,6 +129,27 @@ inline cudaError_t encode_weights(CUtensorMap* map, const void* w, uint64_t n, u
     const uint32_t pair_box[] = {BOX_COLUMNS, 8, 2, n_rows / 16};
     return silu ? encode_map(map, w, 4, pair_sizes, pair_strides, pair_box, L2_BY_128, W_SWIZZLE, IN_BYTES)
                 : encode_map(map, w, 2, sizes, strides, box, L2_BY_128, W_SWIZZLE, IN_BYTES);
+}
+
+// Boxes of the scales of those rows and of a chunk, and of the zero points between their lines.
+inline cudaError_t encode_scales(CUtensorMap* map, const void* scales, uint64_t n, int k, int group, bool silu, uint32_t n_rows) {
+    const uint64_t n_lines = uint64_t((k + group - 1) / group) * (1 + QUIRE_ZEROS);
+    const uint32_t n_boxed = QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS);
+    const uint64_t sizes[] = {n, n_lines}, strides[] = {n * 2}, pair_sizes[] = {8, 2, n / 16, n_lines};
+    const uint64_t pair_strides[] = {n, 16, n * 2};
+    const uint32_t box[] = {n_rows, n_boxed}, pair_box[] = {8, 2, n_rows / 16, n_boxed};
+    return silu ? encode_map(map, scales, 4, pair_sizes, pair_strides, pair_box, L2_BY_128, CU_TENSOR_MAP_SWIZZLE_NONE)
+                : encode_map(map, scales, 2, sizes, strides, box, L2_BY_128, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+// row: of y. column: first of the chunk.
+__device__ __forceinline__ void load_scales(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, int row,
+                                            int column, int group) {
+    const int line = column / group * (1 + QUIRE_ZEROS);
+#if QUIRE_SILU
+    load_box(to, map, barrier, hint, 0, 0, row / 8, line);
+#else
+    load_box(to, map, barrier, hint, row, line);
+#endif
 }
 
 }  // namespace quire

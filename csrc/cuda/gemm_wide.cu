@@ -7,12 +7,12 @@
 // four do not fill an H200), added in the order of the slices, each block for a part of the tokens. So results do not
 // depend on timing. Two launches of one build with a split must not run at the same time: they count in the same place.
 //
-// Macros: QUIRE_BF16, QUIRE_TOKENS (64, 96, 128, 192, 256), QUIRE_SPLIT, QUIRE_RESIDUAL (results are added to y),
+// Macros: QUIRE_BF16, QUIRE_TOKENS (32, 64, 96, 128, 192, 256), QUIRE_SPLIT, QUIRE_RESIDUAL (results are added to y),
 // QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h; up to 192 tokens),
-// QUIRE_NIBBLES = 2, QUIRE_ZEROS (gemm.h), QUIRE_RANK (adapters of that rank are added, gemm/wide_adapters.h).
-#include "gemm/codes.h"
-#include "gemm/factors.h"
+// QUIRE_NIBBLES = 2, QUIRE_ZEROS, QUIRE_CHUNK_GROUPS (1, 2, 4; gemm.h), QUIRE_RANK (adapters of that rank are added,
+// gemm/wide_adapters.h).
 #include "gemm/wide_adapters.h"
+#include "gemm/wide_codes.h"
 #include "gemm/wide_memory.h"
 #include "shared_memory.h"
 
@@ -42,12 +42,16 @@ constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a pro
 constexpr int TILE_ROWS = 2 * OUT_ROWS;                         // of y
 constexpr int QUADS = TOKENS / 8;                               // sums of a thread: 2 rows (8 apart) x 2 tokens each
 constexpr int OWN_QUADS = QUADS / SPLIT;                        // that a thread finishes
-constexpr int W_BYTES = ROWS * ROW_BYTES, X_BYTES = TOKENS * 128, STAGE_BYTES = W_BYTES + X_BYTES;
+constexpr int X_COLUMNS = 128 / OPERAND_BYTES;
+constexpr int X_CHUNKS = QUIRE_NIBBLES ? 2 : 1;                 // rows of 128 bytes of x that a chunk has
+constexpr int W_BYTES = ROWS * ROW_BYTES, X_PART = TOKENS * 128, X_BYTES = X_CHUNKS * X_PART;
+constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
 constexpr int divisor(int n, int most) { return n % most == 0 ? most : divisor(n, most - 1); }
-constexpr int ROUND_QUADS = divisor(OWN_QUADS, 8);              // that pass through shared memory at a time
+constexpr int ROUND_QUADS = divisor(OWN_QUADS, QUIRE_NIBBLES ? 4 : 8);  // that pass through shared memory at a time
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
 constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
-constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : 0;     // of the tokens, for a stage
+// For a stage: of the tokens; of rows of codes.
+constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : QUIRE_NIBBLES ? QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 : 0;
 constexpr int RING_BYTES = 232448 - 1024 - BESIDE_BYTES;
 constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES); }
 constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
@@ -125,11 +129,16 @@ struct WideBlock {
         } else {
             load_box(stage(i), &maps.w, full(i), hint, column, at.row);
         }
+#if QUIRE_NIBBLES
+        load_scales(scales(i), &maps.scales, full(i), hint, at.row, (first_unit + unit) * CHUNK, a.group);
+#endif
     }
     __device__ void load_x(const Maps& maps, Place at, int unit, int i) const {
         const uint32_t to = stage(i) + W_BYTES;
         if (QUIRE_RANK && unit >= n_units) return adapters.load_inner(maps, to, full(i), at.row, at.token, unit - n_units);
-        load_box(to, &maps.x, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK, at.token);
+#pragma unroll
+        for (int c = 0; c < X_CHUNKS; c++)
+            load_box(to + c * X_PART, &maps.x, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK + c * X_COLUMNS, at.token);
         if (QUIRE_FP8 == 2)
             load_bytes(scales(i), a.x_scale + int64_t(first_unit + unit) * a.x_scale_step + at.token, SCALE_BYTES, full(i));
     }
@@ -251,53 +260,39 @@ struct WideBlock {
         }
     }
 
-    // Codes of 4 bits become elements in registers. While one warpgroup makes them, the other multiplies.
-    __device__ Read read_factors(int row, int low_row, int column) const {
-        const Element* line = reinterpret_cast<const Element*>(a.w_scale) + int64_t(column / a.group * (1 + QUIRE_ZEROS)) * a.n;
-        row = min(row, a.n - 1), low_row = min(low_row, a.n - 1);
-        Read read = {load_element(line + row), load_element(line + low_row), Element(8.0f), Element(8.0f)};
-        if (QUIRE_ZEROS) {
-            read.upper_point = load_element(line + a.n + row);
-            read.lower_point = load_element(line + a.n + low_row);
-        }
-        return read;
-    }
-    __device__ void multiply_codes(float (&d)[TOKENS / 2], int pass, Place place) const {
-        const int first = pass * n_units, row = upper_row(place.row + group() * OUT_ROWS), low_row = lower_row(row);
-        const int lane = threadIdx.x & 31, own_row = threadIdx.x / 32 * 16 + lane / 4;
-        int at_stage = first % N_STAGES, turn = first / N_STAGES;
-        const int halved = a.group < CHUNK, column = first_unit * CHUNK;
-        Read next_early = read_factors(row, low_row, column), next_late = read_factors(row, low_row, column + CHUNK / 2);
+#if QUIRE_NIBBLES
+    // Codes of 64 columns become elements in registers while the 64 before are multiplied.
+    __device__ void multiply_codes(float (&d)[TOKENS / 2], int pass) const {
+        const int first = pass * n_units;
+        int at_stage = first % N_STAGES, turn = first / N_STAGES, before = at_stage;
+        uint32_t left[2][4][4];
+        await(full(at_stage), turn & 1);
+        make_elements(left[0], stage(at_stage), scales(at_stage), 0);
         for (int unit = 0; unit < n_units; unit++) {
-            const Factors early = factors(next_early), late = halved ? factors(next_late) : early;
-            const int next = (first_unit + min(unit + 1, n_units - 1)) * CHUNK;
-            next_early = read_factors(row, low_row, next);  // they come from far
-            if (halved) next_late = read_factors(row, low_row, next + CHUNK / 2);
-            await(full(at_stage), turn & 1);
-            const uint32_t codes = stage(at_stage) + own_row * ROW_BYTES + lane % 4 * 8;
-            const uint2 high = read_pair(codes), below = read_pair(codes + 8 * ROW_BYTES);
-            uint32_t left[4][4];
 #pragma unroll
-            for (int s = 0; s < 4; s++) {
-                const Factors& by = s < 2 ? early : late;
-                const uint32_t above = (s < 2 ? high.x : high.y) >> s % 2 * 8, under = (s < 2 ? below.x : below.y) >> s % 2 * 8;
-                left[s][0] = times(numbers(above, by.upper_point), by.upper);
-                left[s][1] = times(numbers(under, by.lower_point), by.lower);
-                left[s][2] = times(numbers(above >> 4, by.upper_point), by.upper);
-                left[s][3] = times(numbers(under >> 4, by.lower_point), by.lower);
+            for (int c = 0; c < X_CHUNKS; c++) {
+                const Operand x = rows_operand(stage(at_stage) + W_BYTES + c * X_PART);
+                products_begin();
+#pragma unroll
+                for (int s = 0; s < 4; s++) Product<TOKENS>::rows_of(d, left[c][s], x.further(32 * s), unit + c + s > 0);
+                products_commit();
+                products_wait<1>();  // those before have read the other elements
+                if (c == 0 && unit > 0) release(before);
+                if (c == 0) {
+                    make_elements(left[1], stage(at_stage), scales(at_stage), 1);
+                } else if (unit + 1 < n_units) {
+                    before = at_stage;
+                    if (++at_stage == N_STAGES) at_stage = 0, turn++;
+                    await(full(at_stage), turn & 1);
+                    make_elements(left[0], stage(at_stage), scales(at_stage), 0);
+                }
             }
-            const Operand x = rows_operand(stage(at_stage) + W_BYTES);
-            products_begin();
-#pragma unroll
-            for (int s = 0; s < 4; s++) Product<TOKENS>::rows_of(d, left[s], x.further(32 * s), unit + s > 0);
-            products_commit();
-            products_wait<0>();
-            pin(d);
-            __syncwarp();  // all have read their codes
-            release(at_stage);
-            if (++at_stage == N_STAGES) at_stage = 0, turn++;
         }
+        products_wait<0>();
+        pin(d);
+        release(at_stage);
     }
+#endif
 
     // The block of slice s finishes the s-th part of the tokens: [team][owner][slice][quad][thread] in global memory.
     __device__ float4* sums_at(int owner, int from) const {
@@ -423,13 +418,13 @@ struct WideBlock {
         for (int pass = 0; pass < n; pass++) {
             float d[TOKENS / 2];
             Place at = place(pass);
-            if (QUIRE_NIBBLES) {
-                multiply_codes(d, pass, at);
-            } else if (QUIRE_FP8) {
-                multiply_scaled(d, pass, at);
-            } else {
-                multiply(d, pass);
-            }
+#if QUIRE_NIBBLES
+            multiply_codes(d, pass);
+#elif QUIRE_FP8
+            multiply_scaled(d, pass, at);
+#else
+            multiply(d, pass);
+#endif
 #if QUIRE_RANK
             float added[1 + QUIRE_SILU][TOKENS / 2];
             multiply_adapters(added, pass);
@@ -464,9 +459,12 @@ __global__ void __launch_bounds__(MOST_THREADS, 1) gemm_wide(const __grid_consta
 int launch(const QuireWideArgs& a, cudaStream_t stream) {
     Maps maps = {};
     cudaError_t error = encode_weights(&maps.w, a.w, a.n, a.k, QUIRE_SILU, ROWS);
+#if QUIRE_NIBBLES
+    if (error == cudaSuccess) error = encode_scales(&maps.scales, a.w_scale, a.n, a.k, a.group, QUIRE_SILU, ROWS);
+#endif
     if (error != cudaSuccess) return error;
     const uint64_t sizes[] = {uint64_t(a.k), uint64_t(a.m)}, strides[] = {uint64_t(a.x_row) * OPERAND_BYTES};
-    const uint32_t box[] = {CHUNK, TOKENS};
+    const uint32_t box[] = {X_COLUMNS, TOKENS};
     error = encode_map(&maps.x, a.x, 2, sizes, strides, box, L2_BY_128, SWIZZLED, QUIRE_FP8);
     if (error != cudaSuccess) return error;
 #if !QUIRE_WIDE

@@ -54,10 +54,5 @@ __device__ __forceinline__ uint32_t times(uint32_t numbers, uint32_t scale) {
 #endif
     return y;
 }
-__device__ __forceinline__ Element load_element(const Element* from) {  // of a constant, where the program has it
-    uint16_t x;
-    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(from) : "memory");
-    return reinterpret_cast<const Element&>(x);
-}
 
 }  // namespace quire

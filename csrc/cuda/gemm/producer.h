@@ -46,13 +46,8 @@ __device__ inline void GemmBlock::load_x(const CUtensorMap* map, int item, int s
 }
 
 __device__ inline void GemmBlock::load_scales(const CUtensorMap* map, int item, int stage_index) const {
-    const int row = first_row(item / n_units);
-    const int line = (first_chunk + item % n_units) * CHUNK / a.group * (1 + QUIRE_ZEROS);
-    if (QUIRE_SILU) {
-        load_box(scales(stage_index), map, full(stage_index), L2_EVICT_FIRST, 0, 0, row / 8, line);
-    } else {
-        load_box(scales(stage_index), map, full(stage_index), L2_EVICT_FIRST, row, line);
-    }
+    quire::load_scales(scales(stage_index), map, full(stage_index), L2_EVICT_FIRST, first_row(item / n_units),
+                       (first_chunk + item % n_units) * CHUNK, a.group);
 }
 
 __device__ inline void GemmBlock::expect(int item, int stage_index) const {

@@ -27,6 +27,9 @@ namespace quire {
 
 struct Maps {
     CUtensorMap w, x, y;
+#if QUIRE_NIBBLES
+    CUtensorMap scales;
+#endif
 #if QUIRE_RANK
     CUtensorMap b, inner;
 #endif

@@ -24,11 +24,11 @@ from quire.kernels.gemm.hopper_product import (
     n_processors_of,
 )
 from quire.kernels.gemm.plan import Plan, ProductShape
-from quire.kernels.gemm.wide import WidePlan, wide_plan
+from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import built
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
-from quire.kernels.w4a16.plan import CHUNK, MAX_FEW_ROWS, Int4Shape, plan
+from quire.kernels.w4a16.plan import CHUNK, MAX_FEW_ROWS, WIDE_CHUNK, Int4Shape, plan, wide_plan
 from quire.kernels.w4a16.weight import Int4Weight
 
 GROUPS = (32, 64, 128)
@@ -127,8 +127,7 @@ def _prepared(
         if not alone and product.m <= MAX_FEW_ROWS:
             made = plan(product, n_processors)
         if made is None:
-            shape = ProductShape(product.m, product.n, product.k, silu=silu)
-            made = wide_plan(shape, n_processors, alone=alone)
+            made = wide_plan(product, n_processors, alone=alone)
         return load(product, made, dtype, silu, residual, bias, wide)
 
     return built(make)
@@ -146,8 +145,7 @@ def load(
     """The kernel of a plan, compiled if it is new. Raises BuildError."""
     shape, is_wide = ProductShape(product.m, product.n, product.k, silu=silu), isinstance(plan, WidePlan)
     codes = {"NIBBLES": 2 if is_wide else 1, "ZEROS": int(product.zeros)}
-    if not is_wide:
-        codes["CHUNK_GROUPS"] = product.chunk_groups
+    codes["CHUNK_GROUPS"] = product.groups_of(WIDE_CHUNK if is_wide else CHUNK)
     return Launch(function_of(shape, plan, Build(dtype, residual, bias, wide), codes), plan)
 
 

@@ -1,4 +1,4 @@
-"""How a product of at most 16 rows with 4-bit weights is cut for csrc/cuda/gemm.cu. Plain arithmetic, no torch.
+"""How a product with 4-bit weights is cut for csrc/cuda/gemm.cu and gemm_wide.cu. Plain arithmetic, no torch.
 
 Invariant: a plan depends on shapes only, so that the same shapes give the same bits and a captured graph stays valid.
 """
@@ -25,9 +25,26 @@ from quire.kernels.gemm.plan import (
     is_crowded,
     max_clusters,
 )
+from quire.kernels.gemm.wide import (
+    DRAM_MB_US as WIDE_DRAM_MB_US,
+    EXCHANGE_US as WIDE_EXCHANGE_US,
+    GFLOP_US,
+    INGEST_KB_US,
+    L2_BYTES,
+    L2_KB_US,
+    MULTIPLY_US,
+    SHARPNESS,
+    SPLITS,
+    START_US,
+    STORE_US,
+    TILE_ROWS,
+    WidePlan,
+)
 
 CHUNK = 256
 """Columns of codes that one 128-byte row of shared memory holds."""
+WIDE_CHUNK = 128
+"""The same of a product of many rows."""
 ROWS = 64
 """Of a tile."""
 GROUPS, CROWDED_GROUPS = 4, 2
@@ -35,6 +52,10 @@ GROUPS, CROWDED_GROUPS = 4, 2
 both."""
 MAX_FEW_ROWS = MAX_RESIDENT_ROWS
 CLUSTERS = (1, 2, 4, 8)
+WIDE_SPLITS = {32: (1, 2, 4), **SPLITS}
+"""As SPLITS of `gemm.wide`."""
+MAKE_US = 0.2
+"""Numbers of the codes of a chunk of a tile, in registers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,10 +73,9 @@ class Int4Shape:
         """Columns of the matrix instructions."""
         return 8 if self.m <= 8 else 16
 
-    @property
-    def chunk_groups(self) -> int:
-        """Groups that a chunk has."""
-        return max(1, CHUNK // self.group)
+    def groups_of(self, n_columns: int) -> int:
+        """Groups that so many columns have."""
+        return max(1, n_columns // self.group)
 
 
 @functools.cache
@@ -87,8 +107,8 @@ def _slice_chunks(product: Int4Shape, plan: Plan) -> int:
 
 def shared_bytes(product: Int4Shape, plan: Plan, n_stages: int) -> int:
     """Shared memory of a block: `Layout` in csrc/cuda/gemm/block.h."""
-    total = n_stages * (ROWS * 128 + product.chunk_groups * (1 + product.zeros) * ROWS * 2)
-    n_added = CHUNK // (32 if product.chunk_groups == 8 else 64)  # sums of x that a chunk has of a token
+    total = n_stages * (ROWS * 128 + product.groups_of(CHUNK) * (1 + product.zeros) * ROWS * 2)
+    n_added = CHUNK // (32 if product.groups_of(CHUNK) == 8 else 64)  # sums of x that a chunk has of a token
     total += _slice_chunks(product, plan) * product.tokens * (CHUNK * 2 + n_added * 4)
     sums = ROWS * product.tokens * 4
     total += 2 * plan.groups * sums + (sums if plan.cluster > 1 else 0)
@@ -98,10 +118,52 @@ def shared_bytes(product: Int4Shape, plan: Plan, n_stages: int) -> int:
 def plan_us(product: Int4Shape, plan: Plan, n_processors: int) -> float:
     """About how long it takes: the slower of memory and one block, then what does not overlap."""
     n_passes = math.ceil(math.ceil(product.n / ROWS) / plan.n_clusters)
-    chunk_mb = 1e-6 * (ROWS * 128 + product.chunk_groups * (1 + product.zeros) * ROWS * 2)
+    chunk_mb = 1e-6 * (ROWS * 128 + product.groups_of(CHUNK) * (1 + product.zeros) * ROWS * 2)
     n_chunks = _slice_chunks(product, plan)
     x_mb = 2e-6 * n_chunks * CHUNK * (1 << (product.m - 1).bit_length())
     dram_us = product.n / ROWS * product.k / CHUNK * chunk_mb / DRAM_MB_US
     dram_us *= 1 + UNEVEN * max(0.0, 1 - plan.n_clusters * plan.cluster / n_processors)
     exchange_us = EXCHANGE_US * (1 + product.tokens / 32) * math.log2(plan.cluster)
     return max(dram_us, n_passes * n_chunks * chunk_mb / BLOCK_MB_US) + exchange_us + x_mb / STAGING_MB_US
+
+
+@functools.cache
+def wide_plan(product: Int4Shape, n_processors: int, *, alone: bool = False) -> WidePlan:
+    """The cheapest plan for many rows by the model of `wide_us`. alone: K is not split."""
+    found = [one for one in wide_candidates(product, n_processors) if one.split == 1 or not alone]
+    return min(found, key=lambda one: wide_us(product, one, n_processors))
+
+
+def wide_candidates(product: Int4Shape, n_processors: int) -> Iterator[WidePlan]:
+    """All that can run."""
+    for tokens, splits in WIDE_SPLITS.items():
+        tiles = _wide_tiles(product, tokens)
+        together = max(1, min(math.ceil(product.m / tokens), L2_BYTES // (tokens * product.k * 2)))
+        for split in splits:
+            if split == 1:
+                yield WidePlan(tokens, 1, math.ceil(tiles / math.ceil(tiles / n_processors)), together)
+            elif tiles * split <= n_processors and product.k // WIDE_CHUNK >= split:
+                yield WidePlan(tokens, split, tiles, together)
+
+
+def _wide_tiles(product: Int4Shape, tokens: int) -> int:
+    return math.ceil(product.n / TILE_ROWS) * math.ceil(product.m / tokens)
+
+
+def wide_us(product: Int4Shape, plan: WidePlan, n_processors: int) -> float:
+    """About how long it takes."""
+    tiles, share = _wide_tiles(product, plan.tokens), plan.tokens / 128
+    n_passes = math.ceil(tiles / plan.n_teams)
+    n_units = product.k / WIDE_CHUNK / plan.split * n_passes
+    stage_kb = (TILE_ROWS / 2 + plan.tokens * 2) * WIDE_CHUNK / 1024
+    parts = (
+        n_units * 2 * MULTIPLY_US * share,
+        n_units * MAKE_US,
+        n_units * stage_kb / INGEST_KB_US,
+        tiles * product.k / WIDE_CHUNK * stage_kb / L2_KB_US,
+        product.n * product.k * 0.5e-6 / WIDE_DRAM_MB_US,
+    )
+    power_us = tiles * TILE_ROWS * plan.tokens * product.k * 2e-9 / GFLOP_US
+    work_us: float = max(power_us, sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS))
+    exchange_us: float = 0.0 if plan.split == 1 else WIDE_EXCHANGE_US * (0.3 + share**1.5)
+    return START_US + work_us + exchange_us + n_passes * STORE_US * share / plan.split

@@ -27,7 +27,6 @@ inline uint32_t raised(uint32_t word, int i) {
     }
     return y;
 }
-inline Element load_element(const Element* from) { return *from; }
 inline void load_bytes(uint32_t, const void*, uint32_t, uint32_t) { std::abort(); }
 inline uint32_t load_acquire(const uint32_t* from) { return std::atomic_ref(*const_cast<uint32_t*>(from)).load(); }
 }  // namespace quire

@@ -44,6 +44,11 @@ ALL = [
     One((16, 136, 1024, 1024), FEW, torch.bfloat16, zeros=True),
     One((8, 64, 512, 64), FEW, torch.float16),
 ]
+ALL += [
+    One((35, 208, 512, 128), WidePlan(32, 1, n_teams=2, n_together=1), torch.bfloat16, residual=True, bias=True),
+    One((70, 144, 256, 32), WidePlan(64, 1, n_teams=1, n_together=2), torch.float16, zeros=True, silu=True),
+    One((5, 128, 512, 512), WidePlan(256, 1, n_teams=1, n_together=1), torch.bfloat16),
+]
 
 
 @pytest.fixture(scope="module")

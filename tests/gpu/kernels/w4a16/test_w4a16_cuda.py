@@ -60,6 +60,7 @@ def test_a_row_alone_has_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("tokens", "split", "group", "zeros", "silu"),
     [
+        (32, 2, 64, True, True),
         (64, 4, 32, True, True),
         (96, 1, 128, False, False),
         (128, 2, 128, False, True),
