@@ -49,7 +49,7 @@ constexpr int WORKERS_BARRIER = 1;
 constexpr bool EARLY_SCALES = TOKENS <= 16;
 
 struct Barriers {
-    uint64_t full[MAX_STAGES], empty[MAX_STAGES], sums[TEAMS], read[TEAMS], order[TEAMS], squares;
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES], sums[TEAMS], read[TEAMS], order[TEAMS], squares, handed, taken;
 };
 
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
@@ -64,8 +64,8 @@ struct Layout {
         group_parts = scales + a.n_stages * SCALE_BYTES;
         sums = group_parts + PARTS_BYTES;
         norm_weight = sums + TEAMS * SUMS_BYTES;
-        parts = norm_weight + (QUIRE_NORM ? slice * 128 : 0);
-        squares = parts + (QUIRE_NORM ? slice * TOKENS * 4 : 0);
+        parts = norm_weight + (QUIRE_NORM ? slice * X_CHUNKS * 128 : 0);
+        squares = parts + (QUIRE_NORM ? slice * X_CHUNKS * TOKENS * 4 : 0);
         barriers = squares + (QUIRE_NORM ? (CLUSTER + 1) * TOKENS * 4 : 0);
         end = barriers + int(sizeof(Barriers));
     }
@@ -117,6 +117,8 @@ struct GemmBlock {
     __device__ int walk_token(int i) const { return i >> 3 & ((1 << a.token_bits) - 1); }
     __device__ int walk_chunk(int i) const { return i >> 3 >> a.token_bits; }
     __device__ int walk_end() const { return n_chunks * X_CHUNKS << a.token_bits << 3; }
+    __device__ int n_x_rows() const { return n_chunks * X_CHUNKS; }  // of 128 bytes of a token
+    __device__ void add_x(uint4 cell, int i, bool live) const;
     __device__ void prepare_x() const;
     __device__ void stage_x() const;
     __device__ void norm_x() const;
@@ -169,8 +171,8 @@ struct GemmBlock {
         return !QUIRE_NIBBLES || uniform(threadIdx.x / TEAM) == pass % QUIRE_GROUPS;
     }
     __device__ int team() const { return QUIRE_NIBBLES ? 0 : threadIdx.x / TEAM; }
-    __device__ uint32_t handed() const { return order(0); }  // nibbles have no turns and no norm
-    __device__ uint32_t taken() const { return shared_address(&barriers()->squares); }
+    __device__ uint32_t handed() const { return shared_address(&barriers()->handed); }
+    __device__ uint32_t taken() const { return shared_address(&barriers()->taken); }
     __device__ uint32_t x_sum(int token, int i) const { return base + at.x_sums + (i * TOKENS + token) * 4; }
     __device__ void pass(int index) const;
     __device__ void work() const;
@@ -185,9 +187,11 @@ __device__ inline void GemmBlock::init() const {
         for (int i = 0; i < TEAMS; i++) {
             barrier_init(shared_address(&barriers()->sums[i]), CLUSTER * SENDERS);
             barrier_init(shared_address(&barriers()->read[i]), CLUSTER * TEAM / 32);
-            barrier_init(order(i), QUIRE_NIBBLES ? WORKERS / 32 : TEAM / 32);
+            barrier_init(order(i), TEAM / 32);
         }
-        barrier_init(shared_address(&barriers()->squares), QUIRE_NIBBLES ? TEAM / 32 : CLUSTER);
+        barrier_init(shared_address(&barriers()->squares), CLUSTER);
+        barrier_init(handed(), WORKERS / 32);
+        barrier_init(taken(), TEAM / 32);
         barrier_init_fence();
     }
     __syncthreads();

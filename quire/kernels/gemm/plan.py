@@ -121,7 +121,7 @@ def shared_bytes(product: ProductShape, plan: Plan, n_stages: int) -> int:
     total += teams * rows * tokens * 4 if plan.cluster > 1 else 0
     if product.norm:
         total += slice_chunks * (128 + tokens * 4) + (plan.cluster + 1) * tokens * 4
-    return total + 8 * (2 * MAX_STAGES + 3 * teams + 1)
+    return total + 8 * (2 * MAX_STAGES + 3 * teams + 3)
 
 
 def _stages(product: ProductShape, plan: Plan, limit: int) -> int:

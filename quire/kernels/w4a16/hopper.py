@@ -7,7 +7,9 @@ them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -38,7 +40,12 @@ GROUPS = (32, 64, 128)
 class Launch(CompiledProduct):
     """Of codes of 4 bits."""
 
-    __slots__ = ()
+    __slots__ = ("norms",)
+
+    def __init__(self, function: Callable[..., int], plan: Plan | WidePlan, norms: bool) -> None:
+        super().__init__(function, plan)
+        self.norms = norms
+        """Whether the kernel makes the norm."""
 
     def __call__(
         self,
@@ -51,14 +58,14 @@ class Launch(CompiledProduct):
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """See op.py; for the arguments that it was prepared for."""
-        if norm is not None:
-            x = rms_norm(x, *norm)
+        if norm is not None and not self.norms:
+            x, norm = rms_norm(x, *norm), None
         if weight.order is not None:
             x = x.index_select(1, weight.order)
         elif x.data_ptr() % ALIGNMENT_BYTES or x.stride(0) % ROW_STEP:
             x = x.clone(memory_format=torch.contiguous_format)
         return self.start(
-            x, weight.codes, (weight.n, weight.k), x.dtype, bias, None, residual, silu_mul, out, None, weight.scales,
+            x, weight.codes, (weight.n, weight.k), x.dtype, bias, norm, residual, silu_mul, out, None, weight.scales,
             group=weight.group,
         )  # fmt: skip
 
@@ -81,7 +88,8 @@ def prepare(
     if (weight.codes.data_ptr() | weight.scales.data_ptr()) % ALIGNMENT_BYTES:
         return f"the address of the weights is not a multiple of {ALIGNMENT_BYTES} bytes"
     fused = (silu_mul, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
-    shape = m, weight.n, weight.k, weight.group, weight.has_zeros
+    norms = norm is not None and weight.order is None and norm[0].data_ptr() % ALIGNMENT_BYTES == 0
+    shape = m, weight.n, weight.k, weight.group, weight.has_zeros, norms
     found = _prepared(*shape, x.dtype, x.device, *fused, are_rows_alone())
     y = out if residual is None else residual
     if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
@@ -108,6 +116,7 @@ def _prepared(
     k: int,
     group: int,
     zeros: bool,
+    norms: bool,
     dtype: torch.dtype,
     device: torch.device,
     silu: bool,
@@ -126,6 +135,11 @@ def _prepared(
         made: Plan | WidePlan | None = None
         if not alone and product.m <= MAX_FEW_ROWS:
             made = plan(product, n_processors)
+            if norms and product.pays_norm:
+                normed = dataclasses.replace(product, norm=True)
+                fused = plan(normed, n_processors)
+                if fused is not None:
+                    return load(normed, fused, dtype, silu, residual, bias, wide)
         if made is None:
             made = wide_plan(product, n_processors, alone=alone)
         return load(product, made, dtype, silu, residual, bias, wide)
@@ -143,10 +157,11 @@ def load(
     wide: bool,
 ) -> Launch:
     """The kernel of a plan, compiled if it is new. Raises BuildError."""
-    shape, is_wide = ProductShape(product.m, product.n, product.k, silu=silu), isinstance(plan, WidePlan)
+    shape = ProductShape(product.m, product.n, product.k, norm=product.norm, silu=silu)
+    is_wide = isinstance(plan, WidePlan)
     codes = {"NIBBLES": 2 if is_wide else 1, "ZEROS": int(product.zeros)}
     codes["CHUNK_GROUPS"] = product.groups_of(WIDE_CHUNK if is_wide else CHUNK)
-    return Launch(function_of(shape, plan, Build(dtype, residual, bias, wide), codes), plan)
+    return Launch(function_of(shape, plan, Build(dtype, residual, bias, wide), codes), plan, product.norm)
 
 
 def linear(
