@@ -47,7 +47,7 @@ constexpr int X_CHUNKS = QUIRE_NIBBLES ? 2 : 1;                 // rows of 128 b
 constexpr int W_BYTES = ROWS * ROW_BYTES, X_PART = TOKENS * 128, X_BYTES = X_CHUNKS * X_PART;
 constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
 constexpr int divisor(int n, int most) { return n % most == 0 ? most : divisor(n, most - 1); }
-constexpr int ROUND_QUADS = divisor(OWN_QUADS, QUIRE_NIBBLES ? 4 : 8);  // that pass through shared memory at a time
+constexpr int ROUND_QUADS = divisor(OWN_QUADS, QUIRE_NIBBLES && TOKENS == 256 ? 4 : 8);  // that pass through shared memory at a time
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
 constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
 // For a stage: of the tokens; of rows of codes.

@@ -140,7 +140,7 @@ __device__ inline void GemmBlock::multiply_nibbles(float (&d)[TOKENS / 2], int p
         __syncwarp();
         if (lane == 0) barrier_arrive(empty(at_stage));
         at_stage += QUIRE_GROUPS;
-        if (at_stage >= a.n_stages) at_stage -= a.n_stages, turn++;  // there are at least as many as groups
+        if (at_stage >= a.n_stages) at_stage -= a.n_stages, turn++;  // a multiple of the groups
     }
     gather(d, own, pass);
 }

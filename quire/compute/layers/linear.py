@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from quire.compute.schemes.launched import Launched
 from quire.compute.schemes.packed import PackedProduct, Scheme
 from quire.compute.schemes.plain import PlainProduct
 from quire.compute.schemes.scheme import FilledScheme, Product
@@ -79,6 +80,12 @@ class Linear:
     def plain_shapes(self) -> set[tuple[int, int]]:
         """[n, k] of the floating matrices that `gemm.linear` is given for it."""
         return {(self.matrix.n_out, self.matrix.n_in)} if isinstance(self.product, PlainProduct) else set()
+
+    @property
+    def coded_shapes(self) -> dict[tuple[int, int], gemm.Coded]:
+        """[n, k] of a matrix of codes → which kernels its product wants, for `gemm.build`."""
+        ahead = self.product.ahead if isinstance(self.product, Launched) else None
+        return {} if ahead is None else {(self.matrix.n_out, self.matrix.n_in): ahead}
 
     def record(
         self, fused: FusedStep, x: torch.Tensor, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from quire.kernels import gemm
 from quire.kernels.around import Norm
 
 
@@ -17,6 +18,8 @@ class Launched:
     tensors: dict[str, torch.Tensor]
     run: Callable[..., torch.Tensor]
     """run(x, bias, ...): the op on these tensors."""
+    ahead: gemm.Coded | None = None
+    """Which kernels it wants; None: that is found at the first call."""
 
     def __call__(
         self,

@@ -8,6 +8,7 @@ dtype.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Final
 
@@ -73,7 +74,7 @@ class Int4(FilledScheme):
         def run(x: torch.Tensor, bias: torch.Tensor | None, **around: object) -> torch.Tensor:
             return w4a16.linear(x, weight, bias, **around)  # type: ignore[arg-type]
 
-        return Launched(tensors, run)
+        return Launched(tensors, run, functools.partial(w4a16.variants, weight))
 
     @property
     def makes_banks(self) -> bool:

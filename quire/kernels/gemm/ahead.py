@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -44,12 +44,19 @@ class LinearShape:
     """The result is float32."""
 
 
+Coded = Callable[[LinearShape, torch.dtype, Iterable[int], int, bool], Iterable[_Variant]]
+"""Of a layer whose matrix is codes, a type, numbers of rows, a GPU's processors and whether rows are alone: what its
+product wants."""
+
+
 def build(
     layers: Iterable[LinearShape], dtype: torch.dtype, device: torch.device, max_rows: int, rank: int = 0,
     beside: Callable[[torch.dtype, int], _Variant] | None = None,
+    coded: Mapping[tuple[int, int], Coded] = {},
 ) -> None:  # fmt: skip
     """Compile what `linear` picks for any number of rows up to max_rows, in parallel (seconds if they are new); with a
     rank also what adds adapters with room for it. beside: of a type and k, the variant that is launched before those.
+    coded: of the (n, k) of matrices of codes.
 
     A kernel that is only best for a few numbers of rows above 1,024 may be missed; its first call then compiles it.
     """
@@ -59,9 +66,15 @@ def build(
     n_processors = n_processors_of(device)
     alone = are_rows_alone()
     given = (dtype, max_rows, n_processors, alone, 0 if alone else rank, beside)
-    variants = sorted({one for layer in set(layers) for one in _variants(layer, *given)})
+    variants: set[_Variant] = set()
+    for layer in set(layers):
+        wanted = coded.get((layer.n, layer.k))
+        if wanted is None:
+            variants |= set(_variants(layer, *given))
+        else:
+            variants |= set(wanted(layer, dtype, _rows(max_rows), n_processors, alone))
     with contextlib.suppress(jit.BuildError), concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(lambda variant: compile_variant(*variant), variants))
+        list(pool.map(lambda variant: compile_variant(*variant), sorted(variants)))
     logger.info("linear layers: %d kernels ready in %.1f s", len(variants), time.perf_counter() - start_s)
 
 

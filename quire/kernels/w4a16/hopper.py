@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
 from quire.kernels import around
+from quire.kernels.gemm.ahead import LinearShape
 from quire.kernels.gemm.hopper_product import (
     ALIGNMENT_BYTES,
     DTYPES,
@@ -24,6 +25,7 @@ from quire.kernels.gemm.hopper_product import (
     function_of,
     lies_wrong,
     n_processors_of,
+    variant_of,
 )
 from quire.kernels.gemm.plan import Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
@@ -131,20 +133,23 @@ def _prepared(
         return found
 
     def make() -> Launch:
-        n_processors = n_processors_of(device)
-        made: Plan | WidePlan | None = None
-        if not alone and product.m <= MAX_FEW_ROWS:
-            made = plan(product, n_processors)
-            if norms and product.pays_norm:
-                normed = dataclasses.replace(product, norm=True)
-                fused = plan(normed, n_processors)
-                if fused is not None:
-                    return load(normed, fused, dtype, silu, residual, bias, wide)
-        if made is None:
-            made = wide_plan(product, n_processors, alone=alone)
-        return load(product, made, dtype, silu, residual, bias, wide)
+        chosen, plan = choose(product, n_processors_of(device), norms=norms, alone=alone)
+        return load(chosen, plan, dtype, silu, residual, bias, wide)
 
     return built(make)
+
+
+def choose(
+    product: Int4Shape, n_processors: int, *, norms: bool, alone: bool
+) -> tuple[Int4Shape, Plan | WidePlan]:
+    """What is compiled for a product; norms: with a norm where that pays."""
+    if not alone and product.m <= MAX_FEW_ROWS:
+        normed = dataclasses.replace(product, norm=True)
+        if norms and product.pays_norm and (made := plan(normed, n_processors)) is not None:
+            return normed, made
+        if (made := plan(product, n_processors)) is not None:
+            return product, made
+    return product, wide_plan(product, n_processors, alone=alone)
 
 
 def load(
@@ -157,11 +162,30 @@ def load(
     wide: bool,
 ) -> Launch:
     """The kernel of a plan, compiled if it is new. Raises BuildError."""
-    shape = ProductShape(product.m, product.n, product.k, norm=product.norm, silu=silu)
+    return Launch(function_of(*_definition(product, plan, silu, Build(dtype, residual, bias, wide))), plan, product.norm)
+
+
+def _definition(
+    product: Int4Shape, plan: Plan | WidePlan, silu: bool, build: Build
+) -> tuple[ProductShape, Plan | WidePlan, Build, dict[str, int]]:
+    """What `function_of` and `variant_of` take."""
     is_wide = isinstance(plan, WidePlan)
     codes = {"NIBBLES": 2 if is_wide else 1, "ZEROS": int(product.zeros)}
     codes["CHUNK_GROUPS"] = product.groups_of(WIDE_CHUNK if is_wide else CHUNK)
-    return Launch(function_of(shape, plan, Build(dtype, residual, bias, wide), codes), plan, product.norm)
+    return ProductShape(product.m, product.n, product.k, product.norm, silu), plan, build, codes
+
+
+def variants(
+    weight: Int4Weight, layer: LinearShape, dtype: torch.dtype, rows: Iterable[int], n_processors: int, alone: bool
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What `linear` compiles for these numbers of rows: see `gemm.build`."""
+    build = Build(dtype, layer.residual, layer.bias, layer.wide)
+    for m in rows:
+        product = Int4Shape(m, weight.n, weight.k, weight.group, weight.has_zeros)
+        if static_obstacle(product, dtype, layer.silu_mul) is None:
+            norms = layer.norm and weight.order is None
+            chosen = choose(product, n_processors, norms=norms, alone=alone)
+            yield variant_of(*_definition(*chosen, layer.silu_mul, build))
 
 
 def linear(

@@ -105,8 +105,9 @@ def _candidates(product: Int4Shape, n_processors: int) -> Iterator[Plan]:
         if is_crowded(made):
             made, limit = dataclasses.replace(made, groups=CROWDED_GROUPS), PAIR_BYTES
         stage = shared_bytes(product, made, 1) - shared_bytes(product, made, 0)
-        n_stages = min(MAX_STAGES, (limit - shared_bytes(product, made, 0)) // stage)
-        if n_stages >= max(MIN_STAGES, made.groups):
+        # The same warpgroup takes what is in a stage each time: a parity tells only neighbouring fillings apart.
+        n_stages = min(MAX_STAGES, (limit - shared_bytes(product, made, 0)) // stage) // made.groups * made.groups
+        if n_stages >= MIN_STAGES:
             yield dataclasses.replace(made, n_stages=n_stages)
 
 

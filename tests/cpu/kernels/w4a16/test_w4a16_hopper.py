@@ -22,7 +22,7 @@ from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.w4a16 import hopper, reference
 from quire.kernels.w4a16.plan import Int4Shape
 
-FEW = Plan(cluster=1, groups=2, turns=False, resident=True, n_clusters=2, n_stages=3)
+FEW = Plan(cluster=1, groups=2, turns=False, resident=True, n_clusters=2, n_stages=4)
 
 
 @dataclasses.dataclass(frozen=True)
