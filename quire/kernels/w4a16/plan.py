@@ -19,7 +19,6 @@ from quire.kernels.gemm.plan import (
     MAX_NORM_ROWS,
     MAX_RESIDENT_ROWS,
     MAX_STAGES,
-    MIN_STAGES,
     PAIR_BYTES,
     STAGING_MB_US,
     UNEVEN,
@@ -107,7 +106,7 @@ def _candidates(product: Int4Shape, n_processors: int) -> Iterator[Plan]:
         stage = shared_bytes(product, made, 1) - shared_bytes(product, made, 0)
         # The same warpgroup takes what is in a stage each time: a parity tells only neighbouring fillings apart.
         n_stages = min(MAX_STAGES, (limit - shared_bytes(product, made, 0)) // stage) // made.groups * made.groups
-        if n_stages >= MIN_STAGES:
+        if n_stages > 0:
             yield dataclasses.replace(made, n_stages=n_stages)
 
 
