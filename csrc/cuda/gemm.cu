@@ -20,9 +20,9 @@
 
 namespace quire {
 
-__global__ void __launch_bounds__(THREADS) gemm(const __grid_constant__ CUtensorMap w_map,
-                                                const __grid_constant__ CUtensorMap x_map,
-                                                const __grid_constant__ QuireGemmArgs args) {
+__global__ void __launch_bounds__(THREADS, LEAST_BLOCKS) gemm(const __grid_constant__ CUtensorMap w_map,
+                                                              const __grid_constant__ CUtensorMap x_map,
+                                                              const __grid_constant__ QuireGemmArgs args) {
     extern __shared__ __align__(1024) char shared[];
     const GemmBlock block(args, shared);
     if (threadIdx.x == WORKERS) prefetch_map(&w_map);

@@ -27,6 +27,7 @@ constexpr int TOKENS = QUIRE_TOKENS;
 constexpr int CLUSTER = QUIRE_CLUSTER;
 constexpr int WORKERS = 128 * QUIRE_GROUPS;          // threads that multiply
 constexpr int THREADS = WORKERS + 32;
+constexpr int LEAST_BLOCKS = QUIRE_NIBBLES && QUIRE_GROUPS == 2 ? 2 : 1;  // that a multiprocessor has registers for
 constexpr int TEAMS = QUIRE_TURNS ? QUIRE_GROUPS : 1;
 constexpr int TEAM = QUIRE_NIBBLES ? 128 : WORKERS / TEAMS;  // threads that share a tile; nibbles: that finish it
 constexpr int ROWS = TEAM / 2;                       // of w in a tile
