@@ -131,6 +131,15 @@ inline cudaError_t encode_weights(CUtensorMap* map, const void* w, uint64_t n, u
                 : encode_map(map, w, 2, sizes, strides, box, L2_BY_128, W_SWIZZLE, IN_BYTES);
 }
 
+// Boxes of n_rows rows of x [m, k] and a chunk of columns: rows of 128 bytes, of codes several beside one another.
+inline cudaError_t encode_tokens(CUtensorMap* map, const void* x, uint64_t m, uint64_t k, uint64_t x_row, uint32_t n_rows) {
+    const uint64_t sizes[] = {k, m}, strides[] = {x_row * OPERAND_BYTES};
+    const uint32_t box[] = {CHUNK, n_rows}, parts_box[] = {64, n_rows, CHUNK / 64};
+    const uint64_t parts_sizes[] = {64, m, k / 64}, parts_strides[] = {x_row * 2, 128};
+    return QUIRE_NIBBLES ? encode_map(map, x, 3, parts_sizes, parts_strides, parts_box)
+                         : encode_map(map, x, 2, sizes, strides, box, L2_BY_128, SWIZZLED, QUIRE_FP8);
+}
+
 // Boxes of the scales of those rows and of a chunk, and of the zero points between their lines.
 inline cudaError_t encode_scales(CUtensorMap* map, const void* scales, uint64_t n, int k, int group, bool silu, uint32_t n_rows) {
     const uint64_t n_lines = uint64_t((k + group - 1) / group) * (1 + QUIRE_ZEROS);
@@ -141,10 +150,11 @@ inline cudaError_t encode_scales(CUtensorMap* map, const void* scales, uint64_t 
     return silu ? encode_map(map, scales, 4, pair_sizes, pair_strides, pair_box, L2_BY_128, CU_TENSOR_MAP_SWIZZLE_NONE)
                 : encode_map(map, scales, 2, sizes, strides, box, L2_BY_128, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
-// row: of y. column: first of the chunk.
+// row: of y. Divides only where chunks are parts of groups.
 __device__ __forceinline__ void load_scales(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, int row,
-                                            int column, int group) {
-    const int line = column / group * (1 + QUIRE_ZEROS);
+                                            int chunk, int k, int group) {
+    const int of_chunk = group >= k ? 0 : group > CHUNK ? chunk * CHUNK / group : chunk * QUIRE_CHUNK_GROUPS;
+    const int line = of_chunk * (1 + QUIRE_ZEROS);
 #if QUIRE_SILU
     load_box(to, map, barrier, hint, 0, 0, row / 8, line);
 #else

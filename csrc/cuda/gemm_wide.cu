@@ -42,7 +42,6 @@ constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a pro
 constexpr int TILE_ROWS = 2 * OUT_ROWS;                         // of y
 constexpr int QUADS = TOKENS / 8;                               // sums of a thread: 2 rows (8 apart) x 2 tokens each
 constexpr int OWN_QUADS = QUADS / SPLIT;                        // that a thread finishes
-constexpr int X_COLUMNS = 128 / OPERAND_BYTES;
 constexpr int X_CHUNKS = QUIRE_NIBBLES ? 2 : 1;                 // rows of 128 bytes of x that a chunk has
 constexpr int W_BYTES = ROWS * ROW_BYTES, X_PART = TOKENS * 128, X_BYTES = X_CHUNKS * X_PART;
 constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
@@ -130,15 +129,17 @@ struct WideBlock {
             load_box(stage(i), &maps.w, full(i), hint, column, at.row);
         }
 #if QUIRE_NIBBLES
-        load_scales(scales(i), &maps.scales, full(i), hint, at.row, (first_unit + unit) * CHUNK, a.group);
+        load_scales(scales(i), &maps.scales, full(i), hint, at.row, first_unit + unit, a.k, a.group);
 #endif
     }
     __device__ void load_x(const Maps& maps, Place at, int unit, int i) const {
         const uint32_t to = stage(i) + W_BYTES;
         if (QUIRE_RANK && unit >= n_units) return adapters.load_inner(maps, to, full(i), at.row, at.token, unit - n_units);
-#pragma unroll
-        for (int c = 0; c < X_CHUNKS; c++)
-            load_box(to + c * X_PART, &maps.x, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK + c * X_COLUMNS, at.token);
+#if QUIRE_NIBBLES
+        load_box(to, &maps.x, full(i), L2_EVICT_LAST, 0, at.token, (first_unit + unit) * X_CHUNKS);
+#else
+        load_box(to, &maps.x, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK, at.token);
+#endif
         if (QUIRE_FP8 == 2)
             load_bytes(scales(i), a.x_scale + int64_t(first_unit + unit) * a.x_scale_step + at.token, SCALE_BYTES, full(i));
     }
@@ -463,9 +464,7 @@ int launch(const QuireWideArgs& a, cudaStream_t stream) {
     if (error == cudaSuccess) error = encode_scales(&maps.scales, a.w_scale, a.n, a.k, a.group, QUIRE_SILU, ROWS);
 #endif
     if (error != cudaSuccess) return error;
-    const uint64_t sizes[] = {uint64_t(a.k), uint64_t(a.m)}, strides[] = {uint64_t(a.x_row) * OPERAND_BYTES};
-    const uint32_t box[] = {X_COLUMNS, TOKENS};
-    error = encode_map(&maps.x, a.x, 2, sizes, strides, box, L2_BY_128, SWIZZLED, QUIRE_FP8);
+    error = encode_tokens(&maps.x, a.x, a.m, a.k, a.x_row, TOKENS);
     if (error != cudaSuccess) return error;
 #if !QUIRE_WIDE
     const uint64_t y_sizes[] = {uint64_t(QUIRE_SILU ? a.n / 2 : a.n), uint64_t(a.m)}, y_strides[] = {uint64_t(a.y_row) * 2};

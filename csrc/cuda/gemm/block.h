@@ -65,8 +65,8 @@ struct Layout {
         group_parts = scales + a.n_stages * SCALE_BYTES;
         sums = group_parts + PARTS_BYTES;
         norm_weight = sums + TEAMS * SUMS_BYTES;
-        parts = norm_weight + (QUIRE_NORM ? slice * X_CHUNKS * 128 : 0);
-        squares = parts + (QUIRE_NORM ? slice * X_CHUNKS * TOKENS * 4 : 0);
+        parts = norm_weight + (QUIRE_NORM ? slice * 128 : 0);
+        squares = parts + (QUIRE_NORM ? slice * TOKENS * 4 : 0);
         barriers = squares + (QUIRE_NORM ? (CLUSTER + 1) * TOKENS * 4 : 0);
         end = barriers + int(sizeof(Barriers));
     }
@@ -98,16 +98,20 @@ struct GemmBlock {
     __device__ uint32_t order(int team) const { return shared_address(&barriers()->order[team]); }
     __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
     __device__ uint32_t scales(int i) const { return base + at.scales + i * SCALE_BYTES; }
-    __device__ int chunks_of(int unit) const { return min(CHUNKS, n_chunks - unit * CHUNKS); }
+    __device__ int chunks_of(int unit) const { return CHUNKS == 1 ? 1 : min(CHUNKS, n_chunks - unit * CHUNKS); }
     __device__ int first_row(int pass) const { return (cluster + pass * a.n_clusters) * OUT_ROWS; }
     __device__ void init() const;
 
-    // The warp that loads (producer.h). An item is a unit of chunks of one tile.
-    __device__ void load_w(const CUtensorMap* map, int item, int stage_index) const;
-    __device__ void prefetch_w(const CUtensorMap* map, int item) const;
-    __device__ void load_x(const CUtensorMap* map, int item, int stage_index) const;
-    __device__ void load_scales(const CUtensorMap* map, int item, int stage_index) const;
-    __device__ void expect(int item, int stage_index) const;
+    // The warp that loads (producer.h). An item is a unit of chunks of the tile whose first row of y is `row`.
+    struct Item {
+        int unit, row;
+    };
+    __device__ void advance(Item& item) const;
+    __device__ void load_w(const CUtensorMap* map, Item item, int stage_index) const;
+    __device__ void prefetch_w(const CUtensorMap* map, Item item) const;
+    __device__ void load_x(const CUtensorMap* map, Item item, int stage_index) const;
+    __device__ void load_scales(const CUtensorMap* map, Item item, int stage_index) const;
+    __device__ void expect(Item item, int stage_index) const;
     __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const;
 
     // x in shared memory (input.h): cells of 16 bytes, walked through by thread: 8 cells, then the tokens, then the
@@ -118,8 +122,6 @@ struct GemmBlock {
     __device__ int walk_token(int i) const { return i >> 3 & ((1 << a.token_bits) - 1); }
     __device__ int walk_chunk(int i) const { return i >> 3 >> a.token_bits; }
     __device__ int walk_end() const { return n_chunks * X_CHUNKS << a.token_bits << 3; }
-    __device__ int n_x_rows() const { return n_chunks * X_CHUNKS; }  // of 128 bytes of a token
-    __device__ void add_x(uint4 cell, int i, bool live) const;
     __device__ void prepare_x() const;
     __device__ void stage_x() const;
     __device__ void norm_x() const;

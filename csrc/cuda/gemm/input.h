@@ -11,24 +11,15 @@ __device__ __forceinline__ uint32_t normed(uint32_t pair, float scale, uint32_t 
 
 __device__ __forceinline__ float sum_of(uint32_t pair) { return low(pair) + high(pair); }
 
-// Nibbles: the sums of ADDED_COLUMNS of x, for each of which neighbours in a warp have a cell: the i-th of the walk.
-__device__ inline void GemmBlock::add_x(uint4 cell, int i, bool live) const {
-    constexpr int N = ADDED_COLUMNS / 8;  // cells
-    float sum = sum_of(cell.x) + sum_of(cell.y) + sum_of(cell.z) + sum_of(cell.w);
-#pragma unroll
-    for (int lane = 1; lane < N; lane *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
-    if (i % N == 0 && live) write4(x_sum(walk_token(i), walk_chunk(i) * (8 / N) + i % 8 / N), sum);
-}
-
 // What does not depend on the previous grid.
 __device__ inline void GemmBlock::prepare_x() const {
-    for (int i = threadIdx.x; i < TOKENS * n_x_rows() * 8; i += WORKERS) {
+    for (int i = threadIdx.x; i < TOKENS * n_chunks * X_CHUNKS * 8; i += WORKERS) {
         const int token = i / 8 % TOKENS;
         if (token >= a.m) write16(x_cell(token, i / 8 / TOKENS, i % 8), make_uint4(0, 0, 0, 0));
     }
     if (QUIRE_NORM) {
         const Element* weight = static_cast<const Element*>(a.norm_weight) + first_chunk * CHUNK;
-        for (int i = threadIdx.x; i < n_x_rows() * 8; i += WORKERS)
+        for (int i = threadIdx.x; i < n_chunks * 8; i += WORKERS)
             write16(base + at.norm_weight + i * 16, load16(weight + i * 8));
     }
 }
@@ -49,12 +40,17 @@ __device__ inline void GemmBlock::stage_x() const {
             const int k = i + j * WORKERS, token = walk_token(k), chunk = walk_chunk(k);
             const bool live = k < walk_end() && token < a.m;
             if (live) write16(x_cell(token, chunk, k % 8), cells[j]);
-            if (QUIRE_NIBBLES && !QUIRE_NORM) add_x(cells[j], k, live);
+            if (QUIRE_NIBBLES) {
+                constexpr int N = ADDED_COLUMNS / 8;  // cells
+                float sum = sum_of(cells[j].x) + sum_of(cells[j].y) + sum_of(cells[j].z) + sum_of(cells[j].w);
+                for (int lane = 1; lane < N; lane *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+                if (k % N == 0 && live) write4(x_sum(token, chunk * (8 / N) + k % 8 / N), sum);
+            }
             if (QUIRE_NORM) {
                 float sum = square_sum(cells[j].x) + square_sum(cells[j].y) + square_sum(cells[j].z) +
                             square_sum(cells[j].w);
                 for (int lane = 1; lane < 8; lane *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
-                if (k % 8 == 0 && live) parts[token * n_x_rows() + chunk] = sum;
+                if (k % 8 == 0 && live) parts[token * n_chunks + chunk] = sum;
             }
         }
     }
@@ -70,7 +66,7 @@ __device__ inline void GemmBlock::norm_x() const {
     named_sync(WORKERS_BARRIER, WORKERS);
     for (int token = warp; token < a.m; token += WORKERS / 32) {
         float sum = 0.0f;
-        for (int i = lane; i < n_x_rows(); i += 32) sum += parts[token * n_x_rows() + i];
+        for (int i = lane; i < n_chunks; i += 32) sum += parts[token * n_chunks + i];
         for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         if (CLUSTER == 1 && lane == 0) squares[token] = sum;
         if (CLUSTER > 1 && lane < CLUSTER)
@@ -87,18 +83,14 @@ __device__ inline void GemmBlock::norm_x() const {
         scales[threadIdx.x] = 1.0f / sqrtf(sum / float(a.k) + a.eps);
     }
     named_sync(WORKERS_BARRIER, WORKERS);
-    for (int i = threadIdx.x; i - int(threadIdx.x & 31) < walk_end(); i += WORKERS) {
+    for (int i = threadIdx.x; i < walk_end(); i += WORKERS) {
         const int token = walk_token(i), chunk = walk_chunk(i), cell = i % 8;
-        const bool live = i < walk_end() && token < a.m;
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (live) {
-            const float scale = scales[token];
-            const uint4 g = read16(base + at.norm_weight + (chunk * 8 + cell) * 16);
-            v = read16(x_cell(token, chunk, cell));
-            v = make_uint4(normed(v.x, scale, g.x), normed(v.y, scale, g.y), normed(v.z, scale, g.z), normed(v.w, scale, g.w));
-            write16(x_cell(token, chunk, cell), v);
-        }
-        if (QUIRE_NIBBLES) add_x(v, i, live);
+        if (token >= a.m) continue;
+        const float scale = scales[token];
+        const uint4 v = read16(x_cell(token, chunk, cell));
+        const uint4 g = read16(base + at.norm_weight + (chunk * 8 + cell) * 16);
+        write16(x_cell(token, chunk, cell), make_uint4(normed(v.x, scale, g.x), normed(v.y, scale, g.y),
+                                                       normed(v.z, scale, g.z), normed(v.w, scale, g.w)));
     }
 }
 

@@ -13,66 +13,71 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int c0, int
                  : "memory");
 }
 
-__device__ inline void GemmBlock::load_w(const CUtensorMap* map, int item, int stage_index) const {
-    const int unit = item % n_units, row = first_row(item / n_units);
-    for (int c = 0; c < chunks_of(unit); c++) {
-        const int column = (first_chunk + unit * CHUNKS + c) * BOX_COLUMNS;
+__device__ __forceinline__ void GemmBlock::advance(Item& item) const {
+    if (++item.unit == n_units) item.unit = 0, item.row += a.n_clusters * OUT_ROWS;
+}
+
+__device__ inline void GemmBlock::load_w(const CUtensorMap* map, Item item, int stage_index) const {
+    for (int c = 0; c < chunks_of(item.unit); c++) {
+        const int column = (first_chunk + item.unit * CHUNKS + c) * BOX_COLUMNS;
         const uint32_t to = stage(stage_index) + c * W_BYTES;
         if (QUIRE_SILU) {
-            load_box(to, map, full(stage_index), L2_EVICT_FIRST, column, 0, 0, row / 8);
+            load_box(to, map, full(stage_index), L2_EVICT_FIRST, column, 0, 0, item.row / 8);
         } else {
-            load_box(to, map, full(stage_index), L2_EVICT_FIRST, column, row);
+            load_box(to, map, full(stage_index), L2_EVICT_FIRST, column, item.row);
         }
     }
 }
 
-__device__ inline void GemmBlock::prefetch_w(const CUtensorMap* map, int item) const {
-    const int unit = item % n_units, row = first_row(item / n_units);
-    for (int c = 0; c < chunks_of(unit); c++) {
-        const int column = (first_chunk + unit * CHUNKS + c) * BOX_COLUMNS;
+__device__ inline void GemmBlock::prefetch_w(const CUtensorMap* map, Item item) const {
+    for (int c = 0; c < chunks_of(item.unit); c++) {
+        const int column = (first_chunk + item.unit * CHUNKS + c) * BOX_COLUMNS;
         if (QUIRE_SILU) {
-            prefetch_box(map, column, 0, 0, row / 8);
+            prefetch_box(map, column, 0, 0, item.row / 8);
         } else {
-            prefetch_box(map, column, row);
+            prefetch_box(map, column, item.row);
         }
     }
 }
 
-__device__ inline void GemmBlock::load_x(const CUtensorMap* map, int item, int stage_index) const {
-    const int unit = item % n_units;
-    for (int c = 0; c < chunks_of(unit); c++)
+__device__ inline void GemmBlock::load_x(const CUtensorMap* map, Item item, int stage_index) const {
+    for (int c = 0; c < chunks_of(item.unit); c++)
         load_box(stage(stage_index) + CHUNKS * W_BYTES + c * X_BYTES, map, full(stage_index), L2_EVICT_LAST,
-                 (first_chunk + unit * CHUNKS + c) * CHUNK, 0);
+                 (first_chunk + item.unit * CHUNKS + c) * CHUNK, 0);
 }
 
-__device__ inline void GemmBlock::load_scales(const CUtensorMap* map, int item, int stage_index) const {
-    quire::load_scales(scales(stage_index), map, full(stage_index), L2_EVICT_FIRST, first_row(item / n_units),
-                       (first_chunk + item % n_units) * CHUNK, a.group);
+__device__ inline void GemmBlock::load_scales(const CUtensorMap* map, Item item, int stage_index) const {
+    quire::load_scales(scales(stage_index), map, full(stage_index), L2_EVICT_FIRST, item.row, first_chunk + item.unit,
+                       a.k, a.group);
 }
 
-__device__ inline void GemmBlock::expect(int item, int stage_index) const {
+__device__ inline void GemmBlock::expect(Item item, int stage_index) const {
     const int n_bytes = W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES);
-    barrier_expect(full(stage_index), chunks_of(item % n_units) * n_bytes + SCALE_BYTES);
+    barrier_expect(full(stage_index), chunks_of(item.unit) * n_bytes + SCALE_BYTES);
 }
 
+// One thread, whose own time for an item is the limit where there is much in it: each division took a quarter of it.
 __device__ inline void GemmBlock::feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
     const int n_items = n_passes * n_units, n_first = min(n_items, a.n_stages);
-    for (int i = 0; i < n_first; i++) {
-        expect(i, i);
-        load_w(w_map, i, i);
-        if (QUIRE_NIBBLES) load_scales(x_map, i, i);
+    Item item = {0, first_row(0)};
+    for (int i = 0; i < n_first; i++, advance(item)) {
+        expect(item, i);
+        load_w(w_map, item, i);
+        if (QUIRE_NIBBLES) load_scales(x_map, item, i);
     }
-    for (int i = n_first; i < min(n_items, n_first + a.n_ahead); i++) prefetch_w(w_map, i);
+    Item further = item;
+    for (int i = n_first; i < min(n_items, n_first + a.n_ahead); i++, advance(further)) prefetch_w(w_map, further);
     if (!QUIRE_RESIDENT) {
         wait_for_previous_grid();
-        for (int i = 0; i < n_first; i++) load_x(x_map, i, i);
+        Item again = {0, first_row(0)};
+        for (int i = 0; i < n_first; i++, advance(again)) load_x(x_map, again, i);
     }
-    for (int i = n_first, at_stage = 0, turn = 0; i < n_items; i++) {
+    for (int i = n_first, at_stage = 0, turn = 0; i < n_items; i++, advance(item)) {
         barrier_wait(empty(at_stage), turn & 1);
-        expect(i, at_stage);
-        load_w(w_map, i, at_stage);
-        if (QUIRE_NIBBLES) load_scales(x_map, i, at_stage);
-        if (!QUIRE_RESIDENT) load_x(x_map, i, at_stage);
+        expect(item, at_stage);
+        load_w(w_map, item, at_stage);
+        if (QUIRE_NIBBLES) load_scales(x_map, item, at_stage);
+        if (!QUIRE_RESIDENT) load_x(x_map, item, at_stage);
         if (++at_stage == a.n_stages) at_stage = 0, turn++;
     }
 }

@@ -7,9 +7,8 @@ them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -42,12 +41,7 @@ GROUPS = (32, 64, 128)
 class Launch(CompiledProduct):
     """Of codes of 4 bits."""
 
-    __slots__ = ("norms",)
-
-    def __init__(self, function: Callable[..., int], plan: Plan | WidePlan, norms: bool) -> None:
-        super().__init__(function, plan)
-        self.norms = norms
-        """Whether the kernel makes the norm."""
+    __slots__ = ()
 
     def __call__(
         self,
@@ -60,14 +54,14 @@ class Launch(CompiledProduct):
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """See op.py; for the arguments that it was prepared for."""
-        if norm is not None and not self.norms:
-            x, norm = rms_norm(x, *norm), None
+        if norm is not None:
+            x = rms_norm(x, *norm)
         if weight.order is not None:
             x = x.index_select(1, weight.order)
         elif x.data_ptr() % ALIGNMENT_BYTES or x.stride(0) % ROW_STEP:
             x = x.clone(memory_format=torch.contiguous_format)
         return self.start(
-            x, weight.codes, (weight.n, weight.k), x.dtype, bias, norm, residual, silu_mul, out, None, weight.scales,
+            x, weight.codes, (weight.n, weight.k), x.dtype, bias, None, residual, silu_mul, out, None, weight.scales,
             group=weight.group,
         )  # fmt: skip
 
@@ -90,8 +84,7 @@ def prepare(
     if (weight.codes.data_ptr() | weight.scales.data_ptr()) % ALIGNMENT_BYTES:
         return f"the address of the weights is not a multiple of {ALIGNMENT_BYTES} bytes"
     fused = (silu_mul, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
-    norms = norm is not None and weight.order is None and norm[0].data_ptr() % ALIGNMENT_BYTES == 0
-    shape = m, weight.n, weight.k, weight.group, weight.has_zeros, norms
+    shape = m, weight.n, weight.k, weight.group, weight.has_zeros
     found = _prepared(*shape, x.dtype, x.device, *fused, are_rows_alone())
     y = out if residual is None else residual
     if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
@@ -118,7 +111,6 @@ def _prepared(
     k: int,
     group: int,
     zeros: bool,
-    norms: bool,
     dtype: torch.dtype,
     device: torch.device,
     silu: bool,
@@ -133,23 +125,15 @@ def _prepared(
         return found
 
     def make() -> Launch:
-        chosen, plan = choose(product, n_processors_of(device), norms=norms, alone=alone)
-        return load(chosen, plan, dtype, silu, residual, bias, wide)
+        return load(product, choose(product, n_processors_of(device), alone=alone), dtype, silu, residual, bias, wide)
 
     return built(make)
 
 
-def choose(
-    product: Int4Shape, n_processors: int, *, norms: bool, alone: bool
-) -> tuple[Int4Shape, Plan | WidePlan]:
-    """What is compiled for a product; norms: with a norm where that pays."""
-    if not alone and product.m <= MAX_FEW_ROWS:
-        normed = dataclasses.replace(product, norm=True)
-        if norms and product.pays_norm and (made := plan(normed, n_processors)) is not None:
-            return normed, made
-        if (made := plan(product, n_processors)) is not None:
-            return product, made
-    return product, wide_plan(product, n_processors, alone=alone)
+def choose(product: Int4Shape, n_processors: int, *, alone: bool) -> Plan | WidePlan:
+    """How a product is cut, and by which kernel."""
+    few = plan(product, n_processors) if product.m <= MAX_FEW_ROWS and not alone else None
+    return wide_plan(product, n_processors, alone=alone) if few is None else few
 
 
 def load(
@@ -162,7 +146,7 @@ def load(
     wide: bool,
 ) -> Launch:
     """The kernel of a plan, compiled if it is new. Raises BuildError."""
-    return Launch(function_of(*_definition(product, plan, silu, Build(dtype, residual, bias, wide))), plan, product.norm)
+    return Launch(function_of(*_definition(product, plan, silu, Build(dtype, residual, bias, wide))), plan)
 
 
 def _definition(
@@ -172,7 +156,7 @@ def _definition(
     is_wide = isinstance(plan, WidePlan)
     codes = {"NIBBLES": 2 if is_wide else 1, "ZEROS": int(product.zeros)}
     codes["CHUNK_GROUPS"] = product.groups_of(WIDE_CHUNK if is_wide else CHUNK)
-    return ProductShape(product.m, product.n, product.k, product.norm, silu), plan, build, codes
+    return ProductShape(product.m, product.n, product.k, silu=silu), plan, build, codes
 
 
 def variants(
@@ -183,9 +167,8 @@ def variants(
     for m in rows:
         product = Int4Shape(m, weight.n, weight.k, weight.group, weight.has_zeros)
         if static_obstacle(product, dtype, layer.silu_mul) is None:
-            norms = layer.norm and weight.order is None
-            chosen = choose(product, n_processors, norms=norms, alone=alone)
-            yield variant_of(*_definition(*chosen, layer.silu_mul, build))
+            made = choose(product, n_processors, alone=alone)
+            yield variant_of(*_definition(product, made, layer.silu_mul, build))
 
 
 def linear(

@@ -10,13 +10,11 @@ import functools
 import math
 from collections.abc import Iterator
 
-from quire.kernels.gemm.estimate import FUSED_NORM_MB_US, NORM_US
 from quire.kernels.gemm.plan import (
     BLOCK_MB_US,
     DRAM_MB_US,
     EXCHANGE_US,
     MAX_BYTES,
-    MAX_NORM_ROWS,
     MAX_RESIDENT_ROWS,
     MAX_STAGES,
     PAIR_BYTES,
@@ -68,13 +66,6 @@ class Int4Shape:
     k: int
     group: int
     zeros: bool
-    norm: bool = False
-    """Of x, within the product."""
-
-    @property
-    def pays_norm(self) -> bool:
-        """Whether a norm within the product takes less time than one of its own: all blocks make it."""
-        return self.m <= MAX_NORM_ROWS and self.m * self.k * 2e-6 * FUSED_NORM_MB_US < NORM_US
 
     @property
     def tokens(self) -> int:
@@ -121,9 +112,6 @@ def shared_bytes(product: Int4Shape, plan: Plan, n_stages: int) -> int:
     total += _slice_chunks(product, plan) * product.tokens * (CHUNK * 2 + n_added * 4)
     sums = ROWS * product.tokens * 4
     total += 2 * plan.groups * sums + (sums if plan.cluster > 1 else 0)
-    if product.norm:
-        total += _slice_chunks(product, plan) * CHUNK // 64 * (128 + product.tokens * 4)
-        total += (plan.cluster + 1) * product.tokens * 4
     return total + 8 * (2 * MAX_STAGES + 3 + 3)
 
 
