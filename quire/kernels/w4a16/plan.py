@@ -14,6 +14,7 @@ from quire.kernels.gemm.plan import (
     BLOCK_MB_US,
     DRAM_MB_US,
     EXCHANGE_US,
+    LARGE_CLUSTER_BLOCKS,
     MAX_BYTES,
     MAX_RESIDENT_ROWS,
     MAX_STAGES,
@@ -89,16 +90,18 @@ def _candidates(product: Int4Shape, n_processors: int) -> Iterator[Plan]:
     for cluster in CLUSTERS:
         if product.k // CHUNK < cluster:
             continue
-        n_passes = math.ceil(n_tiles / max_clusters(cluster, n_processors))
-        made = Plan(cluster, GROUPS, False, True, math.ceil(n_tiles / n_passes), 0)
-        limit = MAX_BYTES
-        if is_crowded(made):
-            made, limit = dataclasses.replace(made, groups=CROWDED_GROUPS), PAIR_BYTES
-        stage = shared_bytes(product, made, 1) - shared_bytes(product, made, 0)
-        # The same warpgroup takes what is in a stage each time: a parity tells only neighbouring fillings apart.
-        n_stages = min(MAX_STAGES, (limit - shared_bytes(product, made, 0)) // stage) // made.groups * made.groups
-        if n_stages > 0:
-            yield dataclasses.replace(made, n_stages=n_stages)
+        most = max_clusters(cluster, n_processors)
+        apart = min(most, LARGE_CLUSTER_BLOCKS // cluster) if cluster >= 4 else most  # no two on a multiprocessor
+        for n in {math.ceil(n_tiles / math.ceil(n_tiles / one)) for one in (most, apart)}:
+            made = Plan(cluster, GROUPS, False, True, n, 0)
+            limit = MAX_BYTES
+            if is_crowded(made):
+                made, limit = dataclasses.replace(made, groups=CROWDED_GROUPS), PAIR_BYTES
+            stage = shared_bytes(product, made, 1) - shared_bytes(product, made, 0)
+            # The same warpgroup takes what is in a stage each time: a parity tells only neighbouring fillings apart.
+            n_stages = min(MAX_STAGES, (limit - shared_bytes(product, made, 0)) // stage) // made.groups * made.groups
+            if n_stages > 0:
+                yield dataclasses.replace(made, n_stages=n_stages)
 
 
 def _slice_chunks(product: Int4Shape, plan: Plan) -> int:
