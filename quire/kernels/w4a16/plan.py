@@ -27,7 +27,11 @@ from quire.kernels.gemm.plan import (
 )
 from quire.kernels.gemm.wide import (
     DRAM_MB_US as WIDE_DRAM_MB_US,
+)
+from quire.kernels.gemm.wide import (
     EXCHANGE_US as WIDE_EXCHANGE_US,
+)
+from quire.kernels.gemm.wide import (
     GFLOP_US,
     INGEST_KB_US,
     L2_BYTES,

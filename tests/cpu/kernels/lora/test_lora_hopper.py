@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import pathlib
-import re
 import subprocess
 from collections.abc import Callable
 from types import SimpleNamespace

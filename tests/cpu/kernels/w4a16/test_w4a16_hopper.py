@@ -16,6 +16,7 @@ import quantised_case as case
 import torch
 from emulation import emulated_gemm_sources, emulated_library
 
+from quire.kernels.gemm import LinearShape
 from quire.kernels.gemm.hopper_product import Build, variant_of
 from quire.kernels.gemm.plan import Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
@@ -55,7 +56,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def compiled(sources: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[..., int]]:
-    def function(product: ProductShape, plan: Plan | WidePlan, build: Build, codes: dict[str, int]) -> Callable[..., int]:
+    def function(
+        product: ProductShape, plan: Plan | WidePlan, build: Build, codes: dict[str, int]
+    ) -> Callable[..., int]:
         source, definitions = variant_of(product, plan, build, codes)
         name = f"{source}{abs(hash(definitions))}"
         library: ctypes.CDLL = emulated_library(sources / source, name, *definitions)
@@ -81,3 +84,22 @@ def test_it_matches_float64(one: One) -> None:
     expected = reference.linear(x, weight, bias, None, None if residual is None else residual.clone(), one.silu)
     got = launch(x, weight, bias, None, residual, one.silu, None)
     assert case.error(got, expected) <= reference.TOLERANCE[one.dtype]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_is_built_ahead_is_what_calls_ask_for(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, dtype, rows = (
+        case.int4(512, 512, 64, torch.float16, zeros=True, order=False),
+        torch.float16,
+        (1, 9, 17, 300),
+    )
+    asked = set()
+    monkeypatch.setattr(hopper, "function_of", lambda *given: asked.add(variant_of(*given)))
+    monkeypatch.setattr(hopper, "built", lambda make: make())
+    monkeypatch.setattr(hopper, "n_processors_of", lambda device: 132)
+    for m in rows:
+        shape = m, weight.n, weight.k, weight.group, weight.has_zeros
+        hopper._prepared.__wrapped__(*shape, dtype, torch.device("cuda"), True, False, True, False, alone)
+    layer = LinearShape(512, 512, silu_mul=True, bias=True)
+    assert set(hopper.variants(weight, layer, dtype, rows, 132, alone)) == asked
+    assert len(asked) == (1 if alone else 4)
