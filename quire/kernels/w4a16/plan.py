@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Iterator
 
+from quire.kernels.gemm import wide
 from quire.kernels.gemm.plan import (
     BLOCK_MB_US,
     DRAM_MB_US,
@@ -25,25 +26,7 @@ from quire.kernels.gemm.plan import (
     is_crowded,
     max_clusters,
 )
-from quire.kernels.gemm.wide import (
-    DRAM_MB_US as WIDE_DRAM_MB_US,
-)
-from quire.kernels.gemm.wide import (
-    EXCHANGE_US as WIDE_EXCHANGE_US,
-)
-from quire.kernels.gemm.wide import (
-    GFLOP_US,
-    INGEST_KB_US,
-    L2_BYTES,
-    L2_KB_US,
-    MULTIPLY_US,
-    SHARPNESS,
-    SPLITS,
-    START_US,
-    STORE_US,
-    TILE_ROWS,
-    WidePlan,
-)
+from quire.kernels.gemm.wide import WidePlan
 
 CHUNK = 256
 """Columns of codes that one 128-byte row of shared memory holds."""
@@ -56,8 +39,8 @@ GROUPS, CROWDED_GROUPS = 4, 2
 both."""
 MAX_FEW_ROWS = MAX_RESIDENT_ROWS
 CLUSTERS = (1, 2, 4, 8)
-WIDE_SPLITS = {32: (1, 2, 4), **SPLITS}
-"""As SPLITS of `gemm.wide`."""
+WIDE_SPLITS = {32: (1, 2, 4), **wide.SPLITS}
+"""As `SPLITS` of `gemm.wide`."""
 MAKE_US = 0.2
 """Numbers of the codes of a chunk of a tile, in registers."""
 
@@ -145,7 +128,7 @@ def wide_candidates(product: Int4Shape, n_processors: int) -> Iterator[WidePlan]
     """All that can run."""
     for tokens, splits in WIDE_SPLITS.items():
         tiles = _wide_tiles(product, tokens)
-        together = max(1, min(math.ceil(product.m / tokens), L2_BYTES // (tokens * product.k * 2)))
+        together = max(1, min(math.ceil(product.m / tokens), wide.L2_BYTES // (tokens * product.k * 2)))
         for split in splits:
             if split == 1:
                 yield WidePlan(tokens, 1, math.ceil(tiles / math.ceil(tiles / n_processors)), together)
@@ -154,7 +137,7 @@ def wide_candidates(product: Int4Shape, n_processors: int) -> Iterator[WidePlan]
 
 
 def _wide_tiles(product: Int4Shape, tokens: int) -> int:
-    return math.ceil(product.n / TILE_ROWS) * math.ceil(product.m / tokens)
+    return math.ceil(product.n / wide.TILE_ROWS) * math.ceil(product.m / tokens)
 
 
 def wide_us(product: Int4Shape, plan: WidePlan, n_processors: int) -> float:
@@ -162,15 +145,15 @@ def wide_us(product: Int4Shape, plan: WidePlan, n_processors: int) -> float:
     tiles, share = _wide_tiles(product, plan.tokens), plan.tokens / 128
     n_passes = math.ceil(tiles / plan.n_teams)
     n_units = product.k / WIDE_CHUNK / plan.split * n_passes
-    stage_kb = (TILE_ROWS / 2 + plan.tokens * 2) * WIDE_CHUNK / 1024
+    stage_kb = (wide.TILE_ROWS / 2 + plan.tokens * 2) * WIDE_CHUNK / 1024
     parts = (
-        n_units * 2 * MULTIPLY_US * share,
+        n_units * 2 * wide.MULTIPLY_US * share,
         n_units * MAKE_US,
-        n_units * stage_kb / INGEST_KB_US,
-        tiles * product.k / WIDE_CHUNK * stage_kb / L2_KB_US,
-        product.n * product.k * 0.5e-6 / WIDE_DRAM_MB_US,
+        n_units * stage_kb / wide.INGEST_KB_US,
+        tiles * product.k / WIDE_CHUNK * stage_kb / wide.L2_KB_US,
+        product.n * product.k * 0.5e-6 / wide.DRAM_MB_US,
     )
-    power_us = tiles * TILE_ROWS * plan.tokens * product.k * 2e-9 / GFLOP_US
-    work_us: float = max(power_us, sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS))
-    exchange_us: float = 0.0 if plan.split == 1 else WIDE_EXCHANGE_US * (0.3 + share**1.5)
-    return START_US + work_us + exchange_us + n_passes * STORE_US * share / plan.split
+    power_us = tiles * wide.TILE_ROWS * plan.tokens * product.k * 2e-9 / wide.GFLOP_US
+    work_us: float = max(power_us, sum(part**wide.SHARPNESS for part in parts) ** (1 / wide.SHARPNESS))
+    exchange_us: float = 0.0 if plan.split == 1 else wide.EXCHANGE_US * (0.3 + share**1.5)
+    return wide.START_US + work_us + exchange_us + n_passes * wide.STORE_US * share / plan.split

@@ -56,7 +56,8 @@ def emulated_gemm_sources(folder: pathlib.Path) -> pathlib.Path:
     _replace(made / "gemm" / "results.h", r"asm volatile\(\"ld.*\);", "x = *reinterpret_cast<const uint16_t*>(from);")
     _replace(made / "gemm" / "producer.h", r"asm volatile\([^;]*;\"[^;]*\);", "(void)0;")
     first, end = r"// d \(\+\)= a b\^T", r"__device__ inline void GemmBlock::multiply\("
-    product = "inline void product(float (&)[TOKENS / 2], Operand, Operand, int) { std::abort(); }\n"
+    product = "inline void product(float (&d)[TOKENS / 2], Operand a, Operand b, int more) {"
+    product += " Product<TOKENS>::rows(d, a, b, more); }\n"
     _replace(made / "gemm" / "consumer.h", rf"(?s){first}.*?(?={end})", product)
     return made
 
