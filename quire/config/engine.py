@@ -284,7 +284,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = {}
     speculative_config: Annotated[
-        dict[str, Any],
+        dict[str, Any] | None,
         _doc(
             "Guess tokens ahead, as a JSON object, and verify several in a step; the answers stay the same, and drafts"
             ' stop where they do not pay. {"method": "ngram"} looks for what followed the same words earlier in the'
@@ -293,7 +293,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             ' model, {"method": "mtp"} the multi-token prediction module of the checkpoint. num_speculative_tokens: the'
             " most of a sequence in a step."
         ),
-    ] = {}
+    ] = None
     generation_config: Annotated[
         str,
         _doc(
