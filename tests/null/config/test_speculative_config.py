@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from quire.config.engine import EngineConfig
-from quire.config.engine import EngineConfig
 from quire.config.speculative import DEFAULT_DRAFTS, MOST_DRAFTS, read_speculative
 from quire.core.errors import ConfigError
 
