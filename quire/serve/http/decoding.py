@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from quire.core.errors import SHOWN_CHARS, shown
+from quire.core.prompts import ROLES
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.json_scan import IdList, count_body, cuts, find_ids, largest_member, windows
 from quire.serve.http.refusal import MISSING, Refusal, bad_request, unsupported
@@ -33,8 +34,6 @@ _IDS = msgspec.json.Decoder(list[int])
 
 _UNKNOWN = re.compile(r"Object contains unknown field `")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Of a message that is told by its role."""
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
