@@ -20,8 +20,9 @@ from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 from quire.compute.forward.buckets import MOST_VERIFYING, mixed_sizes
 from quire.compute.forward.eager import EagerForward
-from quire.compute.forward.fused import FusedForward, obstacle
+from quire.compute.forward.fused import FusedForward
 from quire.compute.forward.graphs import GraphForward
+from quire.compute.forward.obstacle import obstacle
 from quire.compute.forward.strategy import Follower, Forward
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool
@@ -152,13 +153,13 @@ class CpuPlatform:
         """One native call where the kernels for it are there, else kernel by kernel."""
         eager, reason = EagerForward(self.device, model, pool, tables, limits.max_num_batched_tokens), obstacle(model)
         if pool.across is not None:
-            reason = "its attention is divided among ranks, which speak within each layer"
+            reason = "its attention is divided among ranks, which wait for each other within every layer"
         if reason is not None:
             same = "" if model.n_ranks > 1 or pool.across is not None else "; its answers are the same"
             if self._rank == 0:
                 logger.warning(
-                    "a step is many calls from Python on this CPU, not one native call, so a small model is slower "
-                    "than it could be%s. The reason: %s", same, reason,
+                    "steps of this model run operation by operation, called from Python, and not in one native call: "
+                    "a small model is slower that way%s. The reason: %s", same, reason,
                 )  # fmt: skip
             return Forwards([eager])
         fused = FusedForward(
