@@ -35,7 +35,7 @@ from quire.core import host
 from quire.core.errors import ConfigError
 from quire.core.ticker import ticking
 from quire.kernels import native
-from quire.kernels.hopper import converts_to_e4m3
+from quire.kernels.hopper import converts_to_e4m3, machine_obstacle
 from quire.kernels.invariance import RowsAlone, rows_alone
 from quire.planner.captured import decode_sizes
 from quire.planner.memory import Room
@@ -79,6 +79,8 @@ class Platform(Protocol):
     """Shortest common prefix that attention reads once for several sequences; 0: it never does."""
     rounds: bool
     """Weights can be rounded here, and products of them are fast."""
+    on_hopper: bool
+    """See `EngineLimits.on_hopper`."""
     kv_rounded: str
     """The fastest `kv_cache_dtype` to which keys and values can be rounded here."""
     no_determinism: str
@@ -117,6 +119,7 @@ class CpuPlatform:
     name, device_name = "cpu", ""
     computes_alone, min_shared_tokens, kv_rounded, rows_alone = False, MIN_SHARED_TOKENS["cpu"], "int8", RowsAlone.NEVER
     capturing: cuda.CudaDevice | None = None
+    on_hopper = False
 
     def __init__(self, n_threads: int = 0, rank: int = 0) -> None:
         """rank: the first speaks for all."""
@@ -182,6 +185,7 @@ class CudaPlatform:
         device = cuda.CudaDevice(index)
         self.device: Device = device
         self.device_name = cuda.name_of(index)
+        self.on_hopper = machine_obstacle() is None
         self.kv_rounded = "fp8" if converts_to_e4m3(device.torch_device) else "int8"
         self.capturing = device if captures else None
         self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
