@@ -1,8 +1,8 @@
 """Whether a text copies itself: what look-up would have guessed of it, and whether that came.
 
 Owns one sequence's text as a string of a character a token, which Python searches as fast as C can. Does not own
-drafts: nothing is verified here. Reading costs microseconds, also where a text has few distinct tokens: the search skips
-little there, and goes less far.
+drafts: nothing is verified here. Reading costs microseconds, also where a text has few distinct tokens: the search
+skips little there, and goes less far.
 Invariants: at most `2 * MOST_KNOWN` tokens are kept, the newest; token ids are less than `sys.maxunicode` + 1.
 """
 
