@@ -158,7 +158,7 @@ def _check_text(name: str, value: str, limit: int) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidParameter(param, ascii(value), "valid Unicode text (it has unpaired surrogates)") from None
+        raise InvalidParameter(param, value, "valid Unicode text (it has unpaired surrogates)") from None
 
 
 def _check_choices(choices: list[str]) -> None:

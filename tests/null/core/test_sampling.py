@@ -194,6 +194,7 @@ _ONE_OF = "exactly one of json, regex, choice, grammar, json_object, structural_
 @pytest.mark.parametrize(("given", "said"), [
     ({}, f"structured_outputs = no constraint is not allowed: it must be {_ONE_OF}"),
     ({"json": {}, "regex": "a"}, f"structured_outputs = json and regex is not allowed: it must be {_ONE_OF}"),
+    ({"regex": "a\ud800"}, r"structured_outputs.regex = 'a\ud800' is not allowed: it must be valid Unicode text"),
     ({"regex": b"a"}, "structured_outputs.regex = b'a' is not allowed: it must be a text."),
     ({"choice": ["a", None]}, "structured_outputs.choice = ['a', None] is not allowed: it must be a list of texts."),
     ({"json_object": 3}, "structured_outputs.json_object = 3 is not allowed: it must be true or false."),
