@@ -126,7 +126,8 @@ class ChatTemplate:
             raise RequestError(f"{error.message}: send fewer or shorter messages", param="messages") from None
         except _TEMPLATE_FAILS as error:
             _check_arguments(chat)
-            reason = shown(str(error)) if isinstance(error, jinja2.TemplateError) else type(error).__name__
+            is_said = isinstance(error, jinja2.TemplateError | OverflowError)  # the latter of a range that is too long
+            reason = shown(str(error)) if is_said else type(error).__name__
             raise RequestError(f"the chat template refused these messages: {reason}", param="messages") from None
         if continue_final_message:
             text = _cut_at_mark(text)
@@ -174,8 +175,8 @@ class ChatTemplate:
             }
             try:
                 found.append(self._environment.render(self._templates[name], variables))
-            except TemplateLimit as error:
-                raise ConfigError(f"chat template {name!r}, for one short message: {error.message}") from None
+            except (TemplateLimit, OverflowError) as error:
+                raise ConfigError(f"chat template {name!r}, for one short message: {error}") from None
             except _TEMPLATE_FAILS:
                 found.append("")
         as_string, as_parts = found
@@ -204,11 +205,13 @@ def _find(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, str]:
         found = _chat_template_json(folder / "chat_template.json")
     if isinstance(found, str):
         return {"default": found}
-    if isinstance(found, list):
-        for entry in found:
-            if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
-                raise ConfigError("chat_template of tokenizer_config.json must be a string or a list of named ones")
-            sources[entry["name"]] = entry["template"]
+    for entry in found if isinstance(found, list) else [] if found is None else [found]:
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
+            raise ConfigError(
+                f"chat_template of tokenizer_config.json is {shown(entry)}: it must be a string or a list of named"
+                " ones; correct it, or pass --chat-template FILE"
+            )
+        sources[entry["name"]] = entry["template"]
     return sources
 
 

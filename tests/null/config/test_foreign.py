@@ -229,6 +229,10 @@ def test_a_file_of_options(tmp_path: pathlib.Path) -> None:
     ("seed: -1", "an integer of at least 0"),
     ("when: 2020-01-01", "must be a text"),
     ("!!python/object/apply:os.getcwd []", "is not valid YAML"),
+    ("seed: 1\nseed: 2", "seed is given twice"),
+    ("hf_overrides: {rope_theta: 1, rope_theta: 2}", "rope_theta is given twice"),
+    ("max_num_seqs: 1\nmax-num-seqs: 2", "gives --max-num-seqs twice, as max_num_seqs and max-num-seqs: leave one out"),
+    ("enforce-eager: true\nno-enforce-eager: true", "gives --enforce-eager twice"),
 ])  # fmt: skip
 def test_a_wrong_file_of_options_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str

@@ -176,11 +176,23 @@ def test_templates_are_found_where_transformers_looks(make_folder: Any) -> None:
         found(folder, folder / "absent.jinja")
 
 
+def test_a_range_that_is_too_long_is_told() -> None:
+    """For any message when the template is loaded, for one of them when it is rendered."""
+    with pytest.raises(ConfigError, match="chat template 'default', for one short message: Range too big"):
+        ChatTemplate({"default": "{% for i in range(10**9) %}x{% endfor %}"}, {})
+    for_some = ChatTemplate({"default": "{% if messages | length > 1 %}{{ range(10**9) | list }}{% endif %}x"}, {})
+    with pytest.raises(RequestError, match="refused these messages: 'Range too big"):
+        for_some.render([{"role": "user", "content": "x"}] * 2)
+
+
 def test_named_templates_in_the_config(make_folder: Any) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     folder = make_folder(byte_level(), {"chat_template": named})
     assert (found(folder), found(folder, tools=TOOLS)) == ("plain", "tools")
-    with pytest.raises(ConfigError, match="list of named ones"):
-        found(make_folder(byte_level(), {"chat_template": [{"name": 3}]}))
+    for wrong in ([{"name": 3}], 5, {"default": "plain"}, ["plain"], True):
+        with pytest.raises(ConfigError, match="list of named ones"):
+            found(make_folder(byte_level(), {"chat_template": wrong}))
+    assert found(make_folder(byte_level(), {"chat_template": None})) is None
+    assert found(make_folder(byte_level(), {"chat_template": []})) is None
     with pytest.raises(RequestError, match="no default"):
         found(make_folder(byte_level(), {"chat_template": named[1:]}))
