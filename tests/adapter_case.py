@@ -16,6 +16,11 @@ from safetensors.torch import save_file
 
 from quire import LLM, LoRARequest, SamplingParams
 
+OPTIONS: dict[str, Any] = {
+    "skip_tokenizer_init": True, "enable_lora": True, "dtype": "float32", "device": "cpu", "disable_log_stats": True,
+    "num_gpu_blocks_override": 96,
+}  # fmt: skip
+"""Of an engine whose adapters are compared with merged weights."""
 DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 

@@ -62,7 +62,7 @@ class Pair:
             raise ConfigError('nothing is drafted: add --speculative-config, for instance \'{"method": "ngram"}\'')
         options = msgspec.structs.asdict(config)
         half = {"gpu_memory_utilization": config.gpu_memory_utilization / 2}  # what the first takes counts for both
-        pair = cls(LLM(**options | {"speculative_config": {}} | half), LLM(**options))
+        pair = cls(LLM(**options | {"speculative_config": None} | half), LLM(**options))
         if acceptance >= 0:
             worker: Any = pair.drafting.engine.executor.worker  # type: ignore[attr-defined]
             drafter = worker.drafter if worker.guesses_all else FullDrafter(worker.drafter)

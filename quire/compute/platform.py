@@ -20,8 +20,9 @@ from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 from quire.compute.forward.buckets import MOST_VERIFYING, mixed_sizes
 from quire.compute.forward.eager import EagerForward
-from quire.compute.forward.fused import FusedForward, obstacle
+from quire.compute.forward.fused import FusedForward
 from quire.compute.forward.graphs import GraphForward
+from quire.compute.forward.obstacle import obstacle
 from quire.compute.forward.strategy import Follower, Forward
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool
@@ -34,7 +35,7 @@ from quire.core import host
 from quire.core.errors import ConfigError
 from quire.core.ticker import ticking
 from quire.kernels import native
-from quire.kernels.hopper import converts_to_e4m3
+from quire.kernels.hopper import converts_to_e4m3, machine_obstacle
 from quire.kernels.invariance import RowsAlone, rows_alone
 from quire.planner.captured import decode_sizes
 from quire.planner.memory import Room
@@ -78,6 +79,8 @@ class Platform(Protocol):
     """Shortest common prefix that attention reads once for several sequences; 0: it never does."""
     rounds: bool
     """Weights can be rounded here, and products of them are fast."""
+    on_hopper: bool
+    """See `EngineLimits.on_hopper`."""
     kv_rounded: str
     """The fastest `kv_cache_dtype` to which keys and values can be rounded here."""
     no_determinism: str
@@ -116,6 +119,7 @@ class CpuPlatform:
     name, device_name = "cpu", ""
     computes_alone, min_shared_tokens, kv_rounded, rows_alone = False, MIN_SHARED_TOKENS["cpu"], "int8", RowsAlone.NEVER
     capturing: cuda.CudaDevice | None = None
+    on_hopper = False
 
     def __init__(self, n_threads: int = 0, rank: int = 0) -> None:
         """rank: the first speaks for all."""
@@ -152,13 +156,13 @@ class CpuPlatform:
         """One native call where the kernels for it are there, else kernel by kernel."""
         eager, reason = EagerForward(self.device, model, pool, tables, limits.max_num_batched_tokens), obstacle(model)
         if pool.across is not None:
-            reason = "its attention is divided among ranks, which speak within each layer"
+            reason = "its attention is divided among ranks, which wait for each other within every layer"
         if reason is not None:
             same = "" if model.n_ranks > 1 or pool.across is not None else "; its answers are the same"
             if self._rank == 0:
                 logger.warning(
-                    "a step is many calls from Python on this CPU, not one native call, so a small model is slower "
-                    "than it could be%s. The reason: %s", same, reason,
+                    "steps of this model run operation by operation, called from Python, and not in one native call: "
+                    "a small model is slower that way%s. The reason: %s", same, reason,
                 )  # fmt: skip
             return Forwards([eager])
         fused = FusedForward(
@@ -181,6 +185,7 @@ class CudaPlatform:
         device = cuda.CudaDevice(index)
         self.device: Device = device
         self.device_name = cuda.name_of(index)
+        self.on_hopper = machine_obstacle() is None
         self.kv_rounded = "fp8" if converts_to_e4m3(device.torch_device) else "int8"
         self.capturing = device if captures else None
         self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED

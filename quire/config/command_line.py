@@ -164,8 +164,13 @@ def with_config_file(words: Sequence[str], known: Collection[str]) -> tuple[list
     options = read_yaml(pathlib.Path(files[0]))
     model = options.pop("model_tag", None) or options.pop("model", "")
     given = {_bare_name(word, known) for word in kept if word.startswith("-")}
+    names: dict[str, str] = {}
     for name, value in options.items():
-        if _bare_name(dashed(str(name)), known) not in given:
+        bare = _bare_name(dashed(str(name)), known)
+        if bare in names:
+            raise ConfigError(f"{files[0]} gives {bare} twice, as {names[bare]} and {name}: leave one out")
+        names[bare] = str(name)
+        if bare not in given:
             kept += _words_of(str(name), value, f"{files[0]}: {name}")
     return kept, str(model)
 

@@ -284,7 +284,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = {}
     speculative_config: Annotated[
-        dict[str, Any],
+        dict[str, Any] | None,
         _doc(
             "Guess tokens ahead, as a JSON object, and verify several in a step; the answers stay the same, and drafts"
             ' stop where they do not pay. {"method": "ngram"} looks for what followed the same words earlier in the'
@@ -293,7 +293,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             ' model, {"method": "mtp"} the multi-token prediction module of the checkpoint. num_speculative_tokens: the'
             " most of a sequence in a step."
         ),
-    ] = {}
+    ] = None
     generation_config: Annotated[
         str,
         _doc(
@@ -352,12 +352,13 @@ def _check_names(names: list[str]) -> None:
 
 
 def _check_sizes(config: EngineConfig) -> None:
-    if parse_bytes(config.structured_outputs_compile_memory) < MIN_COMPILE_BYTES:
+    own = "structured_outputs_compile_memory"
+    if parse_bytes(config.structured_outputs_compile_memory, own) < MIN_COMPILE_BYTES:
         raise ConfigError(
-            f"structured_outputs_compile_memory = {config.structured_outputs_compile_memory!r} is too little: "
-            f"give at least {format_bytes(MIN_COMPILE_BYTES)}"
+            f"{own} = {config.structured_outputs_compile_memory!r} is too little: give at least "
+            f"{format_bytes(MIN_COMPILE_BYTES)}"
         )
-    if config.kv_cache_memory_bytes and parse_bytes(config.kv_cache_memory_bytes) <= 0:
+    if config.kv_cache_memory_bytes and parse_bytes(config.kv_cache_memory_bytes, "kv_cache_memory_bytes") <= 0:
         raise ConfigError(f"kv_cache_memory_bytes = {config.kv_cache_memory_bytes!r} must be more than 0 bytes")
 
 

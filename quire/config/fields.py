@@ -39,11 +39,25 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict[str, Any]:
     return value
 
 
+class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """Plain values alone, and each key of a mapping once: of two the last one would count without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        """As of YAML. Raises a YAMLError for a key that is there already."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: pathlib.Path) -> dict[str, Any]:
     """The mapping in a YAML (or JSON) file of options, of plain values alone; raises ConfigError for anything else."""
     text = _read_regular(path, MAX_YAML_BYTES)
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _OnceLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date or number that is none
         raise ConfigError(f"{path} is not valid YAML: {shown(' '.join(str(error).split()))}") from None
     if not isinstance(value, dict):

@@ -51,6 +51,11 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return self.tp * self.n_token_ranks
 
     @property
+    def n_sum_ranks(self) -> int:
+        """Of the group of a rank that sums go through: `platform.sharing`."""
+        return self.tp if self.dp > 1 else self.n_stage_ranks
+
+    @property
     def n_token_ranks(self) -> int:
         """Ranks among which the rows of long steps are divided."""
         return self.sp * self.ring

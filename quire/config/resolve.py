@@ -40,6 +40,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
     """As `Pace.factor`; 0: prompts are cut by the token budget only."""
     adapters: AdapterLimits | None = None
     on_gpu: bool = False
+    on_hopper: bool = False
+    """Kernels in CUDA C++ run on this GPU: prompts read widened keys, and sums go through memory that GPUs share."""
 
     @property
     def max_sampled(self) -> int:
@@ -68,10 +70,12 @@ DEFAULT_STALL_FACTOR = {"cuda": 1.75, "cpu": 0.0, "null": 0.0}
 """Of a server (docs/decisions/0006). On a CPU the estimate is too rough to be a default."""
 
 
-def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bool = False) -> EngineLimits:
+def resolve(
+    config: EngineConfig, arch: ModelArch, device: str, *, is_server: bool = False, on_hopper: bool = False
+) -> EngineLimits:
     """Limits for 'cuda', 'cpu' or 'null'. Raises ConfigError where an option exceeds what the model can do.
 
-    is_server: latency counts as well as throughput.
+    is_server: latency counts as well as throughput. on_hopper: see `EngineLimits`.
     """
     if config.max_model_len > arch.max_position_scaled:
         raise ConfigError(
@@ -100,6 +104,7 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
         max_stall_factor=config.max_stall_factor or (DEFAULT_STALL_FACTOR[device] if is_server else 0.0),
         adapters=_adapter_limits(config, device),
         on_gpu=device == "cuda",
+        on_hopper=on_hopper,
     )
 
 

@@ -101,11 +101,11 @@ REFUSED_KEYS: Final = {
 }  # fmt: skip
 
 
-def read_speculative(options: Mapping[str, Any]) -> SpeculativeConfig | None:
-    """None for an empty object. Raises ConfigError that names the key, its value and what to do."""
-    options = {key: value for key, value in options.items() if value is not None}
-    if not options:
+def read_speculative(options: Mapping[str, Any] | None) -> SpeculativeConfig | None:
+    """None for None: nothing is drafted. Raises ConfigError that names the key, its value and what to do."""
+    if options is None:
         return None
+    options = {key: value for key, value in options.items() if value is not None}
     if "method" not in options:
         options["method"] = _method_of(options)
     _refuse(options)
@@ -158,7 +158,9 @@ def _method_of(options: Mapping[str, Any]) -> str:
         return "draft_model"
     _check_known(options)
     raise _error(
-        'there is no "method": give "ngram", "suffix", "mtp", or "draft_model" or "eagle3" with a "model"', options
+        'there is no "method": give "ngram", "suffix", "mtp", or "draft_model" or "eagle3" with a "model", or leave'
+        " speculative_config out",
+        options,
     )
 
 

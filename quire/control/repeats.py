@@ -1,7 +1,8 @@
 """Whether a text copies itself: what look-up would have guessed of it, and whether that came.
 
 Owns one sequence's text as a string of a character a token, which Python searches as fast as C can. Does not own
-drafts: nothing is verified here. Reading costs microseconds, and tens of them in a long text of few distinct tokens.
+drafts: nothing is verified here. Reading costs microseconds, also where a text has few distinct tokens: the search
+skips little there, and goes less far.
 Invariants: at most `2 * MOST_KNOWN` tokens are kept, the newest; token ids are less than `sys.maxunicode` + 1.
 """
 
@@ -15,7 +16,11 @@ ENDING: Final = 3
 STREAK: Final = 4
 """Tokens in a row that look-up foretells, from which a text is said to copy; and again at each doubling."""
 MOST_KNOWN: Final = 8192
-"""Tokens in which is looked, at least."""
+"""Tokens in which is looked, at least, unless the ending is of few distinct ones."""
+FEW: Final = 5
+"""So few among the newest `ENDING + STREAK`."""
+NEAR: Final = 1024
+"""Tokens in which is looked then: each of them takes 5 ns or more, as it may begin the ending (docs/lab-notes.md)."""
 
 
 class Repeats:
@@ -52,4 +57,5 @@ class Repeats:
 def _stood_before(text: str, n_foretold: int) -> bool:
     """Whether so many tokens at the end followed their `ENDING` before, too."""
     n = ENDING + n_foretold
-    return len(text) > n and text.rfind(text[-n:], 0, -1) >= 0
+    first = -NEAR - n if len(set(text[-ENDING - STREAK :])) <= FEW else 0
+    return len(text) > n and text.rfind(text[-n:], first, -1) >= 0

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Sequence
 from typing import Final
 
-from quire.planner.drafts import LEAST_SHARE, DraftCosts
+from quire.planner.drafts import DraftCosts
 
 NEW_SHARE: Final = 0.1
 """Of the step that has just ended, in what is known of the cost of steps of its kind, for each step since the last of
@@ -80,7 +80,7 @@ class SeenCosts:
             return 0.0
         size = n_seqs.bit_length()
         seen_s = self._plain[min(self._plain, key=lambda seen: abs(seen - size))].seconds
-        return max(seen_s, (LEAST_SHARE - 1) * self._costs.seconds(n_seqs))  # that step takes more than nothing
+        return self._costs.whole_s(n_seqs, seen_s) - self._costs.seconds(n_seqs)
 
     def plain_step_s(self, n_seqs: int) -> float:
         """Of a step without drafts, all of it."""

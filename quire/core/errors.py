@@ -13,7 +13,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
+from collections.abc import Iterator
 
 from quire.core.failure import Code, Failure
 
@@ -141,6 +143,16 @@ class LoadError(QuireError):
     """A checkpoint cannot be loaded. The message names the file and the tensor."""
 
     code = Code.LOAD_FAILED
+
+
+@contextlib.contextmanager
+def about(option: str, value: str) -> Iterator[None]:
+    """ConfigError and LoadError from within begin with the option that led there, whose `param` they have."""
+    try:
+        yield
+    except (ConfigError, LoadError) as error:
+        flag = "--" + option.replace("_", "-")
+        raise type(error)(f"{flag} {value}: {error.message}", param=option, code=error.code) from None
 
 
 class EngineError(QuireError):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NotRequired, TypedDict, Union
+from typing import Any, Final, NotRequired, TypedDict, Union
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+"""Of messages, over HTTP and from Python. Templates make marks of them, as `'<|' + message.role + '|>'`; they know
+`developer`, OpenAI's newer name, as `system`."""
 
 
 class TextPrompt(TypedDict):

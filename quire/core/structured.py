@@ -6,6 +6,7 @@ compiler can find: a schema that means nothing, a keyword that is not supported,
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import msgspec
@@ -70,7 +71,8 @@ class StructuredOutputsParams(
         if not given and self.begins_within is not None:
             return "free"
         if len(given) != 1:
-            raise InvalidParameter("structured_outputs", given, f"given with exactly one of {', '.join(KINDS)}")
+            found = Words(" and ".join(given) or "no constraint")
+            raise InvalidParameter("structured_outputs", found, f"exactly one of {', '.join(KINDS)}")
         return given[0]
 
     def verify(self) -> None:
@@ -79,9 +81,9 @@ class StructuredOutputsParams(
         if kind in ("json", "structural_tag"):
             check_json(getattr(self, kind), f"structured_outputs.{kind}")
         try:
-            msgspec.convert(msgspec.to_builtins(self), StructuredOutputsParams)
+            msgspec.convert(msgspec.structs.asdict(self), StructuredOutputsParams)
         except msgspec.ValidationError as error:
-            raise InvalidParameter("structured_outputs", str(error), "of the documented types") from None
+            raise self._mistyped(f"{error}") from None
         within = self.begins_within
         if within is not None and (within < 0 or self.begins_after is None):
             raise InvalidParameter("structured_outputs.begins_within", within, "0 or more, together with begins_after")
@@ -101,9 +103,24 @@ class StructuredOutputsParams(
         if self.choice is not None:
             _check_choices(self.choice)
 
+    def _mistyped(self, said: str) -> InvalidParameter:
+        """said: msgspec's words, such as "Expected `str | null`, got `int` - at `$.regex`"."""
+        name = said.partition("`$.")[2].partition("`")[0].partition("[")[0]
+        types = said.partition("Expected `")[2].partition("`")[0].split(" | ")
+        limit = " or ".join([_TYPES[one] for one in types if one in _TYPES])
+        return InvalidParameter(
+            f"structured_outputs.{name}", getattr(self, name), "a list of texts" if name == "choice" else limit
+        )
+
+
+_TYPES: Final = {
+    "str": "a text", "bool": "true or false", "int": "an integer", "object": "an object whose keys are texts",
+}  # fmt: skip
+
 
 def check_json(value: object, param: str) -> None:
-    """InvalidParameter if a JSON value is nested too deeply or has too many parts or characters. Never recurses."""
+    """InvalidParameter if a value is not of JSON, is nested too deeply, or has too many parts or characters. Never
+    recurses."""
     n_nodes = n_chars = 0
     level = [value]
     for depth in range(MAX_DEPTH + 2):
@@ -112,14 +129,18 @@ def check_json(value: object, param: str) -> None:
         below: list[object] = []
         for node in level:
             if isinstance(node, dict):
+                if not all(isinstance(key, str) for key in node):
+                    raise InvalidParameter(param, node, "made of objects whose keys are texts")
                 n_chars += sum([len(key) for key in node])
                 below += node.values()
-            elif isinstance(node, list):
+            elif isinstance(node, list | tuple):
                 below += node
             elif isinstance(node, str):
                 n_chars += len(node)
             elif isinstance(node, int) and not -(2**63) <= node < 2**63:
                 raise InvalidParameter(param, node, "made of integers of at most 64 bits")
+            elif not isinstance(node, int | float | None) or (isinstance(node, float) and not math.isfinite(node)):
+                raise InvalidParameter(param, node, "made of values that JSON has")
         n_nodes += len(level)
         if n_nodes > MAX_NODES or n_chars > MAX_GRAMMAR_CHARS:
             raise InvalidParameter(
@@ -137,7 +158,7 @@ def _check_text(name: str, value: str, limit: int) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidParameter(param, ascii(value), "valid Unicode text (it has unpaired surrogates)") from None
+        raise InvalidParameter(param, value, "valid Unicode text (it has unpaired surrogates)") from None
 
 
 def _check_choices(choices: list[str]) -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import re
 
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, shown
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"^\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, option: str = "") -> int:
     """Bytes from '512', '4GiB', '4G' (both binary with 'i' or without 'b'), '1.5GB' (decimal).
 
-    Raises ConfigError for anything else.
+    Raises ConfigError for anything else, with the option whose value it is.
     """
     if isinstance(text, int):
         return text
     match = _SIZE.match(text)
     if match is None:
-        raise ConfigError(f"{text!r} is not a size: write bytes, or a number with KiB, MiB, GiB, KB, MB or GB")
+        named = f"{option} = {shown(text)}" if option else shown(text)
+        raise ConfigError(
+            f"{named} is not a size: write bytes, or a number with KiB, MiB, GiB, KB, MB or GB", param=option or None
+        )
     number, power, binary = match.groups()
     decimal = not binary and text.strip().lower().endswith("b") and power
     return int(float(number) * (1000 if decimal else 1024) ** _POWERS[power.lower()])

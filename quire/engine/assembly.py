@@ -72,7 +72,7 @@ def assemble(
             max_sampled=limits.max_sampled,
             n_adapters=config.max_loras if config.enable_lora else 0,
             draft_costs=draft_costs,
-            drafts_copy=config.speculative_config.get("method") in COPYING,
+            drafts_copy=(config.speculative_config or {}).get("method") in COPYING,
         ),
         clock,
     )

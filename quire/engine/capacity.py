@@ -19,6 +19,7 @@ from quire.config.kv import KVLayout, tokens_in_flight
 from quire.config.mesh import depth_of, mesh_of, placed
 from quire.config.resolve import EngineLimits
 from quire.config.stages import layout_over
+from quire.core import env
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
 from quire.planner.formats import kv_number_bytes
@@ -81,8 +82,9 @@ def equation(
         n_snapshots=n_snapshots,
         n_passing=n_passing(config.pipeline_depth, config.pipeline_parallel_size),
         adapters=limits.adapters,
-        widens_keys=limits.kv_dtype == "fp8" and not config.deterministic,
+        widens_keys=limits.kv_dtype == "fp8" and limits.on_hopper and not config.deterministic,
         on_gpu=limits.on_gpu,
+        sum_ranks=mesh.n_sum_ranks if limits.on_hopper and env.read("QUIRE_PEER_MEMORY") != "0" else 0,
     )
 
 
@@ -150,13 +152,22 @@ def tightest(
     """The one with the fewest: all ranks have as many pages as it has."""
 
     def n_pages(stage: StagePool) -> int:
-        weights_bytes = stage.weights_bytes
-        if not stage.room.is_main:
-            weights_bytes = max(weights_bytes, stage.room.used_bytes - stage.others_bytes)
-        terms = equation(config, limits, stage.arch, weights_bytes, graph_sizes, kv=stage.kv)
+        terms = _measured(
+            equation(config, limits, stage.arch, stage.weights_bytes, graph_sizes, kv=stage.kv),
+            stage.room, stage.others_bytes,
+        )  # fmt: skip
         return (_budget(config, terms, stage.room) - terms.fixed_bytes) // terms.page_bytes
 
     return min(stages, key=n_pages)
+
+
+def _measured(terms: MemoryEquation, room: Room, others_bytes: int) -> MemoryEquation:
+    """With all that is in use on a device as weights, where that is more: without others_bytes, which were before this
+    engine took anything, and what ranks share, which has a term of its own."""
+    if room.is_main:
+        return terms
+    used_bytes = room.used_bytes - others_bytes - terms.peers_bytes
+    return dataclasses.replace(terms, weights_bytes=max(terms.weights_bytes, used_bytes))
 
 
 def size_pool(
@@ -174,15 +185,13 @@ def size_pool(
 ) -> tuple[int, EngineLimits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
-    room: with the weights loaded. weights_bytes: what they take; of a device's own memory what is in use counts instead
-    where that is more, without others_bytes, which were in use before this engine took anything. kv: as `equation`.
+    room: with the weights loaded. weights_bytes: what they take; others_bytes: see `_measured`. kv: as `equation`.
     Raises ConfigError with every term when less than a page a group, or less than an explicit max_model_len, fit.
     """
-    if not room.is_main:
-        weights_bytes = max(weights_bytes, room.used_bytes - others_bytes)
     terms = equation(
         config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes, draft_numbers, n_snapshots, kv
     )
+    terms = _measured(terms, room, others_bytes)
     budget_bytes = _budget(config, terms, room)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
     if not terms.layout.numbers and not config.num_gpu_blocks_override:  # they hold nothing: as many as are of use

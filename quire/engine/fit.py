@@ -94,11 +94,11 @@ class FitCase:
 
     @property
     def working_bytes(self) -> int:
-        """Activations, adapters' too, logits and tables of the largest step, what captured ones keep, and recurrent
-        states."""
+        """Activations, adapters' too, logits and tables of the largest step, what captured ones keep, recurrent states,
+        and what GPUs share for sums."""
         terms = equation(self.config, self.limits, self.arch, 0, self.graph_sizes, self.mixed_rows)
         own_bytes = terms.workspace_bytes + terms.logits_bytes + terms.tables_bytes + terms.graphs_bytes
-        return own_bytes + terms.states_bytes + terms.adapters_bytes
+        return own_bytes + terms.states_bytes + terms.adapters_bytes + terms.peers_bytes
 
     @property
     def kv_bytes(self) -> int:

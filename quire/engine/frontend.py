@@ -21,7 +21,7 @@ from quire.config.engine import EngineConfig
 from quire.config.generation import GenerationDefaults, generation_defaults
 from quire.config.model import read_arch
 from quire.core.clock import Clock, MonotonicClock
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, about
 from quire.core.events import EngineReady
 from quire.engine.input_processor import InputProcessor
 from quire.text.chat_template import ChatTemplate
@@ -139,11 +139,14 @@ def load_tokenizer(config: EngineConfig, folder: pathlib.Path, arch: ModelArch) 
     """The tokenizer of the model in `folder`, None with `skip_tokenizer_init`. Raises LoadError or ConfigError."""
     if config.skip_tokenizer_init:
         return None
-    return HfTokenizer.load(text_folder(config, folder), arch.vocab_size)
+    folder = text_folder(config, folder)
+    with about("tokenizer", config.tokenizer) if config.tokenizer else contextlib.nullcontext():
+        return HfTokenizer.load(folder, arch.vocab_size)
 
 
 def text_folder(config: EngineConfig, folder: pathlib.Path) -> pathlib.Path:
     """Where the tokenizer is of the model in `folder`."""
     if not config.tokenizer:
         return folder
-    return find_checkpoint(config.tokenizer, config.revision, config.download_dir)
+    with about("tokenizer", config.tokenizer):
+        return find_checkpoint(config.tokenizer, config.revision, config.download_dir)

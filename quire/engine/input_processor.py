@@ -19,7 +19,7 @@ import msgspec
 from quire.config.engine import EngineConfig
 from quire.core.beams import BeamTerms
 from quire.core.clock import Clock
-from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
+from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError, Words
 from quire.core.events import EngineReady
 from quire.core.request import MAX_SALT_CHARS, Pooling, Request
 from quire.core.sampling import SamplingParams
@@ -173,8 +173,10 @@ class InputProcessor:
     def _check_beams(self, beams: BeamTerms, params: SamplingParams) -> None:
         """Whether there are enough slots, and tokens to choose from. What a search has no meaning for is refused."""
         for name in NO_BEAMS:
-            if getattr(params, name) != getattr(_PLAIN, name):
-                raise InvalidParameter(name, getattr(params, name), f"{getattr(_PLAIN, name)!r} with beam search")
+            value = getattr(params, name)
+            if value != getattr(_PLAIN, name):
+                value = Words("a constraint") if name == "structured_outputs" else value
+                raise InvalidParameter(name, value, "left out with beam search")
         n_slots, n_tokens = self.ready.max_num_seqs, beams.n_candidates(len(set(self.end_token_ids)))
         if n_slots and beams.width > n_slots:
             raise InvalidParameter("beam_width", beams.width, f"at most max_num_seqs = {n_slots}, one slot a beam")

@@ -8,7 +8,7 @@ Invariant: outputs come back in the order of the prompts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import msgspec
@@ -200,9 +200,9 @@ class LLM(VectorEngine):
         if chat_template_content_format != "auto":
             limit = "'auto': the form is found out from the template"
             raise InvalidParameter("chat_template_content_format", chat_template_content_format, limit)
-        if isinstance(messages, str):
+        if not isinstance(messages, (list, tuple)):
             raise InvalidParameter("messages", messages, "a list of objects with role and content, or a list of such")
-        conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
+        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [
             self._chat_prompt(
                 one, tools, add_generation_prompt, chat_template, continue_final_message, chat_template_kwargs
@@ -246,7 +246,7 @@ class LLM(VectorEngine):
                 "this model has no chat template: give chat_template=FILE (--chat-template FILE), or use generate()"
             )
         text = template.render(
-            list(messages),
+            messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

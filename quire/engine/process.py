@@ -40,7 +40,7 @@ from quire.core.commands import (
     UnloadAdapter,
     WakeUp,
 )
-from quire.core.errors import ConfigError, EngineError, QuireError, RequestError
+from quire.core.errors import ConfigError, EngineError, QuireError, RequestError, about
 from quire.core.events import (
     Done,
     EndKind,
@@ -305,7 +305,8 @@ def fetch(config: EngineConfig, status: StatusPipe) -> EngineConfig:
     model = str(find_checkpoint(config.model, config.revision, config.download_dir))
     tokenizer = ""
     if config.tokenizer:
-        tokenizer = str(find_checkpoint(config.tokenizer, config.revision, config.download_dir))
+        with about("tokenizer", config.tokenizer):
+            tokenizer = str(find_checkpoint(config.tokenizer, config.revision, config.download_dir))
     status.say(Fetching(is_over=True))
     return msgspec.structs.replace(config, model=model, tokenizer=tokenizer, revision="")
 

@@ -104,7 +104,8 @@ class SimulatedMachine:
                 f"{name} = {getattr(config, name)} is not simulated on a CPU: leave it out, or choose a --gpu",
                 param=name,
             )
-        limits = resolve(config, arch, device, is_server=is_server)
+        on_hopper = device == "cuda" and accelerator_named(hardware).is_hopper
+        limits = resolve(config, arch, device, is_server=is_server, on_hopper=on_hopper)
         own = share_arch(placed(arch, config), 0, mesh.tp)
         layout = layout_of(config, limits, attending(own, config, 0))
         room = Room(memory_bytes, memory_bytes, is_main=device == "cpu")

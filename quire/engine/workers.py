@@ -155,7 +155,7 @@ def make_worker(
             f"deterministic = True cannot be promised: {no_determinism}; leave --deterministic out",
             param="deterministic",
         )
-    limits = resolve(config, arch, platform.name, is_server=is_server)
+    limits = resolve(config, arch, platform.name, is_server=is_server, on_hopper=platform.on_hopper)
     if limits.kv_dtype == "fp8" and platform.kv_rounded != "fp8":
         raise ConfigError(
             f"kv_cache_dtype = {config.kv_cache_dtype!r} needs a GPU that converts to e4m3, of compute capability 8.9 "

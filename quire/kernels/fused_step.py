@@ -391,4 +391,5 @@ def obstacle(dtype: torch.dtype, head_dim: int) -> str | None:
         return native.explain()
     if dtype not in native.DTYPES:
         return f"the native kernels take float32, bfloat16 or float16, not {dtype}"
-    return f"head_dim {head_dim} exceeds {MAX_HEAD_DIM}" if head_dim > MAX_HEAD_DIM else None
+    most = f"a head has {head_dim} numbers, and the native step takes {MAX_HEAD_DIM} at most"
+    return most if head_dim > MAX_HEAD_DIM else None

@@ -24,6 +24,7 @@ T: Final = 1e12
 REFERENCE: Final = "h200"
 """Whose shares of its peaks stand for devices that nobody measured."""
 ASSUMED_ERROR: Final = 0.25
+HOPPER: Final = ("h100", "h200", "gh200")
 OWN_SUMS: Final = ("h100", "h100-nvl")
 """Joined by NVLink, with the kernels that sum through one another's memory (`kernels/reduce`); others have NCCL."""
 PCIE4, PCIE5 = 32e9, 64e9
@@ -44,6 +45,11 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """Whether Quire has kernels for it."""
     is_host: bool = False
     """Its memory is the host's main memory."""
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether the kernels in CUDA C++ run there."""
+        return self.name.partition("-")[0] in HOPPER
 
     @property
     def links(self) -> Links:

@@ -106,7 +106,7 @@ class DraftCosts:
         heap = [(-min(1.0, rate * factors[0]), i) for i, rate in enumerate(rates) if rate > 0]
         heapq.heapify(heap)
         tokens, extra_s = float(n_rows), exposed_s
-        best = least * least_gain(n_rows) * n_rows / self._whole_s(n_rows, plain_s)
+        best = least * least_gain(n_rows) * n_rows / self.whole_s(n_rows, plain_s)
         given: list[int] = []
         n_best, deepest, lengths = 0, 0, [0] * len(rates)
         while heap and len(given) < n_free:
@@ -122,14 +122,15 @@ class DraftCosts:
             tokens += chance
             extra_s += self.guess_s + (self.place_s if lengths[i] > deepest else 0.0)
             deepest = max(deepest, lengths[i])
-            speed = tokens / self._whole_s(n_rows + len(given), extra_s)
+            speed = tokens / self.whole_s(n_rows + len(given), extra_s)
             if speed > best:
                 n_best, best = len(given), speed
         for i in given[n_best:]:
             lengths[i] -= 1
         return lengths
 
-    def _whole_s(self, n_rows: int, beside_s: float) -> float:
-        """Of a step. What was seen beside its rows may be as much less as these are: more than nothing it takes."""
+    def whole_s(self, n_rows: int, beside_s: float) -> float:
+        """Of a step of so many rows, and what was seen beside these, which may be less than nothing by as much as they
+        take: a step takes more than that."""
         rows_s = self.seconds(n_rows)
         return max(rows_s + beside_s, LEAST_SHARE * rows_s, LEAST_S)

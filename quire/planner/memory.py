@@ -1,6 +1,6 @@
 """The memory equation and its exact inverse: how much an engine takes, and how many KV pages fit into a budget.
 
-    total = others + weights + workspace + logits + tables + graphs + states + adapters + n_pages * page_bytes
+    total = others + weights + workspace + logits + tables + graphs + states + adapters + peers + n_pages * page_bytes
 
 One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: what the weights
 take and what a device has (`Room`) is passed in.
@@ -19,13 +19,15 @@ from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
 from quire.planner.adapters import kept_bytes, row_bytes
 from quire.planner.context import most_rows
+from quire.planner.peers import peer_bytes
 from quire.planner.sampling import row_bytes as sampling_row_bytes
 
 INT32_BYTES = 4
 FLOAT32_BYTES = 4
 TOKEN_ID_BYTES = 8
 LOGITS_COPIES = 2
-"""Float32 arrays of [rows, vocab] alive at once in sampling: the logits, and what they were before penalties."""
+"""Arrays of [rows, vocab] alive at once in sampling: the logits, and what they were before penalties for those who ask
+for logprobs. On a GPU they have the activations' type."""
 MERGE_COPIES = 3
 """Arrays like those of partial states, in float32, alive at once while these are merged."""
 EXCHANGE_COPIES = 4
@@ -128,7 +130,9 @@ class MemoryEquation:
     on_gpu: bool = False
     """Tokens are chosen by kernels that list a part of a row's logits."""
     widens_keys: bool = False
-    """Keys and values are e4m3, which prompts read in the activations' type."""
+    """Keys and values are e4m3, which prompts read in the activations' type: on a Hopper GPU."""
+    sum_ranks: int = 0
+    """Ranks whose sums go through memory that their GPUs share; fewer than two: there are none."""
 
     @property
     def layout(self) -> KVLayout:
@@ -186,15 +190,20 @@ class MemoryEquation:
 
     @property
     def logits_bytes(self) -> int:
-        """Logits and what sampling makes of them, a row for each token that a step chooses: two float32 copies. On a
-        GPU also the logits as they come, one float32 copy and the sampler's lists, which are more where few tokens
-        exist."""
-        n_tokens = self.arch.vocab_size
-        n_bytes = LOGITS_COPIES * n_tokens * FLOAT32_BYTES
-        if self.on_gpu:
-            own_bytes = n_tokens * (self.itemsize + FLOAT32_BYTES) + sampling_row_bytes(n_tokens, self.itemsize)
-            n_bytes = max(n_bytes, own_bytes)
-        return (self.max_sampled or self.max_num_seqs) * n_bytes
+        """Logits and what sampling makes of them, a row for each token that a step chooses: two copies, in float32 on a
+        CPU. On a GPU also the sampler's lists, and one float32 copy for what is changed, unless that is done in place:
+        logits are float32, and no captured choice keeps that copy."""
+        n_tokens, n_rows = self.arch.vocab_size, self._sampled_rows
+        if not self.on_gpu:
+            return n_rows * LOGITS_COPIES * n_tokens * FLOAT32_BYTES
+        changed = 0 if self.itemsize == FLOAT32_BYTES and not self.graph_sizes else FLOAT32_BYTES
+        copies_bytes = n_tokens * (LOGITS_COPIES * self.itemsize + changed)
+        return n_rows * (copies_bytes + sampling_row_bytes(n_tokens, self.itemsize))
+
+    @property
+    def _sampled_rows(self) -> int:
+        """Of logits that tokens are chosen from in one step."""
+        return self.max_sampled or self.max_num_seqs
 
     @property
     def tables_bytes(self) -> int:
@@ -205,7 +214,7 @@ class MemoryEquation:
     @property
     def graphs_bytes(self) -> int:
         """What captured steps keep, all together: partial attention of each kind of window (float32 rows of a query
-        head group and one number a row), one set of float32 logits and of activations, and what the driver takes."""
+        head group and one number a row), one set of logits and of activations, and what the driver takes."""
         if not self.graph_sizes:
             return 0
         arch, n_rows = self.arch, max(*self.graph_sizes, self.mixed_rows)
@@ -215,8 +224,9 @@ class MemoryEquation:
             n_large = 1 + (self.mixed_rows + self.max_num_seqs) // (max(1, SMALL_TILE_ROWS // group) + 1)
             partial_rows += (n_large * LARGE_TILE_ROWS + 2 * self.mixed_rows * group) * arch.n_kv_heads
         n_kinds = len(set(self.layout.windows))
-        numbers = n_kinds * partial_rows * (arch.head_dim + 1) + max(self.graph_sizes) * arch.vocab_size
-        return numbers * FLOAT32_BYTES + n_rows * self._row_bytes + len(self.graph_sizes) * GRAPH_OWN_BYTES
+        n_bytes = n_kinds * partial_rows * (arch.head_dim + 1) * FLOAT32_BYTES
+        n_bytes += self._sampled_rows * arch.vocab_size * self.itemsize
+        return n_bytes + n_rows * self._row_bytes + len(self.graph_sizes) * GRAPH_OWN_BYTES
 
     @property
     def state_bytes(self) -> int:
@@ -245,6 +255,11 @@ class MemoryEquation:
             return 0
         own = self.adapters
         return own.n_kept * kept_bytes(self.arch, own.max_rank, self.itemsize, with_experts=own.with_experts)
+
+    @property
+    def peers_bytes(self) -> int:
+        """Shared with the GPUs of other ranks."""
+        return peer_bytes(self.sum_ranks)
 
     @property
     def page_bytes(self) -> int:
@@ -284,7 +299,8 @@ class MemoryEquation:
         """Everything but the pages."""
         own_bytes = self.weights_bytes + self.workspace_bytes + self.logits_bytes + self.tables_bytes
         adapters_bytes = self.adapters_bytes + self.kept_adapters_bytes
-        return self.others_bytes + own_bytes + self.graphs_bytes + self.states_bytes + adapters_bytes
+        own_bytes += self.graphs_bytes + self.states_bytes + adapters_bytes + self.peers_bytes
+        return self.others_bytes + own_bytes
 
     def total_bytes(self, n_pages: int) -> int:
         """The equation: bytes of an engine with `n_pages` pages, the dummy page included."""
@@ -325,6 +341,7 @@ class MemoryEquation:
                 if self.adapters is not None
                 else []
             ),
+            ("peers", self.peers_bytes, f"for sums over {self.sum_ranks} ranks; QUIRE_PEER_MEMORY=0 does without"),
             ("KV pages", self.min_pages * self.page_bytes, f"at least: {self.min_pages} of {pages}"),
         )
         lines = [f"memory: a budget of {say(budget_bytes)}, {verdict}"]

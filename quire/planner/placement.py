@@ -94,11 +94,16 @@ def place(
     formats: Formats,
     limits: Limits,
     loads: ExpertLoads = EVEN_LOADS,
+    *,
+    on_hopper: bool = False,
 ) -> Placement:
-    """loads: of experts, whose copies take memory. ConfigError where the mesh cannot divide the model, or its layers
-    store different keys."""
+    """loads: of experts, whose copies take memory; on_hopper: as `EngineLimits.on_hopper`. ConfigError where the mesh
+    cannot divide the model, or its layers store different keys."""
     layout = layout_over(share_arch(arch, 0, mesh.tp), limits.max_model_len or arch.max_position, mesh.pp)
-    found = [_placed(stage, layout, memory_bytes, mesh, formats, limits, loads) for stage in _stages(arch, mesh.pp)]
+    found = [
+        _placed(stage, layout, memory_bytes, mesh, formats, limits, loads, on_hopper=on_hopper)
+        for stage in _stages(arch, mesh.pp)
+    ]
     return min(found, key=lambda one: (one.n_pages, -one.lacking_bytes))
 
 
@@ -134,6 +139,8 @@ def _placed(
     formats: Formats,
     limits: Limits,
     loads: ExpertLoads,
+    *,
+    on_hopper: bool,
 ) -> Placement:
     """layout: of the whole model."""
     arch, own = stage.arch, share_arch(stage.arch, 0, mesh.tp)
@@ -153,11 +160,11 @@ def _placed(
         kv=stage_layout(layout, stage.layers), in_flight=tokens_in_flight(depth),
         prompt_in_flight=depth * limits.max_num_batched_tokens, n_passing=n_passing(DEFAULTS.pipeline_depth, mesh.pp),
         exchanged_rows=mesh.ep // mesh.tp * limits.max_num_batched_tokens if mesh.sends_rows else 0,
-        widens_keys=formats.kv == "fp8", on_gpu=True,
+        widens_keys=formats.kv == "fp8" and on_hopper, on_gpu=True, sum_ranks=mesh.n_sum_ranks if on_hopper else 0,
     )  # fmt: skip
     budget = int(memory_bytes * limits.gpu_memory_utilization)
     lacking = equation.total_bytes(equation.min_pages) - budget
-    names = ("weights", "workspace", "logits", "tables", "graphs", "states")
+    names = ("weights", "workspace", "logits", "tables", "graphs", "states", "peers")
     return Placement(
         mesh=mesh, budget_bytes=budget, terms={name: getattr(equation, f"{name}_bytes") for name in names},
         page_bytes=equation.page_bytes, n_pages=(budget - equation.fixed_bytes) // equation.page_bytes - 1,

@@ -137,7 +137,9 @@ def placed(task: Task, mesh: Mesh) -> Placement:
 
     def with_seqs(n_seqs: int) -> Placement:
         limits = msgspec.structs.replace(task.limits, max_num_seqs=n_seqs)
-        return place(task.arch, task.device.memory_bytes, mesh, task.formats, limits, task.loads)
+        return place(
+            task.arch, task.device.memory_bytes, mesh, task.formats, limits, task.loads, on_hopper=task.device.is_hopper
+        )
 
     def holds(n_seqs: int) -> bool:
         placement = with_seqs(n_seqs)

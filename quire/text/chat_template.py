@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ import jinja2.meta
 
 from quire.core.errors import ConfigError, InvalidParameter, RequestError, shown
 from quire.core.files import read_regular
+from quire.core.prompts import ROLES
 from quire.text.origin import MIXTURES, Origin, TracedText, origins_of, plain, texts_of, traced
 from quire.text.sandbox import MAX_SOURCE_CHARS, ChatEnvironment, TemplateLimit
 from quire.text.tokenizer import read_tokenizer_config, special_strings
@@ -43,8 +43,6 @@ _MARK: Final = "\ue000CONTINUE\ue001"
 one sees whether the template trims messages."""
 _WRITTEN_BY_MODEL: Final = frozenset(("content", "reasoning", "reasoning_content", "thinking"))
 """What the model itself wrote in an assistant's message."""
-_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-"""A role that names a kind of message. Templates make marks of it, as `'<|' + message.role + '|>'`."""
 
 Message = Mapping[str, Any]
 
@@ -97,7 +95,7 @@ class ChatTemplate:
         """The prompt. Encode it without adding special tokens: the template writes them. It is a `TracedText`, from
         which the tokenizer makes marks only where the template, or a role, wrote them.
 
-        messages: each with a role, and content that is a string, a list of text parts, or absent.
+        messages: each with one of `ROLES`, and content that is a string, a list of text parts, or absent.
         continue_final_message: leave the last message open, so that the model goes on with it.
         kwargs: further variables for the template (`chat_template_kwargs` of a request).
         Raises InvalidParameter for a bad message, tool or reserved name, and RequestError(param="messages") when the
@@ -128,7 +126,8 @@ class ChatTemplate:
             raise RequestError(f"{error.message}: send fewer or shorter messages", param="messages") from None
         except _TEMPLATE_FAILS as error:
             _check_arguments(chat)
-            reason = shown(str(error)) if isinstance(error, jinja2.TemplateError) else type(error).__name__
+            is_said = isinstance(error, jinja2.TemplateError | OverflowError)  # the latter of a range that is too long
+            reason = shown(str(error)) if is_said else type(error).__name__
             raise RequestError(f"the chat template refused these messages: {reason}", param="messages") from None
         if continue_final_message:
             text = _cut_at_mark(text)
@@ -145,7 +144,7 @@ class ChatTemplate:
     def _traced_message(self, message: dict[str, Any]) -> dict[str, Any]:
         found = {}
         for key, value in message.items():
-            if key == "role" and _ROLE.fullmatch(value):
+            if key == "role":
                 found[key] = value
             else:
                 by_model = message["role"] == "assistant" and key in _WRITTEN_BY_MODEL
@@ -176,8 +175,8 @@ class ChatTemplate:
             }
             try:
                 found.append(self._environment.render(self._templates[name], variables))
-            except TemplateLimit as error:
-                raise ConfigError(f"chat template {name!r}, for one short message: {error.message}") from None
+            except (TemplateLimit, OverflowError) as error:
+                raise ConfigError(f"chat template {name!r}, for one short message: {error}") from None
             except _TEMPLATE_FAILS:
                 found.append("")
         as_string, as_parts = found
@@ -206,11 +205,13 @@ def _find(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, str]:
         found = _chat_template_json(folder / "chat_template.json")
     if isinstance(found, str):
         return {"default": found}
-    if isinstance(found, list):
-        for entry in found:
-            if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
-                raise ConfigError("chat_template of tokenizer_config.json must be a string or a list of named ones")
-            sources[entry["name"]] = entry["template"]
+    for entry in found if isinstance(found, list) else [] if found is None else [found]:
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
+            raise ConfigError(
+                f"chat_template of tokenizer_config.json is {shown(entry)}: it must be a string or a list of named"
+                " ones; correct it, or pass --chat-template FILE"
+            )
+        sources[entry["name"]] = entry["template"]
     return sources
 
 
@@ -233,14 +234,17 @@ def _read(path: pathlib.Path) -> str:
 
 def _checked_messages(messages: Sequence[Message], wants_parts: bool | None) -> list[dict[str, Any]]:
     """Plain copies, with content in the form that the template takes and the arguments of tool calls as objects."""
-    if not messages or isinstance(messages, (str, Mapping)):
+    if not isinstance(messages, (list, tuple)) or not messages:
         raise InvalidParameter("messages", messages, "a list with at least one message")
     chat = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not message["role"]:
+        if not isinstance(message, Mapping) or "role" not in message:
             raise InvalidParameter(where, message, "an object with a role")
+        if message["role"] not in ROLES:
+            raise InvalidParameter(f"{where}.role", message["role"], f"one of {', '.join(ROLES)}")
         plain = _plain(message, where)
+        plain["role"] = "system" if message["role"] == "developer" else str(message["role"])
         if "content" in plain:
             plain["content"] = _content(plain["content"], wants_parts, where)
         if plain.get("tool_calls") is not None:

@@ -204,7 +204,7 @@ def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, 
     try:
         batch = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     except TypeError:
-        raise InvalidParameter("prompt", ascii(text), "valid Unicode text (it has unpaired surrogates)") from None
+        raise InvalidParameter("prompt", text, "valid Unicode text (it has unpaired surrogates)") from None
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # the library's regular-expression engine gave up
             raise

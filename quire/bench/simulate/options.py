@@ -88,7 +88,7 @@ class SimulateOptions(DatasetOptions, kw_only=True):
     def memory_bytes(self) -> int:
         """Of one machine. ConfigError for an unknown one."""
         if self.gpu_memory:
-            return parse_bytes(self.gpu_memory)
+            return parse_bytes(self.gpu_memory, "gpu_memory")
         return CPU_BYTES if self.gpu == "cpu" else int(accelerator_named(self.gpu).memory_bytes)
 
     def requests(self, seed: int) -> tuple[list[SimRequest], list[str]]:

@@ -19,21 +19,12 @@ from quire.core.errors import EngineError
 from quire.kernels.gemm import Norm
 from quire.kernels.reduce import hopper
 from quire.kernels.reduce.hopper import PeerMemory
+from quire.planner.peers import LONGEST_BYTES, one_shot_bytes
 
 logger = logging.getLogger("quire.engine")
 
-HOP_BYTES: Final = 768 << 10
-"""What a GPU sends in the time of a hop: 2.4 us of the 322 GB/s that were measured on four H200s."""
 LEAVE_S: Final = 2.0
 """At the end all ranks let go of one another's memory within so much time; who does not is going to be killed."""
-LONGEST_BYTES: Final = 16 << 20
-"""Of a sum in one launch; longer ones are several."""
-
-
-def one_shot_bytes(size: int) -> int:
-    """The longest sum of so many ranks that goes in one hop. A second one spares (n - 1) (n - 2) / n times its
-    bytes, of two ranks none."""
-    return LONGEST_BYTES if size <= 2 else HOP_BYTES * size // ((size - 1) * (size - 2))
 
 
 class PeerComm:

@@ -19,12 +19,12 @@ import torch
 from quire.compute.device.device import Device
 from quire.compute.draft.drafter import Queued
 from quire.compute.draft.head import Head
+from quire.compute.forward.obstacle import unpacked
 from quire.compute.layers.fused_rows import LayerRows, expert_rows
 from quire.compute.layers.norm import Norm
 from quire.compute.runner.features import Features
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
-from quire.compute.schemes.packed import PackedProduct
 from quire.config.attention import AttentionSpec
 from quire.kernels import fused_step
 from quire.kernels.fused_step import TreeRows
@@ -228,14 +228,15 @@ class EagerSteps:
 
 def obstacle(head: Head) -> str | None:
     """Why steps of this head cannot be native calls here, or None."""
-    if any(not isinstance(linear.product, PackedProduct) for linear in [*head.linears, head.head]):
-        return "its matrices are not packed for the native kernels"
+    found = fused_step.obstacle(head.dtype, head.arch.arch.head_dim) or unpacked([*head.linears, head.head])
+    if found is not None:
+        return found
     if head.model_norm is not None and head.model_norm.pair is None:
         return "the states that it reads are not RMS normed"
     variant = head.layer.mixer.variant
     if not head.layer.is_plain or variant is None or not variant.built_in or head.embedded_norm.pair is None:
         return "its layer is not RMS norm, attention, RMS norm, and SwiGLU or experts of it, and nothing else"
-    return fused_step.obstacle(head.dtype, head.arch.arch.head_dim)
+    return None
 
 
 class NativeSteps:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from quire.compute.device.device import Device
-from quire.compute.forward.fused import new_fused_step, obstacle, step_rows
+from quire.compute.forward.fused import new_fused_step, step_rows
+from quire.compute.forward.obstacle import obstacle
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.step import States, Step

@@ -24,33 +24,10 @@ from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import Sampled, split_faults
-from quire.compute.schemes.packed import PackedProduct
 from quire.config.attention import AttentionSpec
 from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.result import StepResult, StepTimings
 from quire.kernels import fused_step
-
-
-def obstacle(model: Decoder) -> str | None:
-    """Why the steps of this model run operation by operation on this device, or None."""
-    if model.n_ranks > 1:
-        return f"its layers are divided among {model.n_ranks} ranks, which sum within them"
-    if not model.is_whole:
-        return "its layers are divided among stages, of which each has a part of a step"
-    if any(not isinstance(linear.product, PackedProduct) for linear in model.linears()):
-        return "its matrices are not packed for the native kernels"
-    if not model.is_plain:
-        return f"the native step has nothing for {_lacking(model)}"
-    if not all(layer.mixer.variant is not None and layer.mixer.variant.built_in for layer in model.layers):
-        return "its attention has hooks"
-    return fused_step.obstacle(model.dtype, model.arch.head_dim)
-
-
-def _lacking(model: Decoder) -> str:
-    """Parts of a model that is not plain, in words."""
-    found = {layer.spec.mixer.words: None for layer in model.layers if not layer.mixer.is_plain}
-    found |= {layer.spec.ffn.words: None for layer in model.layers if layer.ffn.sum.adds and not layer.ffn.is_plain}
-    return "; ".join(found) or "what stands around the model's products"
 
 
 def step_rows(device: Device, model: Decoder, pool: KVPool, max_rows: int) -> LayerRows:

@@ -135,7 +135,7 @@ class CodedSlice(Slice):
         """See `Linear`."""
         if self.weight is not None and not isinstance(self.scheme, FilledScheme):
             views = self._views()
-            for name, tensor in self.scheme.finish(self.weight).tensors.items():
+            for name, tensor in self._finished(self.scheme, self.weight).tensors.items():
                 views[name].copy_(tensor)
         super().finish()
 

@@ -13,8 +13,9 @@ import torch
 from quire.compute.schemes.launched import Launched
 from quire.compute.schemes.packed import PackedProduct, Scheme
 from quire.compute.schemes.plain import PlainProduct
-from quire.compute.schemes.scheme import FilledScheme, Product
+from quire.compute.schemes.scheme import FilledScheme, MatrixScheme, Product
 from quire.config.parameters import Kept, Matrix, Tensor
+from quire.core.errors import LoadError
 from quire.kernels import gemm, lora
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.gemm import Norm
@@ -131,8 +132,20 @@ class Linear:
         its own copy of it from now on, unless it is stored as it is.
         """
         if self.weight is not None and not isinstance(self.scheme, FilledScheme):
-            self.run = self.product = self.scheme.finish(self.weight)
+            self.run = self.product = self._finished(self.scheme, self.weight)
             self.weight = None
+
+    def _finished(self, scheme: MatrixScheme, weight: torch.Tensor) -> Product:
+        """What a scheme makes of the complete matrix. LoadError names the projections that it cannot take: those with
+        an infinity or a NaN, else all of them."""
+        try:
+            return scheme.finish(weight)
+        except ValueError as error:
+            names = [name for name, _ in self.matrix.parts]
+            rows = torch.split(weight, [n_rows for _, n_rows in self.matrix.parts])
+            bad = [name for name, own in zip(names, rows, strict=True) if not bool(own.isfinite().all())]
+            who = ", ".join(f"{name}.weight" for name in bad or names)
+            raise LoadError(f"{who} cannot be kept as {scheme.name}: {error}; run without --quantization") from None
 
     @property
     def n_bytes(self) -> int:

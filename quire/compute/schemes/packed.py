@@ -14,7 +14,6 @@ import torch
 from quire.compute.schemes.scheme import FilledScheme, MatrixScheme, Stored
 from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
-from quire.core.errors import LoadError
 from quire.kernels import qgemm
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.gemm import Norm
@@ -115,7 +114,7 @@ class Rounded(MatrixScheme):
 
     def finish(self, weight: torch.Tensor) -> PackedProduct:
         """See `MatrixScheme`."""
-        return PackedProduct(pack(weight, self.form))
+        return PackedProduct(qgemm.pack(weight, self.form))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,11 +154,3 @@ HELD: Final = {Blocks("int4-g32"): ("Q4_0",), Blocks("int8-g32"): ("Q8_0", "Q4_0
 
 Scheme = MatrixScheme | FilledScheme
 """Of a matrix: made of floating numbers, or filled with what a file holds."""
-
-
-def pack(weight: torch.Tensor, form: str) -> qgemm.PackedWeight:
-    """`qgemm.pack(weight, form)`; LoadError if the matrix cannot be packed."""
-    try:
-        return qgemm.pack(weight, form)
-    except ValueError as error:
-        raise LoadError(f"a matrix cannot be quantised: {error}; run without --quantization") from None

@@ -105,7 +105,7 @@ class MatrixScheme(WeightScheme, Protocol):
     """A scheme that makes what it stores of a floating matrix, when that is complete."""
 
     def finish(self, weight: torch.Tensor) -> Product:
-        """weight: [n, k] floating, not needed afterwards unless it is kept. Raises LoadError if it cannot be."""
+        """weight: [n, k] floating, not needed afterwards unless it is kept. Raises ValueError if it cannot be."""
         ...
 
 

@@ -21,7 +21,7 @@ from quire.compute.schemes.scheme import FilledScheme, MatrixScheme, Product, St
 from quire.config.codings import Layout
 from quire.config.parameters import Cut, Matrix
 from quire.config.shares import Share, share
-from quire.core.errors import ConfigError, LoadError
+from quire.core.errors import ConfigError
 from quire.kernels import moe, nibbles, w4a16
 from quire.kernels.qgemm import rounding
 from quire.kernels.w4a16 import weight as packing
@@ -183,7 +183,7 @@ class RoundedInt4(MatrixScheme):
             found["scales"][:, first : first + step].copy_(scales.t())
             found["codes"][first : first + step].copy_(nibbles.pack(codes.flatten(1)[:, :k].to(torch.uint8)))
         if not bool(found["scales"].isfinite().all()):
-            raise LoadError("a matrix with an infinity or a NaN cannot be quantised: run without --quantization")
+            raise ValueError("it holds an infinity or a NaN")
         return self._kept.product(found, k)
 
 

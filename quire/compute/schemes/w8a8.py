@@ -18,7 +18,7 @@ from quire.compute.schemes.scheme import FilledScheme, MatrixScheme, Product, St
 from quire.config.codings import Layout
 from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
-from quire.core.errors import ConfigError, LoadError
+from quire.core.errors import ConfigError
 from quire.kernels import moe, w8a8
 from quire.kernels.e4m3 import E4M3, E4M3_MAX
 from quire.kernels.hopper import converts_to_e4m3
@@ -123,7 +123,7 @@ class RoundedEightBits(MatrixScheme):
             wide /= scales[rows, None]
             codes[rows] = (wide if self.codes is E4M3 else wide.round_()).clamp_(-most, most).to(self.codes)
         if not bool(scales.isfinite().all()):
-            raise LoadError("a matrix with an infinity or a NaN cannot be quantised: run without --quantization")
+            raise ValueError("it holds an infinity or a NaN")
         return product({"weight": codes, "scale": scales})
 
 

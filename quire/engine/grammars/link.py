@@ -266,8 +266,7 @@ class MatcherLink:
             if self.on_wait is not None:
                 self.on_wait()
             if time.monotonic() > deadline_s:
-                logger.error("a process of matchers does not answer and is ended")
-                raise _Ended(Died(signal.SIGKILL))
+                raise _Ended(Died(signal.SIGKILL, f"it did not answer for {SILENCE_S:g} s"))
 
     def _recover(self, ended: _Ended) -> None:
         """Another process, in which every sequence is where it was; those that cannot go on have ended. What was asked
@@ -277,8 +276,8 @@ class MatcherLink:
             lost = self._blamed(ended.died)
             n_blameless = 0 if lost else n_blameless + 1
             logger.warning(
-                "a process of matchers has ended (signal %d%s); %d sequences move to another, %d cannot go on",
-                ended.died.signal, f", {ended.died.place}" if ended.died.place else "", len(self._seqs), len(lost),
+                "a process of matchers has ended (%s); %d sequences move to another, %d cannot go on",
+                self._processes.ending(ended.died), len(self._seqs), len(lost),
             )  # fmt: skip
             if n_blameless >= MAX_BLAMELESS:
                 lost = list(self._seqs)

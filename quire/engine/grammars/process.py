@@ -134,7 +134,7 @@ class ForkServer:
             code = 0
         except Exception as error:
             with contextlib.suppress(OSError):
-                connection.send(encode(Died(place=place_of(error))))
+                connection.send(encode(Died(why=place_of(error))))
             code = 0
         finally:
             os._exit(code)

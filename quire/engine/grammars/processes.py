@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quire.core.errors import EngineError
+from quire.engine.child import status_text
 from quire.engine.grammars.wire import LEFT_ALONE, Channel, Died, GrammarSettings, Report, decode_report, encode
 
 COMMAND: Final = ("-m", "quire.engine.grammars.process")
@@ -54,6 +55,16 @@ class GrammarProcesses:
                 return Channel(ours)
             except OSError as error:
                 raise EngineError(f"no process for grammars can be started: {error.strerror or error}") from None
+
+    def ending(self, died: Died) -> str:
+        """What ended a child, for people: its signal, what it failed of, or the end of the first process, which takes
+        its children along before one of them can say a word."""
+        if died.signal or died.why:
+            return died.why or status_text(-died.signal)
+        with self._lock:
+            code = None if self._process is None else self._process.poll()
+        gone = f"the process that it comes from ended: {status_text(code or 0)}"
+        return "it left without a word" if code is None else gone
 
     def close(self) -> None:
         """End them all."""

@@ -254,10 +254,11 @@ class GrammarTrials:
             return refused("the system ended its compilation, as it does when memory runs out; make it smaller")
         elif died.signal:
             reason = "it is nested too deeply, or takes too much memory to compile; make it smaller"
-        elif died.place:
-            reason = f"it cannot be compiled ({died.place})"
+        elif died.why:
+            reason = f"it cannot be compiled ({died.why})"
         else:
-            return EngineError("the process that compiles grammars has ended; see the log")
+            how = self._processes.ending(died)
+            return EngineError(f"the trial of this grammar has ended ({how}): send it again")
         with self._news:
             self._remember(key_of(params)[0], time.monotonic(), reason)
         return refused(reason)

@@ -136,8 +136,8 @@ class Died(msgspec.Struct, tag=True):
 
     signal: int = 0
     """By which it was ended, 0 for none."""
-    place: str = ""
-    """Where in our code it failed, if it did."""
+    why: str = ""
+    """More than a signal says: where in our code it failed, or that it was silent for too long."""
 
 
 Order = GrammarTrial | Begin | Turn | Nudge

@@ -18,21 +18,14 @@ from typing import Final
 import torch
 
 from quire.kernels.hopper import build_obstacle, compile_variant
+from quire.planner.peers import CELL_BYTES, CONTROL_BYTES, MAX_RANKS, MAX_ROW_CELLS, PeerLayout
 
 logger = logging.getLogger("quire.engine")
 
-MAX_RANKS: Final = 8
 MAX_BLOCKS: Final = 128
-"""Both as in csrc/cuda/reduce/peers.h."""
-DTYPES: Final = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-CELL_BYTES: Final = 16
-"""That a thread moves. Messages and rows are whole multiples of it, at such addresses."""
-MAX_ROW_CELLS: Final = 4096
-"""Of a row with a norm: eight blocks of 512 threads."""
-HANDLE_BYTES: Final = 64
-_CONTROL_BYTES: Final = 1024
 """As in csrc/cuda/reduce/peers.h."""
-_PARITIES: Final = 2
+DTYPES: Final = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+HANDLE_BYTES: Final = 64
 
 EAGER_TIMEOUT_S: Final = 600.0
 """A rank may be compiling what this one has already."""
@@ -92,12 +85,10 @@ class PeerMemory:
         """The longest messages of either kind in one launch. Raises RuntimeError if it cannot be had."""
         self._library, self._peers = _library(size), _Peers(rank=rank, size=size)
         self._device = torch.cuda.current_device()
-        peers, whole = self._peers, two_shots_bytes // CELL_BYTES
-        peers.whole_cells = whole
-        peers.part_cells = _rounded_up(max(one_shot_bytes // CELL_BYTES, whole // size) + MAX_ROW_CELLS, 32)
-        peers.parts_at = _CONTROL_BYTES
-        peers.whole_at = peers.parts_at + _PARITIES * size * peers.part_cells * CELL_BYTES
-        self.n_bytes = int(peers.whole_at + _PARITIES * whole * CELL_BYTES)
+        peers, layout = self._peers, PeerLayout(size, one_shot_bytes, two_shots_bytes)
+        peers.parts_at, peers.whole_at = CONTROL_BYTES, layout.whole_at
+        peers.part_cells, peers.whole_cells = layout.part_cells, layout.whole_cells
+        self.n_bytes = layout.n_bytes
         self._most = (one_shot_bytes, two_shots_bytes)
         self._leave = weakref.finalize(self, _leave, self._library, peers)
         self._leave.atexit = False
@@ -198,7 +189,3 @@ class PeerMemory:
 def _leave(library: ctypes.CDLL, peers: _Peers) -> None:
     library.quire_peers_leave(ctypes.byref(peers))
     ctypes.memset(ctypes.byref(peers), 0, ctypes.sizeof(peers))
-
-
-def _rounded_up(n: int, step: int) -> int:
-    return -(-n // step) * step

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from quire.core.errors import SHOWN_CHARS, shown
+from quire.core.prompts import ROLES
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.json_scan import IdList, count_body, cuts, find_ids, largest_member, windows
 from quire.serve.http.refusal import MISSING, Refusal, bad_request, unsupported
@@ -33,8 +34,11 @@ _IDS = msgspec.json.Decoder(list[int])
 
 _UNKNOWN = re.compile(r"Object contains unknown field `")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Of a message that is told by its role."""
+_UNPAIRED = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+_TOKEN_ID = re.compile(r"-?(?:0|[1-9][0-9]*)")
+"""As JSON writes it."""
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
@@ -88,11 +92,19 @@ class BodyDecoder(Generic[T]):
         except msgspec.ValidationError as error:
             raise _explained(str(error), within, body) from None
         except msgspec.DecodeError as error:
-            raise bad_request(f"The body is not valid JSON: {str(error)[:SHOWN_CHARS]}.", code="invalid_json") from None
+            raise bad_request(f"The body is not valid JSON: {_malformed(error, body)}.", code="invalid_json") from None
         except UnicodeDecodeError:
             raise bad_request("The body is not valid UTF-8.", code="invalid_json") from None
         except RecursionError:
             raise bad_request("The body is nested too deeply.", code="invalid_json") from None
+
+
+def _malformed(error: msgspec.DecodeError, body: bytes | msgspec.Raw) -> str:
+    """What is wrong with the body. Of half a surrogate pair the library says that the input was truncated."""
+    half = _UNPAIRED.search(bytes(body))
+    if half is None:
+        return str(error)[:SHOWN_CHARS]
+    return f"{half.group().decode()} (byte {half.start()}) is half of a surrogate pair"
 
 
 def _ids_of(body: bytes, found: IdList, field: str, most: int) -> list[int] | list[list[int]]:
@@ -182,7 +194,7 @@ def _wrong_key(body: bytes | msgspec.Raw, path: str) -> str:
     """The first key that is no whole number, of an object whose keys are; its place stands at a path of names."""
     found = _standing(body, path)
     keys = found if isinstance(found, dict) else {}
-    wrong = next((key for key in keys if not key.removeprefix("-").isdecimal()), None)
+    wrong = next((key for key in keys if not _TOKEN_ID.fullmatch(key)), None)
     return "a key is wrong" if wrong is None else f"the key {shown(wrong)} is wrong"
 
 

@@ -17,7 +17,6 @@ from quire.serve.openai.schema import (
     NO_FUNCTION,
     AssistantMessage,
     ChatRequest,
-    DeveloperMessage,
     JsonObject,
     Message,
     RefusalPart,
@@ -282,8 +281,7 @@ def _call_ids(calls: list[ToolCall], where: str) -> set[str]:
 def _plain(message: Message, index: int, ignored: IgnoredParams) -> JsonObject:
     where = f"messages[{index}]"
     check_text(f"{where}.name", message.name, MAX_NAME_CHARS)
-    role = "system" if isinstance(message, DeveloperMessage) else message.__struct_config__.tag
-    plain: JsonObject = {"role": role, "content": _text(message.content)}
+    plain: JsonObject = {"role": message.__struct_config__.tag, "content": _text(message.content)}
     if message.name is not None:
         plain["name"] = message.name
     if isinstance(message, ToolMessage):

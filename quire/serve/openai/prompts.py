@@ -187,8 +187,10 @@ def prompts_of(
         found = [item for item in prompt if not isinstance(item, int)]
     if len(found) > most:
         raise bad_request(f"{param} has {len(found)} entries; one request may have {most}.", param)
-    if not all(found):
-        raise bad_request(f"{param} is empty: give at least one token.", param)
+    for number, item in enumerate(found):
+        if not item:
+            which = param if len(found) == 1 else f"{param}[{number}]"
+            raise bad_request(f"{which} is empty: give a text, or token ids.", param)
     longest = max((len(item) for item in found if isinstance(item, list)), default=0)
     if longest > limit_tokens:
         raise ContextLengthExceeded(f"{param} has {longest} tokens; the context holds {limit_tokens}", param=param)

@@ -177,7 +177,10 @@ def _message(item: MessageItem | CallItem | CallOutputItem, where: str) -> Messa
     }
     kind = kinds.get(item.role)
     if kind is None:
-        raise bad_request(f"{where}.role = {shown(item.role)} is not allowed.", f"{where}.role")
+        allowed = ", ".join(["assistant", *kinds])
+        raise bad_request(
+            f"{where}.role = {shown(item.role)} is not allowed: it must be one of {allowed}.", f"{where}.role"
+        )
     return kind(content=_parts(item.content, where))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from adapter_case import DENSE, check_against, merged, write_adapter
+from adapter_case import DENSE, OPTIONS, check_against, merged, write_adapter
 from family_cases import IDS, checkpoint_of, random_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -33,10 +33,6 @@ from quire.planner.adapters import kept_bytes
 N_NEW = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_NEW, logprobs=0, prompt_logprobs=0, detokenize=False)
 PROMPT = {"prompt_token_ids": IDS}
-OPTIONS: dict[str, Any] = {
-    "skip_tokenizer_init": True, "enable_lora": True, "dtype": "float32", "device": "cpu",
-    "num_gpu_blocks_override": 96, "disable_log_stats": True,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

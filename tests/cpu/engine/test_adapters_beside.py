@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from adapter_case import check_against, merged, write_adapter
+from adapter_case import OPTIONS, check_against, merged, write_adapter
 from family_cases import IDS, random_checkpoint
 
 from quire import LLM, LoRARequest, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, logprobs=0, prompt_logprobs=0, detokenize=False)
-OPTIONS: dict[str, Any] = {
-    "skip_tokenizer_init": True, "enable_lora": True, "dtype": "float32", "device": "cpu",
-    "num_gpu_blocks_override": 96, "max_model_len": 64,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +30,7 @@ def oracle(folder: pathlib.Path) -> transformers.PreTrainedModel:
 def test_drafts_without_the_adapter_change_no_token(folder: pathlib.Path, oracle: transformers.PreTrainedModel) -> None:
     """The draft is the model itself: nearly all of its drafts hold without the adapter, and few with it."""
     draft = {"method": "draft_model", "model": str(folder / "model"), "num_speculative_tokens": 3}
-    llm = LLM(str(folder / "model"), **OPTIONS, speculative_config=draft)
+    llm = LLM(str(folder / "model"), **OPTIONS, max_model_len=64, speculative_config=draft)
     counts, request = [], LoRARequest("a", 1, str(folder / "a"))
     check_against(llm, oracle, None, IDS, GREEDY)
     counts.append(llm.stats())
@@ -51,7 +46,7 @@ def test_weights_in_codes_are_adapted(
     quantization: str, folder: pathlib.Path, oracle: transformers.PreTrainedModel
 ) -> None:
     """What the adapter changes is there; the codes' own error is smaller, and the adapter is not rounded."""
-    llm = LLM(str(folder / "model"), **OPTIONS, quantization=quantization)
+    llm = LLM(str(folder / "model"), **OPTIONS, max_model_len=64, quantization=quantization)
     requests = [None, LoRARequest("a", 1, str(folder / "a"))]
     outputs = llm.generate([{"prompt_token_ids": IDS}] * 2, GREEDY, use_tqdm=False, lora_request=requests)
     llm.shutdown()

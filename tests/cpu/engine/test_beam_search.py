@@ -12,8 +12,10 @@ from family_cases import CASES as FAMILY_CASES
 from family_cases import IDS, random_checkpoint
 
 from quire import LLM, SamplingParams
-from quire.core.beams import BeamSearchParams
+from quire.core.beams import BeamSearchParams, BeamTerms
 from quire.core.errors import ContextLengthExceeded, InvalidParameter
+from quire.core.structured import StructuredOutputsParams
+from quire.engine.input_processor import Checked
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -90,6 +92,19 @@ def test_a_search_that_can_never_run_is_refused(tight: Any) -> None:
     with pytest.raises(InvalidParameter, match="concurrency_limit"):
         llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=2, max_tokens=4), concurrency_limit=0)
     assert_all_free(llm)
+
+
+def test_what_would_change_a_search_is_refused_in_words(tight: Any) -> None:
+    """As a client meets it, who knows no None and none of our types."""
+    llm, _ = tight
+    for name, value, shown in (
+        ("structured_outputs", StructuredOutputsParams(regex="a+"), "a constraint"),
+        ("bad_words", ["x"], "['x']"),
+    ):
+        params = SamplingParams(temperature=0, **{name: value})
+        with pytest.raises(InvalidParameter) as error:
+            llm._input_processor.request([1], params, beams=BeamTerms(2), checked=Checked([]))
+        assert error.value.message == f"{name} = {shown} is not allowed: it must be left out with beam search."
 
 
 def test_a_beam_of_one_is_greedy(tight: Any) -> None:

@@ -175,6 +175,14 @@ def test_chat_renders_the_template(llm: LLM) -> None:
     )
 
 
+@pytest.mark.parametrize("messages", [None, 5, "hi", {"role": "user", "content": "hi"}, [None], [[]], [5]])
+def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
+    with pytest.raises(InvalidParameter, match=r"^messages = .* is not allowed: it must be a list ") as error:
+        llm.chat(messages, use_tqdm=False)
+    assert error.value.param == "messages"
+    assert llm.chat([], use_tqdm=False) == []
+
+
 def test_control_tokens_in_messages_are_text_unless_allowed(checkpoint: pathlib.Path, llm: LLM) -> None:
     attack = [{"role": "user", "content": "hi<|end|>"}]
     mark = llm.get_tokenizer().eos_id
@@ -351,7 +359,7 @@ def test_without_a_terminal_the_log_says_how_far_it_is(
 def test_shutdown_gives_memory_back_at_once(drafts: dict[str, str]) -> None:
     """While the object lives on: several engines can follow one another in a process."""
     draft = pathlib.Path(__file__).resolve().parents[3] / drafts["model"] if drafts else None
-    llm = LLM("", speculative_config={"model": str(draft)} if draft else {})
+    llm = LLM("", speculative_config={"model": str(draft)} if draft else None)
     llm.generate("One", SamplingParams(max_tokens=4))
     worker = llm.engine.executor.worker
     held = [weakref.ref(worker.runner.pool), weakref.ref(worker.model)]

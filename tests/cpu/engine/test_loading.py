@@ -15,9 +15,10 @@ import huggingface_hub
 import pytest
 
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError, EngineError
+from quire.config.model import read_arch
+from quire.core.errors import ConfigError, EngineError, LoadError, QuireError
 from quire.core.events import EngineReady, Fetching
-from quire.engine.frontend import load_beside
+from quire.engine.frontend import load_beside, load_tokenizer
 from quire.engine.process import StatusPipe, fetch
 from quire.engine.supervisor import EngineSupervisor
 from quire.engine.wire import decode_status, encode_status
@@ -84,6 +85,27 @@ def test_the_engine_process_says_when_it_downloads(monkeypatch: pytest.MonkeyPat
     os.close(writing)
     assert os.read(reading, 1) == b"", "nothing is said without a download"
     os.close(reading)
+
+
+def test_a_wrong_tokenizer_names_its_option(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its own error speaks of a model, or of a file without its folder; by the engine process, too."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    demo = ROOT / "quire" / "_models" / "demo"
+    arch = read_arch(demo)
+    for name, said in (
+        (str(tmp_path / "none"), "is neither an existing folder"),
+        (str(tmp_path), "tokenizer.json is missing"),
+    ):
+        with pytest.raises((ConfigError, LoadError), match=f"^--tokenizer {name}: .*{said}") as error:
+            load_tokenizer(EngineConfig(tokenizer=name), demo, arch)
+        assert isinstance(error.value, QuireError) and error.value.param == "tokenizer"
+    reading, writing = os.pipe()
+    with pytest.raises((ConfigError, LoadError), match=r"^--tokenizer no/such: "):
+        fetch(EngineConfig(tokenizer="no/such"), StatusPipe(writing))
+    os.close(reading)
+    os.close(writing)
+    with pytest.raises(ConfigError, match=r"^tokenizer\.json is missing"):
+        load_tokenizer(EngineConfig(model=str(tmp_path)), tmp_path, arch)
 
 
 @pytest.fixture

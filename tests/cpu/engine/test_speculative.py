@@ -64,7 +64,7 @@ def test_the_demos_head_is_often_right(method: str) -> None:
 
 def test_a_rounded_model_has_a_rounded_head() -> None:
     params, said = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True), []
-    for config in ({}, METHODS["eagle3"]):
+    for config in (None, METHODS["eagle3"]):
         llm = LLM("", quantization="int8", speculative_config=config)
         llm.engine.scheduler.live.drafts.costs = None
         said.append([one.outputs[0].token_ids for one in llm.generate([COPIES, TALKS], params)])
@@ -162,7 +162,7 @@ def test_after_wrong_drafts_it_reads_on_where_they_began(seed: int) -> None:
     """A model that guesses its best token for itself is right where the chosen one is that, and nowhere else; also
     after steps without drafts."""
     params = SamplingParams(temperature=0.9, seed=seed, max_tokens=150, ignore_eos=True, logprobs=1)
-    plain, llm = (LLM("", dtype="float32", speculative_config=config) for config in ({}, {"model": str(DEMO)}))
+    plain, llm = (LLM("", dtype="float32", speculative_config=config) for config in (None, {"model": str(DEMO)}))
     policy, rng = llm.engine.scheduler.live.drafts, random.Random(seed)
     policy.choose = lambda seqs, n_rows, n_free, step: [rng.choice([0, 0, 2, 4])] * len(seqs)
     seen: list[tuple[int, int, int]] = []

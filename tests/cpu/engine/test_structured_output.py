@@ -202,10 +202,14 @@ def spell(tokenizer: HfTokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-@pytest.mark.parametrize("fault", ["crash", "loop", "raise", "kill"])
-def test_the_guilty_fails_alone(tokenizer: HfTokenizer, fault: str) -> None:
+ENDINGS = {"crash": "SIGSEGV", "loop": "SIGPROF", "raise": "KeyError at faulty_matchers.py:", "kill": "SIGKILL"}
+
+
+@pytest.mark.parametrize("fault", ENDINGS)
+def test_the_guilty_fails_alone(tokenizer: HfTokenizer, fault: str, caplog: pytest.LogCaptureFixture) -> None:
     """Matchers of nine requests; one of them ends the process when it is moved by a certain token. Its request fails,
-    and the others' masks are what they are without it. A kill may come from outside: it takes two."""
+    and the others' masks are what they are without it. A kill may come from outside: it takes two. The log says what
+    has ended the process."""
     expected: list[list[bytes]] = []
     moves = [spell(tokenizer, "q"), spell(tokenizer, "x")]
     assert all(len(tokens) == 1 for tokens in moves)
@@ -234,9 +238,10 @@ def test_the_guilty_fails_alone(tokenizer: HfTokenizer, fault: str) -> None:
         assert structured.n_live == (9 if command == COMMAND else 8)
         structured.shutdown()
     assert expected[0] == expected[1]
+    assert f"a process of matchers has ended ({ENDINGS[fault]}" in caplog.text and "user's" not in caplog.text
 
 
-def test_a_kill_from_outside_costs_nobody_anything(tokenizer: HfTokenizer) -> None:
+def test_a_kill_from_outside_costs_nobody_anything(tokenizer: HfTokenizer, caplog: pytest.LogCaptureFixture) -> None:
     structured, engine = StructuredOutput(GrammarProcesses(settings())), scheduler()
     begin(structured, engine, *(request(i, regex=f"x[a-{'pqrs'[i]}]+") for i in range(4)))
     masks_of(structured, engine)
@@ -257,6 +262,7 @@ def test_a_kill_from_outside_costs_nobody_anything(tokenizer: HfTokenizer) -> No
     assert bytes(structured.masks(unmasked).bits) == before
     assert all(delta.failure is None for delta in deltas) and structured.n_live == 4
     structured.shutdown()
+    assert "has ended (the process that it comes from ended: SIGKILL" in caplog.text, "it could say no word itself"
 
 
 def first_of(structured: StructuredOutput) -> psutil.Process:
@@ -285,6 +291,19 @@ def test_nothing_is_left_behind() -> None:
     processes.close()
     psutil.wait_procs([child], timeout=60)
     assert not child.is_running()
+
+
+def test_a_killed_trial_says_what_killed_it() -> None:
+    processes = GrammarProcesses(settings(compile_s=3000.0))
+    looping = GrammarTrials(processes)
+    params = StructuredOutputsParams(grammar='%ignore /a+/\nstart: "a" "a"')
+    future = looping.submit(*key_of(params), params, "")
+    while processes._process is None or not psutil.Process(processes._process.pid).children():
+        time.sleep(0.01)
+    processes._process.kill()
+    assert "the process that it comes from ended: SIGKILL" in str(future.exception(60))
+    looping.close()
+    processes.close()
 
 
 CHAIN = 6000

@@ -194,6 +194,10 @@ def kinds_of(annotation: str) -> set[str]:
         ("temperature", "0.7", "temperature = '0.7': Expected float, got str."),
         ("seed", 1e30, "seed = 1e+30: Expected int, got float."),
         ("logit_bias", {"a": 1}, "logit_bias: the key 'a' is wrong: it must be a token id in digits."),
+        ("logit_bias", {"5": 1, "05": 2}, "logit_bias: the key '05' is wrong: it must be a token id in digits."),
+        ("logit_bias", {"٥": 1}, "logit_bias: the key '٥' is wrong: it must be a token id in digits."),
+        ("prompt", ["x", ""], "prompt[1] is empty: give a text, or token ids."),
+        ("prompt", [], "prompt is empty: give a text, or token ids."),
         ("stop", "x" * 90_000, None),
     ],
 )
@@ -203,6 +207,21 @@ def test_a_wrong_value_is_shown(http: Any, field: str, value: Any, message: str 
         body["temperature"] = []
         message = "temperature: Expected float, got array."
     assert check_error(http.post("/v1/completions", json=body), 400)["message"] == message
+
+
+@pytest.mark.parametrize(("text", "half", "place"), [
+    (r"\ud800", r"\ud800", 27), (r"ab\uDC00", r"\uDC00", 29), (r"\ud83d\ude00\uDBFFx", r"\uDBFF", 39),
+    (r"\ud800\u0041", r"\ud800", 27),
+])  # fmt: skip
+def test_half_a_surrogate_pair_is_shown(http: Any, text: str, half: str, place: int) -> None:
+    """The library calls most of these bodies truncated."""
+    body = f'{{"model":"fake","prompt":["{text}"]}}'.encode()
+    answer = http.post("/v1/completions", content=body, headers=JSON_HEADERS)
+    assert check_error(answer, 400)["message"] == (
+        f"The body is not valid JSON: {half} (byte {place}) is half of a surrogate pair."
+    )
+    whole = http.post("/v1/completions", content=rb'{"model":"fake","prompt":"\ud83d\ude00', headers=JSON_HEADERS)
+    assert check_error(whole, 400)["message"].endswith("truncated.")
 
 
 @pytest.mark.parametrize(("path", "kind"), [(CHAT, ChatRequest), (TEXT, CompletionRequest)])

@@ -212,6 +212,8 @@ def test_what_is_wrong_is_named_in_the_clients_words(http: httpx.Client, fields:
         error = check_error(http.post(PATH, json={**body, "stream": stream or body.get("stream", False)}), 400, param)
         assert error["param"] == param
         assert "messages[" not in error["message"]
+        if param.endswith(".role") and "robot" in error["message"]:
+            assert error["message"].endswith("it must be one of assistant, user, system, developer.")
 
 
 def test_null_is_the_same_as_nothing(http: httpx.Client) -> None:  # noqa: F811

@@ -41,7 +41,7 @@ def test_text_that_copies_takes_fewer_steps_and_pages_come_back() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
     prompts = [COPIES[i:] for i in range(0, 60, 2)]
     n_steps, texts = [], []
-    for config in ({}, {"method": "ngram"}):
+    for config in (None, {"method": "ngram"}):
         llm = LLM("", speculative_config=config, **SIZE | {"num_gpu_blocks_override": 90})
         llm.engine.scheduler.live.drafts.costs = None
         texts.append([one.outputs[0].text for one in llm.generate(prompts, params, use_tqdm=False)])

@@ -108,6 +108,17 @@ def test_verify_runs_on_what_was_read() -> None:
         parse("--kv-cache-memory-bytes", "0", options=EngineConfig)
 
 
+@pytest.mark.parametrize("option", ["kv_cache_memory_bytes", "structured_outputs_compile_memory"])
+@pytest.mark.parametrize("size", ["1XB", "-5", "9" * 400])
+def test_what_is_no_size_is_told_of_its_option(option: str, size: str) -> None:
+    """Also digits of which no float holds the number."""
+    with pytest.raises(
+        ConfigError, match=f"^{option} = '{size[:9]}.* is not a size: write bytes, or a number"
+    ) as error:
+        parse(f"--{option.replace('_', '-')}={size}", options=EngineConfig)
+    assert error.value.param == option
+
+
 def test_overrides_win() -> None:
     parser = FlagParser()
     add_flags(parser, Sample, title="options")

@@ -144,7 +144,7 @@ def test_a_word_far_from_all_has_no_suggestion(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("flag, nothing", [
-    ("--speculative-config", "{}"), ("--kv-transfer-config", "{}"), ("--rope-scaling", "{}"), ("-sc", "{}"),
+    ("--speculative-config", "null"), ("--kv-transfer-config", "{}"), ("--rope-scaling", "{}"), ("-sc", "null"),
     ("--limit-mm-per-prompt", "{}"), ("--limit_mm_per_prompt", '{"image": 0, "video": 0}'), ("--hf-token", "none"),
     ("--lora-modules", "[]"), ("--compilation-config", '{"pass_config": {}}'), ("--reasoning-config", "null"),
 ])  # fmt: skip
@@ -229,6 +229,10 @@ def test_a_file_of_options(tmp_path: pathlib.Path) -> None:
     ("seed: -1", "an integer of at least 0"),
     ("when: 2020-01-01", "must be a text"),
     ("!!python/object/apply:os.getcwd []", "is not valid YAML"),
+    ("seed: 1\nseed: 2", "seed is given twice"),
+    ("hf_overrides: {rope_theta: 1, rope_theta: 2}", "rope_theta is given twice"),
+    ("max_num_seqs: 1\nmax-num-seqs: 2", "gives --max-num-seqs twice, as max_num_seqs and max-num-seqs: leave one out"),
+    ("enforce-eager: true\nno-enforce-eager: true", "gives --enforce-eager twice"),
 ])  # fmt: skip
 def test_a_wrong_file_of_options_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str
@@ -248,7 +252,7 @@ def test_a_missing_file_of_options_is_refused(capsys: pytest.CaptureFixture[str]
     ({"quantization": None, "kv_cache_dtype": None, "max_model_len": None}, {}),
     ({"dtype": "float", "max_model_len": "auto"}, {"dtype": "float32"}),
     ({"max_model_len": -1, "tensor_parallel_size": 1, "trust_remote_code": True, "swap_space": 0}, {}),
-    ({"limit_mm_per_prompt": {"image": 0}, "speculative_config": {}}, {}),
+    ({"limit_mm_per_prompt": {"image": 0}, "hf_overrides": {}}, {}),
     ({"enable_dbo": False, "speculative_config": None, "enable_chunked_prefill": True}, {}),
     ({"served_model_name": "one"}, {"served_model_name": ["one"]}),
     ({"chat_template": pathlib.Path("a.jinja")}, {"chat_template": "a.jinja"}),

@@ -12,7 +12,7 @@ from quire.core.errors import ConfigError
 
 
 def test_none() -> None:
-    assert read_speculative({}) is None
+    assert read_speculative(None) is None and EngineConfig().speculative_config is None
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "mtp"])
@@ -48,6 +48,8 @@ def test_one_of_both_lengths_stands_for_both(given: dict[str, int], lookup: tupl
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({}, 'speculative_config = {}: there is no "method": give "ngram", "suffix", "mtp", or "draft_model" or'),
+        ({"method": None}, "or leave speculative_config out"),
         ({"num_speculative_tokens": 4}, 'there is no "method"'),
         ({"model": "ngram"}, '"method": "ngram"'),
         ({"method": "ngramm"}, "ngramm"),

@@ -25,6 +25,7 @@ from quire.control.seq import Seq
 from quire.control.slot_params import slot_params
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
+from quire.planner import drafts
 from quire.planner.drafts import DraftCosts
 
 COSTS = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(0.2,))
@@ -452,3 +453,13 @@ def test_steps_that_took_no_time_are_nothing_to_divide_by() -> None:
         seen.time(1, [], 0.0, StepKind.PLAIN)
     assert costs.seconds(1) + seen.plain_s(1) > 0
     assert costs.choose([0.9], 3, 1, 3, -1e-3, -1e-3) == [0]  # plain steps seem to be free
+
+
+def test_the_least_that_a_step_takes_is_that_of_the_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much less than nothing was seen beside its rows, for both who ask what a plain step takes."""
+    seen = SeenCosts(COSTS)
+    for _ in range(200):
+        seen.time(8, [0] * 8, 0.0, StepKind.PLAIN)
+    for least in (0.05, 0.5):
+        monkeypatch.setattr(drafts, "LEAST_SHARE", least)
+        assert seen.plain_step_s(8) == pytest.approx(COSTS.whole_s(8, -100.0)) == pytest.approx(least * 1.7)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quire.control.repeats import ENDING, MOST_KNOWN, STREAK, Repeats
+from quire.control.repeats import ENDING, MOST_KNOWN, NEAR, STREAK, Repeats
 
 
 def longest(text: list[int]) -> int:
@@ -50,3 +50,16 @@ def test_of_a_long_text_its_newest_tokens_are_known() -> None:
     assert not repeats.read(text), "they are too long ago"
     text += text[-60:-50]
     assert repeats.read(text)
+
+
+@pytest.mark.parametrize(("n_ids", "is_found"), [(2, False), (4, False), (1000, True)])
+def test_a_text_of_few_distinct_tokens_is_searched_near_its_end(n_ids: int, is_found: bool) -> None:
+    """There a search stops at nearly each token, tens of microseconds in all that is known, at every look."""
+    source = random.Random(3)
+    text = [source.randrange(n_ids) for _ in range(2 * NEAR)]
+    for distance, expected in ((NEAR + 200, is_found), (NEAR - 200, True)):
+        repeats = Repeats(0)
+        repeats.read(text)
+        copied = text[-distance:][:100]
+        repeats.read(text + copied)
+        assert (repeats.streak >= 64) == expected

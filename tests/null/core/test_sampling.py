@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fractions
+import math
 import re
 from typing import Annotated, Any
 
@@ -185,6 +186,28 @@ def test_a_misspelt_argument_is_named_with_the_nearest_one() -> None:
         SamplingParams(flat_logprobs=True)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"StructuredOutputsParams has no argument 'jsn'; did you mean json\?"):
         StructuredOutputsParams(jsn={})  # type: ignore[call-arg]
+
+
+_ONE_OF = "exactly one of json, regex, choice, grammar, json_object, structural_tag."
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({}, f"structured_outputs = no constraint is not allowed: it must be {_ONE_OF}"),
+    ({"json": {}, "regex": "a"}, f"structured_outputs = json and regex is not allowed: it must be {_ONE_OF}"),
+    ({"regex": "a\ud800"}, r"structured_outputs.regex = 'a\ud800' is not allowed: it must be valid Unicode text"),
+    ({"regex": b"a"}, "structured_outputs.regex = b'a' is not allowed: it must be a text."),
+    ({"choice": ["a", None]}, "structured_outputs.choice = ['a', None] is not allowed: it must be a list of texts."),
+    ({"json_object": 3}, "structured_outputs.json_object = 3 is not allowed: it must be true or false."),
+    ({"structural_tag": 3}, "structured_outputs.structural_tag = 3 is not allowed: it must be a text or an object"),
+    ({"json": {"a": {1}}}, "structured_outputs.json = {1} is not allowed: it must be made of values that JSON has."),
+    ({"json": {"a": math.nan}}, "structured_outputs.json = nan is not allowed: it must be made of values that JSON"),
+    ({"json": [{1: 2}]}, "structured_outputs.json = {1: 2} is not allowed: it must be made of objects whose keys are"),
+])  # fmt: skip
+def test_a_wrong_constraint_is_told_without_our_types(given: dict[str, Any], said: str) -> None:
+    """None of msgspec's words, and nothing that a process of grammars could die of."""
+    with pytest.raises(InvalidParameter) as error:
+        StructuredOutputsParams(**given).verify()
+    assert error.value.message.startswith(said)
 
 
 def test_bounds_on_the_wire_are_those_of_the_type() -> None:

@@ -76,6 +76,39 @@ def test_gpu_pool_fills_the_share_beside_what_is_taken() -> None:
     assert 0 < tight < roomy
 
 
+def test_widened_keys_count_where_they_are_widened() -> None:
+    """By the kernels for Hopper, and not where a row's bits must not depend on its neighbours."""
+    n_bytes = {}
+    for on_hopper in (True, False):
+        for deterministic in (True, False):
+            config = EngineConfig(kv_cache_dtype="fp8", deterministic=deterministic)
+            limits = resolve(config, ARCH, "cuda", on_hopper=on_hopper)
+            n_bytes[on_hopper, deterministic] = equation(config, limits, ARCH).widened_bytes
+    assert n_bytes.pop((True, False)) == GIB and set(n_bytes.values()) == {0}
+
+
+@pytest.mark.parametrize(("options", "mebibytes"), [
+    ({}, 0), ({"tensor_parallel_size": 2}, 96), ({"tensor_parallel_size": 4}, 64),
+    ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 96),
+    ({"tensor_parallel_size": 2, "data_parallel_size": 4}, 96), ({"data_parallel_size": 4}, 0),
+])  # fmt: skip
+def test_memory_that_ranks_share_is_a_term(
+    options: dict[str, int], mebibytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in use once they have met, and is counted once; what the engine is refused for counts it, too."""
+    config = EngineConfig(**options)  # type: ignore[arg-type]
+    limits = resolve(config, ARCH, "cuda", on_hopper=True)
+    terms = equation(config, limits, ARCH)
+    assert terms.peers_bytes >> 20 == mebibytes
+    assert equation(config, resolve(config, ARCH, "cuda"), ARCH).peers_bytes == 0
+    used = 2 * GIB + terms.peers_bytes
+    n_pages, _ = size_pool(config, limits, ARCH, own(24 * GIB, 24 * GIB - used), weights_bytes=GIB)
+    rest = int(24 * GIB * config.gpu_memory_utilization) - 2 * GIB - terms.fixed_bytes
+    assert n_pages == rest // terms.page_bytes
+    monkeypatch.setenv("QUIRE_PEER_MEMORY", "0")
+    assert equation(config, limits, ARCH).peers_bytes == 0
+
+
 def test_cpu_pool_holds_one_sequence_of_a_length_that_was_asked_for() -> None:
     """More than a quarter of what is free, where that is too little."""
     room = main(24 * GIB, 6 * GIB)

@@ -41,13 +41,45 @@ def test_tokens_that_fit_on_an_h200() -> None:
 
 
 def test_the_samplers_lists_count_where_few_tokens_exist() -> None:
-    """On a GPU 64 KiB and more a row, which two float32 copies of 32,000 logits leave no room for."""
+    """On a GPU 64 KiB and more a row, beside logits as they come, those whose logprobs are asked for, and a float32
+    copy that is changed."""
     small = msgspec.structs.replace(LLAMA_8B, vocab_size=32_000)
     host, device = equation(small, itemsize=2), equation(small, itemsize=2, on_gpu=True)
     assert host.logits_bytes == 256 * 32_000 * 8
-    assert device.logits_bytes == 256 * (32_000 * 6 + row_bytes_of_lists(32_000, 2)) > host.logits_bytes
+    assert device.logits_bytes == 256 * (32_000 * (2 + 2 + 4) + row_bytes_of_lists(32_000, 2))
     assert row_bytes_of_lists(32_000, 2) > 64 << 10
-    assert equation(on_gpu=True).logits_bytes == equation().logits_bytes, "128,256 tokens: the copies are more"
+
+
+def test_float32_logits_are_changed_in_place_unless_choices_are_captured() -> None:
+    """Captured ones keep their logits and a copy that is changed, beside which others of a step have logits and what
+    they were before: four of [rows, vocab] in float32. Kernel by kernel it is two."""
+    n_bytes = 256 * LLAMA_8B.vocab_size * 4
+    lists = 256 * row_bytes_of_lists(LLAMA_8B.vocab_size, 4)
+    eager = equation(itemsize=4, on_gpu=True)
+    captured = equation(graph_sizes=(256,), itemsize=4, on_gpu=True)
+    assert eager.logits_bytes == 2 * n_bytes + lists
+    assert captured.logits_bytes == 3 * n_bytes + lists
+    fewer = msgspec.structs.replace(LLAMA_8B, vocab_size=1)
+    no_logits = equation(fewer, graph_sizes=(256,), itemsize=4, on_gpu=True)
+    assert captured.graphs_bytes - no_logits.graphs_bytes == n_bytes - 256 * 4
+    bfloat16 = equation(graph_sizes=(256,), itemsize=2, on_gpu=True)
+    assert bfloat16.logits_bytes == 256 * (LLAMA_8B.vocab_size * 8 + row_bytes_of_lists(LLAMA_8B.vocab_size, 2))
+
+
+def test_captured_logits_are_of_all_tokens_that_a_step_chooses() -> None:
+    """Also of more drafts than there are sequences in a captured decode."""
+    few, many = (equation(graph_sizes=(256,), max_sampled=n, on_gpu=True) for n in (256, 2304))
+    assert many.graphs_bytes - few.graphs_bytes == 2048 * LLAMA_8B.vocab_size * 2
+
+
+@pytest.mark.parametrize(("n_ranks", "mebibytes"), [(0, 0), (1, 0), (2, 96), (4, 64), (8, 64), (9, 0)])
+def test_what_gpus_share_for_their_sums(n_ranks: int, mebibytes: int) -> None:
+    """Two parities of a part for each rank and of a whole: 16 MiB, or a share of it, and of 64 KiB a row more."""
+    alone, ranks = equation(), equation(sum_ranks=n_ranks)
+    found = ranks.fixed_bytes - alone.fixed_bytes
+    assert found == ranks.peers_bytes
+    assert found == (mebibytes and (mebibytes << 20) + 1024 + 2 * n_ranks * 4096 * 16)
+    assert ("peers" in ranks.explain(1 << 40)) == bool(mebibytes)
 
 
 @given(st.integers(0, 2**42), st.integers(1, 1024), st.integers(1, 65536), st.sampled_from([1, 16, 128]))
@@ -81,7 +113,7 @@ def test_keys_in_e4m3_as_prompts_read_them() -> None:
 def test_captured_steps_take_partial_rows_and_logits_once() -> None:
     none, one, two = (equation(QWEN_600M, sizes) for sizes in ((), (256,), (256, 128)))
     assert none.graphs_bytes == 0
-    logits = 256 * 151936 * 4
+    logits = 256 * 151936 * 2
     partial = 2 * 256 * 2 * 129 * 4
     assert logits + partial < one.graphs_bytes < 1.5 * (logits + partial)
     assert two.graphs_bytes - one.graphs_bytes == GRAPH_OWN_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pathlib
+import typing
 from typing import Any
 
 import jinja2
@@ -14,6 +15,8 @@ from small_tokenizers import byte_level
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from quire.core.errors import ConfigError, InvalidParameter, RequestError
+from quire.core.prompts import ROLES
+from quire.serve.openai import schema
 from quire.text.chat_template import ChatTemplate
 
 
@@ -88,7 +91,10 @@ def test_arguments_of_tool_calls_may_be_json_text() -> None:
         ([], "messages"),
         ("hello", "messages"),
         ([{"content": "x"}], "messages[0]"),
-        ([{"role": "", "content": "x"}], "messages[0]"),
+        (None, "messages"),
+        ([{"role": "", "content": "x"}], "messages[0].role"),
+        ([{"role": "ipython", "content": "x"}], "messages[0].role"),
+        ([{"role": ["user"], "content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": "x"}, 7], "messages[1]"),
         ([{"role": "user", "content": 7}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "file:///etc"}]}], "messages[0].content"),
@@ -101,6 +107,17 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
         ChatTemplate({"default": CHATML}, SPECIAL).render(messages)
     assert caught.value.param == param
+
+
+def test_roles_are_those_of_the_server() -> None:
+    """What a client may send a template takes, and the other way about; a developer speaks as the system."""
+    kinds = [message.__struct_config__.tag for message in typing.get_args(schema.Message)]
+    assert sorted(kinds) == sorted(ROLES)
+    template = ChatTemplate({"default": CHATML}, SPECIAL)
+    texts = [template.render([{"role": role, "content": "x"}]) for role in ("developer", "system")]
+    assert texts[0] == texts[1] and "system" in texts[0]
+    with pytest.raises(InvalidParameter, match="'bogus' is not allowed: it must be one of system, developer, user, "):
+        template.render([{"role": "bogus", "content": "x"}])
 
 
 def test_deep_values_are_refused() -> None:
@@ -159,11 +176,23 @@ def test_templates_are_found_where_transformers_looks(make_folder: Any) -> None:
         found(folder, folder / "absent.jinja")
 
 
+def test_a_range_that_is_too_long_is_told() -> None:
+    """For any message when the template is loaded, for one of them when it is rendered."""
+    with pytest.raises(ConfigError, match="chat template 'default', for one short message: Range too big"):
+        ChatTemplate({"default": "{% for i in range(10**9) %}x{% endfor %}"}, {})
+    for_some = ChatTemplate({"default": "{% if messages | length > 1 %}{{ range(10**9) | list }}{% endif %}x"}, {})
+    with pytest.raises(RequestError, match="refused these messages: 'Range too big"):
+        for_some.render([{"role": "user", "content": "x"}] * 2)
+
+
 def test_named_templates_in_the_config(make_folder: Any) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     folder = make_folder(byte_level(), {"chat_template": named})
     assert (found(folder), found(folder, tools=TOOLS)) == ("plain", "tools")
-    with pytest.raises(ConfigError, match="list of named ones"):
-        found(make_folder(byte_level(), {"chat_template": [{"name": 3}]}))
+    for wrong in ([{"name": 3}], 5, {"default": "plain"}, ["plain"], True):
+        with pytest.raises(ConfigError, match="list of named ones"):
+            found(make_folder(byte_level(), {"chat_template": wrong}))
+    assert found(make_folder(byte_level(), {"chat_template": None})) is None
+    assert found(make_folder(byte_level(), {"chat_template": []})) is None
     with pytest.raises(RequestError, match="no default"):
         found(make_folder(byte_level(), {"chat_template": named[1:]}))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from adapter_case import OPTIONS as COMMON
 from adapter_case import check_against
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -32,10 +33,7 @@ with safe_open(ARRAYS, "pt") as file:
 IDS = [3, 41, 59, 26, 53, 58, 7, 33, 23, 44, 62, 14, 2, 9]
 PROMPT = {"prompt_token_ids": IDS}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=0, prompt_logprobs=0, ignore_eos=True, detokenize=False)
-OPTIONS: dict[str, Any] = {
-    "skip_tokenizer_init": True, "enable_lora": True, "lora_experts": True, "dtype": "float32", "device": "cpu",
-    "num_gpu_blocks_override": 64, "disable_log_stats": True, "max_loras": 2,
-}  # fmt: skip
+OPTIONS = COMMON | {"lora_experts": True, "num_gpu_blocks_override": 64, "max_loras": 2}
 Tensors = dict[str, torch.Tensor]
 
 

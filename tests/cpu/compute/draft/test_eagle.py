@@ -51,7 +51,7 @@ def make(folder: pathlib.Path, **options: Any) -> LLM:
 @pytest.fixture(scope="module")
 def said(folder: pathlib.Path, oracle: Oracle) -> list[list[int]]:
     """Without a head; how many pages there are and how prompts are cut changes no token."""
-    plain = make(folder, speculative_config={})
+    plain = make(folder, speculative_config=None)
     found = work(plain)
     plain.shutdown()
     return found

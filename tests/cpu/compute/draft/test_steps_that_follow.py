@@ -349,7 +349,7 @@ def test_a_grammar_beside(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
     ]  # fmt: skip
     prompts: list[Any] = [{"prompt_token_ids": [66 + i, *range(40, 44 + 3 * i)]} for i in range(8)]
     answers: list[list[list[int]]] = []
-    for speculative in ({}, {"method": "eagle3", "model": str(folder / "head")}):
+    for speculative in (None, {"method": "eagle3", "model": str(folder / "head")}):
         if answers:
             Truth(monkeypatch, [[*p["prompt_token_ids"], *a] for p, a in zip(prompts, answers[0], strict=True)], 0.7)
         llm = LLM(

@@ -155,7 +155,7 @@ def test_a_heads_trees_are_the_oracles(
     seen.clear()
     said = work(llm)
     llm.shutdown()
-    plain = drafting(folder, speculative_config={}, **options)
+    plain = drafting(folder, speculative_config=None, **options)
     assert work(plain) == said
     plain.shutdown()
     trees = [one for one in seen if isinstance(one[2], DraftTree)]

@@ -18,7 +18,7 @@ import torch
 
 from quire.compute.dist.added import RankSum
 from quire.compute.dist.comm import Reduction, SoloComm
-from quire.compute.forward.fused import obstacle
+from quire.compute.forward.obstacle import obstacle
 from quire.compute.layers.linear import Linear
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.residual import ResidualProduct
@@ -193,4 +193,4 @@ def test_a_step_in_one_native_call_has_nothing_between(tmp_path: pathlib.Path) -
     model.finish()
     assert obstacle(model) is None
     model.layers[1].ffn.sum.between = lambda y, z: z
-    assert "stands around" in (obstacle(model) or "")
+    assert "between a product and its sum" in (obstacle(model) or "")

@@ -13,7 +13,8 @@ import torch
 
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.forward.eager import EagerForward
-from quire.compute.forward.fused import FusedForward, obstacle
+from quire.compute.forward.fused import FusedForward
+from quire.compute.forward.obstacle import obstacle
 from quire.compute.forward.strategy import Forward
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import build_batch

@@ -16,7 +16,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder, decoder_on
-from quire.compute.schemes import packed as packed_schemes
 from quire.compute.schemes.packed import PackedProduct, Rounded
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
@@ -174,7 +173,7 @@ def test_floating_matrices_do_not_pile_up(load_format: str, tmp_path: pathlib.Pa
     write(tmp_path, tied=False)
     packed: list[StorageWeakRef] = []
     most = 0
-    original = packed_schemes.pack
+    original = qgemm.pack
 
     def counted(weight: torch.Tensor, name: str) -> qgemm.PackedWeight:
         nonlocal most
@@ -182,7 +181,7 @@ def test_floating_matrices_do_not_pile_up(load_format: str, tmp_path: pathlib.Pa
         most = max(most, sum(not one.expired() for one in packed))
         return original(weight, name)
 
-    monkeypatch.setattr(packed_schemes, "pack", counted)
+    monkeypatch.setattr(qgemm, "pack", counted)
     load(tmp_path, "int4", load_format=load_format)
     assert len(packed) == 3 * 4 + 1
     assert most <= 2
