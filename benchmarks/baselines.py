@@ -33,6 +33,8 @@ PREFIX_LEN, N_PREFIXES = 128, 4
 MAX_LEN, PAGE = 512, 16
 CHUNK_ROWS = 4
 """Rows of a chunked step, for each sequence that may run."""
+WARM_BATCHES = 2
+"""Batches of requests that a policy has answered before it is timed: kernels are compiled for its counts of rows."""
 POOL_SHARE = 0.75
 """Tokens in pages, of the longest contexts of all sequences: what they hold in the mean, and somewhat more."""
 
@@ -139,8 +141,8 @@ def main(argv: Sequence[str]) -> int:
     for policy in policies(args.batch):
         if policy.options not in engines:
             engines[policy.options] = load(args.model, args.device, dict(policy.options), args.batch)
-            run(engines[policy.options], policy, make_requests(args.batch, -1))
         llm = engines[policy.options]
+        run(llm, policy, make_requests(WARM_BATCHES * args.batch, -1))
         measure[policy.name] = lambda i, llm=llm, policy=policy: run(llm, policy, make_requests(args.requests, i))
     found: dict[str, list[list[TimedRun]]] = {name: [] for name in measure}
     for repetition in range(args.repeats):
