@@ -48,7 +48,8 @@ def misfit(plan: Mapping[str, Any]) -> str:
         instead = f"--count {least['devices']} ({least['mesh']}) is the least"
     elif other:
         instead = f"--count {other['devices']} ({other['mesh']}) would do, {NOT_HERE}"
-    return f"{plan['model']} does not fit on {where}: {lacking}; {instead}"
+    mesh = f" as {plan['meshes'][0]['mesh']}" if plan["device"]["count"] > 1 else ""
+    return f"{plan['model']} does not fit on {where}{mesh}: {lacking}; {instead}"
 
 
 def _model(name: str, facts: Mapping[str, Any]) -> Iterator[str]:
