@@ -28,7 +28,9 @@ from quire.bench.machine import commit, n_cores, package_versions
 from quire.kernels import gemm, w4a16, w8a8
 
 NAMES: Final = ("8b qkv", "8b o", "8b gate_up", "8b down")
-ROWS: Final = (1, 8, 16, 17, 32, 64, 128, 192, 256, 512, 1024, 2048, 8192)
+ROWS: Final = (
+    1, 8, 16, 17, 32, 48, 64, 96, 128, 144, 160, 176, 192, 224, 256, 320, 384, 416, 448, 512, 768, 1024, 2048, 8192,
+)  # fmt: skip
 """17: the first that kernels for few rows leave to others."""
 OPS: Final[dict[str, Callable[..., torch.Tensor]]] = {
     "bf16": gemm.linear, "fp8 channels": w8a8.linear_fp8, "g128": w4a16.linear,

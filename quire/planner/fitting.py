@@ -60,7 +60,12 @@ def fit(start: Calibration, samples: Sequence[Sample], knobs: Sequence[Knob]) ->
     return descend(start, lambda tried: sample_loss(samples, tried, parts), knobs)
 
 
-def descend(start: Calibration, loss: Callable[[Calibration], float], knobs: Sequence[Knob]) -> Calibration:
+def descend(
+    start: Calibration,
+    loss: Callable[[Calibration], float],
+    knobs: Sequence[Knob],
+    least_share: float = LEAST_SHARE,
+) -> Calibration:
     """One number after the other, up or down, in smaller and smaller steps."""
     best, value, factor = start, loss(start), FIRST_FACTOR
     while factor > LAST_FACTOR:
@@ -71,7 +76,7 @@ def descend(start: Calibration, loss: Callable[[Calibration], float], knobs: Seq
                 found = loss(tried)
                 if found < value - LEAST_GAIN:
                     best, value = tried, found
-        if value >= before * (1 - LEAST_SHARE):
+        if value >= before * (1 - least_share):
             factor = 1 + (factor - 1) / 2
     return best
 
