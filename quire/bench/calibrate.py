@@ -8,8 +8,10 @@ On a GPU it has not run yet; what its knobs find of the H200's own expected step
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -99,17 +101,21 @@ CASES = {
 }  # fmt: skip
 
 
-def calibrate(device: str, rounds: int, say: Callable[[str], None]) -> tuple[Calibration, list[Sample]]:
-    """The calibration of this machine, and what it was fitted to. device: 'cpu' or 'cuda'."""
-    cases = CASES[device]
+def calibrate(
+    device: str, rounds: int, say: Callable[[str], None], time_limit_s: float = 0.0
+) -> tuple[Calibration, list[Sample]]:
+    """The calibration of this machine, and what it was fitted to. device: 'cpu' or 'cuda'. time_limit_s: after it no
+    further turn begins; each step is timed once at least. 0: there is none."""
+    begin_s, cases = time.perf_counter(), CASES[device]
     clock = timer(device)
     dtypes = [torch.bfloat16, torch.int8] if device == "cpu" else [torch.bfloat16]
     ceilings = probe(clock, dtypes)
     say(f"reads {ceilings.read_bytes_per_s / 1e9:.1f} GB/s; products " + ", ".join(
         f"{kind} {rate / 1e12:.2f} T/s" for kind, rate in ceilings.flops_per_s.items()))  # fmt: skip
     samples: list[Sample] = []
-    for model in cases.models:
-        samples += _samples(model, device, cases, rounds)
+    for number, model in enumerate(cases.models, start=1):
+        end_s = begin_s + time_limit_s * number / len(cases.models) if time_limit_s else math.inf
+        samples += _samples(model, device, cases, rounds, end_s)
         say(f"{model.shape}, {model.n_layers} layers, {model.quantization}: {len(samples)} steps timed so far")
     flops, best = dict(ceilings.flops_per_s), ceilings.read_bytes_per_s
     for one in samples:  # a ceiling that was probed in a busy moment is at least what a step reached
@@ -152,9 +158,9 @@ def _knobs(flops: dict[str, float], cases: Cases) -> list[Knob]:
     return [*found, ("row_kernels", "fixed_s", 1)]
 
 
-def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sample]:
+def _samples(model: Model, device: str, cases: Cases, rounds: int, end_s: float = math.inf) -> list[Sample]:
     """Each case in turns with the others, so that a busy moment hits all. A batch that never decodes as a whole, as the
-    pool does not hold it, is left out."""
+    pool does not hold it, is left out. end_s: see `calibrate`."""
     options = shape_options(PREFIX + model.shape)
     arch = read_arch(pathlib.Path(str(options["model"])), model.overrides)
     config = make_options(EngineConfig, options | {
@@ -171,6 +177,8 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sampl
     spans: dict[tuple[int, int, int], Spans] = {}
     try:
         for turn in ticked(range(rounds + 1), f"turns of {model.shape}, {model.quantization}"):
+            if turn > 1 and time.perf_counter() > end_s:
+                break
             for shape in shapes:
                 batch, n_in, n_out = shape
                 if n_out > 1 and turn > cases.decode_rounds:

@@ -5,6 +5,7 @@ Of its cases for a GPU: that they have the steps that are to be timed, and that 
 
 from __future__ import annotations
 
+import math
 import pathlib
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from quire.bench import calibrate
 from quire.bench.datasets import from_lengths
-from quire.bench.offline import decode_steps, timed_run
+from quire.bench.offline import TimedRun, decode_steps, timed_run
 from quire.bench.shape import shape_options
 from quire.cli.command import run
 from quire.config.model import read_arch
@@ -76,6 +77,22 @@ def test_a_batch_that_never_decodes_as_a_whole_is_left_out() -> None:
     cases = calibrate.Cases((model,), batches=(2, 64), contexts=(1024,), prompts=(64,), rows=(1, 4), output_len=4)
     names = [one.name for one in calibrate._samples(model, "null", cases, 1)]
     assert [name.partition(": ")[2] for name in names] == ["2 x 1024", "1 x 64 prompt"]
+
+
+def test_behind_the_time_limit_no_turn_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = calibrate.Model("qwen3-0.6b", 1, "none", 512)
+    cases = calibrate.Cases((model,), batches=(2,), contexts=(32,), prompts=(64,), rows=(1, 4), output_len=4)
+    runs = []
+
+    def counted(*arguments: Any, **options: Any) -> TimedRun:
+        runs.append(timed_run(*arguments, **options))
+        return runs[-1]
+
+    monkeypatch.setattr(calibrate, "timed_run", counted)
+    for end_s, n_turns in ((0.0, 1), (math.inf, 3)):
+        runs.clear()
+        assert len(calibrate._samples(model, "null", cases, 3, end_s)) == 2
+        assert len(runs) == 2 * (1 + n_turns), "one turn warms up"
 
 
 def test_the_knobs_of_a_gpu_find_what_its_steps_were_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
