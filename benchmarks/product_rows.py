@@ -14,6 +14,7 @@ import concurrent.futures
 import functools
 import itertools
 import json
+import operator
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -62,10 +63,11 @@ def measured(form: str, rows: list[int], setting: Setting) -> Iterator[dict[str,
         layer = LinearCase(LAYERS[name].n, LAYERS[name].k, silu_mul=LAYERS[name].silu_mul)
         make = calls_of(form, layer, setting)
         inputs = [setting.randn(n_rows, layer.k) for n_rows in rows]
-        with concurrent.futures.ThreadPoolExecutor(n_cores()) as pool:  # builds
-            list(pool.map(lambda x: make(x)[0](), inputs))
-        for x in inputs:
-            us = 1e6 * setting.timer.sample(make(x), BUDGET_S).median_s
+        calls = [make(x) for x in inputs]
+        with concurrent.futures.ThreadPoolExecutor(n_cores()) as pool:
+            list(pool.map(operator.call, [copies[0] for copies in calls]))  # builds what is new
+        for x, copies in zip(inputs, calls, strict=True):
+            us = 1e6 * setting.timer.sample(copies, BUDGET_S).median_s
             yield {"form": form, "n": layer.n, "k": layer.k, "rows": len(x), "us": round(us, 2)}
 
 
@@ -79,16 +81,16 @@ def main(say: Callable[[str], None] = print) -> None:
     options = parser.parse_args()
     setting = Setting(timer(options.device), torch.bfloat16)
     report = json.loads(options.output.read_text()) if options.output.exists() else {"rows": []}
-    kept = [row for row in report["rows"] if row["form"] not in options.forms]
-    found = []
+    rows = [row for row in report["rows"] if row["form"] not in options.forms]
     for form in options.forms:
-        found += list(measured(form, options.rows, setting))
-        for (n, k), group in itertools.groupby(found[-len(NAMES) * len(options.rows) :], lambda row: (row["n"], row["k"])):
+        found = list(measured(form, options.rows, setting))
+        rows += found
+        for (n, k), group in itertools.groupby(found, lambda row: (row["n"], row["k"])):
             say(f"{form:<14}{n:>6} x {k:<6}" + "".join(f"{row['us']:9.1f}" for row in group) + " us")
+    commits = report.get("commits", {}) | dict.fromkeys(options.forms, commit())
     report = {
         "benchmark": "products by rows, alone", "hardware": setting.timer.name, "packages": package_versions(),
-        "command": "python -m benchmarks.product_rows", "commits": report.get("commits", {}) | dict.fromkeys(options.forms, commit()),
-        "rows": kept + found,
+        "command": "python -m benchmarks.product_rows", "commits": commits, "rows": rows,
     }  # fmt: skip
     lines = ",\n  ".join(json.dumps(row) for row in report.pop("rows"))
     options.output.write_text(json.dumps(report, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n')
