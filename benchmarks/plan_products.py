@@ -1,13 +1,13 @@
 """A format's curve of products, of kernels timed by rows (`product_rows`): kernels_products.json is all that is read.
 
-What an engine adds to a kernel, and what its clock loses when it goes on for long, is bfloat16's, whose curve is fitted
-to whole steps. So a format is expected to take bfloat16's time and the difference of both kernels alone. Of each number
-of rows a line through the matrices of a layer tells fixed costs from those of size.
+An engine takes as long as its kernels alone where these read memory: bfloat16's, whose curve is fitted to whole steps,
+does within a few percent. From `MANY_ROWS` on it takes longer, as the chip is at its power limit when products go on;
+other formats do so as much. Of each number of rows a line through the matrices of a layer tells fixed costs from those
+of size.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import pathlib
 from typing import Any, Final
@@ -22,6 +22,8 @@ FILE: Final = pathlib.Path(__file__).with_name("results") / "h200" / "kernels_pr
 FORMS: Final = {"g128": "int4-g128", "fp8 channels": "fp8"}
 """A form of the file → the format of the planner."""
 PLAIN: Final = "bf16"
+MANY_ROWS: Final = 512
+"""Arithmetic binds any format's products of so many."""
 Sizes = tuple[int, int]
 """(outputs, inputs) of a matrix."""
 Times = dict[int, dict[Sizes, float]]
@@ -89,12 +91,16 @@ def curve_of_times(times: Times, weights: WeightFormat, plain: Curve, calibratio
 
 
 def engine_times(alone: Times, plain_alone: Times, plain: Curve, calibration: Calibration) -> Times:
-    """bfloat16's in an engine, and the difference of the kernels alone."""
-    of = functools.partial(seconds, plain, FORMATS["bfloat16"], calibration=calibration)
-    return {
-        n_rows: {sizes: of(sizes, n_rows) + s - plain_alone[n_rows][sizes] for sizes, s in measured.items()}
-        for n_rows, measured in alone.items()
-    }
+    """Of kernels that go on. plain_alone: bfloat16's kernel; plain: its curve in an engine."""
+    weights, found = FORMATS["bfloat16"], {}
+    for n_rows, measured in alone.items():
+        times = 1.0
+        if n_rows >= MANY_ROWS:
+            known = plain_alone[n_rows]
+            going_on_s = sum(seconds(plain, weights, sizes, n_rows, calibration) for sizes in known)
+            times = max(1.0, going_on_s / sum(known.values()))
+        found[n_rows] = {sizes: times * s for sizes, s in measured.items()}
+    return found
 
 
 def product_curves(plain: Curve, calibration: Calibration, report: dict[str, Any] | None = None) -> dict[str, Curve]:
