@@ -71,6 +71,16 @@ def measured(form: str, rows: list[int], setting: Setting) -> Iterator[dict[str,
             yield {"form": form, "n": layer.n, "k": layer.k, "rows": len(x), "us": round(us, 2)}
 
 
+def write(path: pathlib.Path, report: dict[str, Any], hardware: str) -> None:
+    """A line for each product."""
+    head = {
+        "benchmark": "products by rows, alone", "command": "python -m benchmarks.product_rows", "hardware": hardware,
+        "packages": package_versions(), "commits": report["commits"],
+    }  # fmt: skip
+    lines = ",\n  ".join(json.dumps(row) for row in report["rows"])
+    path.write_text(json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n')
+
+
 def main(say: Callable[[str], None] = print) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,19 +91,13 @@ def main(say: Callable[[str], None] = print) -> None:
     options = parser.parse_args()
     setting = Setting(timer(options.device), torch.bfloat16)
     report = json.loads(options.output.read_text()) if options.output.exists() else {"rows": []}
-    rows = [row for row in report["rows"] if row["form"] not in options.forms]
     for form in options.forms:
         found = list(measured(form, options.rows, setting))
-        rows += found
+        report["rows"] = [row for row in report["rows"] if row["form"] != form] + found
+        report["commits"] = report.get("commits", {}) | {form: commit()}
+        write(options.output, report, setting.timer.name)
         for (n, k), group in itertools.groupby(found, lambda row: (row["n"], row["k"])):
             say(f"{form:<14}{n:>6} x {k:<6}" + "".join(f"{row['us']:9.1f}" for row in group) + " us")
-    commits = report.get("commits", {}) | dict.fromkeys(options.forms, commit())
-    report = {
-        "benchmark": "products by rows, alone", "hardware": setting.timer.name, "packages": package_versions(),
-        "command": "python -m benchmarks.product_rows", "commits": commits, "rows": rows,
-    }  # fmt: skip
-    lines = ",\n  ".join(json.dumps(row) for row in report.pop("rows"))
-    options.output.write_text(json.dumps(report, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n')
 
 
 if __name__ == "__main__":
