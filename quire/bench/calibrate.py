@@ -29,13 +29,18 @@ from quire.config.options import make_options
 from quire.core.plan import Spans
 from quire.core.ticker import ticked
 from quire.engine.llm import LLM
-from quire.planner.calibration import Calibration, Curve
+from quire.planner.accelerators import accelerator_seen
+from quire.planner.calibration import Calibration, Curve, calibration_of
 from quire.planner.fitting import Knob, Sample, fit
 from quire.planner.formats import formats_named
 from quire.planner.operators import prefill_spans, step_operators, totals
 
 VOCABULARY = 1000
 MAX_LEN = 2048
+OF_STEPS = (
+    "device", "source", "read_bytes_per_s", "attention", "row_kernels", "step_s", "row_s", "first_token_s", "captured",
+)  # fmt: skip
+"""What the steps of a GPU tell, beside products in bfloat16."""
 MOST_ERROR = 0.25
 """Of nine steps of ten; beyond it other programs were measured."""
 FAST_SHARE = 4
@@ -131,10 +136,11 @@ def calibrate(
 
 
 def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, device: str) -> Calibration:
-    """Where the search begins: near the ceilings."""
+    """Where the search begins: near the ceilings. What no step here tells of a GPU (experts, rounded weights, latent
+    lines, sums over ranks, the host) is as in the calibration that comes with Quire, where there is one of it."""
     n = len(cases.rows)
     curve = Curve(rows=cases.rows, fixed_s=(3e-6,) * n, bytes_share=0.9, flops_share=(0.7,) * n, tile=cases.tile)
-    return Calibration(
+    found = Calibration(
         device="cpu" if device == "cpu" else name.lower(), source="", read_bytes_per_s=reads,
         flops_per_s=flops, products=dict.fromkeys(flops, curve) | (
             {"int8": msgspec.structs.replace(curve, row_number_s=1e-10)} if "int8" in flops else {}
@@ -145,6 +151,17 @@ def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, devic
         row_kernels=Curve(rows=(1, 64), fixed_s=(2e-6, 5e-6)), step_s=1e-4, row_s=1e-6, first_token_s=1e-3,
         captured=0 if device == "cpu" else 1024,
     )  # fmt: skip
+    seen = None if device == "cpu" else accelerator_seen(name)
+    if seen is None:
+        return found
+    published = {kind: rate / seen.flops_per_s["bfloat16"] for kind, rate in seen.flops_per_s.items()}
+    rates = {kind: share * flops["bfloat16"] for kind, share in published.items()} | flops
+    known = calibration_of(seen.name)
+    if known is not None:
+        own = {field: getattr(found, field) for field in OF_STEPS} | {"products": known.products | found.products}
+        rates = {kind: rate / known.rate("bfloat16") * flops["bfloat16"] for kind, rate in known.flops_per_s.items()}
+        found = msgspec.structs.replace(known, **own)
+    return msgspec.structs.replace(found, flops_per_s=rates)
 
 
 def _knobs(flops: dict[str, float], cases: Cases) -> list[Knob]:

@@ -115,6 +115,24 @@ def test_the_knobs_of_a_gpu_find_what_its_steps_were_made_with(monkeypatch: pyte
     assert max(map(abs, errors.values())) < 0.1, errors
 
 
+def test_what_no_step_tells_of_a_gpu_is_not_lost() -> None:
+    """Else weights in FP8 would be multiplied as slowly as bfloat16, and the sums of ranks forgotten."""
+    cases, flops = calibrate.CASES["cuda"], {"bfloat16": 700e12}
+    known = calibration_for(accelerator_named("h200"))
+    here = calibrate._start("NVIDIA H200", 4e12, flops, cases, "cuda")
+    assert here.products["fp8"] == known.products["fp8"] and here.experts == known.experts and here.sums == known.sums
+    assert here.products["bfloat16"].rows == cases.rows and here.read_bytes_per_s == 4e12
+    assert here.rate("fp8") / 700e12 == pytest.approx(known.rate("fp8") / known.rate("bfloat16"))
+    other = calibrate._start("NVIDIA H100 80GB HBM3", 3e12, flops, cases, "cuda")
+    assert (
+        set(other.products) == {"bfloat16"}
+        and other.sums is None
+        and other.rate("fp8") == pytest.approx(1400e12, rel=1e-3)
+    )
+    unknown = calibrate._start("NVIDIA Something", 3e12, flops, cases, "cuda")
+    assert unknown.flops_per_s == flops and unknown.device == "nvidia something"
+
+
 def test_the_fit_of_a_gpu_is_a_small_part_of_its_two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """All 28 steps: if any gain counted, it would look 36,000 times, 24 s."""
     truth, cases, samples = calibration_for(accelerator_named("h200")), calibrate.CASES["cuda"], []
