@@ -33,6 +33,10 @@ PREFIX_LEN, N_PREFIXES = 128, 4
 MAX_LEN, PAGE = 512, 16
 CHUNK_ROWS = 4
 """Rows of a chunked step, for each sequence that may run."""
+WARM_BATCHES = 2
+"""Batches of requests that a policy has answered before it is timed: kernels are compiled for its counts of rows."""
+LINE = 300
+"""Points of a line over time, at most."""
 POOL_SHARE = 0.75
 """Tokens in pages, of the longest contexts of all sequences: what they hold in the mean, and somewhat more."""
 
@@ -110,6 +114,16 @@ def load(model: str, device: str, options: dict[str, int], batch: int) -> LLM:
     )  # fmt: skip
 
 
+def line_of(parts: Sequence[TimedRun]) -> dict[str, list[float]]:
+    """Seconds since the first step ended, and sequences that ran, of at most `LINE` steps; groups follow each other."""
+    records = [record for part in parts for record in part.records]
+    records = records[:: -(-len(records) // LINE)]
+    begin_s = records[0].time_s
+    return {
+        "time_s": [round(one.time_s - begin_s, 4) for one in records], "n_running": [one.n_running for one in records],
+    }  # fmt: skip
+
+
 def row_of(name: str, runs: Sequence[Sequence[TimedRun]], n_tokens: int) -> dict[str, object]:
     """Figures of a policy over its repetitions."""
     seconds = [sum(part.elapsed_s for part in parts) for parts in runs]
@@ -118,6 +132,7 @@ def row_of(name: str, runs: Sequence[Sequence[TimedRun]], n_tokens: int) -> dict
     return {
         "policy": name, "output_tokens_per_second": n_tokens / min(seconds), "p99_gap_ms": percentile(gaps, 99),
         "max_gap_ms": max(gaps), "mean_running": sum(running) / len(running), "elapsed_times": seconds,
+        "line": line_of(runs[seconds.index(min(seconds))]),
     }  # fmt: skip
 
 
@@ -139,8 +154,8 @@ def main(argv: Sequence[str]) -> int:
     for policy in policies(args.batch):
         if policy.options not in engines:
             engines[policy.options] = load(args.model, args.device, dict(policy.options), args.batch)
-            run(engines[policy.options], policy, make_requests(args.batch, -1))
         llm = engines[policy.options]
+        run(llm, policy, make_requests(WARM_BATCHES * args.batch, -1))
         measure[policy.name] = lambda i, llm=llm, policy=policy: run(llm, policy, make_requests(args.requests, i))
     found: dict[str, list[list[TimedRun]]] = {name: [] for name in measure}
     for repetition in range(args.repeats):

@@ -19,6 +19,7 @@ import quire
 RESULTS: Final = pathlib.Path(__file__).with_name("results") / "h200"
 SHAPES: Final = pathlib.Path(quire.__file__).parent / "bench" / "shapes"
 REPORTS: Final = ("w1", "w2", "w3", "w5", "w4_06b", "w4_8b", "w6", "w6_tp2")
+TOLD: Final = ("four_gpus", "four_bits")
 LENGTHS: Final = (256, 120)
 """Of `benchmarks/deterministic_speed.py`: prompt and output."""
 W6_06B: Final = {1: 0.81, 8: 1.09, 32: 1.83, 128: 4.80, 256: 8.66}
@@ -105,15 +106,16 @@ def of_commands() -> Iterator[Figure]:
             yield figure(config, given["--workload"], run["output_tokens_per_second"])
 
 
-def of_ranks() -> Iterator[Figure]:
-    """Several GPUs of one host, and one of them beside: commands of few words, whose workloads say the rest."""
-    for run in json.loads((RESULTS / "four_gpus.json").read_text())["runs"]:
+def of_words() -> Iterator[Figure]:
+    """Commands of few words, whose workloads say the rest: several GPUs of one host, and weights of 4 and 8 bits."""
+    for run in [run for name in TOLD for run in json.loads((RESULTS / f"{name}.json").read_text())["runs"]]:
         words = shlex.split(run["command"])
         given = dict(itertools.pairwise(words))
         workload = given.get("--workload", FILES.get(given.get("--dataset-path", ""), ""))
         config: dict[str, Any] = {name: int(given.get(flag, 1)) for flag, name in RANKS.items()}
         config["max_model_len"] = int(given.get("--max-model-len", 8704 if workload == "W4" else 4096))
         config |= {"model": given.get("--model", ""), "hf_overrides": json.loads(given.get("--hf-overrides", "{}"))}
+        config["quantization"] = given.get("--quantization", "")
         if "cases" in run["results"]:
             yield from of_cases(config, run["results"]["cases"])
         else:
@@ -140,6 +142,6 @@ def of_notes() -> Iterator[Figure]:
 def figures() -> dict[Figure, list[float]]:
     """Each that is like no other (its own measurement left out) → what all runs of it took."""
     found: dict[Figure, list[float]] = {}
-    for one in (*of_reports(), *of_commands(), *of_ranks(), *of_notes()):
+    for one in (*of_reports(), *of_commands(), *of_words(), *of_notes()):
         found.setdefault(dataclasses.replace(one, measured=0.0), []).append(one.measured)
     return found

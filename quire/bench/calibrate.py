@@ -8,8 +8,10 @@ On a GPU it has not run yet; what its knobs find of the H200's own expected step
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,13 +29,18 @@ from quire.config.options import make_options
 from quire.core.plan import Spans
 from quire.core.ticker import ticked
 from quire.engine.llm import LLM
-from quire.planner.calibration import Calibration, Curve
+from quire.planner.accelerators import accelerator_seen
+from quire.planner.calibration import Calibration, Curve, calibration_of
 from quire.planner.fitting import Knob, Sample, fit
 from quire.planner.formats import formats_named
 from quire.planner.operators import prefill_spans, step_operators, totals
 
 VOCABULARY = 1000
 MAX_LEN = 2048
+OF_STEPS = (
+    "device", "source", "read_bytes_per_s", "attention", "row_kernels", "step_s", "row_s", "first_token_s", "captured",
+)  # fmt: skip
+"""What the steps of a GPU tell, beside products in bfloat16."""
 MOST_ERROR = 0.25
 """Of nine steps of ten; beyond it other programs were measured."""
 FAST_SHARE = 4
@@ -99,17 +106,21 @@ CASES = {
 }  # fmt: skip
 
 
-def calibrate(device: str, rounds: int, say: Callable[[str], None]) -> tuple[Calibration, list[Sample]]:
-    """The calibration of this machine, and what it was fitted to. device: 'cpu' or 'cuda'."""
-    cases = CASES[device]
+def calibrate(
+    device: str, rounds: int, say: Callable[[str], None], time_limit_s: float = 0.0
+) -> tuple[Calibration, list[Sample]]:
+    """The calibration of this machine, and what it was fitted to. device: 'cpu' or 'cuda'. time_limit_s: after it no
+    further turn begins; each step is timed once at least. 0: there is none."""
+    begin_s, cases = time.perf_counter(), CASES[device]
     clock = timer(device)
     dtypes = [torch.bfloat16, torch.int8] if device == "cpu" else [torch.bfloat16]
     ceilings = probe(clock, dtypes)
     say(f"reads {ceilings.read_bytes_per_s / 1e9:.1f} GB/s; products " + ", ".join(
         f"{kind} {rate / 1e12:.2f} T/s" for kind, rate in ceilings.flops_per_s.items()))  # fmt: skip
     samples: list[Sample] = []
-    for model in cases.models:
-        samples += _samples(model, device, cases, rounds)
+    for number, model in enumerate(cases.models, start=1):
+        end_s = begin_s + time_limit_s * number / len(cases.models) if time_limit_s else math.inf
+        samples += _samples(model, device, cases, rounds, end_s)
         say(f"{model.shape}, {model.n_layers} layers, {model.quantization}: {len(samples)} steps timed so far")
     flops, best = dict(ceilings.flops_per_s), ceilings.read_bytes_per_s
     for one in samples:  # a ceiling that was probed in a busy moment is at least what a step reached
@@ -125,10 +136,11 @@ def calibrate(device: str, rounds: int, say: Callable[[str], None]) -> tuple[Cal
 
 
 def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, device: str) -> Calibration:
-    """Where the search begins: near the ceilings."""
+    """Where the search begins: near the ceilings. What no step here tells of a GPU (experts, rounded weights, latent
+    lines, sums over ranks, the host) is as in the calibration that comes with Quire, where there is one of it."""
     n = len(cases.rows)
     curve = Curve(rows=cases.rows, fixed_s=(3e-6,) * n, bytes_share=0.9, flops_share=(0.7,) * n, tile=cases.tile)
-    return Calibration(
+    found = Calibration(
         device="cpu" if device == "cpu" else name.lower(), source="", read_bytes_per_s=reads,
         flops_per_s=flops, products=dict.fromkeys(flops, curve) | (
             {"int8": msgspec.structs.replace(curve, row_number_s=1e-10)} if "int8" in flops else {}
@@ -139,6 +151,17 @@ def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, devic
         row_kernels=Curve(rows=(1, 64), fixed_s=(2e-6, 5e-6)), step_s=1e-4, row_s=1e-6, first_token_s=1e-3,
         captured=0 if device == "cpu" else 1024,
     )  # fmt: skip
+    seen = None if device == "cpu" else accelerator_seen(name)
+    if seen is None:
+        return found
+    published = {kind: rate / seen.flops_per_s["bfloat16"] for kind, rate in seen.flops_per_s.items()}
+    rates = {kind: share * flops["bfloat16"] for kind, share in published.items()} | flops
+    known = calibration_of(seen.name)
+    if known is not None:
+        own = {field: getattr(found, field) for field in OF_STEPS} | {"products": known.products | found.products}
+        rates = {kind: rate / known.rate("bfloat16") * flops["bfloat16"] for kind, rate in known.flops_per_s.items()}
+        found = msgspec.structs.replace(known, **own)
+    return msgspec.structs.replace(found, flops_per_s=rates)
 
 
 def _knobs(flops: dict[str, float], cases: Cases) -> list[Knob]:
@@ -152,9 +175,9 @@ def _knobs(flops: dict[str, float], cases: Cases) -> list[Knob]:
     return [*found, ("row_kernels", "fixed_s", 1)]
 
 
-def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sample]:
+def _samples(model: Model, device: str, cases: Cases, rounds: int, end_s: float = math.inf) -> list[Sample]:
     """Each case in turns with the others, so that a busy moment hits all. A batch that never decodes as a whole, as the
-    pool does not hold it, is left out."""
+    pool does not hold it, is left out. end_s: see `calibrate`."""
     options = shape_options(PREFIX + model.shape)
     arch = read_arch(pathlib.Path(str(options["model"])), model.overrides)
     config = make_options(EngineConfig, options | {
@@ -171,6 +194,8 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int) -> list[Sampl
     spans: dict[tuple[int, int, int], Spans] = {}
     try:
         for turn in ticked(range(rounds + 1), f"turns of {model.shape}, {model.quantization}"):
+            if turn > 1 and time.perf_counter() > end_s:
+                break
             for shape in shapes:
                 batch, n_in, n_out = shape
                 if n_out > 1 and turn > cases.decode_rounds:

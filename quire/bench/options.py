@@ -175,6 +175,9 @@ class CalibrateOptions(msgspec.Struct, kw_only=True):
         Literal["auto", "cuda", "cpu"], _doc("What to measure; auto: the GPU if there is one.")
     ] = "auto"  # fmt: skip
     rounds: Annotated[int, _doc("Times that every step is timed, in turns, after one that warms up.", ge=1)] = 4
+    time_limit: Annotated[
+        float, _doc("Seconds after which no further turn begins; each step is timed once at least. 0: no limit.", ge=0)
+    ] = 110.0
     output: Annotated[str, _doc("File for the calibration, which `quire plan --calibration FILE` reads.")] = (
         "calibration.json"
     )

@@ -212,7 +212,7 @@ def run_calibrate(namespace: argparse.Namespace) -> int:
     from quire.engine.build import device_of
 
     device = device_of(EngineConfig(device=options.device))
-    found, samples = calibrate(device, options.rounds, print)
+    found, samples = calibrate(device, options.rounds, print, options.time_limit)
     print("\n".join(lines(found, samples)))
     print(found.source)
     write_output(options.output, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")

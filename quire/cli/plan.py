@@ -12,6 +12,7 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+import sys
 
 import msgspec
 
@@ -52,6 +53,15 @@ ABOUT_DEVICES = (
     "enable_eplb", "eplb_config",
 )  # fmt: skip
 """Flags that change nothing without --gpu."""
+MESH = "--mesh {}=N with --count N"
+ELSEWHERE = {
+    "--quantization": "--weights, such as fp8, int8 or int4-g128", "-q": "--weights, such as fp8, int8 or int4-g128",
+    "--tensor-parallel-size": MESH.format("tp"), "-tp": MESH.format("tp"),
+    "--pipeline-parallel-size": MESH.format("pp"), "-pp": MESH.format("pp"),
+    "--data-parallel-size": MESH.format("dp"), "-dp": MESH.format("dp"),
+    "--model": "MODEL, the first word behind plan", "--dtype": "--weights, such as float16", "--gpus": "--count",
+}  # fmt: skip
+"""Flags of `quire serve` and of `quire plan train` → what says the same."""
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
 
@@ -89,11 +99,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--dataset-path", default="", help="with --check of W3: the lengths that it had")
     parser.epilog = "quire plan train plans training, and what a budget is best spent on; see its --help"
     if isinstance(parser, FlagParser):
+        parser.elsewhere = ELSEWHERE
         plan_train.add_arguments(parser.add_mode(plan_train.NAME, plan_train.MEANING))
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """`quire plan`; exit code 0."""
+    """`quire plan`; exit code 1 if the model does not fit, as of other commands whose answer is no."""
     if namespace.gpu == "":
         raise ConfigError("--gpu names nothing: give an accelerator, such as h200, or leave it out")
     if namespace.check:
@@ -118,7 +129,10 @@ def run(namespace: argparse.Namespace) -> int:
         if "memory" not in found:
             raise ConfigError(f"--plot: no mesh of {count} devices can divide the model: nothing to draw")
         chart.write_chart(namespace.plot, found)
-    return 0
+    misfit = tables.misfit(found)
+    if misfit:
+        print(f"quire plan: {misfit}", file=sys.stderr)
+    return 1 if misfit else 0
 
 
 def _check(namespace: argparse.Namespace) -> int:

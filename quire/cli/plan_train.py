@@ -15,6 +15,7 @@ from quire.bench.isoflop import write_isoflop_plot
 from quire.bench.plot import check_plot_path
 from quire.core.counts import format_count, parse_count
 from quire.core.errors import ConfigError, shown
+from quire.core.units import format_bytes
 from quire.planner.accelerators import Accelerator, accelerator_named
 from quire.planner.scaling import report as scaling_report
 from quire.planner.scaling.laws import DEFAULT_LAW, LAWS, MAX_EXPERTS, ParametricLaw, ScalingLaw, law_named, mixture_law
@@ -286,12 +287,23 @@ def _run_model(arguments: argparse.Namespace, gpu: Accelerator, law: ScalingLaw)
     loss = law.loss(plan.n_active, n_tokens)
     if arguments.json:
         found = training_report.as_json(arch, plan, n_tokens, price)
-        return _print_json(found | {"law": law.name, "loss": loss})
+        _print_json(found | {"law": law.name, "loss": loss})
+        return _said(plan, arguments.model, gpu)
     expected = "" if loss is None else f"{loss:.3f} by {law.name}"
     if expected and not arguments.experts and plan.n_active < plan.n_parameters / 2:
         expected += ", of a dense model with as many parameters as a token goes through"
     print("\n".join(training_report.lines(arch, plan, n_tokens, why, price, expected)))
-    return 0
+    return _said(plan, arguments.model, gpu)
+
+
+def _said(plan: TrainingPlan, model: str, gpu: Accelerator) -> int:
+    """The exit code: 1 where the model does not fit, which is said behind all else."""
+    if plan.fits:
+        return 0
+    lacking = format_bytes(plan.fullest.total - gpu.memory_bytes)
+    where = f"{plan.setup.n_devices:,} x {gpu.name.upper()}"
+    print(f"quire plan train: {model} does not fit on {where} so: {lacking} too much", file=sys.stderr)
+    return 1
 
 
 def _warn(arguments: argparse.Namespace, arch: ModelArch, setup: TrainingSetup) -> None:

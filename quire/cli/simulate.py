@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Simulate and say what came of it; returns the exit code."""
+    """Simulate and say what came of it; returns the exit code: 1 if nothing was completed, and nothing to be seen."""
     options = read_flags(namespace, SimulateOptions)
     slo = parse_slo(options.slo)
     _check(options, slo)
@@ -50,18 +50,23 @@ def run(namespace: argparse.Namespace) -> int:
     for text in options.compare:
         variants.append(_variant(text, *_changed(namespace, text), at_once))
     _say(subject.lines(variants, requests))
+    found: list[Point] = []
     results: dict[str, object] = {"simulated": {one.name: subject.subject(one, requests) for one in variants}}
     if options.capacity and slo is not None:
         results["capacity"] = _capacities(variants, requests, slo, options.slo_share)
     elif options.baselines:
-        results["baselines"] = _baselines(variants[0], requests, slo)
+        found = _baselines(variants[0], requests, slo)
+        results["baselines"] = _rows(found)
     else:
-        results["runs"] = _runs(variants, requests, slo)
+        found = _runs(variants, requests, slo)
+        results["runs"] = _rows(found)
     if options.output_json:
         settings = msgspec.structs.asdict(options) | msgspec.structs.asdict(config)
         settings["n_pages"] = variants[0].machine.n_pages
         write_report(options.output_json, build_report("simulate", settings, results))
-    return 0
+    for line in tables.refusals(found):
+        print(f"quire simulate: {line}", file=sys.stderr)
+    return 1 if found and not any(point.figures["completed"] for point in found) else 0
 
 
 def _check(options: SimulateOptions, slo: Slo | None) -> None:
@@ -131,7 +136,7 @@ def _flags(text: str) -> list[str]:
     return flags
 
 
-def _runs(variants: Sequence[Variant], requests: list[SimRequest], slo: Slo | None) -> list[dict[str, object]]:
+def _runs(variants: Sequence[Variant], requests: list[SimRequest], slo: Slo | None) -> list[Point]:
     options = variants[0].options
     rates: list[float | None] = [*options.request_rate] or [None]
     found = points(variants, requests, rates, slo)
@@ -148,7 +153,7 @@ def _runs(variants: Sequence[Variant], requests: list[SimRequest], slo: Slo | No
         if options.plot:
             write_plot(options.plot, found[0].run.logs[0].timeline, "quire simulate")
     _say_speed(found)
-    return _rows(found)
+    return found
 
 
 def _capacities(variants: Sequence[Variant], requests: list[SimRequest], slo: Slo, share: float) -> dict[str, Figures]:
@@ -157,20 +162,22 @@ def _capacities(variants: Sequence[Variant], requests: list[SimRequest], slo: Sl
     return found
 
 
-def _baselines(variant: Variant, requests: list[SimRequest], slo: Slo | None) -> list[dict[str, object]]:
+def _baselines(variant: Variant, requests: list[SimRequest], slo: Slo | None) -> list[Point]:
     rates = variant.options.request_rate or baseline_rates(variant, requests)
     found = points(baselines(variant), requests, rates, slo)
     _say(tables.curve(found))
     if variant.options.plot:
         charts.write_baselines(variant.options.plot, found, rates[min(PICTURED, len(rates) - 1)])
     _say_speed(found)
-    return _rows(found)
+    return found
 
 
 def _rows(found: Sequence[Point]) -> list[dict[str, object]]:
     return [
-        {"variant": point.variant, "rate": point.rate, "cpu_s": point.run.cpu_s, **point.figures} for point in found
-    ]
+        {"variant": point.variant, "rate": point.rate, "cpu_s": point.run.cpu_s, **point.figures,
+         "refusals": {code: len(reasons) for code, reasons in point.refusals.items()}}
+        for point in found
+    ]  # fmt: skip
 
 
 def _say(lines: Iterable[str]) -> None:

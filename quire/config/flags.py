@@ -39,6 +39,8 @@ class FlagParser(argparse.ArgumentParser):
         """Whether --config and the flags of vLLM and llama.cpp mean something here (`config/foreign.py`)."""
         self.where = ""
         """What errors begin with, where the words are the value of another flag."""
+        self.elsewhere: dict[str, str] = {}
+        """Flags of other commands → what says the same here."""
         self._modes: dict[str, FlagParser] = {}
         self._written: dict[str, str] = {}
         """Our flag → the other name by which it was given, which an error names."""
@@ -90,6 +92,8 @@ class FlagParser(argparse.ArgumentParser):
         if not flags:
             return f"unexpected argument {shown(unknown[0])}"
         spelling, known = flags[0].replace("_", "-"), self._option_string_actions
+        if spelling in self.elsewhere:
+            return f"unknown option {flags[0]}: here it is {self.elsewhere[spelling]}"
         hint = suggestion(spelling, known, dashed) if self.knows_others else did_you_mean(spelling, known)
         return f"unknown option {flags[0]}{hint}"
 

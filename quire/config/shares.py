@@ -16,6 +16,9 @@ from quire.config.layers import LayerSpec
 from quire.config.parameters import Cut, Matrix, NormTable, Tensor
 from quire.core.errors import ConfigError
 
+MOST_RANKS = 64
+"""That a refusal looks at for numbers that would do."""
+
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of a matrix."""
@@ -103,7 +106,21 @@ def share_arch(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:
         layers = tuple(msgspec.structs.replace(spec, ffn=ffns[spec.ffn]) for spec in arch.layers)
         return arch if layers == arch.layers else msgspec.structs.replace(arch, layers=layers)
     part = functools.cache(lambda spec: share_layer(spec, rank, n_ranks))
-    return msgspec.structs.replace(arch, layers=tuple(part(spec) for spec in arch.layers))
+    try:
+        return msgspec.structs.replace(arch, layers=tuple(part(spec) for spec in arch.layers))
+    except ConfigError as error:
+        numbers = [str(n) for n in range(2, MOST_RANKS + 1) if _divides(arch, n)]
+        cure = f"{', '.join(numbers)} work" if numbers else f"none up to {MOST_RANKS} does"
+        raise ConfigError(f"{error.message} ({cure})", param=error.param) from None
+
+
+def _divides(arch: ModelArch, n_ranks: int) -> bool:
+    try:
+        for spec in dict.fromkeys(arch.layers):
+            share_layer(spec, 0, n_ranks)
+    except ConfigError:
+        return False
+    return True
 
 
 def share_layer(spec: LayerSpec, rank: int, n_ranks: int) -> LayerSpec:

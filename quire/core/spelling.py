@@ -19,11 +19,34 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The one of `known` that is nearest to `word`, else one that begins with it; empty when none is near."""
+    """The one of `known` that is nearest to `word`, else one that begins with it or has its words, whole or shortened;
+    empty when none is near."""
     found = sorted((_distance(word, each), each) for each in known)
-    near = [each for distance, each in found if distance <= min(MAX_DISTANCE, len(word) // 3)]
+    near = [each for distance, each in found if distance <= _limit(word)]
     begun = [each for _, each in found if len(word.lstrip("-")) > 3 and each.startswith(word)]
-    return next(iter(near or begun), "")
+    return next(iter(near or begun or [each for _, each in found if _has_words(word, each)]), "")
+
+
+def _limit(word: str) -> int:
+    return min(MAX_DISTANCE, len(word) // 3)
+
+
+def _has_words(one: str, other: str) -> bool:
+    """`--max-num-sequences` and `--max-num-seqs`: word by word the same, nearly, or one a shortened form of the other,
+    and at least one word the same."""
+    words, others = (text.replace("_", "-").lstrip("-").split("-") for text in (one, other))
+    if len(words) != len(others) or len(words) < 2:
+        return False
+    pairs = list(zip(words, others, strict=True))
+    return any(a == b for a, b in pairs) and all(
+        _distance(a, b) <= _limit(a) or _shortens(a, b) or _shortens(b, a) for a, b in pairs
+    )
+
+
+def _shortens(short: str, word: str) -> bool:
+    """`seqs`, `sequences`: the same first letter, and the others in their order."""
+    letters = iter(word)
+    return len(short) > 2 and short[:1] == word[:1] and all(letter in letters for letter in short)
 
 
 def _distance(one: str, other: str) -> int:

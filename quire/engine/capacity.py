@@ -114,12 +114,10 @@ def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:
 
 
 def snapshots_within(config: EngineConfig, limits: EngineLimits, arch: ModelArch, room: Room) -> int:
-    """How many recurrent states are kept for later sequences: what a share of the free memory holds, at most a few for
-    each slot. room: with the weights loaded."""
-    state_bytes = equation(config, limits, arch).state_bytes
+    """How many recurrent states are kept for later sequences, which is logged. room: with the weights loaded."""
+    state_bytes, n = equation(config, limits, arch).state_bytes, _n_snapshots(config, limits, arch, room)
     if not state_bytes or not config.enable_prefix_caching:
         return 0
-    n = min(int(room.free_bytes * SNAPSHOT_SHARE) // state_bytes, SNAPSHOTS_EACH * limits.max_num_seqs)
     if not n:
         logger.warning(
             "a recurrent state takes %s, more than %d %% of the free memory: none is kept, so prompts are never found "
@@ -131,6 +129,22 @@ def snapshots_within(config: EngineConfig, limits: EngineLimits, arch: ModelArch
             format_bytes(state_bytes), n,
         )  # fmt: skip
     return n
+
+
+def _n_snapshots(config: EngineConfig, limits: EngineLimits, arch: ModelArch, room: Room) -> int:
+    """What a share of the free memory holds, at most a few for each slot."""
+    state_bytes = equation(config, limits, arch).state_bytes
+    if not state_bytes or not config.enable_prefix_caching:
+        return 0
+    return min(int(room.free_bytes * SNAPSHOT_SHARE) // state_bytes, SNAPSHOTS_EACH * limits.max_num_seqs)
+
+
+def holds_longest(config: EngineConfig, limits: EngineLimits, arch: ModelArch, stage: StagePool) -> bool:
+    """Whether `size_pool` would leave `max_model_len` as it is. arch: of all layers; stage: the tightest."""
+    n_snapshots = _n_snapshots(config, limits, arch, stage.room)
+    terms = equation(config, limits, stage.arch, stage.weights_bytes, n_snapshots=n_snapshots, kv=stage.kv)
+    n_pages = terms.pages_within(_budget(config, terms, stage.room))
+    return terms.tokens_within(n_pages - 1) >= limits.max_model_len
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ from quire.planner.timing import StepTimer
 
 FIRST_FACTOR, LAST_FACTOR = 1.5, 1.004
 LEAST_GAIN: Final = 1e-9
+LEAST_SHARE: Final = 1e-3
+"""Of the loss: where a round of all numbers gains less, the next ones go in smaller steps. If any gain counted, the fit
+of a GPU's 28 steps would take 24 s, not 1.3, and the worst of them be 3.6 % off, not 3.9."""
 CURVES: Final = ("attention", "state", "row_kernels")
 
 Knob = tuple[str, str, int]
@@ -57,18 +60,24 @@ def fit(start: Calibration, samples: Sequence[Sample], knobs: Sequence[Knob]) ->
     return descend(start, lambda tried: sample_loss(samples, tried, parts), knobs)
 
 
-def descend(start: Calibration, loss: Callable[[Calibration], float], knobs: Sequence[Knob]) -> Calibration:
+def descend(
+    start: Calibration,
+    loss: Callable[[Calibration], float],
+    knobs: Sequence[Knob],
+    least_share: float = LEAST_SHARE,
+) -> Calibration:
     """One number after the other, up or down, in smaller and smaller steps."""
     best, value, factor = start, loss(start), FIRST_FACTOR
     while factor > LAST_FACTOR:
-        improved = False
+        before = value
         for knob in knobs:
             for times in (factor, 1 / factor):
                 tried = turned(best, knob, times)
                 found = loss(tried)
                 if found < value - LEAST_GAIN:
-                    best, value, improved = tried, found, True
-        factor = factor if improved else 1 + (factor - 1) / 2
+                    best, value = tried, found
+        if value >= before * (1 - least_share):
+            factor = 1 + (factor - 1) / 2
     return best
 
 

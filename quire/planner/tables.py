@@ -29,6 +29,29 @@ def lines(plan: Mapping[str, Any]) -> Iterator[str]:
         yield "  what it takes, does and costs on a device: add --gpu NAME, such as --gpu h200, or --gpu here"
 
 
+def misfit(plan: Mapping[str, Any]) -> str:
+    """Why the model does not fit, in a sentence; empty: it does, if only in a mesh that this engine has not, or it was
+    not asked."""
+    if "device" not in plan or any("tokens_per_s" in mesh for mesh in plan.get("meshes", ())):
+        return ""
+    where = f"{plan['device']['count']} x {plan['device']['name'].upper()}"
+    memory = plan.get("memory")
+    if memory is None:
+        return f"{plan['model']} cannot be divided among {where}: take another --count or --mesh"
+    if memory["fits"]:
+        lacking = f"not one sequence of {memory['batch_tokens']:,} tokens has room"
+    else:
+        lacking = f"short by {format_bytes(memory['lacking_bytes'])}"
+    least, other = plan.get("least"), plan.get("least_other")
+    instead = "no number of them would do"
+    if least:
+        instead = f"--count {least['devices']} ({least['mesh']}) is the least"
+    elif other:
+        instead = f"--count {other['devices']} ({other['mesh']}) would do, {NOT_HERE}"
+    mesh = f" as {plan['meshes'][0]['mesh']}" if plan["device"]["count"] > 1 else ""
+    return f"{plan['model']} does not fit on {where}{mesh}: {lacking}; {instead}"
+
+
 def _model(name: str, facts: Mapping[str, Any]) -> Iterator[str]:
     active = facts["active_parameters"]
     total = facts["parameters"]

@@ -70,7 +70,7 @@ def _n_bytes(form: str, layer: LinearCase) -> float:
     return layer.n * layer.k * ((0.5 if scales else 1.0) + scales)
 
 
-def _weight(form: str, layer: LinearCase, setting: Setting) -> Weights:
+def packed(form: str, layer: LinearCase, setting: Setting) -> Weights:
     """What stands between x and the bias in the arguments of an implementation."""
     n, k, device = layer.n, layer.k, setting.device
     codes = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=device)
@@ -90,7 +90,7 @@ def _weight(form: str, layer: LinearCase, setting: Setting) -> Weights:
 
 
 def _contenders(op: str, form: str, layer: LinearCase, m: int, setting: Setting) -> Iterable[Contender]:
-    copies = [_weight(form, layer, setting) for _ in range(setting.timer.n_copies(_n_bytes(form, layer)))]
+    copies = [packed(form, layer, setting) for _ in range(setting.timer.n_copies(_n_bytes(form, layer)))]
     x, rest = setting.randn(m, layer.k), (None, None, None, False, None)
     for implementation in catalog.runnable(op, setting.device.type):
         if implementation.name != "reference" and _function_name(form) in implementation.functions:
@@ -112,7 +112,7 @@ def _takes(implementation: catalog.Implementation, *arguments: object) -> bool:
 
 def _error(op: str, form: str, n: int, k: int, setting: Setting, implementation: catalog.Implementation) -> float:
     """Largest |got - reference| / (1 + |reference|)."""
-    weight, x, bias = _weight(form, LinearCase(n, k), setting), setting.randn(7, k), setting.randn(n)
+    weight, x, bias = packed(form, LinearCase(n, k), setting), setting.randn(7, k), setting.randn(n)
     arguments = (x, *weight, bias, None, None, False, None)
     own, oracle = (
         getattr(one.load(), _function_name(form)) for one in (implementation, catalog.entry(op, "reference"))

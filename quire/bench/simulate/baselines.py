@@ -74,11 +74,13 @@ class Policy:
 
     def submit(self, outcome: Outcome, request: SimRequest, prompt: list[int]) -> None:
         """Queue it, or refuse it as the engine would."""
-        n_tokens, limits = request.input_len + request.output_len, self.machine.limits
-        if n_tokens > min(limits.max_model_len, self.n_slots):
+        n_tokens, n_queued = request.input_len + request.output_len, self.machine.config.max_num_waiting
+        most = min(self.machine.limits.max_model_len, self.n_slots)
+        if n_tokens > most:
             outcome.refusal = Code.CONTEXT_LENGTH_EXCEEDED.value
-        elif len(self.queue) >= self.machine.config.max_num_waiting:
-            outcome.refusal = Code.OVERLOADED.value
+            outcome.reason = f"{n_tokens:,} tokens, prompt and output, are more than the {most:,} of a sequence"
+        elif len(self.queue) >= n_queued:
+            outcome.refusal, outcome.reason = Code.OVERLOADED.value, f"{n_queued:,} requests were waiting"
         else:
             if not (self.queue or self.running):
                 self.now_s = max(self.now_s, request.arrival_s)

@@ -25,7 +25,9 @@ class Outcome:
     n_cached: int = 0
     replica: int = -1
     refusal: str = ""
-    """Why the engine did not take it."""
+    """Why the engine did not take it: a code."""
+    reason: str = ""
+    """The same in words."""
 
     @property
     def is_done(self) -> bool:

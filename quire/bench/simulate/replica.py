@@ -95,7 +95,7 @@ class EngineReplica:
             )
             self.engine.core.handle(command)
         except RequestError as error:
-            outcome.refusal = error.code.value
+            outcome.refusal, outcome.reason = error.code.value, error.message
             return
         self._open[name] = outcome
         self._fresh.add(name)
@@ -130,7 +130,7 @@ class EngineReplica:
             if delta.failure is None:
                 outcome.end_s = now_s
             else:
-                outcome.refusal = delta.failure.code.value
+                outcome.refusal, outcome.reason = delta.failure.code.value, delta.failure.message
         return outcome
 
     def _on_step(self, record: StepRecord) -> None:

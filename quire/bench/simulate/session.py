@@ -69,6 +69,15 @@ class Point:
     run: Run
     figures: Figures
 
+    @property
+    def refusals(self) -> dict[str, list[str]]:
+        """Code → the reasons of all requests that were refused so."""
+        found: dict[str, list[str]] = {}
+        for one in self.run.outcomes:
+            if one.refusal:
+                found.setdefault(one.refusal, []).append(one.reason)
+        return found
+
 
 def points(
     variants: Sequence[Variant], requests: list[SimRequest], rates: Sequence[float | None], slo: Slo | None
@@ -90,9 +99,10 @@ def capacity(variant: Variant, requests: list[SimRequest], slo: Slo, share: floa
     """
     if math.isinf(rate_of(requests)):
         requests = repeated(requests, len(requests) * variant.options.replicas)
-    at_once = figures(variant.at(requests, math.inf))["request_throughput"]
+    all_at_once = variant.at(requests, math.inf)
+    at_once = figures(all_at_once)["request_throughput"]
     if not at_once:
-        raise ConfigError("no request was completed: every one was refused, so there is no capacity to look for")
+        raise ConfigError(f"no request was completed, so there is no capacity to look for: {_why(all_at_once)}")
     low, high = 0.0, MOST * float(at_once)
     best, rate = _attained(variant, requests, high, slo), float(at_once)
     if (best["slo_attainment"] or 0.0) >= share:
@@ -141,7 +151,13 @@ def baselines(variant: Variant) -> list[Variant]:
 
 def baseline_rates(variant: Variant, requests: list[SimRequest]) -> list[float]:
     """Shares of what the engine gets done of all requests at once."""
-    most = figures(variant.at(requests, math.inf))["request_throughput"]
+    at_once = variant.at(requests, math.inf)
+    most = figures(at_once)["request_throughput"]
     if not most:
-        raise ConfigError("no request was completed: every one was refused")
+        raise ConfigError(f"no request was completed: {_why(at_once)}")
     return [float(f"{share * most:.3g}") for share in SHARES]
+
+
+def _why(run: Run) -> str:
+    """The first refusal."""
+    return next((one.reason for one in run.outcomes if one.refusal), "there is none")

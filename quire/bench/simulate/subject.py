@@ -15,6 +15,7 @@ from quire.bench.simulate.options import SimulateOptions
 from quire.bench.simulate.requests import SimRequest, rate_of
 from quire.bench.simulate.session import Variant
 from quire.config.mesh import Mesh, mesh_of
+from quire.config.resolve import DEFAULT_SEQS
 from quire.core.counts import format_count
 from quire.core.units import format_bytes
 from quire.planner.accelerators import accelerator_named
@@ -35,7 +36,7 @@ def subject(variant: Variant, requests: Sequence[SimRequest]) -> Facts:
         "model": _model_name(machine.config.model), "n_parameters": machine.arch.n_parameters,
         "dtype": machine.limits.dtype, **_device(variant), "memory_bytes": options.memory_bytes,
         "n_ranks": mesh.n_ranks, "n_stages": mesh.pp, "mesh": mesh.words, "ranks": _ranks(mesh),
-        "experts": _experts(variant),
+        "experts": _experts(variant), "sequences": _sequences(variant),
         "times": _times(mesh), "workload": _workload(options), "n_requests": len(requests),
         "arrivals": _arrivals(options, requests), "replicas": options.replicas, "router": options.router,
     }  # fmt: skip
@@ -62,7 +63,7 @@ def _rows(facts: Facts) -> dict[str, str]:
         "device": f"{facts['device']}, {format_bytes(facts['memory_bytes'])}; {error}",
         "times": facts["source"] + facts["times"],
         "ranks": facts["ranks"],
-        **({"experts": facts["experts"]} if facts["experts"] else {}),
+        **{name: facts[name] for name in ("experts", "sequences") if facts[name]},
         "workload": f"{facts['workload']}: {facts['n_requests']:,} requests, {facts['arrivals']}",
         "replicas": f"{facts['replicas']:,}{router}",
     }
@@ -93,6 +94,16 @@ def _experts(variant: Variant) -> str:
         f"chosen as in {loads}; {moves.n_layers} layers move from step {moves.first_step:,} on, steps stand still for"
         f" {still_ms:,.0f} ms in all"
     )
+
+
+def _sequences(variant: Variant) -> str:
+    """How many at once, where fewer than usual fit; empty: as many as usual, or as asked."""
+    machine = variant.machine
+    usual = machine.config.max_num_seqs or DEFAULT_SEQS[machine.device]
+    n = machine.limits.max_num_seqs
+    if n == usual:
+        return ""
+    return f"{n:,} at once, as states of {usual:,} do not fit; quire serve needs --max-num-seqs, about as many"
 
 
 def _times(mesh: Mesh) -> str:

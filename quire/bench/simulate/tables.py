@@ -58,6 +58,18 @@ def curve(points: Sequence[Point]) -> Iterator[str]:
         yield f"{point.variant:<{width}} {rate:>8}{values}"
 
 
+def refusals(points: Sequence[Point]) -> Iterator[str]:
+    """A line for each reason: how many requests, of how many runs, and the first of them in words."""
+    found: dict[str, list[list[str]]] = {}
+    for point in points:
+        for code, reasons in point.refusals.items():
+            found.setdefault(code, []).append(reasons)
+    n_all = sum(len(point.run.outcomes) for point in points)
+    for code, runs in found.items():
+        where = f" in {len(runs)} of {len(points)} runs" if len(points) > 1 else ""
+        yield f"refused: {sum(map(len, runs)):,} of {n_all:,}{where}, {code}; the first: {runs[0][0]}"
+
+
 def _change(before: float | int | None, after: float | int | None) -> str:
     if before is None or after is None or not before:
         return ""

@@ -5,14 +5,16 @@ Of its cases for a GPU: that they have the steps that are to be timed, and that 
 
 from __future__ import annotations
 
+import math
 import pathlib
+from typing import Any
 
 import msgspec
 import pytest
 
 from quire.bench import calibrate
 from quire.bench.datasets import from_lengths
-from quire.bench.offline import decode_steps, timed_run
+from quire.bench.offline import TimedRun, decode_steps, timed_run
 from quire.bench.shape import shape_options
 from quire.cli.command import run
 from quire.config.model import read_arch
@@ -77,6 +79,22 @@ def test_a_batch_that_never_decodes_as_a_whole_is_left_out() -> None:
     assert [name.partition(": ")[2] for name in names] == ["2 x 1024", "1 x 64 prompt"]
 
 
+def test_behind_the_time_limit_no_turn_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = calibrate.Model("qwen3-0.6b", 1, "none", 512)
+    cases = calibrate.Cases((model,), batches=(2,), contexts=(32,), prompts=(64,), rows=(1, 4), output_len=4)
+    runs = []
+
+    def counted(*arguments: Any, **options: Any) -> TimedRun:
+        runs.append(timed_run(*arguments, **options))
+        return runs[-1]
+
+    monkeypatch.setattr(calibrate, "timed_run", counted)
+    for end_s, n_turns in ((0.0, 1), (math.inf, 3)):
+        runs.clear()
+        assert len(calibrate._samples(model, "null", cases, 3, end_s)) == 2
+        assert len(runs) == 2 * (1 + n_turns), "one turn warms up"
+
+
 def test_the_knobs_of_a_gpu_find_what_its_steps_were_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps as the H200's own calibration has them: few rows, many, and prompts of one tile and of many."""
     truth, cases = calibration_for(accelerator_named("h200")), calibrate.CASES["cuda"]
@@ -95,3 +113,44 @@ def test_the_knobs_of_a_gpu_find_what_its_steps_were_made_with(monkeypatch: pyte
     found = fitting.fit(start, samples, calibrate._knobs(flops, cases))
     errors = {one.spans.lengths[0] * len(one.spans): one.expected_s(found) / one.seconds - 1 for one in samples}
     assert max(map(abs, errors.values())) < 0.1, errors
+
+
+def test_what_no_step_tells_of_a_gpu_is_not_lost() -> None:
+    """Else weights in FP8 would be multiplied as slowly as bfloat16, and the sums of ranks forgotten."""
+    cases, flops = calibrate.CASES["cuda"], {"bfloat16": 700e12}
+    known = calibration_for(accelerator_named("h200"))
+    here = calibrate._start("NVIDIA H200", 4e12, flops, cases, "cuda")
+    assert here.products["fp8"] == known.products["fp8"] and here.experts == known.experts and here.sums == known.sums
+    assert here.products["bfloat16"].rows == cases.rows and here.read_bytes_per_s == 4e12
+    assert here.rate("fp8") / 700e12 == pytest.approx(known.rate("fp8") / known.rate("bfloat16"))
+    other = calibrate._start("NVIDIA H100 80GB HBM3", 3e12, flops, cases, "cuda")
+    assert (
+        set(other.products) == {"bfloat16"}
+        and other.sums is None
+        and other.rate("fp8") == pytest.approx(1400e12, rel=1e-3)
+    )
+    unknown = calibrate._start("NVIDIA Something", 3e12, flops, cases, "cuda")
+    assert unknown.flops_per_s == flops and unknown.device == "nvidia something"
+
+
+def test_the_fit_of_a_gpu_is_a_small_part_of_its_two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All 28 steps: if any gain counted, it would look 36,000 times, 24 s."""
+    truth, cases, samples = calibration_for(accelerator_named("h200")), calibrate.CASES["cuda"], []
+    for model in cases.models:
+        arch = read_arch(pathlib.Path(str(shape_options(model.shape)["model"])), model.overrides)
+        steps = [(decode_spans(n, n_in), False) for n in cases.batches for n_in in cases.contexts]
+        for spans, waits in [*steps, *((prefill_spans(n), True) for n in cases.prompts)]:
+            one = fitting.Sample(name="", arch=arch, formats=formats_named("auto"), spans=spans, seconds=1, waits=waits)
+            samples.append(msgspec.structs.replace(one, seconds=one.expected_s(truth)))
+    losses: list[float] = []
+    loss = fitting.sample_loss
+
+    def counted(*arguments: Any) -> float:
+        losses.append(loss(*arguments))
+        return losses[-1]
+
+    monkeypatch.setattr(fitting, "sample_loss", counted)
+    flops = {"bfloat16": truth.flops_per_s["bfloat16"]}
+    start = calibrate._start("NVIDIA H200", truth.read_bytes_per_s, flops, cases, "cuda")
+    fitting.fit(start, samples, calibrate._knobs(flops, cases))
+    assert len(losses) < 4000 and min(losses) < 0.01 * losses[0]

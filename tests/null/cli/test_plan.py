@@ -46,9 +46,43 @@ def test_a_plan_for_hardware(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_model_that_does_not_fit_names_the_least_that_would(capsys: pytest.CaptureFixture[str]) -> None:
-    text = planned(capsys, "shape:llama-3.1-70b", "--gpu", "h100")
+    assert run(["plan", "shape:llama-3.1-70b", "--gpu", "h100"]) == 1
+    text, said = capsys.readouterr()
     assert "does not fit: short by" in text and "the least that would: 2 devices" in text
     assert "quire serve" not in text
+    assert said.startswith("quire plan: shape:llama-3.1-70b does not fit on 1 x H100: short by ")
+    assert said.endswith("--count 2 (pp2) is the least\n")
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["shape:llama-3.1-8b", "--gpu", "h200", "--count", "3", "--mesh", "tp=3"], "8b cannot be divided among 3 x H200"),
+    (["shape:deepseek-v3", "--gpu", "h200", "--json"], "--count 16 (pp16) would do, not in this engine"),
+    (["shape:llama-3.1-8b", "--gpu", "rtx-4090", "--kv-cache-dtype", "bfloat16", "--workload", "LONG"],
+     "fit on 1 x RTX-4090: not one sequence of 100,000 tokens has room; --count 2 (pp2) is the least"),
+    (["train", "shape:llama-3.1-70b", "--gpu", "h100", "--gpus", "2", "--tokens", "1B"], "does not fit on 2 x H100 so"),
+])  # fmt: skip
+def test_what_does_not_fit_ends_with_1_and_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, words: list[str], message: str
+) -> None:
+    (tmp_path / "l.json").write_text('{"input": [99900], "output": [100]}')
+    words = [str(tmp_path / "l.json") if word == "LONG" else word for word in words]
+    assert run(["plan", *words]) == 1
+    said = capsys.readouterr()
+    assert message in said.err
+    if "--json" in words:
+        assert not json.loads(said.out)["memory"]["fits"]
+
+
+@pytest.mark.parametrize(("flag", "message"), [
+    ("--quantization", "here it is --weights, such as fp8"), ("-tp", "here it is --mesh tp=N with --count N"),
+    ("--max-num-sequences", "did you mean --max-num-seqs?"),
+])  # fmt: skip
+def test_flags_of_other_commands_are_named_as_they_are_here(
+    capsys: pytest.CaptureFixture[str], flag: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["plan", "demo", flag, "2"])
+    assert ended.value.code == 2 and f"unknown option {flag}" in (said := capsys.readouterr().err) and message in said
 
 
 @pytest.mark.parametrize("model", ["qwen3-32b", "mixtral-8x7b", "qwen3-30b-a3b"])

@@ -113,6 +113,7 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
         (["--capacity"], "give one, such as"),
         (["--capacity", "--slo", "ttft=1s", "--request-rate", "5"], "leave one of them out"),
         (["--request-rate", "1e-300"], "more than a year: raise it"),
+        (["-tp", "3"], "3 ranks cannot share equally: take another number of ranks (2, 4, 8, 16 work)"),
         (["--enable-eplb"], "each rank has a part of every expert"),
         (["--expert-loads", "zipf:x"], "an exponent from 0 to 4 is wanted"),
         (["--expert-loads", "zipf:1"], "has no experts: leave --expert-loads out"),
@@ -145,6 +146,34 @@ def test_refusals_say_what_to_do(words: list[str], message: str, capsys: pytest.
     except SystemExit as ended:
         code = int(ended.code or 0)
     assert code == 2 and message in capsys.readouterr().err
+
+
+def test_requests_that_are_refused_are_counted_with_their_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    long = ["simulate", MODEL, "--num-prompts", "4", "--input-len", "900", "--max-model-len", "512"]
+    assert main([*long, "--output-json", str(tmp_path / "r.json")]) == 1
+    reason = "context_length_exceeded; the first: prompt (900) plus output (128) is 1028 tokens, the context holds 512"
+    assert f"quire simulate: refused: 4 of 4, {reason}" in capsys.readouterr().err
+    (row,) = json.loads((tmp_path / "r.json").read_text())["results"]["runs"]
+    assert row["refusals"] == {"context_length_exceeded": 4}
+    assert main([*long, "--baselines"]) == 2
+    assert "no request was completed: prompt (900)" in capsys.readouterr().err
+    some = ["simulate", MODEL, *SMALL, "--max-num-seqs", "2", "--max-num-waiting", "4", "--request-rate", "inf", "1"]
+    assert main(some) == 0
+    assert "of 24 in 1 of 2 runs, overloaded; the first: " in capsys.readouterr().err
+
+
+def test_as_many_states_run_at_once_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """`quire plan` does the same; one more is refused."""
+    words = ["simulate", "shape:mamba2-2.7b", "--num-prompts", "2", "--gpu-memory", "24GiB"]
+    assert main(words) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sequences")]
+    n = int(line.split()[1].replace(",", ""))
+    assert 1 < n < 1024 and "as states of 1,024 do not fit" in line
+    assert main([*words, "--max-num-seqs", str(n)]) == 0
+    assert main([*words, "--max-num-seqs", str(n + 1)]) == 2
+    assert "lower --max-num-seqs" in capsys.readouterr().err
 
 
 def test_a_calibration_of_the_machine_can_be_given(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

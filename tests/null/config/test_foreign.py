@@ -174,6 +174,8 @@ def test_parts_and_levels_that_ask_for_nothing_are_taken(words: list[str]) -> No
     (["-Ox"], "unknown option -Ox"),
     (["--tensor-paralel-size", "1"], "size; did you mean --tensor-parallel-size?"),
     (["--max-num-seq", "1"], "; did you mean --max-num-seqs?"),
+    (["--max-num-sequences", "1"], "; did you mean --max-num-seqs?"),
+    (["--maximum-model-length", "1"], "; did you mean --max-model-len?"),
 ])  # fmt: skip
 def test_parts_levels_and_misspelt_flags_of_vllm(
     capsys: pytest.CaptureFixture[str], words: list[str], message: str
@@ -266,6 +268,7 @@ def test_keyword_arguments(values: dict[str, object], expected: dict[str, object
     ({"tensor_paralel_size": 1}, r"LLM has no option .*; did you mean tensor_parallel_size\?"),
     ({"limit_mm_per_prompt": {"image": 1}}, "limit_mm_per_prompt = 1 is known in vLLM.*text alone"),
     ({"max_num_seq": 3}, r"LLM has no option 'max_num_seq'; did you mean max_num_seqs\?"),
+    ({"max_num_sequences": 3}, r"'max_num_sequences'; did you mean max_num_seqs\?"),
     ({"nnodes": 2}, "nnodes = 2 is known in vLLM, not in Quire.*one server a device"),
     ({"fully_sharded_loras": True}, "fully_sharded_loras is known in vLLM, not in Quire: adapters.*as their folders"),
     ({"load_format": "pt"}, "load_format = 'pt' is known in vLLM, not in Quire: .*safetensors"),
