@@ -15,9 +15,9 @@ import torch
 
 from quire.compute.runner.tables import SlotTables
 
-MOST_LATE: Final = 64
-MOST_LATE_ROWS: Final = 2048
-"""Steps, and rows of them, that are not written yet: writing takes some tens of microseconds at once."""
+MOST_LATE: Final = 2048
+STEP_ROWS: Final = 32
+"""Rows that are not written yet, where a step counts as so many more: writing them takes some tens of microseconds."""
 
 
 class HostTokens:
@@ -33,7 +33,7 @@ class HostTokens:
         """The number of the sequence that each slot has, or had last."""
         self._late: list[tuple[np.ndarray, np.ndarray, torch.Tensor, int]] = []
         """Slots, positions and token ids of steps that are to be written, and `n_opened` when they were launched."""
-        self._n_late_rows = 0
+        self._n_late = 0
 
     @property
     def newest(self) -> np.ndarray:
@@ -55,16 +55,17 @@ class HostTokens:
 
     def add(self, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor, n_opened: int) -> None:
         """What a step chose, int64 [m] and int32 [m] on the host; n_opened: when it was launched. None of it changes
-        any more."""
+        any more. Nothing to do where the host sees the token table."""
+        if self.is_live:
+            return
         self._late.append((slots, positions, token_ids, n_opened))
-        self._n_late_rows += len(slots)
-        if len(self._late) >= MOST_LATE or self._n_late_rows >= MOST_LATE_ROWS:
+        self._n_late += STEP_ROWS + len(slots)
+        if self._n_late > MOST_LATE:
             self._write_late()
 
     def _write_late(self) -> None:
-        late, self._late, self._n_late_rows = self._late, [], 0
-        columns = zip(*late, strict=True)
-        slots, positions, ids, n_opened = columns
+        late, self._late, self._n_late = self._late, [], 0
+        slots, positions, ids, n_opened = zip(*late, strict=True)
         at, places, token_ids = np.concatenate(slots), np.concatenate(positions), torch.cat(ids).numpy()
         if self.n_opened > n_opened[0]:
             is_there = self.opened_at[at] <= np.repeat(n_opened, [len(one) for one in slots])

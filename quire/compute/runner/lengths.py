@@ -78,21 +78,20 @@ class SlotLengths:
             self._open.remove(slot)
             self._drafter.close(slot, self.tokens.newest[slot, :n_known])
 
-    def learn(self, batch: FlatBatch, n_opened: int, token_ids: torch.Tensor, settled: Settled | None) -> None:
-        """The tokens of a step's sampled rows, int32 [m] on the host; those of sequences whose slots have others
-        meanwhile are passed over. n_opened: when it was launched. settled: the step, if it has drafts; it was kept."""
+    def learn(self, batch: FlatBatch, n_opened: int, token_ids: torch.Tensor, settled: Settled) -> None:
+        """The tokens of a settled step's sampled rows, int32 [m] on the host; it was kept. Those of sequences whose
+        slots have others meanwhile are passed over. n_opened: when it was launched."""
         if self.tokens.is_live:
             return
-        positions, follows = batch.sampled_positions, settled is not None and settled.before is not None
-        if settled is not None and follows:
-            spans = settled.plan.spans
+        spans, follows, positions = settled.plan.spans, settled.before is not None, batch.sampled_positions
+        if follows:
             behind = np.array(spans.starts) - settled.starts
             positions = positions - np.repeat(behind, spans.lengths)
         self.tokens.add(batch.sampled_slots, positions, token_ids, n_opened)
-        if settled is not None and follows:
+        if follows:
             assert self._queuing is not None
             tokens = self.tokens.newest
-            for slot, start in zip(settled.plan.spans.slots, settled.starts, strict=True):
+            for slot, start in zip(spans.slots, settled.starts, strict=True):
                 if slot in self._open and self.tokens.is_there(slot, n_opened):
                     self._queuing.learn(slot, tokens[slot, : start + 1])
             settled.before = None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.compute.runner.host_tokens import MOST_LATE, MOST_LATE_ROWS, HostTokens
+from quire.compute.runner.host_tokens import MOST_LATE, STEP_ROWS, HostTokens
 
 N_SLOTS, LENGTH = 6, 40
 
@@ -23,7 +23,7 @@ def tables(*, is_shared: bool = False) -> Any:
 def test_whoever_reads_sees_all_steps_in_their_order(read_every: int) -> None:
     """Steps of sequences that leave meanwhile are passed over; a place that comes again has what came last."""
     rng, found, truth = random.Random(read_every), HostTokens(tables()), np.zeros((N_SLOTS, LENGTH), np.int32)
-    for step in range(5 * MOST_LATE):
+    for step in range(5 * MOST_LATE // STEP_ROWS):
         n_opened = found.n_opened
         slots = rng.sample(range(N_SLOTS), 3)
         if step % 3 == 0:  # while the step computes
@@ -45,18 +45,14 @@ def test_whoever_reads_sees_all_steps_in_their_order(read_every: int) -> None:
     assert truth.any(1).all()
 
 
-def test_what_is_not_written_yet_is_bounded() -> None:
-    found = HostTokens(tables())
-    rows, ids = np.arange(MOST_LATE_ROWS // 4) % N_SLOTS, torch.ones(MOST_LATE_ROWS // 4, dtype=torch.int32)
-    for _ in range(4):
+@pytest.mark.parametrize("n_rows", [1, 128])
+def test_what_is_not_written_yet_is_bounded(n_rows: int) -> None:
+    found, places = HostTokens(tables()), np.arange(n_rows)
+    for _ in range(MOST_LATE // (STEP_ROWS + n_rows)):
+        found.add(places % N_SLOTS, places % LENGTH, torch.ones(n_rows, dtype=torch.int32), 0)
         assert not found._tokens.any()
-        found.add(rows, rows, ids, 0)
-    assert found._tokens.any()
-    for _ in range(MOST_LATE - 1):
-        found.add(np.array([5]), np.array([9]), torch.tensor([7], dtype=torch.int32), 0)
-        assert not found._tokens[5, 9]
-    found.add(np.array([5]), np.array([9]), torch.tensor([7], dtype=torch.int32), 0)
-    assert found._tokens[5, 9] == 7
+    found.add(places % N_SLOTS, places % LENGTH, torch.ones(n_rows, dtype=torch.int32), 0)
+    assert found._tokens.any() and not found._late
 
 
 def test_a_table_that_the_host_sees_is_read_in_its_place() -> None:
