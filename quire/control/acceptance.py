@@ -13,6 +13,10 @@ LONG_MEMORY: Final = 0.98
 """Of those of all sequences."""
 PRIOR: Final = 8.0
 """Drafts at each place that are taken to have gone as those at all places do."""
+FIRST_DRAFTS: Final = 4.0
+"""As of how many drafts a chance counts that was assumed before anything was known."""
+LEAST_TRIED: Final = 0.35
+"""Chance of a draft below which it is not tried where drafts do not seem to pay."""
 OTHERS: Final = 5.0
 """Drafts that are taken to have gone as those of all do, beside a sequence's own."""
 

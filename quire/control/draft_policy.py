@@ -12,29 +12,17 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from quire.control.acceptance import LONG_MEMORY, Acceptance, Places
+from quire.control.acceptance import FIRST_DRAFTS, LEAST_TRIED, LONG_MEMORY, Acceptance, Places
+from quire.control.copy_watch import CopyWatch
 from quire.control.repeats import Repeats
 from quire.control.seen_costs import SeenCosts, StepKind
 from quire.control.seq import Seq
 from quire.planner.drafts import LEAST_GAIN, DraftCosts
 
 FIRST_RATE: Final = 0.7
-FIRST_DRAFTS: Final = 4.0
-"""The chance of a draft before anything is known, and as of how many drafts it counts."""
-FIRST_TRUST: Final = 0.9
+"""The chance of a draft before anything is known."""
 MOST_PROMISED: Final = 8
-"""The chance of the draft behind a copy that was noticed, before any was verified; and as how many right drafts the
-longest copy counts."""
-HEARD_EVERY: Final = 32
-"""Copies of which one is asked for though those before it had wrong drafts."""
-WATCH_S: Final = 2e-6
-"""Of having one text read."""
-WATCH_SHARE: Final = 0.0025
-"""Of the time, for that."""
-WATCH_EVERY: Final = 4
-"""Up to so many texts are read in each step, where that has helped: each step sooner is a step of drafts. More are each
-read once in so many steps at most, as a call takes longer than to read a token. Where it has helped little, it is done
-as many times more seldom."""
+"""As how many right drafts the longest copy counts that was noticed."""
 PROBE_SHARE: Final = 0.01
 MOST_PROBED: Final = 8
 """Sequences in a step that are asked for a draft though it is thought to be wrong: these tell of all."""
@@ -56,14 +44,12 @@ MOST_LOST: Final = 3.0
 """Times the same, at once: what a step loses beyond that is an accident."""
 MOST_CREDIT: Final = 4
 """Trials that may be lost one after another: as many steps as all of them have, without a token more."""
-LEAST_TRIED: Final = 0.35
-"""Chance of a draft below which there is no trial."""
 PLAIN_EVERY: Final = 512
 PLAIN_TRIAL: Final = 3
 """The same for steps without drafts: so many of them behind so many with drafts in a row."""
 STEPS_NEAR: Final = 16
-TIME_EVERY: Final = 16
-"""Timing takes some microseconds, which small models feel where nothing is drafted."""
+TIME_EVERY: Final = 32
+"""Timing takes tens of microseconds, which small models feel where nothing is drafted."""
 STEPS_BACK: Final = 8
 """Of which is known how they were chosen, until they are timed."""
 
@@ -74,8 +60,9 @@ class DraftPolicy:
 
     def __init__(self, most: int, costs: DraftCosts | None, *, copies: bool = False) -> None:
         self.most, self.costs = most, costs
-        self.watches = copies and most > 0 and costs is not None
-        """Sequences that are left alone are to be shown to `watch`."""
+        self._seen = None if costs is None else SeenCosts(costs)
+        self.copies = CopyWatch(self._seen) if copies and most > 0 and self._seen is not None else None
+        """Says when sequences that are left alone are to be shown to `watch`; None: never."""
         self.none_before = 0
         """The step before which all that run are left alone; 0: not known."""
         self._n_asked = 0
@@ -94,18 +81,11 @@ class DraftPolicy:
         """The newest step without drafts, as far as any were chosen."""
         self._all = Acceptance(FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS)
         """Of all sequences: what a new one begins with."""
-        self._copies = Acceptance(FIRST_TRUST * FIRST_DRAFTS, FIRST_DRAFTS)
-        """Of drafts behind copies that were noticed."""
-        self._n_unheard = 0
-        """Copies that were noticed since the last one that was not trusted and yet asked for."""
-        self._every: dict[int, int] = {}
-        """Number of texts → steps in which each is read once, by what the newest choice knew."""
         self._places = Places(most)
         self._is_drafting = False
         """Whether the newest choice gave drafts that pay: a step with them is one anyway."""
         self._drafted_at = -1
         """The step of the newest choice that gave any drafts."""
-        self._seen = None if costs is None else SeenCosts(costs)
         self.saved_s = 0.0
         """What plain steps would have taken longer for the same tokens, by what they are known to take; below 0: lost.
         Of steps without prompts."""
@@ -169,7 +149,8 @@ class DraftPolicy:
         n_probed, n, alone = 0, len(seqs), list[tuple[Seq, bool]]()
         fixed_s, reading_s = self._asking_s(n_rows), 0.0
         self._n_asked += 1
-        self._every.clear()
+        if self.copies is not None:
+            self.copies.forget()
         for place in range(n):
             i = (place + MOST_PROBED * self._n_asked) % n  # others are probed the next time
             seq, own = seqs[i], self._of(seqs[i])
@@ -210,33 +191,17 @@ class DraftPolicy:
         if len(self._beginnings) > STEPS_BACK:
             del self._beginnings[next(iter(self._beginnings))]
 
-    def watch_every(self, n_seqs: int) -> int:
-        """Steps in which each of so many texts is to be read once."""
-        if self.costs is None or self._seen is None or (n_seqs <= WATCH_EVERY and self.trusts_copies):
-            return 1
-        if n_seqs not in self._every:
-            step_s = self._seen.plain_step_s(n_seqs)
-            self._every[n_seqs] = max(WATCH_EVERY, math.ceil(n_seqs * WATCH_S / (WATCH_SHARE * step_s)))
-        return self._every[n_seqs] if self.trusts_copies else self._every[n_seqs] * WATCH_EVERY
-
-    def watch(self, seq: Seq) -> None:
-        """Tokens of a sequence that is left alone became known: it is asked in the next step if it copies now."""
-        own = self._of(seq)
-        if own.repeats is None:
-            own.repeats = Repeats(len(seq.tokens))
-        if own.repeats.read(seq.tokens) and (self.trusts_copies or self._is_heard()):
-            own.promise(self._copies.rate, min(own.repeats.streak, MOST_PROMISED))
-            own.until, seq.drafts_from, self.none_before = seq.drafts_from, 0, 0
-
-    @property
-    def trusts_copies(self) -> bool:
-        """Whether drafts behind a copy that was noticed are right often enough to ask for them."""
-        return self._copies.rate >= LEAST_TRIED
-
-    def _is_heard(self) -> bool:
-        """One of `HEARD_EVERY` copies that are not trusted is asked for all the same."""
-        self._n_unheard = (self._n_unheard + 1) % HEARD_EVERY
-        return not self._n_unheard
+    def watch(self, seqs: Sequence[Seq], step: int) -> None:
+        """Have some of the texts read that are left alone: one that copies now is asked in this step."""
+        assert self.copies is not None
+        for seq in self.copies.turn(seqs, step):
+            if seq.drafts_from > step and seq.can_draft and seq.n_outputs > 0:
+                own = self._of(seq)
+                if own.repeats is None:
+                    own.repeats = Repeats(len(seq.tokens))
+                if self.copies.read(seq, own.repeats, step):
+                    own.promise(self.copies.rate, min(own.repeats.streak, MOST_PROMISED))
+                    own.until, seq.drafts_from, self.none_before = seq.drafts_from, 0, 0
 
     def takes(self, n_sure: int, n_rows: int, step: int) -> bool:
         """Whether a step of `n_rows` rows should have so many drafts more that are right for sure."""
@@ -271,7 +236,7 @@ class DraftPolicy:
             return
         plain_s = self._seen.plain_step_s(n_seqs)
         n_steps = 1 if step < self._drafted_at + STEPS_NEAR else TIME_EVERY
-        gained_s, reading_s = PROBE_SHARE * seconds * n_steps, 0.0
+        gained_s, reading_s = PROBE_SHARE * min(seconds, MOST_LOST * plain_s) * n_steps, 0.0
         if kind is StepKind.DRAFTED and step in self._beginnings:
             kind, reading_s = StepKind.BEGINNING, self._beginnings[step]
         most_lost_s = MOST_LOST * plain_s + reading_s
@@ -303,9 +268,9 @@ class DraftPolicy:
         if self.costs is None or is_sure:
             return
         own, rate, self.none_before = self._of(seq), self._of(seq).rate_beside(self._all.rate), 0
-        if own.is_promised:
+        if own.is_promised and self.copies is not None:
             own.is_promised = False
-            self._copies.count(n_asked, n_right, LONG_MEMORY)
+            self.copies.count(n_asked, n_right)
         own.count(n_asked, n_right)
         self._all.count(n_asked, n_right, LONG_MEMORY)
         self._places.count(n_asked, n_right)
@@ -318,6 +283,8 @@ class DraftPolicy:
         if own.n_vain > 1 and not n_verified:  # nothing is to be found yet: perhaps soon
             period = self._period(self._asking_s(n_rows), n_rows, 2 ** min(own.n_vain, 8))
             seq.drafts_from = (step // period + 1) * period
+            if self.copies is not None:
+                self.copies.from_step = 0
 
     def _reading_s(self, seq: Seq, own: Acceptance) -> float:
         """Of what the drafter has missed of a sequence."""

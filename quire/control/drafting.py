@@ -21,8 +21,8 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     step, drafts = builder.step, live.drafts
     if not drafts.most:
         return {}
-    if drafts.watches:
-        _watch(live, step)
+    if drafts.copies is not None and step >= drafts.copies.from_step:
+        drafts.watch(live.running, step)
     if step < drafts.none_before:
         return {}
     asked = [seq for seq in live.running if seq.drafts_from <= step or seq.foretold is not None]
@@ -42,14 +42,6 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
         return sure
     lengths = live.drafts.choose(seqs, len(live.running), n_free, step)
     return sure | {seq: length for seq, length in zip(seqs, lengths, strict=True) if length}
-
-
-def _watch(live: LiveSeqs, step: int) -> None:
-    """Have the texts read that are left alone, in turns."""
-    every = live.drafts.watch_every(len(live.running))
-    for seq in live.running[step % every :: every]:
-        if seq.drafts_from > step and seq.can_draft and seq.n_outputs > 0:
-            live.drafts.watch(seq)
 
 
 def _sure(live: LiveSeqs, seqs: list[Seq], n_free: int, step: int) -> dict[Seq, int]:

@@ -15,6 +15,10 @@ ENDING: Final = 3
 """Tokens by which look-up finds a place."""
 STREAK: Final = 4
 """Tokens in a row that look-up foretells, from which a text is said to copy; and again at each doubling."""
+MOST_STREAK: Final = 256
+"""More are counted as so many."""
+MOST_AHEAD: Final = 16
+"""A text that copies is read at least once in so many tokens: another copy may have begun."""
 MOST_KNOWN: Final = 8192
 """Tokens in which is looked, at least, unless the ending is of few distinct ones."""
 FEW: Final = 5
@@ -26,32 +30,55 @@ NEAR: Final = 1024
 class Repeats:
     """See the module."""
 
-    __slots__ = ("_n_read", "_text", "streak")
+    __slots__ = ("_n_foretold", "_n_read", "_text", "n_ahead", "streak")
 
     def __init__(self, n_known: int) -> None:
         """n_known: tokens that are there already."""
         self._text = ""
         self._n_read = max(0, n_known - MOST_KNOWN)
+        self._n_foretold = 0
+        """Newest tokens that look-up foretells."""
         self.streak = 0
         """Newest tokens that are said to have been foretold: `STREAK`, twice that, ..., or 0."""
+        self.n_ahead = 1
+        """Tokens that must come before there is anything to be said: each makes a copy longer by one."""
 
     def read(self, tokens: Sequence[int]) -> bool:
         """Tokens of the sequence, of which the newest are new: whether they say that it copies, which was not said
         before."""
-        if len(tokens) <= self._n_read:
+        n_new = len(tokens) - self._n_read
+        if n_new <= 0:
             return False
         text = self._text + "".join(map(chr, tokens[self._n_read :]))
         self._text = text = text if len(text) <= 2 * MOST_KNOWN else text[-MOST_KNOWN:]
         self._n_read = len(tokens)
+        self._n_foretold = found = _foretold(text, self._n_foretold, n_new)
+        if found < STREAK:
+            self.streak, self.n_ahead = 0, STREAK - found
+            return False
         longer = 2 * self.streak or STREAK
-        if _stood_before(text, longer):
-            while _stood_before(text, 2 * longer):
-                longer *= 2
-            self.streak = longer
-            return True
-        if self.streak and not _stood_before(text, STREAK):
-            self.streak = 0
-        return False
+        says = longer <= found
+        if says:
+            self.streak = STREAK << ((found // STREAK).bit_length() - 1)
+            longer = 2 * self.streak
+        self.n_ahead = min(longer - found, MOST_AHEAD)
+        return says
+
+
+def _foretold(text: str, before: int, n_new: int) -> int:
+    """How many tokens at the end of a text look-up foretells, of which it foretold so many before `n_new` came."""
+    if not before and not _stood_before(text, 1):
+        return 0  # most texts, most times
+    low, high = 0, min(before + n_new, MOST_STREAK)
+    if _stood_before(text, high):  # or most others
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _stood_before(text, middle):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _stood_before(text: str, n_foretold: int) -> bool:

@@ -126,7 +126,7 @@ class EngineCore:
     def _advance(self) -> tuple[list[SeqDelta], StepRecord | None]:
         now_s = self.clock.now_s
         times = HostTimes(now_s())
-        if self.grammars.most_foretold:
+        if self.grammars.most_foretold and self.grammars.n_live:
             self._mask_oldest()  # the next plan says what must follow
         plan = self.scheduler.schedule()  # while masks are made
         if plan is not None:

@@ -194,7 +194,7 @@ class ReadyStep:
         """Tell lengths, which have settled this step, what was computed, before any slot of it is closed."""
         self._kept = lengths.keep(settled, self._token_ids.tolist(), self._status.tolist())
         if self._kept.walks:
-            lengths.straighten(self._kept.walks, lengths.n_opened)
+            lengths.straighten(self._kept.walks, lengths.tokens.n_opened)
 
     def result(self) -> StepResult:
         """What was computed, as plain values."""

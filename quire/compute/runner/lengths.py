@@ -1,7 +1,7 @@
 """How far the sequence in each slot has come, where drafts are verified: known here a step before control knows it.
 
-Owns the true starts of spans, the tokens that drafts are (decision 0012), and the host's copy of tokens where a device
-keeps its own. Does not own guesses (`compute/draft`) nor how a token is chosen.
+Owns the true starts of spans and the tokens that drafts are (decision 0012). Does not own the host's copy of texts
+(`host_tokens.py`), guesses (`compute/draft`) nor how a token is chosen.
 Invariants: while a plan that verified drafts is not known to control, a slot's length here is that of the tokens whose
 keys its spans have computed and kept; otherwise the plan says it, and nothing here is read. Before a plan is settled,
 `learn` and `keep` have heard of every step before it; before one that follows they need not: then the device alone
@@ -18,10 +18,12 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+import torch
 
 from quire.compute.draft.drafter import DraftContext, Drafter, DraftTree, LateContext, Queued, QueuingDrafter
 from quire.compute.runner import standing
 from quire.compute.runner.batch_builder import FlatBatch
+from quire.compute.runner.host_tokens import HostTokens
 from quire.compute.runner.settled import Kept, Settled
 from quire.compute.runner.step import Guesses
 from quire.compute.runner.tables import SlotTables
@@ -53,12 +55,7 @@ class SlotLengths:
     ) -> None:
         """brancher: where drafts may be trees. chance: with which drafts count; None: if they are the token that is
         chosen."""
-        self._tables, self._drafter = tables, drafter
-        self._tokens = tables.tokens.numpy() if self.is_live else np.zeros(tuple(tables.tokens.shape), np.int32)
-        self.n_opened = 0
-        """Sequences so far. By what it was when a step was launched can be told whether that one's are there yet."""
-        self._opened_at = np.zeros(len(self._tokens), np.int64)
-        """The number of the sequence that each slot has, or had last."""
+        self._tables, self._drafter, self.tokens = tables, drafter, HostTokens(tables)
         self._queuing = drafter if isinstance(drafter, QueuingDrafter) else None
         self._brancher = brancher
         self._chance, self._source = chance, random.Random(0)
@@ -68,18 +65,10 @@ class SlotLengths:
         """The newest step with drafts, if its guesses are on the device."""
         self._open: set[int] = set()
 
-    @property
-    def is_live(self) -> bool:
-        """The host sees the token table itself: a step's tokens are there when it ends."""
-        return self._tables.is_shared
-
     def open(self, opened: SlotOpen) -> None:
         """Another sequence: its first span says where it begins."""
         self._lengths.pop(opened.slot, None)
-        self.n_opened += 1
-        self._opened_at[opened.slot] = self.n_opened
-        if not self.is_live:
-            self._tokens[opened.slot, : len(opened.token_ids)] = opened.token_ids
+        self.tokens.open(opened.slot, opened.token_ids)
         self._open.add(opened.slot)
         self._drafter.open(opened.slot, opened.salt, opened.prompt_len)
 
@@ -87,37 +76,35 @@ class SlotLengths:
         """Its sequence leaves, of which control knows so many tokens; it may not have been open."""
         if slot in self._open:
             self._open.remove(slot)
-            self._drafter.close(slot, self._tokens[slot, :n_known])
+            self._drafter.close(slot, self.tokens.newest[slot, :n_known])
 
-    def learn(self, batch: FlatBatch, n_opened: int, token_ids: np.ndarray, settled: Settled | None) -> None:
-        """The tokens of a step's sampled rows, int32 [m]; those of sequences whose slots have others meanwhile are
-        passed over. n_opened: when it was launched. settled: the step, if it has drafts; it was kept."""
-        if self.is_live:
+    def learn(self, batch: FlatBatch, n_opened: int, token_ids: torch.Tensor, settled: Settled) -> None:
+        """The tokens of a settled step's sampled rows, int32 [m] on the host; it was kept. Those of sequences whose
+        slots have others meanwhile are passed over. n_opened: when it was launched."""
+        if self.tokens.is_live:
             return
-        slots, positions = batch.sampled_slots, batch.sampled_positions
-        if settled is not None and settled.before is not None:
-            spans = settled.plan.spans
+        spans, follows, positions = settled.plan.spans, settled.before is not None, batch.sampled_positions
+        if follows:
             behind = np.array(spans.starts) - settled.starts
             positions = positions - np.repeat(behind, spans.lengths)
-        if self.n_opened > n_opened:
-            is_there = self._opened_at[slots] <= n_opened
-            slots, positions, token_ids = slots[is_there], positions[is_there], token_ids[is_there]
-        self._tokens[slots, positions] = token_ids
-        if settled is not None and settled.before is not None:
+        self.tokens.add(batch.sampled_slots, positions, token_ids, n_opened)
+        if follows:
             assert self._queuing is not None
+            tokens = self.tokens.newest
             for slot, start in zip(spans.slots, settled.starts, strict=True):
-                if slot in self._open and self._opened_at[slot] <= n_opened:
-                    self._queuing.learn(slot, self._tokens[slot, : start + 1])
+                if slot in self._open and self.tokens.is_there(slot, n_opened):
+                    self._queuing.learn(slot, tokens[slot, : start + 1])
             settled.before = None
 
     def straighten(self, walks: Sequence[Walk], n_opened: int) -> None:
         """What was kept of trees goes where it belongs, in the token table and in the pages; `learn` has been told of
         the step. What belongs to sequences that left meanwhile stays: their pages may be others'."""
-        there = [one for one in walks if one.slot in self._open and self._opened_at[one.slot] <= n_opened]
+        there = [one for one in walks if one.slot in self._open and self.tokens.is_there(one.slot, n_opened)]
         if not there or self._brancher is None:
             return
+        tokens = self.tokens.newest
         for one in there:
-            self._tokens[one.slot, one.start + 1 : one.start + 1 + len(one.tokens)] = one.tokens
+            tokens[one.slot, one.start + 1 : one.start + 1 + len(one.tokens)] = one.tokens
         self._brancher.straighten(there)
 
     def settle(self, plan: StepPlan, *, may_branch: bool = False) -> Settled:
@@ -127,16 +114,15 @@ class SlotLengths:
             self._lengths.clear()
         slots, n_drafts = spans.slots, spans.n_drafts
         starts = [self._lengths.get(slot, latest) for slot, latest in zip(slots, spans.starts, strict=True)]
-        brancher = self._brancher if may_branch else None
-        contexts = {}
+        brancher, tokens, contexts = self._brancher if may_branch else None, self.tokens.newest, {}
         for i in (i for i, n in enumerate(n_drafts) if n):
             may = brancher is not None and brancher.may_branch(slots[i])
-            contexts[i] = DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n_drafts[i], may)
+            contexts[i] = DraftContext(slots[i], tokens[slots[i], : starts[i] + 1], n_drafts[i], may)
         if self._queuing is not None and contexts and not plan.masked and not plan.foretold:
             queued = self._queuing.queue(list(contexts.values()))
             if queued is not None:
                 return self._queued(plan, starts, queued)
-        sure = {i: _sure(contexts[i], at, tokens) for i, at, tokens in plan.foretold}
+        sure = {i: _sure(contexts[i], at, ids) for i, at, ids in plan.foretold}
         asking = {i: context for i, context in contexts.items() if not sure.get(i)}
         found = dict(zip(asking, self._drafter.guess(list(asking.values())), strict=True)) if asking else {}
         chosen = {i: found[i] if i in found else sure[i] for i in contexts}
@@ -145,17 +131,17 @@ class SlotLengths:
         for i, wants in enumerate(spans.wants):
             guess = guesses.get(i, [])
             if n_drafts[i]:
-                self._tokens[slots[i], starts[i] + 1 : starts[i] + 1 + len(guess)] = guess
+                tokens[slots[i], starts[i] + 1 : starts[i] + 1 + len(guess)] = guess
                 lengths[i] += len(guess) - n_drafts[i]
                 made[i] = len(guess)
             drafts += [*guess, NO_DRAFT] if wants else []
         true = Spans(slots, starts, lengths, made, spans.wants)
         return Settled(
             msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths)),
-            self.n_opened,
+            self.tokens.n_opened,
             [len(guess) for guess in guesses.values()],
             drafts,
-            None if self.is_live or not any(made) else _guesses(true, guesses),
+            None if self.tokens.is_live or not any(made) else _guesses(true, guesses),
             {i: guess for i, guess in found.items() if isinstance(guess, DraftTree)},
         )
 
@@ -208,7 +194,7 @@ class SlotLengths:
         }
         self._newest = Settled(
             msgspec.structs.replace(plan, spans=true),
-            self.n_opened,
+            self.tokens.n_opened,
             queued.lengths,
             [],
             dataclasses.replace(_guesses(true, places), found=queued.found),
@@ -270,7 +256,7 @@ class SlotLengths:
                 at += 1 + n_drafts
                 end += n_new - 1 - n_drafts
             settled.ends[slot] = end
-            if self._opened_at[slot] <= settled.n_opened:
+            if self.tokens.is_there(slot, settled.n_opened):
                 self._lengths[slot] = end
         return kept
 

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -83,39 +84,42 @@ class LaunchedStep:
         settled: Settled | None,
     ) -> None:
         self._tail, self._step, self._start_s = tail, step, start_s
-        self._lengths, self._settled = lengths, settled
-        self._n_opened = 0 if lengths is None else lengths.n_opened
+        self._settled = settled
+        self.untold = lengths
+        """Lengths that do not know all of it; None: they do, or there are none."""
+        self._n_opened = 0 if lengths is None else lengths.tokens.n_opened
         self._kept: Kept | None = None
         self._read = tail.read(step, states)
         self._download: Download | None = None
+        self._arrived: list[torch.Tensor] = []
+        """What it brought, if lengths were to know."""
         self._host_s, self._ended_s = time.perf_counter() - start_s, 0.0
 
     def mask(self, masks: StepMasks | None) -> None:
         """Queue the rest: the choice, if it is not made yet, under these masks, and the copy to the host."""
         start_s = time.perf_counter()
-        lengths, settled, then = self._lengths, self._settled, None
+        lengths, settled, then = self.untold, self._settled, None
         if lengths is not None and settled is not None:
             then = functools.partial(lengths.queue_keep, settled)
         self._fetched, self._download = self._tail.choose(self._step, self._read, masks, then)
-        if self._lengths is not None and self._lengths.is_live:
+        if lengths is not None and lengths.tokens.is_live:
             self.keep()  # it is computed, and the next step is launched before anybody asks for the result
         self._host_s += time.perf_counter() - start_s
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether lengths know all of it."""
-        return self._lengths is None
-
     def keep(self) -> None:
         """Wait for the tokens; lengths learn what became of the step, if they have not."""
-        lengths, self._lengths = self._lengths, None
+        lengths, self.untold = self.untold, None
         if lengths is None or self._download is None:
             return
-        token_ids, status, *_ = self._download.wait()
+        self._arrived = token_ids, status, *_ = self._download.wait()
         self._ended_s = time.monotonic()  # a step with drafts waits for it here, while it is launched itself
         if self._settled is not None:
             self._kept = lengths.keep(self._settled, token_ids.tolist(), status.tolist())
-        lengths.learn(self._step.batch, self._n_opened, token_ids.numpy(), self._settled)
+        batch, n_opened = self._step.batch, self._n_opened
+        if self._settled is None:
+            lengths.tokens.add(batch.sampled_slots, batch.sampled_positions, token_ids, n_opened)
+        else:
+            lengths.learn(batch, n_opened, token_ids, self._settled)
         if self._kept is not None and self._kept.walks:
             lengths.straighten(self._kept.walks, self._n_opened)
 
@@ -125,7 +129,7 @@ class LaunchedStep:
         if self._download is None:
             raise EngineError(f"step {plan.step} has no masks yet")
         self.keep()
-        token_ids, status, *rest = self._download.wait()
+        token_ids, status, *rest = self._arrived or self._download.wait()
         pooled: dict[int, list[float]] = {}
         faults: list[Fault] = []
         if self._read.pooled is not None:
@@ -179,7 +183,7 @@ class Runner:
         self._forwards, self._ahead, self._lengths, self._follower = forwards, ahead, lengths, follower
         self.warm_slots = [0]
         """Of plans: those that mean the first slot here, or on ranks that compute other parts of plans."""
-        self._unkept: list[LaunchedStep] = []
+        self._unkept: deque[LaunchedStep] = deque()
         """Steps of which lengths may not know."""
 
     @torch.inference_mode()
@@ -208,7 +212,9 @@ class Runner:
             states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)
             launched = LaunchedStep(self.tail, step, states, start_s, self._lengths, settled)
         if self._lengths is not None:
-            self._unkept = [*(one for one in self._unkept if not one.is_kept), launched]
+            while self._unkept and self._unkept[0].untold is None:  # in their order
+                self._unkept.popleft()
+            self._unkept.append(launched)
         if not plan.masked:
             launched.mask(None)
         return launched
@@ -312,9 +318,8 @@ class Runner:
 
     def _keep_all(self) -> None:
         """Wait until all that was launched is known here."""
-        unkept, self._unkept = self._unkept, []
-        for launched in unkept:
-            launched.keep()
+        while self._unkept:
+            self._unkept.popleft().keep()
 
     def _step(self, plan: StepPlan, writes: PageWrites, settled: Settled | None = None) -> Step:
         batch = build_batch(plan.spans, plan.masked)

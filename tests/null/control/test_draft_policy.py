@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from quire.control.acceptance import Places
+from quire.control.copy_watch import FRESH, READ_S, SHARE, TRUSTED_SHARE, CopyWatch
 from quire.control.draft_policy import (
     MOST_PROBED,
     MOST_QUIET,
@@ -15,11 +16,9 @@ from quire.control.draft_policy import (
     PLAIN_TRIAL,
     PROBE_SHARE,
     TRIAL,
-    WATCH_S,
-    WATCH_SHARE,
     DraftPolicy,
 )
-from quire.control.repeats import ENDING, STREAK
+from quire.control.repeats import ENDING, STREAK, Repeats
 from quire.control.seen_costs import SeenCosts, StepKind
 from quire.control.seq import Seq
 from quire.control.slot_params import slot_params
@@ -201,14 +200,15 @@ def test_a_sequence_that_begins_to_copy_is_asked_at_once(copies: bool) -> None:
     live(policy, one, 0.0, 300)
     one.drafts_from, waits = 1000, 0
     one.tokens = list(range(100, 140))
-    while policy.watches and one.drafts_from and waits < 30:
-        policy.watch(one)
+    while policy.copies is not None and one.drafts_from and waits < 30:
+        if waits + 301 >= policy.copies.from_step:
+            policy.watch([one], waits + 301)
         one.tokens.append(100 + waits)  # from the fourth on look-up foretells them
         waits += 1
-    assert policy.watches == copies
+    assert (policy.copies is not None) == copies
     if copies:
         assert waits - 1 == ENDING + STREAK, "the tokens of the copy that were seen"
-        assert policy.choose([one], 1, 32, 301)[0] > 1
+        assert policy.choose([one], 1, 32, 301 + waits)[0] > 1
 
 
 def test_a_copy_that_does_not_pay_waits_as_long_as_before() -> None:
@@ -216,7 +216,7 @@ def test_a_copy_that_does_not_pay_waits_as_long_as_before() -> None:
     policy, one = DraftPolicy(MOST, slow, copies=True), seq()
     live(policy, one, 0.8, 300)  # the trial is over
     one.drafts_from, one.tokens = 1000, [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3
-    policy.watch(one)
+    policy.watch([one], 301)
     assert one.drafts_from == 0
     assert policy.choose([one], 1, 32, 301) == [0] and one.drafts_from == 1000
 
@@ -398,7 +398,7 @@ def test_copies_whose_drafts_are_wrong_are_trusted_less_each_time() -> None:
         n_heard.append(0)
         for step in range(first, first + 127):
             if one.drafts_from > step:
-                policy.watch(one)
+                policy.watch([one], step)
                 n_heard[-1] += one.drafts_from == 0
             n = policy.choose([one], 1, 32, step)[0] if one.drafts_from <= step else 0
             if n:
@@ -413,21 +413,42 @@ def test_copies_whose_drafts_are_wrong_are_trusted_less_each_time() -> None:
 
 
 def test_texts_are_watched_for_a_small_part_of_the_time() -> None:
-    """Whatever their number; less often still where it has helped little."""
+    """Whatever their number; a larger one where that has just helped, and less often where it has helped little."""
     costs = dataclasses.replace(COSTS, rows=(1, 256), step_s=(3e-4, 3e-3))
-    policy = DraftPolicy(MOST, costs, copies=True)
-    for n in (8, 32, 256):
-        assert n / policy.watch_every(n) * WATCH_S <= WATCH_SHARE * costs.seconds(n)
-    slow = DraftPolicy(MOST, dataclasses.replace(costs, step_s=(1.0, 1.0)), copies=True)
-    assert [slow.watch_every(n) for n in (1, 4, 5, 256)] == [1, 1, 4, 4]
-    assert policy.watch_every(1) == 1
-    usual, one = policy.watch_every(32), seq()
-    for step in range(40):
-        one.tokens, one.drafts_from, one.acceptance = [7] * (20 + step), 1 << 30, None
-        policy.watch(one)
-        policy.count(one, step, 4, 4, 0, 1)
-    assert not policy.trusts_copies and policy.watch_every(32) > 2 * usual
-    assert WATCH_S / policy.watch_every(1) <= WATCH_SHARE * costs.seconds(1)
+    watch, counts = CopyWatch(SeenCosts(costs)), (8, 32, 256)
+    assert all(n / watch.every(n) * READ_S <= SHARE * costs.seconds(n) for n in counts)
+    slow = CopyWatch(SeenCosts(dataclasses.replace(costs, step_s=(1.0, 1.0))))
+    assert [slow.every(n) for n in (1, 4, 5, 256)] == [1, 1, 4, 4]
+    assert watch.every(1) == 1
+    usual = [watch.every(n) for n in counts]
+    watch.count(4, 4)
+    assert all(
+        SHARE * costs.seconds(n) < n / watch.every(n) * READ_S <= TRUSTED_SHARE * costs.seconds(n) for n in counts
+    )
+    one, repeats = seq(), Repeats(0)
+    for step in range(FRESH):
+        watch.read(one, repeats, step)
+    assert [watch.every(n) for n in counts] == usual
+    for _ in range(40):
+        watch.count(4, 0)
+    assert not watch.trusts and watch.every(32) == 4 * usual[1]
+    assert READ_S / watch.every(1) <= SHARE * costs.seconds(1)
+
+
+@pytest.mark.parametrize("n", [1, 4, 6, 40])
+def test_each_text_has_its_turn(n: int) -> None:
+    """And nobody is looked at between the steps that are said."""
+    watch = CopyWatch(SeenCosts(dataclasses.replace(COSTS, rows=(1, 256), step_s=(3e-4, 3e-4))))
+    seqs = [seq() for _ in range(n)]
+    every, looks = watch.every(n), {id(one): list[int]() for one in seqs}
+    for step in range(3 * every):
+        if step >= watch.from_step:
+            for one in watch.turn(seqs, step):
+                looks[id(one)].append(step)
+                one.tokens.append(step)
+                watch.read(one, Repeats(0), step)
+    assert all(found == [i % every + k * every for k in range(3)] for i, found in enumerate(looks.values()) if n > 4)
+    assert n > 4 or all(len(found) == 1 for found in looks.values()), "no text can copy before four tokens have come"
 
 
 def test_few_are_asked_where_each_has_much_to_read() -> None:

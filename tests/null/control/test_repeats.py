@@ -33,6 +33,39 @@ def test_streaks_are_those_of_a_search(n_ids: int, every: int) -> None:
             assert repeats.streak == streak
 
 
+@pytest.mark.parametrize("n_ids", [2, 5, 40])
+def test_whoever_waits_as_long_as_is_said_misses_no_copy(n_ids: int) -> None:
+    """While nothing copies, nor while a copy goes on."""
+    source, n_reads, n_tokens = random.Random(n_ids), 0, 0
+    for _ in range(20):
+        text = [source.randrange(n_ids) for _ in range(60)]
+        text += text[10:50] + [source.randrange(n_ids) for _ in range(30)]
+        each, patient, next_read = Repeats(0), Repeats(0), 1
+        for end in range(1, len(text) + 1):
+            says = each.read(text[:end])
+            if end < next_read:
+                assert not says or patient.streak > 0
+                continue
+            n_reads += 1
+            assert patient.read(text[:end]) == says or patient.streak > 0
+            next_read = end + patient.n_ahead
+            if patient.streak != each.streak:  # another copy began meanwhile
+                break
+        n_tokens += end
+    assert n_ids < 40 or n_reads < 0.4 * n_tokens
+
+
+def test_a_text_that_repeats_itself_for_ever_is_seldom_read() -> None:
+    text = [100_000 + place % 7 for place in range(2000)]
+    repeats, said, end, n_reads = Repeats(0), list[int](), 1, 0
+    while end <= len(text):
+        n_reads += 1
+        if repeats.read(text[:end]):
+            said.append(repeats.streak)
+        end += repeats.n_ahead
+    assert said == [4, 8, 16, 32, 64, 128, 256] and n_reads < 2000 / 10
+
+
 def test_a_text_that_is_not_longer_says_nothing() -> None:
     repeats, text = Repeats(0), [1, 2, 3, 4, 5, 6, 7] * 2
     assert repeats.read(text) and not repeats.read(text)
