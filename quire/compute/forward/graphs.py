@@ -55,6 +55,10 @@ N_ROW_LINES: Final = 2
 AGAIN_BYTES: Final = 1 << 30
 """Reads of K and V for the rows of a span after its first, each of which reads them anew, from which on a mixed bucket
 is faster: 0.2 ms."""
+FOLLOWING_AGAIN_BYTES: Final = 8 << 30
+"""The same for a step that follows the newest one on the device, where a mixed bucket could not: it would have to wait
+until the host has heard of that one, which takes 1 to 3 ms. Rows of a span run together, and most reads are the
+cache's."""
 SHARING_PAYS_BYTES: Final = 1 << 30
 """Reads of K and V that shared prefixes must save in a step before it takes a mixed bucket, whose extra launches cost
 0.1 to 0.2 ms."""
@@ -170,7 +174,8 @@ class GraphForward:
         captures = self._captures_now(adapted=adapted) if captures_now else self._captures.get(kind)
         if captures is None or batch.trees is not None:
             return None
-        forwards = self._forwards_for(captures, step, verifies=guesses is not None)
+        follows = guesses is not None and guesses.most_behind is not None
+        forwards = self._forwards_for(captures, step, verifies=guesses is not None, follows=follows)
         if forwards is None:
             return None
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
@@ -181,7 +186,6 @@ class GraphForward:
         replay = self._replay(captures, forwards, size)
         sample = None if sampling is None else self._sampling.replay(captures.sampling, sampling, self._hidden)
         choose = None if sample is None else functools.partial(self._sampling.choose, step, sample)
-        follows = guesses is not None and guesses.most_behind is not None
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
         if self._adapted is not None and adapted:
@@ -216,17 +220,21 @@ class GraphForward:
     def follows(self, step: Step, most_behind: np.ndarray) -> bool:
         """See `Follower`."""
         captures, batch = self._captures_now(adapted=step.adapters is not None), step.batch
-        group, lengths = self._pool.group, np.diff(batch.q_indptr)
+        group = self._pool.group
         if captures is None or are_rows_alone() or any(self._pool.windows) or step.wants_all:
             return False
         if group > small_rows_of(group):  # a row is a large line then, which cannot be placed
             return False
-        earliest = batch.sampled_positions - np.repeat(most_behind, lengths)
+        earliest = batch.sampled_positions - np.repeat(most_behind, np.diff(batch.q_indptr))
         if len(batch.sampled_rows) > self._sampling.sizes[-1] or not self._tail.is_plain(step, earliest):
             return False
-        is_small = bool(lengths.max() * group <= small_rows_of(group)) and not step.shared
-        forwards = self._forwards_for(captures, step, verifies=True)
-        return forwards is captures.verifying or (forwards is captures.mixed and is_small)
+        forwards = self._forwards_for(captures, step, verifies=True, follows=True)
+        return forwards is captures.verifying or (forwards is captures.mixed and self._can_be_placed(step))
+
+    def _can_be_placed(self, step: Step) -> bool:
+        """Whether its spans are lines of a mixed bucket that can be moved: small ones, which share nothing."""
+        group = self._pool.group
+        return bool(np.diff(step.batch.q_indptr).max() * group <= small_rows_of(group)) and not step.shared
 
     def _captures_now(self, *, adapted: bool) -> Captures | None:
         """Those of this region; None where there is no memory for them."""
@@ -239,8 +247,9 @@ class GraphForward:
                 self._captures[kind] = None
         return self._captures[kind]
 
-    def _forwards_for(self, captures: Captures, step: Step, *, verifies: bool) -> ForwardGraphs | None:
-        """The graphs that can run this step at its best, or None. verifies: drafts that the token table lacks."""
+    def _forwards_for(self, captures: Captures, step: Step, *, verifies: bool, follows: bool) -> ForwardGraphs | None:
+        """The graphs that can run this step at its best, or None. verifies: drafts that the token table lacks; follows:
+        behind a step that may be computing."""
         n_rows, n_writes = len(step.batch.row_slots), len(step.writes.at)
         n_saved = self._pool.layout.n_full * sum((len(one.spans) - 1) * one.n_keys for one in step.shared)
         saved_bytes = n_saved * self._pool.bytes_per_token
@@ -250,7 +259,8 @@ class GraphForward:
         is_settled = not step.plan.opened
         if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES and self._holds(captures.decode, step.batch):
             return captures.decode
-        if verifies and self._verifies_apart(captures.verifying, step.batch, n_writes):
+        most_again = FOLLOWING_AGAIN_BYTES if follows and not self._can_be_placed(step) else AGAIN_BYTES
+        if verifies and self._verifies_apart(captures.verifying, step.batch, n_writes, most_again):
             return captures.verifying
         mixed = captures.mixed
         if mixed.holds(n_rows, n_writes) and self._holds(mixed, step.batch):
@@ -264,7 +274,7 @@ class GraphForward:
         spans = apart(batch.q_indptr, batch.kv_lens, batch.span_slots, self._tables.prompt_lens[batch.span_slots])
         return forwards.room.holds(spans, self._pool.group)
 
-    def _verifies_apart(self, verifying: ForwardGraphs, batch: FlatBatch, n_writes: int) -> bool:
+    def _verifies_apart(self, verifying: ForwardGraphs, batch: FlatBatch, n_writes: int, most_again: int) -> bool:
         """Whether this step's rows can be, and should be, spans of their own: no prompt is among them."""
         n_rows, sizes = len(batch.row_slots), verifying.sizes
         if len(batch.sampled_rows) < n_rows or n_rows > sizes[-1] or n_writes > verifying.bucket(n_rows):
@@ -272,7 +282,7 @@ class GraphForward:
         if are_rows_alone():
             return self._holds(verifying, batch)
         n_again = int((batch.kv_lens * (np.diff(batch.q_indptr) - 1)).sum())
-        return n_again * self._pool.bytes_per_token < AGAIN_BYTES
+        return n_again * self._pool.bytes_per_token < most_again
 
     def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
         n_rows, n_writes, rows, entries = len(batch.row_slots), len(writes.at), self._rows.host, self._writes.host

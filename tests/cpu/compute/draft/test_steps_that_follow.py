@@ -221,6 +221,24 @@ def test_the_tokens_are_the_plain_ones(
     assert (sum(n_followed) > (2 if others or depth == 4 else 8)) == (depth > 1)
 
 
+@pytest.mark.parametrize("most_again", [graphs.FOLLOWING_AGAIN_BYTES, 0])
+def test_spans_too_long_to_be_placed_follow_row_by_row(
+    folder: pathlib.Path,
+    plain: dict[bool, Said],
+    monkeypatch: pytest.MonkeyPatch,
+    n_followed: list[bool],
+    most_again: int,
+) -> None:
+    """Small lines hold one token here, as they hold four of a group of four heads; a mixed bucket cannot follow then."""
+    monkeypatch.setattr(graphs, "AGAIN_BYTES", 0)
+    monkeypatch.setattr(graphs, "FOLLOWING_AGAIN_BYTES", most_again)
+    monkeypatch.setattr(graphs, "small_rows_of", lambda group: group)
+    Truth(monkeypatch, wholes_of(plain[True]), 0.7)
+    found, _ = run(folder, (1, 2, 4, 4), others=False, num_gpu_blocks_override=120)
+    assert same(found, plain[False])
+    assert (sum(n_followed) > 8) == bool(most_again)
+
+
 def without(where: Any, name: str) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda patch: patch.setattr(where, name, lambda *given: None)
 
