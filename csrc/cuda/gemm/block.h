@@ -28,12 +28,13 @@ constexpr int CLUSTER = QUIRE_CLUSTER;
 constexpr int WORKERS = 128 * QUIRE_GROUPS;          // threads that multiply
 constexpr int THREADS = WORKERS + 32;
 constexpr int LEAST_BLOCKS = QUIRE_NIBBLES && QUIRE_GROUPS == 2 ? 2 : 1;  // that a multiprocessor has registers for
-constexpr int TEAMS = QUIRE_TURNS ? QUIRE_GROUPS : 1;
+constexpr int TEAMS = QUIRE_TURNS || QUIRE_NIBBLES ? QUIRE_GROUPS : 1;  // that take tiles in turn, or finish them in turn
 constexpr int TEAM = QUIRE_NIBBLES ? 128 : WORKERS / TEAMS;  // threads that share a tile; nibbles: that finish it
 constexpr int ROWS = TEAM / 2;                       // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? ROWS / 2 : ROWS;  // of y in a tile; SiLU: 8 rows of gate, then their 8 rows of up
 constexpr int SHARE = TEAM / CLUSTER;                // threads of a team whose sums one block finishes
 constexpr int QUADS = TOKENS / 8;                    // sums of a thread come in fours: 2 rows (8 apart) x 2 tokens
+constexpr int OWN_QUADS = (QUADS + CLUSTER - 1) / CLUSTER;  // that a thread finishes
 constexpr int SENDERS = SHARE < 32 ? 1 : SHARE / 32; // warps of a team that hand over to one block
 constexpr int CHUNKS = ROWS == 64 && !QUIRE_NIBBLES ? 2 : 1;  // of a stage
 constexpr int X_CHUNKS = QUIRE_NIBBLES ? 4 : 1;      // rows of 128 bytes of x that a chunk has
@@ -148,6 +149,9 @@ struct GemmBlock {
     __device__ uint32_t sums_at(int team, int source, int v, int slot) const;
     __device__ void hand_over(const float (&d)[TOKENS / 2], int team) const;
     __device__ float4 total(int team, int v, int slot) const;
+    __device__ void load_added(Added (&added)[OWN_QUADS], int index) const;
+    __device__ void hand(const float (&d)[TOKENS / 2], int index) const;
+    __device__ void finish(const Added (&added)[OWN_QUADS], int index) const;
 #endif
 
     // The warpgroups that multiply (consumer.h).
@@ -173,7 +177,6 @@ struct GemmBlock {
     __device__ bool finishes(int pass) const {
         return !QUIRE_NIBBLES || uniform(threadIdx.x / TEAM) == pass % QUIRE_GROUPS;
     }
-    __device__ int team() const { return QUIRE_NIBBLES ? 0 : threadIdx.x / TEAM; }
     __device__ uint32_t handed() const { return shared_address(&barriers()->handed); }
     __device__ uint32_t taken() const { return shared_address(&barriers()->taken); }
     __device__ uint32_t x_sum(int token, int i) const { return base + at.x_sums + (i * TOKENS + token) * 4; }
