@@ -28,12 +28,13 @@ constexpr int CLUSTER = QUIRE_CLUSTER;
 constexpr int WORKERS = 128 * QUIRE_GROUPS;          // threads that multiply
 constexpr int THREADS = WORKERS + 32;
 constexpr int LEAST_BLOCKS = QUIRE_NIBBLES && QUIRE_GROUPS == 2 ? 2 : 1;  // that a multiprocessor has registers for
-constexpr int TEAMS = QUIRE_TURNS ? QUIRE_GROUPS : 1;
+constexpr int TEAMS = QUIRE_TURNS || QUIRE_NIBBLES ? QUIRE_GROUPS : 1;  // that take tiles in turn, or finish them in turn
 constexpr int TEAM = QUIRE_NIBBLES ? 128 : WORKERS / TEAMS;  // threads that share a tile; nibbles: that finish it
 constexpr int ROWS = TEAM / 2;                       // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? ROWS / 2 : ROWS;  // of y in a tile; SiLU: 8 rows of gate, then their 8 rows of up
 constexpr int SHARE = TEAM / CLUSTER;                // threads of a team whose sums one block finishes
 constexpr int QUADS = TOKENS / 8;                    // sums of a thread come in fours: 2 rows (8 apart) x 2 tokens
+constexpr int OWN_QUADS = (QUADS + CLUSTER - 1) / CLUSTER;  // that a thread finishes
 constexpr int SENDERS = SHARE < 32 ? 1 : SHARE / 32; // warps of a team that hand over to one block
 constexpr int CHUNKS = ROWS == 64 && !QUIRE_NIBBLES ? 2 : 1;  // of a stage
 constexpr int X_CHUNKS = QUIRE_NIBBLES ? 4 : 1;      // rows of 128 bytes of x that a chunk has
@@ -53,15 +54,21 @@ struct Barriers {
     uint64_t full[MAX_STAGES], empty[MAX_STAGES], sums[TEAMS], read[TEAMS], order[TEAMS], squares, handed, taken;
 };
 
+// Bytes of 128 of a row, of all tokens. Nibbles keep no tokens that are not there, but for those up to a power of two:
+// what other columns of the products would have is that of these again, and is not stored.
+__host__ __device__ inline int x_part(const QuireGemmArgs& a) { return QUIRE_NIBBLES ? 128 << a.token_bits : X_PART; }
+__host__ __device__ inline int x_sums_row(const QuireGemmArgs& a) { return a.token_bits == 0 ? 2 : 1 << a.token_bits; }
+
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
 struct Layout {
     int x, x_sums, scales, group_parts, sums, norm_weight, parts, squares, barriers, end;
     __host__ __device__ Layout(const QuireGemmArgs& a) {
         const int units = (a.k / CHUNK + CHUNKS - 1) / CHUNKS;
         const int slice = (units + CLUSTER - 1) / CLUSTER * CHUNKS;  // chunks of the largest slice
+        const int sums_bytes = slice * (CHUNK / ADDED_COLUMNS) * x_sums_row(a) * 4;
         x = a.n_stages * STAGE_BYTES;
-        x_sums = x + (QUIRE_RESIDENT ? slice * X_BYTES : 0);
-        scales = x_sums + (QUIRE_NIBBLES ? slice * (CHUNK / ADDED_COLUMNS) * TOKENS * 4 : 0);
+        x_sums = x + (QUIRE_RESIDENT ? slice * X_CHUNKS * x_part(a) : 0);
+        scales = x_sums + (QUIRE_NIBBLES ? (sums_bytes + 127) / 128 * 128 : 0);
         group_parts = scales + a.n_stages * SCALE_BYTES;
         sums = group_parts + PARTS_BYTES;
         norm_weight = sums + TEAMS * SUMS_BYTES;
@@ -117,7 +124,7 @@ struct GemmBlock {
     // x in shared memory (input.h): cells of 16 bytes, walked through by thread: 8 cells, then the tokens, then the
     // chunks.
     __device__ uint32_t x_cell(int token, int chunk, int cell) const {
-        return base + at.x + chunk * X_PART + token * 128 + ((cell ^ (token & 7)) << 4);
+        return base + at.x + chunk * x_part(a) + token * 128 + ((cell ^ (token & 7)) << 4);
     }
     __device__ int walk_token(int i) const { return i >> 3 & ((1 << a.token_bits) - 1); }
     __device__ int walk_chunk(int i) const { return i >> 3 >> a.token_bits; }
@@ -148,6 +155,9 @@ struct GemmBlock {
     __device__ uint32_t sums_at(int team, int source, int v, int slot) const;
     __device__ void hand_over(const float (&d)[TOKENS / 2], int team) const;
     __device__ float4 total(int team, int v, int slot) const;
+    __device__ void load_added(Added (&added)[OWN_QUADS], int index) const;
+    __device__ void hand(const float (&d)[TOKENS / 2], int index) const;
+    __device__ void finish(const Added (&added)[OWN_QUADS], int index) const;
 #endif
 
     // The warpgroups that multiply (consumer.h).
@@ -164,7 +174,7 @@ struct GemmBlock {
     __device__ float scaled(float sum, int w_row, int token) const;
     __device__ void multiply_nibbles(float (&d)[TOKENS / 2], int pass) const;
     struct Places {
-        uint32_t codes[2], x[2], x_sums, scales;
+        uint32_t codes[2], x[2], x_sums, scales, x_part, x_sums_row;
     };
     __device__ Places places() const;
     static __device__ void multiply_codes(float (&d)[2][TOKENS / 2], const Places& from, int unit, int stage_index);
@@ -173,10 +183,9 @@ struct GemmBlock {
     __device__ bool finishes(int pass) const {
         return !QUIRE_NIBBLES || uniform(threadIdx.x / TEAM) == pass % QUIRE_GROUPS;
     }
-    __device__ int team() const { return QUIRE_NIBBLES ? 0 : threadIdx.x / TEAM; }
     __device__ uint32_t handed() const { return shared_address(&barriers()->handed); }
     __device__ uint32_t taken() const { return shared_address(&barriers()->taken); }
-    __device__ uint32_t x_sum(int token, int i) const { return base + at.x_sums + (i * TOKENS + token) * 4; }
+    __device__ uint32_t x_sum(int token, int i) const { return base + at.x_sums + (i * x_sums_row(a) + token) * 4; }
     __device__ void pass(int index) const;
     __device__ void work() const;
 };

@@ -177,31 +177,48 @@ __device__ inline void GemmBlock::pass(int index) const {
     for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
 }
 #else
-__device__ inline void GemmBlock::pass(int index) const {
-    constexpr int N = (QUADS + CLUSTER - 1) / CLUSTER;  // quads that a thread finishes
-    const int team = this->team(), t = threadIdx.x % TEAM, turn = index / TEAMS;
-    const int slot = t % SHARE, source = rank * SHARE + slot, row = first_row(index) + row_of(source);
-    const uint32_t ready = shared_address(&barriers()->sums[team]), read = shared_address(&barriers()->read[team]);
-    float d[TOKENS / 2];
-    Added added[N] = {};
-    if (finishes(index)) {
+// Of a tile a thread finishes OWN_QUADS quads of the thread `source` of all blocks' teams.
+__device__ inline void GemmBlock::load_added(Added (&added)[OWN_QUADS], int index) const {
+    const int t = threadIdx.x % TEAM, source = rank * SHARE + t % SHARE, row = first_row(index) + row_of(source);
 #pragma unroll
-        for (int i = 0; i < N; i++) added[i] = residual_quad(row, token_of(source, t / SHARE + i * CLUSTER));
-    }
-    multiply_tile(d, index);
-    if (!finishes(index)) return;
-    if (QUIRE_RESIDUAL) pin(added);
-    if (turn > 0) wait_cluster(read, (turn - 1) & 1);
+    for (int i = 0; i < OWN_QUADS; i++) added[i] = residual_quad(row, token_of(source, t / SHARE + i * CLUSTER));
+}
+
+__device__ inline void GemmBlock::hand(const float (&d)[TOKENS / 2], int index) const {
+    const int team = threadIdx.x / TEAM, turn = index / TEAMS;
+    if (turn > 0) wait_cluster(shared_address(&barriers()->read[team]), (turn - 1) & 1);
     hand_over(d, team);
-    wait_cluster(ready, turn & 1);
+}
+
+__device__ inline void GemmBlock::finish(const Added (&added)[OWN_QUADS], int index) const {
+    const int team = threadIdx.x / TEAM, t = threadIdx.x % TEAM, slot = t % SHARE, source = rank * SHARE + slot;
+    const int row = first_row(index) + row_of(source);
+    wait_cluster(shared_address(&barriers()->sums[team]), index / TEAMS & 1);
 #pragma unroll
-    for (int i = 0; i < N; i++) {
+    for (int i = 0; i < OWN_QUADS; i++) {
         const int v = t / SHARE + i * CLUSTER;
         if (v * 8 < a.m) store_quad(total(team, v, slot), added[i], row, token_of(source, v));
     }
     if (index + TEAMS >= n_passes) return;  // nobody hands anything over any more
     __syncwarp();
-    if (t % 32 < CLUSTER) arrive_there(address_in(read, t % 32));
+    if (t % 32 < CLUSTER) arrive_there(address_in(shared_address(&barriers()->read[team]), t % 32));
+}
+
+// Nibbles: a tile is finished after the team's part of the next one, while other blocks hand over theirs; so there is
+// one pass more.
+__device__ inline void GemmBlock::pass(int index) const {
+    const int late = index - QUIRE_NIBBLES;
+    const bool finishes_late = late >= 0 && finishes(late);
+    float d[TOKENS / 2];
+    Added added[OWN_QUADS] = {};
+    if (finishes_late) load_added(added, late);
+    if (index < n_passes) {
+        multiply_tile(d, index);
+        if (finishes(index)) hand(d, index);
+    }
+    if (!finishes_late) return;
+    if (QUIRE_RESIDUAL) pin(added);
+    finish(added, late);
 }
 #endif
 
@@ -215,7 +232,9 @@ __device__ inline void GemmBlock::work() const {
         async_fence();
         named_sync(WORKERS_BARRIER, WORKERS);
     }
-    for (int index = QUIRE_NIBBLES ? 0 : uniform(threadIdx.x / TEAM); index < n_passes; index += TEAMS) pass(index);
+    constexpr bool ALL = QUIRE_NIBBLES;  // of the teams work at each tile
+    const int end = n_passes + (ALL && CLUSTER > 1);
+    for (int index = ALL ? 0 : uniform(threadIdx.x / TEAM); index < end; index += ALL ? 1 : TEAMS) pass(index);
 }
 
 }  // namespace quire

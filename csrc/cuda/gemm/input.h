@@ -13,7 +13,7 @@ __device__ __forceinline__ float sum_of(uint32_t pair) { return low(pair) + high
 
 // What does not depend on the previous grid.
 __device__ inline void GemmBlock::prepare_x() const {
-    for (int i = threadIdx.x; i < TOKENS * n_chunks * X_CHUNKS * 8; i += WORKERS) {
+    for (int i = threadIdx.x; !QUIRE_NIBBLES && i < TOKENS * n_chunks * X_CHUNKS * 8; i += WORKERS) {
         const int token = i / 8 % TOKENS;
         if (token >= a.m) write16(x_cell(token, i / 8 / TOKENS, i % 8), make_uint4(0, 0, 0, 0));
     }

@@ -32,12 +32,13 @@ __device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)); 
 // once: left to itself ptxas does it again for each chunk.
 __device__ inline GemmBlock::Places GemmBlock::places() const {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3, half = warp / 2, eighth = row_in_eight(lane);
-    const int row = warp % 2 * 32 + eighth;
+    const int row = warp % 2 * 32 + eighth, last = (1 << a.token_bits) - 1;
     const uint32_t codes = stage(0) + row * 128 + lane % 2 * 8, cell = half * 4 + lane % 4 / 2;
     Places found = {{codes + (cell ^ eighth) * 16, codes + ((cell + 2) ^ eighth) * 16},
-                    {x_cell(lane % 8, half * 2, lane / 8), x_cell(lane % 8, half * 2, 4 + lane / 8)},
-                    x_sum(lane % 4 * 2, half * (128 / ADDED_COLUMNS)),
-                    scales(0) + (QUIRE_CHUNK_GROUPS == 1 ? 0 : half * PARTS * (1 + QUIRE_ZEROS) * ROWS * 2) + row * 2};
+                    {x_cell(lane % 8 & last, half * 2, lane / 8), x_cell(lane % 8 & last, half * 2, 4 + lane / 8)},
+                    x_sum(lane % 4 * 2 & last, half * (128 / ADDED_COLUMNS)),
+                    scales(0) + (QUIRE_CHUNK_GROUPS == 1 ? 0 : half * PARTS * (1 + QUIRE_ZEROS) * ROWS * 2) + row * 2,
+                    uint32_t(x_part(a)), uint32_t(x_sums_row(a)) * 4};
     keep(found.codes[0]), keep(found.codes[1]), keep(found.x[0]), keep(found.x[1]), keep(found.x_sums), keep(found.scales);
     return found;
 }
@@ -47,7 +48,7 @@ __device__ inline void GemmBlock::multiply_codes(float (&d)[2][TOKENS / 2], cons
                                                  int stage_index) {
     constexpr int STEPS = 8 / PARTS, SUMS = 128 / PARTS / ADDED_COLUMNS;  // of 16 columns, and of x, of a part
     const uint32_t line = from.scales + stage_index * SCALE_BYTES;
-    const uint32_t x_sums = from.x_sums + unit * (CHUNK / ADDED_COLUMNS * TOKENS * 4);
+    const uint32_t x_sums = from.x_sums + unit * (CHUNK / ADDED_COLUMNS) * from.x_sums_row;
     uint2 words[2][4];
 #pragma unroll
     for (int i = 0; i < 8; i++) words[i / 4][i % 4] = read_pair(from.codes[i / 4] + stage_index * W_BYTES + i % 4 * 8 * 128);
@@ -59,7 +60,7 @@ __device__ inline void GemmBlock::multiply_codes(float (&d)[2][TOKENS / 2], cons
         for (int v = 0; v < QUADS; v++) {
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                load_matrices(x[v][i], from.x[i] + unit * X_BYTES + j * X_PART + v * 8 * 128);
+                load_matrices(x[v][i], from.x[i] + (unit * X_CHUNKS + j) * from.x_part + v * 8 * 128);
         }
 #pragma unroll
         for (int s = 0; s < 4; s++) {
@@ -84,7 +85,7 @@ __device__ inline void GemmBlock::multiply_codes(float (&d)[2][TOKENS / 2], cons
                 float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
                 for (int i = 0; i < SUMS; i++) {
-                    const float2 more = read8(x_sums + ((index * SUMS + i) * TOKENS + v * 8) * 4);
+                    const float2 more = read8(x_sums + (index * SUMS + i) * from.x_sums_row + v * 32);
                     sum.x += more.x, sum.y += more.y;
                 }
 #pragma unroll

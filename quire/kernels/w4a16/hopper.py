@@ -31,7 +31,7 @@ from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import built
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
-from quire.kernels.w4a16.plan import CHUNK, MAX_FEW_ROWS, WIDE_CHUNK, Int4Shape, plan, wide_plan
+from quire.kernels.w4a16.plan import CHUNK, MAX_FEW_ROWS, WIDE_CHUNK, Int4Shape, plan, plan_us, wide_plan, wide_us
 from quire.kernels.w4a16.weight import Int4Weight
 
 GROUPS = (32, 64, 128)
@@ -132,8 +132,11 @@ def _prepared(
 
 def choose(product: Int4Shape, n_processors: int, *, alone: bool) -> Plan | WidePlan:
     """How a product is cut, and by which kernel."""
+    many = wide_plan(product, n_processors, alone=alone)
     few = plan(product, n_processors) if product.m <= MAX_FEW_ROWS and not alone else None
-    return wide_plan(product, n_processors, alone=alone) if few is None else few
+    if few is None or wide_us(product, many, n_processors) < plan_us(product, few, n_processors):
+        return many
+    return few
 
 
 def load(

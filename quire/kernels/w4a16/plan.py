@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from quire.kernels.gemm import wide
 from quire.kernels.gemm.plan import (
-    BLOCK_MB_US,
     DRAM_MB_US,
     EXCHANGE_US,
     LARGE_CLUSTER_BLOCKS,
@@ -21,7 +20,6 @@ from quire.kernels.gemm.plan import (
     MAX_STAGES,
     PAIR_BYTES,
     STAGING_MB_US,
-    UNEVEN,
     Plan,
     is_crowded,
     max_clusters,
@@ -34,15 +32,18 @@ WIDE_CHUNK = 128
 """The same of a product of many rows."""
 ROWS = 64
 """Of a tile."""
-GROUPS, CROWDED_GROUPS = 4, 2
-"""Warpgroups, which take the chunks of a tile in turn; of two blocks on a multiprocessor, which has registers for
-both."""
+GROUPS, PAIR_GROUPS = 4, 2
+"""Warpgroups, which take the chunks of a tile in turn; those of blocks that leave registers and shared memory for
+another, also of the next product, whose weights are on their way then."""
 MAX_FEW_ROWS = MAX_RESIDENT_ROWS
 CLUSTERS = (1, 2, 4, 8)
 WIDE_SPLITS = {32: (1, 2, 4), **wide.SPLITS}
 """As `SPLITS` of `gemm.wide`."""
-MAKE_US = 0.2
-"""Numbers of the codes of a chunk of a tile, in registers."""
+START_US, CHUNK_US, PASS_US, PAIR_SLOWER = 2.5, {8: 0.28, 16: 0.36}, 0.2, 1.5
+"""Of few rows, fitted to an H200: a launch; a chunk of a tile by its tokens; what a further tile costs a cluster; two
+warpgroups."""
+UNIT_US, TOKEN_US, MAKE_US, GFLOP_US = 0.07, 0.0049, 0.42, 0.8
+"""Of many rows: a chunk of a tile, and each of its tokens; numbers of its codes; what the power limit allows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,15 +81,15 @@ def _candidates(product: Int4Shape, n_processors: int) -> Iterator[Plan]:
         most = max_clusters(cluster, n_processors)
         apart = min(most, LARGE_CLUSTER_BLOCKS // cluster) if cluster >= 4 else most  # no two on a multiprocessor
         for n in {math.ceil(n_tiles / math.ceil(n_tiles / one)) for one in (most, apart)}:
-            made = Plan(cluster, GROUPS, False, True, n, 0)
-            limit = MAX_BYTES
-            if is_crowded(made):
-                made, limit = dataclasses.replace(made, groups=CROWDED_GROUPS), PAIR_BYTES
-            stage = shared_bytes(product, made, 1) - shared_bytes(product, made, 0)
-            # The same warpgroup takes what is in a stage each time: a parity tells only neighbouring fillings apart.
-            n_stages = min(MAX_STAGES, (limit - shared_bytes(product, made, 0)) // stage) // made.groups * made.groups
-            if n_stages > 0:
-                yield dataclasses.replace(made, n_stages=n_stages)
+            for groups, limit in ((GROUPS, MAX_BYTES), (PAIR_GROUPS, PAIR_BYTES)):
+                made = Plan(cluster, groups, False, True, n, 0)
+                if is_crowded(made) and groups > PAIR_GROUPS:
+                    continue
+                stage = shared_bytes(product, made, 1) - shared_bytes(product, made, 0)
+                # The same warpgroup takes what is in a stage each time: a parity tells only neighbours apart.
+                n_stages = min(MAX_STAGES, (limit - shared_bytes(product, made, 0)) // stage) // groups * groups
+                if n_stages > 0:
+                    yield dataclasses.replace(made, n_stages=n_stages)
 
 
 def _slice_chunks(product: Int4Shape, plan: Plan) -> int:
@@ -99,10 +100,11 @@ def shared_bytes(product: Int4Shape, plan: Plan, n_stages: int) -> int:
     """Shared memory of a block: `Layout` in csrc/cuda/gemm/block.h."""
     total = n_stages * (ROWS * 128 + product.groups_of(CHUNK) * (1 + product.zeros) * ROWS * 2)
     n_added = CHUNK // (32 if product.groups_of(CHUNK) == 8 else 64)  # sums of x that a chunk has of a token
-    total += _slice_chunks(product, plan) * product.tokens * (CHUNK * 2 + n_added * 4)
+    kept, n_chunks = 1 << (product.m - 1).bit_length(), _slice_chunks(product, plan)  # tokens
+    total += n_chunks * kept * CHUNK * 2 + math.ceil(n_chunks * n_added * max(2, kept) * 4 / 128) * 128
     sums = ROWS * product.tokens * 4
-    total += 2 * plan.groups * sums + (sums if plan.cluster > 1 else 0)
-    return total + 8 * (2 * MAX_STAGES + 3 + 3)
+    total += 2 * plan.groups * sums + (plan.groups * sums if plan.cluster > 1 else 0)
+    return total + 8 * (2 * MAX_STAGES + 3 * plan.groups + 3)
 
 
 def plan_us(product: Int4Shape, plan: Plan, n_processors: int) -> float:
@@ -112,9 +114,11 @@ def plan_us(product: Int4Shape, plan: Plan, n_processors: int) -> float:
     n_chunks = _slice_chunks(product, plan)
     x_mb = 2e-6 * n_chunks * CHUNK * (1 << (product.m - 1).bit_length())
     dram_us = product.n / ROWS * product.k / CHUNK * chunk_mb / DRAM_MB_US
-    dram_us *= 1 + UNEVEN * max(0.0, 1 - plan.n_clusters * plan.cluster / n_processors)
     exchange_us = EXCHANGE_US * (1 + product.tokens / 32) * math.log2(plan.cluster)
-    return max(dram_us, n_passes * n_chunks * chunk_mb / BLOCK_MB_US) + exchange_us + x_mb / STAGING_MB_US
+    exchange_us += PASS_US * (n_passes - 1) * (plan.cluster > 1)
+    slower = 2.0 if is_crowded(plan) else PAIR_SLOWER if plan.groups == PAIR_GROUPS else 1.0
+    block_us = n_passes * n_chunks * CHUNK_US[product.tokens] * slower
+    return START_US + max(dram_us, block_us) + exchange_us + x_mb / STAGING_MB_US
 
 
 @functools.cache
@@ -147,13 +151,13 @@ def wide_us(product: Int4Shape, plan: WidePlan, n_processors: int) -> float:
     n_units = product.k / WIDE_CHUNK / plan.split * n_passes
     stage_kb = (wide.TILE_ROWS / 2 + plan.tokens * 2) * WIDE_CHUNK / 1024
     parts = (
-        n_units * 2 * wide.MULTIPLY_US * share,
+        n_units * (UNIT_US + TOKEN_US * plan.tokens),
         n_units * MAKE_US,
         n_units * stage_kb / wide.INGEST_KB_US,
         tiles * product.k / WIDE_CHUNK * stage_kb / wide.L2_KB_US,
         product.n * product.k * 0.5e-6 / wide.DRAM_MB_US,
+        tiles * wide.TILE_ROWS * plan.tokens * product.k * 2e-9 / GFLOP_US,
     )
-    power_us = tiles * wide.TILE_ROWS * plan.tokens * product.k * 2e-9 / wide.GFLOP_US
-    work_us: float = max(power_us, sum(part**wide.SHARPNESS for part in parts) ** (1 / wide.SHARPNESS))
+    work_us: float = sum(part**wide.SHARPNESS for part in parts) ** (1 / wide.SHARPNESS)
     exchange_us: float = 0.0 if plan.split == 1 else wide.EXCHANGE_US * (0.3 + share**1.5)
     return wide.START_US + work_us + exchange_us + n_passes * wide.STORE_US * share / plan.split
