@@ -112,6 +112,8 @@ class Option:
             if isinstance(self.item_kind, inspect.DictType):
                 return json.loads(value)
             return count(value) if self.extra.get("counts") else value
+        if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+            return str(value).removeprefix("torch.")  # as vLLM takes it
         if isinstance(self.item_kind, inspect.StrType):
             if isinstance(value, os.PathLike):
                 return os.fspath(value)

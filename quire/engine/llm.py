@@ -239,6 +239,8 @@ class LLM(VectorEngine):
         kwargs: dict[str, Any] | None,
     ) -> TokensPrompt:
         template, tokenizer = self._frontend.chat_template, self._frontend.tokenizer
+        if not isinstance(chat_template, str | None):
+            raise InvalidParameter("chat_template", chat_template, "a template, as text")
         if chat_template is not None and tokenizer is not None:
             template = self._template_of(chat_template)
         if template is None or tokenizer is None:
@@ -364,6 +366,7 @@ class LLM(VectorEngine):
 
     def shutdown(self) -> None:
         """Free the engine's thread and memory; the object cannot be used afterwards."""
+        self._is_shut_down = True
         self.engine.shutdown()
 
     if not TYPE_CHECKING:  # a checker is to know which names there are
@@ -377,7 +380,10 @@ class LLM(VectorEngine):
 LLM.__init__.__signature__ = keyword_signature(EngineConfig, "model")  # type: ignore[attr-defined]
 
 
-def _one_each(name: str, values: Sequence[Any], n: int) -> list[Any]:
+def _one_each(name: str, values: Any, n: int) -> list[Any]:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, (list, tuple)):
+        raise InvalidParameter(name, values, "one, or a list with one for each prompt")
     if len(values) != n:
         raise wrong_number(name, len(values), n)
     return list(values)

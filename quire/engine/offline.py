@@ -19,7 +19,7 @@ from quire.config.engine import EngineConfig
 from quire.core.adapters import LoRARequest
 from quire.core.beams import BeamTerms
 from quire.core.commands import Cancel, Submit
-from quire.core.errors import InvalidParameter, QueueFull, Words, shown
+from quire.core.errors import EngineError, InvalidParameter, QueueFull, Words, shown
 from quire.core.outputs import RequestOutput
 from quire.core.prompts import PromptType
 from quire.core.request import Pooling
@@ -52,6 +52,7 @@ class OfflineEngine:
         self._input_processor = self._frontend.input_processor
         self._open: dict[str, tuple[OpenRequest, PartBuffer | None]] = {}
         """Submitted and unfinished, with a buffer for those that are streamed."""
+        self._is_shut_down = False
 
     def _finished(self, opened: list[OpenRequest], use_tqdm: Bar) -> list[RequestOutput]:
         """Run requests to their end; outputs are in their order."""
@@ -70,6 +71,8 @@ class OfflineEngine:
         beams: BeamTerms | None = None,
         adapter: LoRARequest | None = None,
     ) -> OpenRequest:
+        if self._is_shut_down:
+            raise EngineError("this engine was shut down: make another LLM")
         prompt: Any = item
         text, salt = item if isinstance(item, str) else None, ""
         if isinstance(item, dict):
@@ -214,6 +217,8 @@ def _taken_apart(item: Any) -> tuple[Any, str]:
         if item.get(name):
             raise InvalidParameter(f"prompts: {name}", item[name], "absent: models are of text alone")
     ids = item.get("prompt_token_ids")
+    if isinstance(ids, (str, bytes)):
+        raise InvalidParameter("prompts: prompt_token_ids", ids, "a list of token ids")
     return (item.get("prompt", "") if ids is None else ids), item.get("cache_salt") or ""
 
 

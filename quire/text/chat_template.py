@@ -105,6 +105,9 @@ class ChatTemplate:
         if name not in self._templates:
             raise RequestError("this model's chat templates have no default one", param="messages")
         chat = _checked_messages(messages, self._wants_parts[name])
+        described = None if tools is None else _checked_tools(tools)
+        if not isinstance(kwargs, Mapping | None):
+            raise InvalidParameter("chat_template_kwargs", kwargs, "an object")
         if continue_final_message:
             if add_generation_prompt:
                 limit = "false when continue_final_message is true"
@@ -114,9 +117,7 @@ class ChatTemplate:
             **self._special_tokens,
             **self._checked_kwargs(kwargs or {}),
             "messages": [self._traced_message(message) for message in chat],
-            "tools": None
-            if tools is None
-            else self._traced([_plain(tool, f"tools[{i}]") for i, tool in enumerate(tools)]),
+            "tools": None if described is None else self._traced(described),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -251,6 +252,12 @@ def _checked_messages(messages: Sequence[Message], wants_parts: bool | None) -> 
             _parse_arguments(plain["tool_calls"], where)
         chat.append(plain)
     return chat
+
+
+def _checked_tools(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InvalidParameter("tools", tools, "a list of objects")
+    return [_plain(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
 
 
 def _content(content: Any, wants_parts: bool | None, where: str) -> Any:

@@ -6,6 +6,7 @@ import gc
 import json
 import pathlib
 import random
+import re
 import shutil
 import weakref
 from typing import Any
@@ -16,7 +17,8 @@ import torch
 import transformers
 
 from quire.config.engine import EngineConfig
-from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull
+from quire.config.options import keyword_options
+from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError, InvalidParameter, QueueFull
 from quire.core.failure import Code
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.frontend import Frontend
@@ -181,6 +183,32 @@ def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
         llm.chat(messages, use_tqdm=False)
     assert error.value.param == "messages"
     assert llm.chat([], use_tqdm=False) == []
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ({"tools": 5}, "tools = 5 is not allowed: it must be a list of objects."),
+    ({"tools": [5]}, "tools = [5] is not allowed: it must be a list of objects."),
+    ({"chat_template": 5}, "chat_template = 5 is not allowed: it must be a template, as text."),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs = 5 is not allowed: it must be an object."),
+    ({"sampling_params": 5}, "sampling_params = 5 is not allowed: it must be one, or a list with one for each prompt."),
+    ({"sampling_params": {"n": 2}}, "sampling_params = {'n': 2} is not allowed: it must be one, or a list with"),
+])  # fmt: skip
+def test_what_a_chat_cannot_take_is_named(llm: LLM, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{re.escape(said)}"):
+        llm.chat([{"role": "user", "content": "hi"}], use_tqdm=False, **arguments)
+
+
+def test_a_type_of_torch_is_a_dtype() -> None:
+    """As vLLM takes it."""
+    values = {"dtype": torch.float16, "kv_cache_dtype": "auto"}
+    assert keyword_options(EngineConfig, values, "LLM").dtype == "float16"
+    with pytest.raises(ConfigError, match=r"dtype = torch\.int8 is not allowed: it must be one of auto, bfloat16"):
+        keyword_options(EngineConfig, {"dtype": torch.int8}, "LLM")
+
+
+def test_text_in_place_of_token_ids_is_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidParameter, match=r"prompt_token_ids = 'abc' is not allowed: it must be a list"):
+        llm.generate({"prompt_token_ids": "abc"}, use_tqdm=False)  # type: ignore[typeddict-item]
 
 
 def test_control_tokens_in_messages_are_text_unless_allowed(checkpoint: pathlib.Path, llm: LLM) -> None:
@@ -369,3 +397,6 @@ def test_shutdown_gives_memory_back_at_once(drafts: dict[str, str]) -> None:
     llm.shutdown()
     gc.collect()
     assert [one() for one in held] == [None] * len(held)
+    with pytest.raises(EngineError, match="this engine was shut down: make another LLM"):
+        llm.generate("One", SamplingParams(max_tokens=4))
+    llm.shutdown()
