@@ -1,6 +1,6 @@
 """`quire plan` and `quire simulate` beside whole-model runs on H200s on record: the table of docs/plan.md.
 
-    python -m benchmarks.plan_against_measured [--output FILE]
+    python -m benchmarks.plan_against_measured [--output FILE] [--write]
 
 Where several runs were alike, what is shown is their range, and how far off the one is that lies farthest away. `limit`
 is the issue's: 5 % for W1 to W6 of the 8B, and W1 and W4 of the 0.6B; 10 % for other shapes, formats and
@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -28,6 +29,8 @@ from quire.planner.cost import CostModel
 from quire.planner.operators import decode_spans, prefill_spans
 from quire.planner.serving import closed_batch_s
 
+PAGE: Final = pathlib.Path(__file__).parents[1] / "docs" / "plan.md"
+TABLE: Final = re.compile(r"^ {40,}measured +planned.*?^median error [^\n]*limit", re.DOTALL | re.MULTILINE)
 LENGTHS: Final = str(pathlib.Path(__file__).with_name("w3_lengths.json"))
 MOST_ROWS, MOST_SEQS = 8192, 1024
 SHARED: Final = {"W5": 2048}
@@ -192,10 +195,18 @@ def table(found: list[Line]) -> Iterator[str]:
     yield f"median error {100 * statistics.median(errors):.1f} %; {n_held} of {len(found)} lines are within their limit"
 
 
+def rewritten(page: str, found: list[Line]) -> str:
+    """The page with this table in the place of its own."""
+    old = TABLE.search(page)
+    assert old is not None, "the page has a table"
+    return page[: old.start()] + "\n".join(table(found)) + page[old.end() :]
+
+
 def main(say: Callable[[str], None] = print) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, help="the same as JSON")
+    parser.add_argument("--write", action="store_true", help="put it into docs/plan.md")
     options = parser.parse_args()
     found = lines()
     for text in table(found):
@@ -203,6 +214,8 @@ def main(say: Callable[[str], None] = print) -> None:
     if options.output:
         rows = [dataclasses.asdict(one) | {"holds": one.holds} for one in found]
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.write:
+        PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Curves of `quire/planner/calibrations/h200.json` that follow from kernels timed alone: no whole model is in them.
 
-Read from benchmarks/results/h200: experts from kernels_moe.json, products of coded weights from kernels_coded.json,
-lines from kernels_mla.json, keys and values in e4m3 and what a sequence costs from kernels_lengths.json, sums over
-ranks from collectives_2xh200.json and collectives_4xh200.json. `plan_fit` puts them in its file.
+Read from benchmarks/results/h200: experts from kernels_moe.json, products in FP8 from kernels_coded.json and in formats
+that were timed by rows from kernels_products.json (`plan_products`), lines from kernels_mla.json, keys and values in
+e4m3 and what a sequence costs from kernels_lengths.json, sums over ranks from collectives_2xh200.json and
+collectives_4xh200.json. `plan_fit` puts them in its file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 import numpy
 
 import quire
+from benchmarks.plan_products import product_curves
 from quire.config.arch import ModelArch
 from quire.config.mesh import Mesh
 from quire.config.model import read_arch
@@ -98,7 +100,8 @@ def expert_curves(calibration: Calibration) -> dict[str, Curve]:
 
 
 def coded_curves(bf16: Curve, calibration: Calibration) -> dict[str, Curve]:
-    """Of weights in codes: bfloat16's, which has what an engine adds to a kernel, and how the kernels differ."""
+    """Of weights in codes, as timed by rows; of FP8 bfloat16's, which has what an engine adds to a kernel, and how the
+    kernels differ at one row and at 8,192."""
     us = {(row["form"], row["n"], row["rows"], row["implementation"]): row["us"] for row in rows_of("kernels_coded")}
     reads, (n, k) = calibration.read_bytes_per_s, (28672, 4096)
 
@@ -112,18 +115,8 @@ def coded_curves(bf16: Curve, calibration: Calibration) -> dict[str, Curve]:
         flops_share=(bf16.flops_share[-1] * faster,),
         row_number_s=ROUNDING_BYTES / 2 / reads,  # half of a product's numbers come in
     )  # fmt: skip
-    int4 = FORMATS["int4-g128"]
-    wide, narrow = ((int4.n_bytes(m, c), float(us["g128", m, 1, "hopper"]) * 1e-6) for m, c in ((n, k), (4096, 14336)))
-    fixed_s, byte_s = line(narrow, wide)
-    engine_s = bf16.fixed_s[0] - beside_reads("g128", "bf16 gemm", 2 * n * k)
-    slower = float(us["g128", n, 1024, "bf16 gemm"]) / float(us["g128", n, 1024, "hopper"])
-    int4_curve = msgspec.structs.replace(
-        bf16, fixed_s=tuple(one - bf16.fixed_s[0] + fixed_s + engine_s for one in bf16.fixed_s),
-        bytes_share=1 / (byte_s * reads) * bf16.bytes_share,
-        flops_share=tuple(one * slower for one in bf16.flops_share),
-    )  # fmt: skip
     router = Curve(fixed_s=(ROUTER_S,), flops_share=(0.8,))
-    return {"bfloat16": bf16, "fp8": fp8, "int4-g128": int4_curve, "float32": router}
+    return {"bfloat16": bf16, "fp8": fp8, "float32": router} | product_curves(bf16, calibration)
 
 
 def decode_lines(rows: list[dict[str, Any]], name: str, number_bytes: int) -> tuple[float, float, float]:

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from benchmarks.plan_against_measured import BEYOND, Line, lines, table
+from benchmarks.plan_against_measured import BEYOND, Line, lines, rewritten, table
 from benchmarks.recorded_runs import figures
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -27,7 +27,7 @@ def test_all_kinds_of_runs_are_there(found: list[Line]) -> None:
     assert len(found) == len(figures()) and {
         "qwen3-0.6b", "llama-3.1-8b", "llama-3.1-8b tp 2", "llama-3.1-8b fp8", "llama-3.1-8b kv fp8", "qwen3-30b-a3b",
         "deepseek-v2-lite", "gpt-oss-20b mxfp4", "llama-3.1-8b tp 4", "llama-3.1-70b tp 4", "llama-3.1-8b dp 4",
-        "llama-3.1-8b pcp 4",
+        "llama-3.1-8b pcp 4", "llama-3.1-70b fp8",
     } == shapes  # fmt: skip
     assert sum(one.simulated is not None for one in found) > 60 and {one.limit for one in found} == {
         0.05,
@@ -42,6 +42,12 @@ def test_the_page_has_the_table(found: list[Line]) -> None:
     assert text in (ROOT / "docs" / "plan.md").read_text(encoding="utf-8"), (
         f"python -m {lines.__module__} prints\n{text}"
     )
+
+
+def test_a_command_puts_the_table_into_the_page(found: list[Line]) -> None:
+    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    first = found[0].text()
+    assert first in page and rewritten(page.replace(first, "of another day"), found) == page
 
 
 def test_the_run_that_is_farthest_away_counts() -> None:
