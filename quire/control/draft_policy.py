@@ -17,7 +17,7 @@ from quire.control.copy_watch import CopyWatch
 from quire.control.repeats import Repeats
 from quire.control.seen_costs import SeenCosts, StepKind
 from quire.control.seq import Seq
-from quire.planner.drafts import LEAST_GAIN, DraftCosts
+from quire.planner.drafts import LEAST_GAIN, DraftCosts, least_gain
 
 FIRST_RATE: Final = 0.7
 """The chance of a draft before anything is known."""
@@ -35,9 +35,13 @@ MOST_QUIET: Final = 1024
 """Steps after which a sequence is asked again at the latest."""
 MOST_WAIT: Final = 16
 """The same of one whose drafts are right often enough for a trial, which begins when there is credit for it."""
+KNOWN_DRAFTS: Final = 4.0
+"""Of a sequence that were verified, or that its copy promises, from which a trial has drafts of it, too."""
+LITTLE_READ: Final = 0.1
+"""Of a plain step: what the drafter may read of each of these."""
 TRIAL: Final = 12
-"""Steps with drafts in a row, of one sequence, that tell what such steps really take where they are thought not to pay:
-lone ones read all that the drafter has not seen, and wait longer than those of a run."""
+"""Steps with drafts in a row, of few sequences, that tell what such steps really take where they are thought not to
+pay: lone ones read all that the drafter has not seen, and wait longer than those of a run."""
 FIRST_PLAIN: Final = 2.0
 """Times what the start measured, of a step without drafts before any was seen: in its place it is colder."""
 MOST_LOST: Final = 3.0
@@ -116,14 +120,31 @@ class DraftPolicy:
                 self._plain_at = step
             return [0] * len(seqs)
         if not self._is_drafting:
-            if self._tries(rates[0], n_rows, self._reading_s(seqs[0], self._of(seqs[0]))):
-                lengths[:1] = self.costs.choose(
-                    rates[:1], most, n_rows, n_free, plain_s + exposed_s, plain_s, places, least=0.0
-                )
-            else:
+            tried, least = self._tried_together(seqs, rates, n_rows)
+            if self._tries(max(tried), n_rows, self._reading_s(seqs[0], self._of(seqs[0])) if tried[0] else 0.0):
+                if least:
+                    plain_s, exposed_s = self._beside(self._seen, n_rows, step)
+                lengths = self.costs.choose(tried, most, n_rows, n_free, plain_s + exposed_s, plain_s, places, least)
+            if not any(lengths):
                 self._plain_at = step
         self._ask(seqs, lengths, rates, n_rows, n_free - sum(lengths), step)
         return lengths
+
+    def _tried_together(self, seqs: Sequence[Seq], rates: Sequence[float], n_rows: int) -> tuple[list[float], float]:
+        """The chance of each sequence's drafts in a trial, 0 if it has none, and times which gain they must promise.
+
+        The first is in it, whatever it promises, and others whose drafts are known to be right and of whom there is
+        little to read: all of them share what is exposed. Then a few drafts in a step of many sequences are known to
+        take longer than they bring.
+        """
+        assert self.costs is not None
+        little_s, found, are_known = LITTLE_READ * self.costs.seconds(n_rows), list[float](), n_rows > 1
+        for seq, rate in zip(seqs, rates, strict=True):
+            own = self._of(seq)
+            is_known = own.n_verified >= KNOWN_DRAFTS and self._reading_s(seq, own) <= little_s
+            found.append(rate if rate >= LEAST_TRIED and (is_known or not found) else 0.0)
+            are_known = are_known and (is_known or not found[-1])
+        return found, 1 / least_gain(n_rows) if are_known else 0.0
 
     def _tries(self, rate: float, n_rows: int, reading_s: float) -> bool:
         """Whether a step whose drafts do not pay, by what is known, is one of a trial, which may be its first. Then the
@@ -241,10 +262,10 @@ class DraftPolicy:
             kind, reading_s = StepKind.BEGINNING, self._beginnings[step]
         most_lost_s = MOST_LOST * plain_s + reading_s
         if kind is not StepKind.PLAIN:
-            n_new = 1 + n_right / n_seqs
+            n_new, apart = 1 + n_right / n_seqs, least_gain(n_seqs) / least_gain(1)
             self.saved_s += n_new * plain_s - seconds
             if self._seen.knows_plain:
-                gained_s += max(n_new * plain_s - seconds, -most_lost_s)
+                gained_s += max(n_new * plain_s - apart * seconds, -most_lost_s)
             else:
                 gained_s += min(max(n_new * FIRST_PLAIN * plain_s - seconds, -most_lost_s), 0.0)
         trial_s = TRIAL * plain_s

@@ -118,6 +118,7 @@ def test_metrics_under_the_known_names(plain: LLM, speculative: LLM) -> None:
 def test_the_prefix_cache_is_hit_as_often(plain: LLM, speculative: LLM) -> None:
     hits = []
     for llm in (plain, speculative):
+        llm.reset_prefix_cache()  # other tests have the same prompts
         before = llm.stats().prefix_hits
         first = llm.generate(COPIES + "x = 1\n", SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
         again = list(first[0].prompt_token_ids) + list(first[0].outputs[0].token_ids)

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from quire.control.acceptance import Places
+from quire.control.acceptance import Acceptance, Places
 from quire.control.copy_watch import FRESH, READ_S, SHARE, TRUSTED_SHARE, CopyWatch
 from quire.control.draft_policy import (
     MOST_PROBED,
@@ -192,6 +192,45 @@ def test_plain_steps_are_seen_now_and_then() -> None:
 def test_a_trial_is_of_one_sequence() -> None:
     slow = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(5.0,))
     assert DraftPolicy(MOST, slow).choose([seq(), seq(), seq()], 3, 32, 0) == [MOST, 0, 0]
+
+
+def known(right: float, n_read: int = 0) -> Seq:
+    """One of which ten drafts were verified, and whose text was read so far."""
+    one = seq()
+    one.acceptance, one.planned = Acceptance(10 * right, 10.0, n_read=n_read), 50
+    return one
+
+
+@pytest.mark.parametrize(("read_s", "n_read", "n_with"), [(0.0, 0, 3), (0.1, 0, 1), (0.1, 50, 3)])
+def test_a_trial_has_all_that_are_known_to_be_right(read_s: float, n_read: int, n_with: int) -> None:
+    """And of whom the drafter has nothing to read; not one of which nothing is known, nor one that is wrong."""
+    slow = DraftCosts((1, 8), (1.0, 1.0), guess_s=0.001, exposed_s=(5.0,), read_s=read_s)
+    policy = DraftPolicy(MOST, slow)
+    seqs = [known(0.9, n_read), known(0.9, n_read), seq(), known(0.1, n_read), known(0.9, n_read)]
+    rates = [policy._of(one).rate_beside(0.7) for one in seqs]
+    tried, least = policy._tried_together(seqs, rates, 5)
+    assert [i for i, rate in enumerate(tried) if rate] == [0, 1, 4][:n_with]
+    assert (least > 0) == (n_with == 3), "of one that is read for the first time whatever it promises"
+
+
+def test_a_step_of_a_trial_has_a_few_drafts_of_one_that_is_not_known_yet_alone() -> None:
+    """One row more of eight for half a step is a loss; of a sequence of which nothing is known that is not believed."""
+    slow = DraftCosts((1, 8, 16), (1.0, 1.0, 5.0), guess_s=0.001, exposed_s=(0.5,))
+    assert not any(DraftPolicy(MOST, slow).choose([known(0.5)], 8, 32, 0))
+    assert any(DraftPolicy(MOST, slow).choose([seq()], 8, 32, 0))
+    assert any(DraftPolicy(MOST, slow).choose([known(0.5)], 1, 32, 0)), "one sequence alone loses little"
+
+
+def test_drafts_of_many_must_gain_more_for_another_trial() -> None:
+    """As much as plain steps bring is nothing gained: those that begin together end apart."""
+    credits = []
+    for n_seqs in (1, 8):
+        policy = DraftPolicy(MOST, COSTS)
+        policy.time(0, n_seqs, [], 0, COSTS.seconds(n_seqs), StepKind.PLAIN)
+        before_s = policy._credit_s
+        policy.time(1, n_seqs, [n_seqs], n_seqs, 2 * COSTS.seconds(n_seqs), StepKind.DRAFTED)
+        credits.append(policy._credit_s - before_s)
+    assert credits[0] >= 0 > credits[1]
 
 
 @pytest.mark.parametrize("copies", [True, False])
