@@ -229,7 +229,7 @@ def test_spans_too_long_to_be_placed_follow_row_by_row(
     n_followed: list[bool],
     most_again: int,
 ) -> None:
-    """Small lines hold one token here, as they hold four of a group of four heads; a mixed bucket cannot follow then."""
+    """Small lines hold one token here, as they hold four of a group of four heads: a mixed bucket cannot follow."""
     monkeypatch.setattr(graphs, "AGAIN_BYTES", 0)
     monkeypatch.setattr(graphs, "FOLLOWING_AGAIN_BYTES", most_again)
     monkeypatch.setattr(graphs, "small_rows_of", lambda group: group)
