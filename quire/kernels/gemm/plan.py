@@ -33,8 +33,8 @@ EXCHANGE_US, GROUP_US, STORE_ELEMENTS_US = 0.4, 0.15, 8192
 UNEVEN, TRAVEL, SMALL_RING = 0.3, 0.12, 0.01
 """Shares of the time lost: with processors that have no work, when x travels beside w, a token in a ring for pairs."""
 RING_BYTES, SHORT_RING = 128 << 10, 0.04
-"""So much of w has to be on its way to a processor for it to get its share of memory's rate; of what lacks, the share of
-the time that is lost."""
+"""So much of w has to be on its way to a processor for its share of memory's rate, and the share of the time that is
+lost with none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

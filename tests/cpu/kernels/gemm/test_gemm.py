@@ -101,6 +101,7 @@ def test_plans_of_random_products() -> None:
         (ProductShape(16, 28672, 4096, norm=True, silu=True), 2, 64),
         (ProductShape(64, 28672, 4096), 1, 112),
         (ProductShape(1, 1024, 3072), 8, 16),
+        (ProductShape(1, 14336, 8192, norm=True, silu=True), 2, 56),
     ],
 )
 def test_plans_that_were_the_fastest(product: ProductShape, cluster: int, n_clusters: int) -> None:
@@ -145,6 +146,21 @@ def test_wide_plans_of_random_products() -> None:
 def test_the_fastest_way(product: ProductShape, kind: type) -> None:
     """Measured on an H200: few rows, many, or torch."""
     assert isinstance(fastest(product, 132), kind)
+
+
+@pytest.mark.parametrize("left", [16, 40])
+def test_products_that_leave_processors(left: int) -> None:
+    """Of many rows, whatever would be fastest; of few rows nothing changes."""
+    for m, n, k, silu in (
+        (65, 2560, 8192, False),
+        (512, 14336, 8192, True),
+        (700, 4096, 1024, False),
+        (9000, 8192, 7168, False),
+    ):
+        made = fastest(ProductShape(m, n, k, silu=silu), 132, left=left)
+        assert isinstance(made, WidePlan) and made.n_teams * made.split <= 132 - left
+    few = ProductShape(3, 14336, 8192, norm=True, silu=True)
+    assert fastest(few, 132, left=left) == fastest(few, 132)
 
 
 def test_a_plan_that_does_not_fit_is_none() -> None:
