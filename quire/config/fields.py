@@ -42,15 +42,15 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict[str, Any]:
 class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
     """Plain values alone, and each key of a mapping once: of two the last one would count without a word."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
-        """As of YAML. Raises a YAMLError for a key that is there already."""
-        seen: set[str] = set()
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """As of YAML. Raises a YAMLError for a key that is there already, before `<<` brings others beside it."""
+        node, seen = super().compose_mapping_node(anchor), set[str]()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
                 seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def read_yaml(path: pathlib.Path) -> dict[str, Any]:

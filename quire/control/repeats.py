@@ -53,8 +53,10 @@ class Repeats:
         self._text = text = text if len(text) <= 2 * MOST_KNOWN else text[-MOST_KNOWN:]
         self._n_read = len(tokens)
         self._n_foretold = found = _foretold(text, self._n_foretold, n_new)
+        if found < self.streak:  # what was said was of a copy that has ended
+            self.streak = 0
         if found < STREAK:
-            self.streak, self.n_ahead = 0, STREAK - found
+            self.n_ahead = STREAK - found
             return False
         longer = 2 * self.streak or STREAK
         says = longer <= found

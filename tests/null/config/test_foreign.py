@@ -10,6 +10,7 @@ import pytest
 
 from quire.cli.model import add_engine_flags, engine_config
 from quire.config.engine import EngineConfig
+from quire.config.fields import read_yaml
 from quire.config.flags import FlagParser, add_flags, read_flags
 from quire.config.foreign import FOREIGN, LLAMA_HINTS, OptionShape, State
 from quire.config.options import keyword_options
@@ -221,6 +222,18 @@ def test_a_file_of_options(tmp_path: pathlib.Path) -> None:
     assert read_flags(found, ServerConfig).port == 8001
     assert engine_config(parsed("other", f"--config={path}", "--enable-prefix-caching")).model == "other"
     assert engine_config(parsed(f"--config={path}", "--enable-prefix-caching")).enable_prefix_caching
+
+
+def test_what_is_merged_into_a_mapping_is_not_given_twice(tmp_path: pathlib.Path) -> None:
+    """Also where YAML merges on before it has made a value of that mapping."""
+    path = tmp_path / "options.yaml"
+    path.write_text(
+        "rope-scaling: {inner: &own {factor: 2.0, <<: {factor: 4.0, rope_type: linear}}}\n"
+        "hf-overrides: {<<: *own, rope_type: dynamic}\n"
+    )
+    own = {"factor": 2.0, "rope_type": "linear"}
+    expected = {"rope-scaling": {"inner": own}, "hf-overrides": own | {"rope_type": "dynamic"}}
+    assert read_yaml(path) == expected
 
 
 @pytest.mark.parametrize("text, message", [
