@@ -15,8 +15,8 @@ from quire.kernels.kvstore import entry
 from quire.kernels.mla import hopper, hopper_values
 from quire.kernels.mla.hopper import PLAIN, RANK
 
-MAX_ROWS: Final = 32
-"""FEW_ROWS in csrc/cuda/latent/values.h: of more rows each part would be read by too few blocks."""
+MAX_ROWS: Final = 8
+"""Of more rows too few blocks read the parts: at 32, the most that the kernel takes, a launch for the sums is faster."""
 
 
 def static_obstacle(
