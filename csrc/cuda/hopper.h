@@ -91,9 +91,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 
 // ---- bulk tensor copies --------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void ask_l2(const void* from, int n_bytes) {  // both multiples of 16; nobody is told of it
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(n_bytes) : "memory");
-}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

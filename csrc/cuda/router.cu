@@ -1,13 +1,9 @@
-// The experts of a few rows in one launch: the rows normed, scores of each against every expert, in float32, then the
-// choice, as `route` in quire/kernels/moe/op.py describes it. Hopper; QUIRE_BF16 0 or 1; QUIRE_WIDE: 1 if w is float32.
+// The experts of a few rows in one launch: scores of each row against every expert, in float32, then the choice, as
+// `route` in quire/kernels/moe/op.py describes it. Hopper; QUIRE_BF16 0 or 1; QUIRE_WIDE: 1 if w is float32.
 //
 // A cluster of blocks has some rows; each warp multiplies them by one expert at a time and stores their logits in the
 // memory of the last block, whose warps then choose, one for a row. Weights are asked for before the wait for the
 // previous grid, which writes x. A row's sums and its choice depend on nothing but the row, whatever the batch.
-//
-// Memory has nothing to do meanwhile, so before the wait blocks have it bring what experts will read first into the L2
-// cache; where rows are few there are blocks for that alone.
-#include "cells.h"
 #include "gemm.h"
 #include "launch.h"
 
@@ -19,16 +15,11 @@ struct QuireRouterArgs {  // _Args in quire/kernels/moe/hopper_router.py
     unsigned long long* load;  // null: nothing is counted
     int32_t* expert_ids;      // [n, n_chosen]
     float* weights;           // likewise
-    const void* norm_weight;  // [hidden]; null: x is taken as it is
-    void* normed;             // [n, hidden], with norm_weight
-    const void* ahead;        // matrices [ahead_experts, 2 ahead_inner, hidden], gate rows first; see ask_ahead
-    const void* behind;       // what is asked for behind them
-    int64_t x_row, behind_bytes;  // elements; whole 16 bytes
+    int64_t x_row;            // elements
     int32_t n, hidden, n_experts, n_chosen, n_groups, n_chosen_groups, n_group_best;
     int32_t scores;           // 0: softmax, 1: sigmoid, 2: the experts in turn, whatever the scores
     int32_t renormalise;
-    int32_t ahead_experts, ahead_inner, ahead_runs, ahead_items, ahead_step, ahead_rows, ahead_columns;
-    float scale, eps;
+    float scale;
 };
 
 namespace quire {
@@ -41,14 +32,11 @@ using Weight = Element;
 #endif
 constexpr int WARPS = 8, THREADS = WARPS * 32, CLUSTER = 8;
 constexpr int COLUMNS = 2048;                    // of x and w at a time
-constexpr int CELL = WIDTH;                      // elements of x in 16 bytes
-constexpr int W_WIDTH = 16 / sizeof(Weight);     // of w
-constexpr int STEPS = COLUMNS / (32 * W_WIDTH);  // loads of a lane for them
-static_assert(COLUMNS == THREADS * CELL, "a thread has one cell of each row");
+constexpr int CELL = 8;                          // elements of x in 16 bytes
+constexpr int WIDTH = 16 / sizeof(Weight);       // of w
+constexpr int STEPS = COLUMNS / (32 * WIDTH);    // loads of a lane for them
 constexpr int FEW_ROWS = 4, MORE_ROWS = 8;       // of a cluster
 constexpr int MAX_ROWS_OF_FEW = 64;
-constexpr int ASKING_BLOCKS = 128;               // at least, where something is asked ahead
-constexpr int PIECE = 4096;                      // bytes that are asked for at once
 constexpr float LARGEST = 3.4028234663852886e38f, TINY = 1.1754943508222875e-38f, ENDLESS = INFINITY;
 constexpr int TAKEN = INT32_MIN;                 // key below all others
 
@@ -58,81 +46,24 @@ __device__ __forceinline__ void load_weights(int4 (&w)[STEPS], const QuireRouter
     const Weight* from = static_cast<const Weight*>(a.w) + int64_t(expert) * a.hidden;
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) {
-        const int column = first + (i * 32 + threadIdx.x % 32) * W_WIDTH;
+        const int column = first + (i * 32 + threadIdx.x % 32) * WIDTH;
         w[i] = make_int4(0, 0, 0, 0);
         if (expert < a.n_experts && column < a.hidden) w[i] = load_here(reinterpret_cast<const int4*>(from + column));
     }
 }
 
-__device__ __forceinline__ float sum_of_warp(float x) {
-#pragma unroll
-    for (int mask = 16; mask; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
-    return x;
-}
-
-// A thread's cells of all rows, zeros beyond their columns.
-template <int ROWS>
-__device__ __forceinline__ void load_rows(Cell* rows, const QuireRouterArgs& a, int first_row, int n_rows, int first) {
-    const int column = first + threadIdx.x * CELL;
-    Cell cells[ROWS];
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-        cells[row] = load_cell(a.x, (first_row + row) * a.x_row + column, row < n_rows && column < a.hidden);
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) rows[row * THREADS + threadIdx.x] = cells[row];
-}
-
-// What rows are multiplied by to be normed, summed over all of their columns; `rows` has the last of these.
-template <int ROWS>
-__device__ __forceinline__ void find_factors(float (&factors)[ROWS], Cell* rows, float (&of_warps)[WARPS][ROWS],
-                                             const QuireRouterArgs& a, int first_row, int n_rows) {
-    float sums[ROWS] = {}, x[WIDTH];
-    for (int first = 0; first < a.hidden; first += COLUMNS) {
-        load_rows<ROWS>(rows, a, first_row, n_rows, first);
-#pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
-            widen(x, rows[row * THREADS + threadIdx.x]);
-            sums[row] += square_sum(x);
-        }
-    }
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-        if (row >= n_rows) break;
-        const float sum = sum_of_warp(sums[row]);
-        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32][row] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < n_rows) {
-        float sum = 0.f;
-#pragma unroll
-        for (int i = 0; i < WARPS; ++i) sum += of_warps[i][threadIdx.x];
-        factors[threadIdx.x] = rsqrtf(sum / a.hidden + a.eps);
-    }
-    __syncthreads();
-}
-
-__device__ __forceinline__ Cell norm_weight_of(const QuireRouterArgs& a, int first) {
-    const int column = first + threadIdx.x * CELL;
-    return load_cell(a.norm_weight, column, a.norm_weight && column < a.hidden);
-}
-// A thread's cells, which it has loaded; kept for experts, too, by one block of the cluster.
-__device__ __forceinline__ void norm_rows(Cell* rows, const float* factors, const Cell& weight, const QuireRouterArgs& a,
-                                          int first_row, int n_rows, int first, bool keeps) {
-    const int column = first + threadIdx.x * CELL;
-    for (int row = 0; row < n_rows; ++row) {
-        Cell& cell = rows[row * THREADS + threadIdx.x];
-        float x[WIDTH];
-        widen(x, cell);
-        scale(x, factors[row], weight);
-        cell = narrow(x);
-        if (keeps && column < a.hidden) store_cell(a.normed, int64_t(first_row + row) * a.hidden + column, cell);
+__device__ __forceinline__ void load_rows(int4* rows, const QuireRouterArgs& a, int first_row, int n_rows, int first) {
+    for (int i = threadIdx.x; i < n_rows * (COLUMNS / CELL); i += THREADS) {
+        const int row = i / (COLUMNS / CELL), column = first + i % (COLUMNS / CELL) * CELL;
+        const Element* from = static_cast<const Element*>(a.x) + (first_row + row) * a.x_row + column;
+        rows[i] = column < a.hidden ? load_here(reinterpret_cast<const int4*>(from)) : make_int4(0, 0, 0, 0);
     }
 }
 
 __device__ __forceinline__ float add_product(float sum, const int4& w, const int* x) {
     const int words[] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-    for (int i = 0; i < W_WIDTH / 2; ++i) {
+    for (int i = 0; i < WIDTH / 2; ++i) {
 #if QUIRE_WIDE
         sum += __int_as_float(words[2 * i]) * low(x[i]);
         sum += __int_as_float(words[2 * i + 1]) * high(x[i]);
@@ -145,19 +76,25 @@ __device__ __forceinline__ float add_product(float sum, const int4& w, const int
 }
 
 template <int ROWS>
-__device__ __forceinline__ void add_products(float (&sums)[ROWS], const int4 (&w)[STEPS], const Cell* rows, int n_rows) {
-    const int* words = reinterpret_cast<const int*>(rows) + threadIdx.x % 32 * (W_WIDTH / 2);
+__device__ __forceinline__ void add_products(float (&sums)[ROWS], const int4 (&w)[STEPS], const int4* rows, int n_rows) {
+    const int* words = reinterpret_cast<const int*>(rows) + threadIdx.x % 32 * (WIDTH / 2);
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
         if (row >= n_rows) break;
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) {
-            int x[W_WIDTH / 2];
+            int x[WIDTH / 2];
 #pragma unroll
-            for (int j = 0; j < W_WIDTH / 2; ++j) x[j] = words[row * (COLUMNS / 2) + i * 32 * (W_WIDTH / 2) + j];
+            for (int j = 0; j < WIDTH / 2; ++j) x[j] = words[row * (COLUMNS / 2) + i * 32 * (WIDTH / 2) + j];
             sums[row] = add_product(sums[row], w[i], x);
         }
     }
+}
+
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+    for (int mask = 16; mask; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
+    return x;
 }
 
 // ---- the choice, by one warp: lane l has the experts l, l + 32, .. --------------------------------------------------
@@ -278,59 +215,30 @@ __device__ __forceinline__ float bias_of(const QuireRouterArgs& a, int expert) {
 #if QUIRE_WIDE
     return static_cast<const float*>(a.bias)[expert];
 #else
-    return quire::widen(static_cast<const Element*>(a.bias)[expert]);
+    return widen(static_cast<const Element*>(a.bias)[expert]);
 #endif
-}
-
-// Runs of rows of gate, and the same of up: of all inner vectors behind one another, those that begin with an item each.
-__device__ __forceinline__ void ask_ahead(const QuireRouterArgs& a) {
-    const int n = a.ahead_runs * 2 * a.ahead_rows;
-    for (int i = threadIdx.x * gridDim.x + blockIdx.x; i < n; i += THREADS * gridDim.x) {
-        const int row = i % a.ahead_rows, half = i / a.ahead_rows % 2, run = i / a.ahead_rows / 2;
-        const int64_t at = int64_t(run) * a.ahead_items / a.ahead_runs * a.ahead_step + row, expert = at / a.ahead_inner;
-        if (expert >= a.ahead_experts) continue;
-        const int64_t line = (2 * expert + half) * a.ahead_inner + at % a.ahead_inner;
-        ask_l2(static_cast<const Element*>(a.ahead) + line * a.hidden, a.ahead_columns * sizeof(Element));
-    }
-    const int64_t step = int64_t(THREADS) * gridDim.x * PIECE;
-    for (int64_t at = int64_t(threadIdx.x * gridDim.x + blockIdx.x) * PIECE; at < a.behind_bytes; at += step)
-        ask_l2(static_cast<const char*>(a.behind) + at, static_cast<int>(min(int64_t(PIECE), a.behind_bytes - at)));
 }
 
 template <int ROWS, int CELLS>
 __global__ void __launch_bounds__(THREADS, 2) router_kernel(const __grid_constant__ QuireRouterArgs a, int n_ranks) {
-    __shared__ Cell rows[ROWS * THREADS], norm_weight[THREADS];
-    __shared__ float logits[ROWS * CELLS * 32], of_warps[WARPS][ROWS], factors[ROWS];
+    __shared__ int4 rows[ROWS * (COLUMNS / CELL)];
+    __shared__ float logits[ROWS * CELLS * 32];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rank = blockIdx.x % n_ranks, first_row = blockIdx.x / n_ranks * ROWS, n_rows = min(ROWS, a.n - first_row);
-    let_next_grid_start();
-    if (n_rows <= 0) {  // the others of the grid wait for the one before
-        ask_ahead(a);
-        return;
-    }
     cluster_arrive();
+    let_next_grid_start();
     int4 w[STEPS];
     load_weights(w, a, rank * WARPS + warp, 0);
-    if (a.ahead) ask_ahead(a);
-    norm_weight[threadIdx.x] = norm_weight_of(a, 0);  // of the first columns
     cluster_wait();  // all blocks have started: their memory can be written
     wait_for_previous_grid();
-    if (a.norm_weight) find_factors(factors, rows, of_warps, a, first_row, n_rows);
     for (int first = rank * WARPS; first < a.n_experts; first += n_ranks * WARPS) {
         const int expert = first + warp;
-        const bool is_first = first == rank * WARPS, is_whole = a.hidden <= COLUMNS;
         float sums[ROWS] = {};
         for (int column = 0; column < a.hidden; column += COLUMNS) {
-            if (column || !is_first) load_weights(w, a, expert, column);
-            if (is_first || !is_whole) {  // else all of the rows are there
-                __syncthreads();
-                if (!a.norm_weight || !is_whole) load_rows<ROWS>(rows, a, first_row, n_rows, column);
-                if (a.norm_weight) {
-                    const Cell weight = column ? norm_weight_of(a, column) : norm_weight[threadIdx.x];
-                    norm_rows(rows, factors, weight, a, first_row, n_rows, column, is_first && warp % n_ranks == rank);
-                }
-                __syncthreads();
-            }
+            if (column || first != rank * WARPS) load_weights(w, a, expert, column);
+            __syncthreads();
+            load_rows(rows, a, first_row, n_rows, column);
+            __syncthreads();
             add_products(sums, w, rows, n_rows);
         }
 #pragma unroll
@@ -358,8 +266,7 @@ template <int ROWS, int CELLS> int launch(const QuireRouterArgs& a, void* stream
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    const int n_clusters = (a.n + ROWS - 1) / ROWS, n_asking = a.ahead ? ASKING_BLOCKS / n_ranks : 0;
-    config.gridDim = dim3(max(n_clusters, n_asking) * n_ranks);
+    config.gridDim = dim3((a.n + ROWS - 1) / ROWS * n_ranks);
     config.blockDim = dim3(THREADS);
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = attributes;

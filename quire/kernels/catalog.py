@@ -226,28 +226,11 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation(
         "moe", "hopper-shared", ("experts_with_shared",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_shared"
     ),
-    Implementation(
-        "moe",
-        "hopper-router",
-        ("choose", "norm_and_choose"),
-        ("cuda",),
-        _HOPPER,
-        hopper_obstacle,
-        place="hopper_router",
-    ),
+    Implementation("moe", "hopper-router", ("choose",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_router"),
     _triton("moe", "route", "experts", "adapted_experts"),
     _native("moe", "route", "packed_experts"),
-    Implementation("moe", "composed", ("choose", "norm_and_choose", "experts_with_shared"), _BOTH, "other ops in turn"),
-    _reference(
-        "moe",
-        "route",
-        "choose",
-        "norm_and_choose",
-        "experts",
-        "experts_with_shared",
-        "packed_experts",
-        "adapted_experts",
-    ),
+    Implementation("moe", "composed", ("choose", "experts_with_shared"), _BOTH, "other ops in turn"),
+    _reference("moe", "route", "choose", "experts", "experts_with_shared", "packed_experts", "adapted_experts"),
     _hopper("sample", "collect", more="; a part of triton's choice, where many logits may matter"),
     _triton("sample", "choose_by", "lines", "penalise", "widen"),
     Implementation(

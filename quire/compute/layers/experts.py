@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -51,17 +51,6 @@ class Adapted(Protocol):
     ) -> None:
         """Make what such a call needs, where that takes time."""
         ...
-
-
-class Taken(NamedTuple):
-    """What experts need of the stream."""
-
-    x: torch.Tensor
-    """What the router and the experts read [n, hidden]."""
-    expert_ids: torch.Tensor
-    """[n, k] int32, as numbers among all slots."""
-    weights: torch.Tensor
-    """[n, k] float32."""
 
 
 class Experts:
@@ -110,26 +99,24 @@ class Experts:
         self.no_determinism = _no_determinism(spec)
         self.not_alone = "its routers multiply in float32, with torch" if self.is_wide else ""
 
-    def take(self, x: torch.Tensor, norm: Norm | None) -> Taken:
-        """See `Ffn`."""
-        normed, expert_ids, weights = self._choice(x, norm, self.load)
-        return Taken(normed, expert_ids if self.copies is None else self.copies.of(expert_ids), weights)
+    def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """See `Ffn`: what the router and the experts read [n, hidden]."""
+        return x if norm is None else norm(x)
 
-    def add(self, taken: Taken, x: torch.Tensor) -> torch.Tensor:
+    def add(self, taken: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """See `Ffn`."""
         if self.exchange is not None:
-            y = self.exchange.run(*taken, self.spec.n_held, self._products)
-            return self.sum.add(taken.x, y if self.shared_up is None else self._add_shared(taken.x, y), x)
+            y = self._exchanged(self.exchange, taken)
+            return self.sum.add(taken, y if self.shared_up is None else self._add_shared(taken, y), x)
         if self.sum.adds:
             return self._run(taken, x)
-        return self.sum.add(taken.x, self._run(taken, None), x)
+        return self.sum.add(taken, self._run(taken, None), x)
 
-    def _run(self, taken: Taken, residual: torch.Tensor | None) -> torch.Tensor:
-        """What experts make of the normed rows, added to the residual, which is returned, if there is one."""
-        x, expert_ids, weights = taken
+    def _run(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """What experts make of the normed x, added to the residual, which is returned, if there is one."""
         if (shared := self._beside()) is not None:
-            return moe.experts_with_shared(x, expert_ids, weights, *shared, residual=residual)
-        y = self._products(x, self._held(expert_ids) if self.spec.n_held else expert_ids, weights, residual)
+            return moe.experts_with_shared(x, *self.choose(x), *shared, residual=residual)
+        y = self._products(x, *self.choose(x), residual)
         return y if self.shared_up is None else self._add_shared(x, y)
 
     def _beside(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
@@ -146,13 +133,9 @@ class Experts:
             return None
         return up, down, first.weight, second.weight
 
-    def _read_next(self) -> moe.Following | None:
-        """Matrices of experts that are all here, and of what every token goes through if one call may multiply by both;
-        None: they are in codes, or elsewhere."""
-        up, shared = self.up.matrices, self._beside()
-        if self.spec.n_held or not isinstance(up, torch.Tensor):
-            return None
-        return moe.Following(up, None if shared is None else shared[2:])
+    def _exchanged(self, exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
+        """What the experts of all ranks make of the rows of this one."""
+        return exchange.run(x, *self._routed(x), self.spec.n_held, self._products)
 
     def join(self, x: torch.Tensor) -> None:
         """Of a step in which this rank has no rows, x [0, hidden]: compute those of others."""
@@ -181,27 +164,29 @@ class Experts:
             return moe.packed_experts(x, expert_ids, weights, matrices, residual=residual)
         return self.in_turn(x, expert_ids, weights, residual)
 
-    def _choice(
-        self, x: torch.Tensor, norm: Norm | None, load: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x: [n, hidden] → (its rows normed, their experts [n, k] int32, their weights [n, k] float32). load: where it
-        is counted."""
+    def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: [n, hidden] → (its experts [n, k] int32, as numbers among the slots held, -1: not held; their weights
+        [n, k] float32)."""
+        expert_ids, weights = self._routed(x)
+        return self._held(expert_ids) if self.spec.n_held else expert_ids, weights
+
+    def _routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, with numbers among all slots, which are experts where there are no copies."""
+        expert_ids, weights = self._choice(x, self.load)
+        return (expert_ids if self.copies is None else self.copies.of(expert_ids)), weights
+
+    def _choice(self, x: torch.Tensor, load: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same before experts have copies. load: where it is counted."""
         correction = None if self.correction is None else self.correction.values
         routing, product, bias = self.spec.routing, self.router.run, self.router.bias
-        pair = None if norm is None else norm.pair
-        if pair is not None and isinstance(product, PlainProduct) and x.dtype == self.dtype:
-            then = self._read_next()
-            return moe.norm_and_choose(x, pair, product.weight, routing, correction, load, bias=bias, then=then)
-        if norm is not None:
-            x = norm(x)
         if isinstance(product, PlainProduct):
-            return x, *moe.choose(x, product.weight, routing, correction, load, bias=bias)
+            return moe.choose(x, product.weight, routing, correction, load, bias=bias)
         if self.is_wide:
             logits = self.router(x.float())
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
-        return x, *moe.route(logits, routing, correction, load)
+        return moe.route(logits, routing, correction, load)
 
     def _held(self, expert_ids: torch.Tensor) -> torch.Tensor:
         """Numbers among the slots of this rank; -1 of those that others have."""
@@ -326,7 +311,7 @@ class Experts:
         for n_rows in moe.build_rows(spec.n_experts, n_chosen, max_rows):
             logits = torch.zeros(n_rows, spec.n_experts, device=up.device)
             x = torch.zeros(n_rows, up.shape[2], dtype=self.dtype, device=up.device)
-            self._choice(x, None, None)
+            self._choice(x, None)
             expert_ids, factors = moe.route(logits, evenly)
             expert_ids = self._held(expert_ids) if spec.n_held else expert_ids
             self.plain_products(x, expert_ids, factors, torch.zeros_like(x))

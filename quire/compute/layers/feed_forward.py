@@ -6,7 +6,7 @@ Owns its data flow, in as few launches as the products can take in. Does not own
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -31,11 +31,11 @@ class Ffn(Protocol):
         """Where that is added to the residual stream."""
         ...
 
-    def take(self, x: torch.Tensor, norm: Norm | None) -> Any:
-        """What `add` needs of x [n, hidden], which is normed first where there is a norm, and may change afterwards."""
+    def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """What it needs of x [n, hidden], which is normed first where there is a norm, and may change afterwards."""
         ...
 
-    def add(self, taken: Any, x: torch.Tensor) -> torch.Tensor:
+    def add(self, taken: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """x: the residual stream [n, hidden], which takes the sum in place and is returned."""
         ...
 

@@ -1,4 +1,4 @@
-"""One operation after another, on any device: norm, the router's product, `route`, `experts` and shared products."""
+"""One operation after another, on any device: the router's product and `route`, `experts` and the shared products."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import torch.nn.functional as F
 
 from quire.config.experts import Gating, RoutingSpec
 from quire.kernels import gemm
-from quire.kernels.moe.ahead import Following
-from quire.kernels.norm import rms_norm
 from quire.kernels.selector import select
 
 
@@ -28,16 +26,6 @@ def choose(
         gemm.linear(x, router, bias, out=logits)
     found: tuple[torch.Tensor, torch.Tensor] = select("moe", "route", logits)(logits, routing, correction, load)
     return found
-
-
-def norm_and_choose(
-    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, routing: RoutingSpec,
-    correction: torch.Tensor | None, load: torch.Tensor | None, norm: gemm.Norm, then: Following | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """See op.py."""
-    normed = rms_norm(x, *norm)
-    arguments = (normed, router, bias, routing, correction, load)
-    return normed, *select("moe", "choose", *arguments)(*arguments)
 
 
 def experts_with_shared(

@@ -1,5 +1,4 @@
-"""The choice of experts from rows of x, which may be normed first, in CUDA C++ for Hopper (csrc/cuda/router.cu), built
-by the JIT.
+"""The choice of experts from rows of x in CUDA C++ for Hopper (csrc/cuda/router.cu), built by the JIT.
 
 Owns its build, its arguments and its launch. Does not own the kernel. Invariant: a launch allocates only its results
 and never waits, so it can be captured in a CUDA graph; the bits of a row do not depend on the other rows.
@@ -15,11 +14,9 @@ from typing import Final
 import torch
 
 from quire.config.experts import RoutingSpec, Scores
-from quire.kernels import gemm
 from quire.kernels.catalog import Slower
 from quire.kernels.hopper import build_obstacle, compile_variant
 from quire.kernels.invariance import are_rows_alone
-from quire.kernels.moe.ahead import Ahead, Asked, Following, asked_of
 
 DTYPES: Final = (torch.bfloat16, torch.float16)
 WIDTH: Final = 8
@@ -37,13 +34,11 @@ class Args(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "w", "bias", "correction", "load", "expert_ids", "weights")),
-        *((name, ctypes.c_void_p) for name in ("norm_weight", "normed", "ahead", "behind")),
-        ("x_row", ctypes.c_int64), ("behind_bytes", ctypes.c_int64),
+        ("x_row", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("n", "hidden", "n_experts", "n_chosen")),
         *((name, ctypes.c_int32) for name in ("n_groups", "n_chosen_groups", "n_group_best")),
         *((name, ctypes.c_int32) for name in ("scores", "renormalise")),
-        *((f"ahead_{name}", ctypes.c_int32) for name in Ahead._fields),
-        ("scale", ctypes.c_float), ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -54,8 +49,6 @@ def static_obstacle(
     routing: RoutingSpec,
     correction: torch.Tensor | None,
     load: torch.Tensor | None,
-    norm: gemm.Norm | None = None,
-    then: Following | None = None,
 ) -> str | None:
     """Why no machine could run this with the kernel, or None."""
     (n, hidden), n_experts = x.shape, len(router)
@@ -82,8 +75,6 @@ def obstacle(
     routing: RoutingSpec,
     correction: torch.Tensor | None,
     load: torch.Tensor | None,
-    norm: gemm.Norm | None = None,
-    then: Following | None = None,
 ) -> str | None:
     """Why the kernel does not take these arguments here, or None. The first call for their types may compile."""
     return static_obstacle(x, router, bias, routing, correction, load) or _built(x.dtype, router.dtype)
@@ -103,38 +94,20 @@ def choose(
     load: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See op.py."""
-    return _choose(x, router, bias, routing, correction, load, None, None)[1:]
-
-
-def norm_and_choose(
-    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, routing: RoutingSpec,
-    correction: torch.Tensor | None, load: torch.Tensor | None, norm: gemm.Norm, then: Following | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """See op.py."""
-    return _choose(x, router, bias, routing, correction, load, norm, then)
-
-
-def _choose(
-    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, routing: RoutingSpec,
-    correction: torch.Tensor | None, load: torch.Tensor | None, norm: gemm.Norm | None, then: Following | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     (n, hidden), n_experts = x.shape, len(router)
     expert_ids = torch.empty(n, routing.n_chosen, dtype=torch.int32, device=x.device)
     weights = torch.empty(n, routing.n_chosen, dtype=torch.float32, device=x.device)
-    weight, eps = (None, 0.0) if norm is None else norm
-    normed = x if norm is None else torch.empty(n, hidden, dtype=x.dtype, device=x.device)
-    asked = Asked() if then is None else asked_of(then, n, routing.n_chosen, x.device)
-    pointers = (x, router, bias, correction, load, expert_ids, weights, weight, normed, asked.matrices, asked.behind)
+    pointers = (x, router, bias, correction, load, expert_ids, weights)
     args = Args(
-        *(None if one is None else one.data_ptr() for one in pointers), x.stride(0), asked.behind_bytes,
+        *(None if one is None else one.data_ptr() for one in pointers), x.stride(0),
         n, hidden, n_experts, routing.n_chosen,
         routing.n_groups, routing.n_chosen_groups, min(routing.n_group_best, n_experts // routing.n_groups),
-        SCORES[routing.scores], routing.renormalise, *asked.ahead, routing.scale, eps,
+        SCORES[routing.scores], routing.renormalise, routing.scale,
     )  # fmt: skip
     code = function_of(x.dtype, router.dtype)(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
     if code:
         raise RuntimeError(f"the choice for {tuple(x.shape)} could not be launched: CUDA error {code}")
-    return normed, expert_ids, weights
+    return expert_ids, weights
 
 
 @functools.cache

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 
 from quire.config.experts import Gating, RoutingSpec
-from quire.kernels import gemm
-from quire.kernels.moe.ahead import Following
 from quire.kernels.moe.coded import CodedMatrices, Codes, Matrices
 from quire.kernels.selector import select
 
@@ -51,49 +49,16 @@ def choose(
     x: [n, hidden], contiguous rows, n >= 1. router: [E, hidden], contiguous, and bias: [E], of x's dtype or float32;
     in float32 the products are, too. The rest, and the result: see `route`. Raises ValueError on a mismatch.
     """
-    _check_router(x, router, bias)
-    _check_routing(len(router), routing, correction, load)
-    arguments = x, router, bias, routing, correction, load
-    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "choose", *arguments)(*arguments)
-    return found
-
-
-def norm_and_choose(
-    x: torch.Tensor,
-    norm: gemm.Norm,
-    router: torch.Tensor,
-    routing: RoutingSpec,
-    correction: torch.Tensor | None = None,
-    load: torch.Tensor | None = None,
-    *,
-    bias: torch.Tensor | None = None,
-    then: Following | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`choose` for the rows of `kernels.norm.rms_norm(x, *norm)`, in one launch where there is a kernel.
-
-    norm: (weight [hidden] of x's dtype, eps). then: matrices that `experts` reads next; memory may be asked for some of
-    them meanwhile. Returns (the normed rows, new [n, hidden] contiguous, and what `choose` does). The rest: see there.
-    """
-    _check_router(x, router, bias)
-    _check_routing(len(router), routing, correction, load)
-    weight, _ = norm
-    if weight.shape != x.shape[1:] or weight.dtype != x.dtype:
-        raise ValueError(f"the norm's weight {tuple(weight.shape)} {weight.dtype} must be [{x.shape[1]}] of {x.dtype}")
-    for matrices in () if then is None else (then.up, *(then.shared or ())):
-        if not matrices.is_contiguous() or matrices.dtype != x.dtype:
-            raise ValueError(f"matrices {tuple(matrices.shape)} {matrices.dtype} must be contiguous, of {x.dtype}")
-    arguments = x, router, bias, routing, correction, load, norm, then
-    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = select("moe", "norm_and_choose", *arguments)(*arguments)
-    return found
-
-
-def _check_router(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> None:
     if x.dim() != 2 or x.stride(1) != 1 or router.dim() != 2 or router.shape[1] != x.shape[1]:
         raise ValueError(f"x {tuple(x.shape)} must be [n, hidden] with contiguous rows, router {tuple(router.shape)}")
     if router.dtype not in (x.dtype, torch.float32) or not router.is_contiguous():
         raise ValueError(f"router {router.dtype} must be contiguous, in float32 or x's dtype {x.dtype}")
     if bias is not None and (bias.shape != (len(router),) or bias.dtype != router.dtype):
         raise ValueError(f"bias {tuple(bias.shape)} {bias.dtype} must be [{len(router)}] of {router.dtype}")
+    _check_routing(len(router), routing, correction, load)
+    arguments = x, router, bias, routing, correction, load
+    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "choose", *arguments)(*arguments)
+    return found
 
 
 def _check_routing(

@@ -12,12 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from quire.config.experts import Gating, RoutingSpec, Scores
-from quire.kernels import gemm, lora
+from quire.kernels import lora
 from quire.kernels.moe.adapted import ExpertAdapters
-from quire.kernels.moe.ahead import Following
 from quire.kernels.moe.coded import CodedMatrices, Matrices
 from quire.kernels.moe.packed import PackedExperts
-from quire.kernels.norm import reference as norms
 from quire.kernels.qgemm.reference import linear
 from quire.kernels.w8a8.reference import quantise
 
@@ -67,15 +65,6 @@ def choose(
     wide = torch.promote_types(x.dtype, torch.float32)
     logits = F.linear(x.to(wide), router.to(wide), None if bias is None else bias.to(wide))
     return route(logits, routing, correction, load)
-
-
-def norm_and_choose(
-    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, routing: RoutingSpec,
-    correction: torch.Tensor | None, load: torch.Tensor | None, norm: gemm.Norm, then: Following | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """See op.py."""
-    normed = norms.rms_norm(x, *norm)
-    return normed, *choose(normed, router, bias, routing, correction, load)
 
 
 def _largest(values: torch.Tensor, k: int) -> torch.Tensor:

@@ -75,11 +75,11 @@ def test_experts_that_moved_make_what_they_made(
         layers = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts)]
         balancer = balancer_of(model, comm)
         balancer.do(BalanceStage.MARK)
-        before = [comm.all_reduce(layer._run(layer.take(rows(), None), None)) for layer in layers]
+        before = [comm.all_reduce(layer._run(rows(), None)) for layer in layers]
         balancer.do(BalanceStage.PLAN)
         while balancer.n_pending:
             balancer.do(BalanceStage.MOVE)
-        after = [comm.all_reduce(layer._run(layer.take(rows(), None), None)) for layer in layers]
+        after = [comm.all_reduce(layer._run(rows(), None)) for layer in layers]
         slots = [layer.copies.slots for layer in layers if isinstance(layer.copies, ExpertCopies)]
         return before, after, balancer.facts, slots
 
@@ -101,7 +101,7 @@ def test_ranks_with_other_rows_choose_alike(folder: pathlib.Path, tmp_path: path
         balancer.do(BalanceStage.MARK)
         for layer in model.layers:
             assert isinstance(layer.ffn, Experts)
-            layer.ffn.take(rows() if comm.rank else -rows()[:10], None)
+            layer.ffn.choose(rows() if comm.rank else -rows()[:10])
         balancer.do(BalanceStage.PLAN)
         return [slots for _, slots in balancer._pending]
 
@@ -115,7 +115,7 @@ def test_loads_outside_the_window_do_not_count(folder: pathlib.Path, tmp_path: p
         balancer = balancer_of(model, comm)
         for layer in model.layers:
             assert isinstance(layer.ffn, Experts)
-            layer.ffn.take(rows(), None)
+            layer.ffn.choose(rows())
         balancer.do(BalanceStage.MARK)
         balancer.do(BalanceStage.PLAN)
         return balancer.facts.before, balancer.n_pending

@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -75,8 +74,6 @@ inline float exchanged[1024];
 inline const void* arrival_from = nullptr;
 inline void* arrival_to = nullptr;
 inline size_t arrival_bytes = 0;
-inline std::mutex asked_lock;
-inline std::vector<std::pair<int64_t, int64_t>> asked;  // of L2: addresses and bytes
 }  // namespace emulated
 
 inline void __syncthreads() { emulated::block->arrive_and_wait(); }
@@ -120,11 +117,6 @@ inline int4 load_here(const int4* from) {
     return *from;
 }
 inline void let_next_grid_start() {}
-inline void ask_l2(const void* from, int n_bytes) {
-    if (reinterpret_cast<uintptr_t>(from) % 16 || n_bytes <= 0 || n_bytes % 16) std::abort();
-    const std::lock_guard lock(emulated::asked_lock);
-    emulated::asked.push_back({reinterpret_cast<int64_t>(from), n_bytes});
-}
 inline void wait_for_previous_grid() {
     if (!emulated::arrival_bytes) return;
     __syncthreads();
@@ -141,13 +133,6 @@ inline uint32_t code_of(float x) {  // e4m3: units of 2^-9 below 2^-6, four bits
 inline uint32_t codes_of(float low, float high) { return code_of(low) | code_of(high) << 8; }
 }  // namespace quire
 
-// What has been asked of L2 since the last call, as pairs of addresses and bytes; returns how many there are.
-extern "C" int64_t emulated_asked(int64_t* to, int64_t room) {
-    const int64_t n = emulated::asked.size();
-    for (int64_t i = 0; i < n && i < room; ++i) to[2 * i] = emulated::asked[i].first, to[2 * i + 1] = emulated::asked[i].second;
-    emulated::asked.clear();
-    return n;
-}
 extern "C" void emulated_arrival(const void* from, void* to, size_t n_bytes) {
     emulated::arrival_from = from, emulated::arrival_to = to, emulated::arrival_bytes = n_bytes;
 }

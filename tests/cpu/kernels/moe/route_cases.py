@@ -6,8 +6,6 @@ import msgspec
 import torch
 
 from quire.config.experts import RoutingSpec, Scores
-from quire.kernels.moe import reference
-from quire.kernels.norm import reference as norms
 
 ROUTINGS = (
     (4, RoutingSpec(n_chosen=1)),
@@ -55,33 +53,6 @@ MANY = (
     (512, 512, 512, RoutingSpec(n_chosen=10, renormalise=True), False, True),
 )
 """Those that take an emulation too long."""
-
-
-def check_norm_and_choose(norm_and_choose, cases, dtype: torch.dtype, device: str, tolerance: float) -> None:
-    """A function of the shape of `reference.norm_and_choose` norms rows as that of float64 does, and chooses for
-    them."""
-    for n, hidden, n_experts, routing, is_wide, corrected in cases:
-        rows, weight = torch.full((n, hidden + 8), torch.nan).to(dtype), torch.randn(hidden).to(dtype)
-        sizes = torch.tensor([0.01, 1.0, 30.0])[torch.arange(n) % 3, None]
-        rows[:, :hidden] = (torch.randn(n, hidden) * sizes).to(dtype)
-        router = (torch.randn(n_experts, hidden) * 2 * hidden**-0.5).to(torch.float32 if is_wide else dtype)
-        bias = torch.randn(n_experts).to(router.dtype) if corrected else None
-        correction = torch.randn(n_experts) * 0.1 if corrected else None
-        load = torch.ones(n_experts, dtype=torch.int64)
-        given = [None if one is None else one.to(device) for one in (rows, router, bias, correction, load, weight)]
-        normed, ids, weights = norm_and_choose(
-            given[0][:, :hidden], given[1], given[2], routing, given[3], given[4], (given[5], 1e-6), None
-        )
-        assert normed.dtype == dtype and normed.is_contiguous()
-        expected = norms.rms_norm(rows[:, :hidden].double(), weight.double(), 1e-6)
-        error = (normed.cpu().double() - expected).abs() / (1 + expected.abs())
-        assert float(error.max()) <= norms.TOLERANCE[dtype], (n, hidden, float(error.max()))
-        wide = [None if one is None else one.cpu().double() for one in (normed, router, bias)]
-        expected_ids, expected_weights = reference.choose(*wide, routing, correction, None)
-        assert float((weights.cpu() - expected_weights).abs().max()) <= tolerance * routing.scale * routing.n_chosen
-        assert float((ids.cpu() != expected_ids).double().mean()) < 0.02, (n, routing)
-        assert torch.equal(given[4].cpu(), torch.bincount(ids.cpu().flatten(), minlength=n_experts) + 1)
-        assert not torch.equal(normed.cpu(), rows[:, :hidden])
 
 
 def check_choose(choose, reference, cases, dtype: torch.dtype, device: str, tolerance: float) -> None:
