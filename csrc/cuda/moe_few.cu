@@ -62,12 +62,10 @@ struct FewBlock : FewCodes {
         const int shared = expert - (a.n_experts - a.n_shared);
         if (shared >= 0) {
             map = maps + 1;
-            // Of several tiles each reads them anew, so that they are to stay where nothing else does.
-            const uint64_t hint = a.n_pairs / a.n_chosen > TOKENS ? L2_EVICT_NORMAL : L2_EVICT_FIRST;
             if (K::IS_UP) {
-                load_box(stage(slot), map, full(slot), hint, 0, shared * a.inner + row, 0, unit * K::CHUNKS);
+                load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, shared * a.inner + row, 0, unit * K::CHUNKS);
             } else {
-                load_box(stage(slot), map, full(slot), hint, 0, row, unit * K::CHUNKS, shared);
+                load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, unit * K::CHUNKS, shared);
             }
         } else if (K::IS_UP) {
             load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, 2 * expert, unit * K::CHUNKS);
@@ -76,30 +74,17 @@ struct FewBlock : FewCodes {
         }
 #endif
     }
-    // The first stages of the first product, as far as they are of what all tokens have: before it is known what else is.
-    __device__ int feed_ahead(const CUtensorMap* maps) const {
-        const Run run = run_of_shared<Up>();
-        const int n = n_units<Up>(), n_loaded = min(a.n_stages, run.n * n);
-        for (int i = 0; i < n_loaded; i++) {
-            const int item = run.item(i / n), n_rows = n_row_tiles<Up>();
-            load<Up>(maps, i, shared_expert(item / n_rows), item % n_rows * Up::OUT_ROWS, i % n);
-        }
-        return n_loaded;
-    }
-    // n_loaded: stages that were filled ahead.
-    template <class K> __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring, int n_loaded) const {
-        const Run run = this->template run<K>();
-        const int n = n_units<K>();
-        for (int i = 0; i < run.n; i++) {
-            const int item = run.item(i), row = item % n_row_tiles<K>() * K::OUT_ROWS;
-            const int expert = tiles()[item / n_row_tiles<K>()].expert;
+    template <class K> __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring) const {
+        const int end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
+        for (int item = first_item<K>(blockIdx.x); item < end; item++) {
+            const int row = item % n_row_tiles<K>() * K::OUT_ROWS, expert = tiles()[item / n_row_tiles<K>()].expert;
 #if QUIRE_CODES
             copy_scales<K>(item, scales_ring);
             if (threadIdx.x != WORKERS) continue;
 #endif
             for (int unit = 0; unit < n; unit++) {
                 if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
-                if (n_loaded-- <= 0) load<K>(maps, ring.stage, expert, row, unit);
+                load<K>(maps, ring.stage, expert, row, unit);
                 ring.advance(a.n_stages);
             }
         }
@@ -111,11 +96,9 @@ struct FewBlock : FewCodes {
         return ring.turn + (stage_of(index) < ring.stage) + index / WARPS / (a.n_stages / WARPS);
     }
     __device__ void feed_parts(const CUtensorMap* maps, const Ring& ring, Ring& scales_ring) const {
-        const Run run = this->template run<Down>();
-        const int n = n_units<Down>();
+        const int end = first_item<Down>(blockIdx.x + 1), n = n_units<Down>();
         int index = 0;
-        for (int i = 0; i < run.n; i++) {
-            const int item = run.item(i);
+        for (int item = first_item<Down>(blockIdx.x); item < end; item++) {
 #if QUIRE_CODES
             copy_scales<Down>(item, scales_ring);
             if (threadIdx.x != WORKERS) continue;
@@ -272,8 +255,8 @@ struct FewBlock : FewCodes {
     }
 
     template <class K> __device__ void work(Ring& ring, Ring& scales_ring) const {
-        const int lane = threadIdx.x % 32, n = n_units<K>();
-        const Run run = this->template run<K>();
+        const int lane = threadIdx.x % 32, first = first_item<K>(blockIdx.x), end = first_item<K>(blockIdx.x + 1);
+        const int n = n_units<K>();
         int before = -1;
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
@@ -281,8 +264,8 @@ struct FewBlock : FewCodes {
         uint32_t x_at = 0;
 #endif
         Tile tile;
-        for (int i = 0; i < run.n; i++) {
-            const int item = run.item(i), index = item / n_row_tiles<K>();
+        for (int item = first; item < end; item++) {
+            const int index = item / n_row_tiles<K>();
             if (index != before) {
                 if (before >= 0) named_sync(WORKERS_BARRIER, WORKERS);  // everybody has read x
                 before = index;
@@ -313,16 +296,16 @@ struct FewBlock : FewCodes {
 #if QUIRE_CODES
             leave_scales(scales_ring);
 #endif
-            finish<K>(d, tile, item % n_row_tiles<K>() * K::OUT_ROWS, i);
+            finish<K>(d, tile, item % n_row_tiles<K>() * K::OUT_ROWS, item - first);
         }
     }
 
 #if QUIRE_LONE
     __device__ void work_parts(const Ring& ring, Ring& scales_ring) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = n_units<Down>();
-        const Run run = this->template run<Down>();
+        const int first = first_item<Down>(blockIdx.x), end = first_item<Down>(blockIdx.x + 1);
         const Tile tile{0, 0, 1};
-        if (run.n == 0) return;
+        if (first == end) return;
         stage_rows<Down>(tile);
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
@@ -330,8 +313,8 @@ struct FewBlock : FewCodes {
 #else
         const uint32_t x_at = base + at.x + lane / 8 % 2 * 16;
 #endif
-        for (int i = 0; i < run.n; i++) {
-            const int before = i * n_tiles() * n, after = before + n_tiles() * n;
+        for (int item = first; item < end; item++) {
+            const int before = (item - first) * n_tiles() * n, after = before + n_tiles() * n;
             float d[2][4] = {};
 #if QUIRE_CODES
             wait_for_scales(scales_ring);
@@ -351,7 +334,7 @@ struct FewBlock : FewCodes {
 #if QUIRE_CODES
             leave_scales(scales_ring);
 #endif
-            finish<Down>(sums, tile, run.item(i) * Down::OUT_ROWS, i);
+            finish<Down>(sums, tile, item * Down::OUT_ROWS, item - first);
         }
     }
 #endif
@@ -379,11 +362,9 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Ma
     extern __shared__ __align__(1024) char shared[];
     const FewBlock block(args, shared);
     const bool loads = threadIdx.x >= WORKERS;
-    int n_loaded = 0;
     if (threadIdx.x == WORKERS) {
         for (int i = 0; i < 1 + (args.n_shared > 0); i++) prefetch_map(maps.up + i), prefetch_map(maps.down + i);
         block.init();
-        if (!QUIRE_CODES) n_loaded = block.feed_ahead(maps.up);
     }
     wait_for_previous_grid();
     let_next_grid_start();  // which may read the expert ids at once
@@ -405,11 +386,11 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Ma
         block.work<Down>(ring, scales_ring);
 #endif
     } else if (QUIRE_CODES || threadIdx.x == WORKERS) {
-        block.feed<Up>(maps.up, ring, scales_ring, n_loaded);
+        block.feed<Up>(maps.up, ring, scales_ring);
 #if QUIRE_LONE
         block.feed_parts(maps.down, ring, scales_ring);
 #else
-        block.feed<Down>(maps.down, ring, scales_ring, 0);
+        block.feed<Down>(maps.down, ring, scales_ring);
 #endif
     }
 }

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(THREADS) round_kernel(const __grid_constant__ 
     if (row >= args.n_tokens) return;
     int own = row;
     if (args.expert_ids != nullptr && lane < args.n_chosen)
-        own = find_slot({args.expert_ids, args.n_chosen, args.n_experts, 0}, args.starts, args.slots, row * args.n_chosen + lane);
+        own = find_slot(args.expert_ids, args.starts, args.slots, row * args.n_chosen + lane, args.n_experts);
     const float of_row = IN_BLOCKS ? 0.0f : largest_of_row(from, n_cells);
     int4 cells[AT_ONCE];
     for (int first = lane; first < n_cells + lane; first += 32 * AT_ONCE) {

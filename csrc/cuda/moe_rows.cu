@@ -3,10 +3,8 @@
 //
 // Only sizes are known on the host, so buffers have room for any routing, and a captured graph stays valid. Which place
 // a pair has among those of its expert depends on timing; no result does, as each pair is computed for itself. Two
-// launches must not sort at the same time: they count in the same place. Few pairs are sorted by each block that brings a
-// row into order, for itself: that takes less than a launch.
+// launches must not sort at the same time: they count in the same place.
 #include "moe/slots.h"
-#include "launch.h"
 
 struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
     const int32_t* expert_ids;  // of the pairs; others than 0 .. n_experts are left out
@@ -14,8 +12,7 @@ struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
     int32_t* starts;            // of the experts: their first slot
     int4* tiles;                // (expert, first slot, slots, 0)
     int32_t* n_tiles;
-    int32_t n_pairs, n_chosen, n_experts, n_shared;  // see Pairs
-    int32_t tile_slots, start_step;  // slots of a tile, at most; starts are multiples of start_step
+    int32_t n_pairs, n_experts, tile_slots, start_step;  // slots of a tile, at most; starts are multiples of start_step
 };
 
 struct QuireMoeSpreadArgs {  // _SpreadArgs in quire/kernels/moe/hopper.py
@@ -25,7 +22,7 @@ struct QuireMoeSpreadArgs {  // _SpreadArgs in quire/kernels/moe/hopper.py
     int32_t* slots;  // holds ranks, then slots
     void* sorted;    // [n_pairs, h]
     int64_t x_row;   // elements
-    int32_t n_tokens, n_chosen, n_experts, h, n_shared;
+    int32_t n_tokens, n_chosen, n_experts, h;
 };
 
 struct QuireMoeSumArgs {  // _SumArgs in quire/kernels/moe/hopper.py
@@ -44,8 +41,6 @@ namespace quire {
 namespace {
 
 constexpr int WIDTH = 8, THREADS = 128, SORT_THREADS = 512, SORT_PAIRS = 4, MAX_EXPERTS = 1024;
-constexpr int AT_ONCE = 8;  // pairs of a thread that sorts for its block
-
 
 // Pairs of each expert so far, and blocks that have counted theirs; the last block of a launch leaves zeros.
 __device__ int n_of_expert[MAX_EXPERTS], n_blocks_done;
@@ -74,7 +69,6 @@ __device__ void list_tiles(const QuireMoeSortArgs& args, const int* counts) {  /
 __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(const __grid_constant__ QuireMoeSortArgs args) {
     __shared__ int counts[MAX_EXPERTS];
     __shared__ bool is_last;
-    const Pairs pairs{args.expert_ids, args.n_chosen, args.n_experts, args.n_shared};
     int experts[SORT_PAIRS], ranks[SORT_PAIRS];
     const int first = blockIdx.x * SORT_PAIRS * SORT_THREADS + threadIdx.x;
     for (int i = threadIdx.x; i < args.n_experts; i += SORT_THREADS) counts[i] = 0;
@@ -82,8 +76,8 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(const __grid_constan
     let_next_grid_start();
 #pragma unroll
     for (int i = 0; i < SORT_PAIRS; i++) {
-        const int pair = first + i * SORT_THREADS;
-        experts[i] = pair < args.n_pairs ? pairs.expert_of(pair) : -1;
+        const int pair = first + i * SORT_THREADS, expert = pair < args.n_pairs ? load_shared(args.expert_ids + pair) : -1;
+        experts[i] = expert < args.n_experts ? expert : -1;
     }
     __syncthreads();
 #pragma unroll
@@ -110,68 +104,25 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(const __grid_constan
     if (threadIdx.x < 32) list_tiles(args, counts);
 }
 
-__device__ __forceinline__ void spread_row(const QuireMoeSpreadArgs& args, const int4* from, int n_cells, const int* slots) {
+// One block a token: its row is read once and written for each expert.
+__global__ void __launch_bounds__(THREADS) spread_kernel(const __grid_constant__ QuireMoeSpreadArgs args) {
+    __shared__ int slots[MAX_CHOSEN];
+    const int token = blockIdx.x;
+    const int4* from = reinterpret_cast<const int4*>(static_cast<const Element*>(args.x) + token * args.x_row);
+    wait_for_previous_grid();
+    let_next_grid_start();
+    if (threadIdx.x < args.n_chosen) {
+        const int pair = token * args.n_chosen + threadIdx.x;
+        slots[threadIdx.x] = find_slot(args.expert_ids, args.starts, args.slots, pair, args.n_experts);
+    }
+    __syncthreads();
+    const int n_cells = args.h / WIDTH;
     for (int i = threadIdx.x; i < n_cells; i += THREADS) {
         const int4 cell = load_here(from + i);
         for (int j = 0; j < args.n_chosen; j++) {
             if (slots[j] >= 0) static_cast<int4*>(args.sorted)[int64_t(slots[j]) * n_cells + i] = cell;
         }
     }
-}
-
-// One block a token: its row is read once and written for each expert.
-__global__ void __launch_bounds__(THREADS) spread_kernel(const __grid_constant__ QuireMoeSpreadArgs args) {
-    __shared__ int slots[MAX_CHOSEN];
-    const int token = blockIdx.x, n_cells = args.h / WIDTH;
-    const int4* from = reinterpret_cast<const int4*>(static_cast<const Element*>(args.x) + token * args.x_row);
-    wait_for_previous_grid();
-    let_next_grid_start();
-    if (threadIdx.x < args.n_chosen) {
-        const Pairs pairs{args.expert_ids, args.n_chosen, args.n_experts, args.n_shared};
-        slots[threadIdx.x] = find_slot(pairs, args.starts, args.slots, token * args.n_chosen + threadIdx.x);
-    }
-    __syncthreads();
-    spread_row(args, from, n_cells, slots);
-}
-
-// One block a token, as above. It counts pairs of all tokens, and of those before its own. The first one lists the tiles.
-__global__ void __launch_bounds__(THREADS) sort_and_spread_kernel(const __grid_constant__ QuireMoeSortArgs sort,
-                                                                  const __grid_constant__ QuireMoeSpreadArgs args) {
-    __shared__ int counts[MAX_EXPERTS], counts_before[MAX_EXPERTS], slots[MAX_CHOSEN], own[MAX_CHOSEN];
-    const Pairs pairs{args.expert_ids, args.n_chosen, args.n_experts, args.n_shared};
-    const int token = blockIdx.x, first_pair = token * args.n_chosen, n_cells = args.h / WIDTH;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int4* from = reinterpret_cast<const int4*>(static_cast<const Element*>(args.x) + token * args.x_row);
-    for (int i = threadIdx.x; i < args.n_experts; i += THREADS) counts[i] = counts_before[i] = 0;
-    wait_for_previous_grid();
-    let_next_grid_start();
-    if (threadIdx.x < args.n_chosen) own[threadIdx.x] = pairs.expert_of(first_pair + threadIdx.x);
-    __syncthreads();
-    for (int first = threadIdx.x; first < sort.n_pairs; first += THREADS * AT_ONCE) {
-        int experts[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            experts[i] = first + i * THREADS < sort.n_pairs ? pairs.expert_of(first + i * THREADS) : -1;
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            if (experts[i] < 0) continue;
-            atomicAdd(&counts[experts[i]], 1);
-            if (first + i * THREADS < first_pair) atomicAdd(&counts_before[experts[i]], 1);
-        }
-    }
-    __syncthreads();
-    for (int j = warp; j < args.n_chosen; j += THREADS / 32) {
-        const int expert = own[j];
-        int start = 0;
-        for (int i = lane; i < expert; i += 32) start += counts[i];
-        start = __reduce_add_sync(~0u, start);
-        if (lane > 0) continue;
-        slots[j] = expert < 0 ? -1 : start + counts_before[expert];
-        if (expert >= 0) args.slots[first_pair + j] = slots[j];
-    }
-    if (token == 0 && warp == 0) list_tiles(sort, counts);
-    __syncthreads();
-    spread_row(args, from, n_cells, slots);
 }
 
 __device__ __forceinline__ void widen_cell(float (&to)[WIDTH], const int4& cell) {
@@ -191,7 +142,7 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ Qu
         const int pair = token * args.n_chosen + threadIdx.x, n_routed = args.n_chosen - args.n_shared;
         const bool is_shared = threadIdx.x >= n_routed;
         const int given = token * n_routed + threadIdx.x, expert = is_shared ? 0 : load_shared(args.expert_ids + given);
-        const bool is_real = expert >= 0 && expert < args.n_experts - args.n_shared;
+        const bool is_real = expert >= 0 && expert < args.n_experts;
         rows[threadIdx.x] = !is_real ? -1 : args.slots ? load_shared(args.slots + pair) : pair;
         factors[threadIdx.x] = is_shared ? 1.f : load_shared(args.weights + given);
     }
@@ -214,6 +165,20 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ Qu
     *to = make_int4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7]));
 }
 
+template <class Arguments>
+cudaError_t launch(void (*kernel)(Arguments), dim3 grid, int n_threads, void* stream, const Arguments& arguments) {
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(n_threads);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, arguments);
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -221,26 +186,18 @@ extern "C" int quire_moe_sort(const QuireMoeSortArgs* args, void* stream) {
     using namespace quire;
     if (args->n_experts > MAX_EXPERTS) return cudaErrorInvalidValue;
     const int n_blocks = (args->n_pairs + SORT_THREADS * SORT_PAIRS - 1) / (SORT_THREADS * SORT_PAIRS);
-    return launch(sort_kernel, dim3(n_blocks), SORT_THREADS, 0, stream, *args);
+    return launch(sort_kernel, dim3(n_blocks), SORT_THREADS, stream, *args);
 }
 
 extern "C" int quire_moe_spread(const QuireMoeSpreadArgs* args, void* stream) {
     using namespace quire;
     if (args->n_chosen > MAX_CHOSEN || args->h % WIDTH) return cudaErrorInvalidValue;
-    return launch(spread_kernel, dim3(args->n_tokens), THREADS, 0, stream, *args);
-}
-
-// Both, where starts are not rounded up.
-extern "C" int quire_moe_sort_and_spread(const QuireMoeSortArgs* sort, const QuireMoeSpreadArgs* args, void* stream) {
-    using namespace quire;
-    const bool fits = args->n_experts <= MAX_EXPERTS && args->n_chosen <= MAX_CHOSEN && args->h % WIDTH == 0;
-    if (!fits || sort->start_step != 1) return cudaErrorInvalidValue;
-    return launch(sort_and_spread_kernel, dim3(args->n_tokens), THREADS, 0, stream, *sort, *args);
+    return launch(spread_kernel, dim3(args->n_tokens), THREADS, stream, *args);
 }
 
 extern "C" int quire_moe_sum(const QuireMoeSumArgs* args, void* stream) {
     using namespace quire;
     if (args->n_chosen > MAX_CHOSEN || args->h % WIDTH) return cudaErrorInvalidValue;
     const int n_groups = (args->h / WIDTH + THREADS - 1) / THREADS;
-    return launch(sum_kernel, dim3(args->n_tokens, n_groups), THREADS, 0, stream, *args);
+    return launch(sum_kernel, dim3(args->n_tokens, n_groups), THREADS, stream, *args);
 }

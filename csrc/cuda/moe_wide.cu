@@ -17,7 +17,6 @@
 struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
     const void* x;
     const void* w;
-    const void* shared;  // n_shared: [2 n_shared n_rows, k], all gate rows first, or [n_rows, n_shared k]
     const void* scales;  // QUIRE_CODES, QUIRE_FP8: see CodedMatrices in quire/kernels/moe/coded.py
     const float* x_scales;  // QUIRE_FP8: see QuireMoeRoundArgs
     const void* bias;    // [experts, rows of w]; null: 0
@@ -28,7 +27,6 @@ struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
     int32_t n_slots, n_experts, n_rows, k;  // n_rows: of y for an expert; SiLU: w has twice as many
     int32_t n_blocks;
     int32_t x_scales_row;
-    int32_t n_shared;  // last experts, which are not in w; not with codes nor e4m3
 };
 
 namespace quire {
@@ -74,10 +72,6 @@ struct Place {  // of a tile
     int expert, slot, n, row;  // first of x, how many; first of y
 };
 
-struct Maps {  // shared: as w of the last experts; x_scales: QUIRE_FP8 == 2
-    CUtensorMap w, shared, x, y, x_scales;
-};
-
 struct MoeBlock {
     const QuireMoeWideArgs& a;
     uint32_t base;
@@ -113,39 +107,36 @@ struct MoeBlock {
     // ---- the warp that loads ----
 
     __device__ static int n_loaded(const Place& at) { return (at.n + BOX_TOKENS - 1) / BOX_TOKENS * BOX_TOKENS; }
-    __device__ void load_w(const Maps& maps, const Place& at, int unit, int i) const {
-        const int shared = at.expert - (a.n_experts - a.n_shared);
-        const CUtensorMap* map = shared < 0 ? &maps.w : &maps.shared;
+    __device__ void load_w(const CUtensorMap* map, const Place& at, int unit, int i) const {
         const uint64_t hint = 2 * a.n_slots <= a.n_experts * TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
         barrier_expect(full(i), W_BYTES + n_loaded(at) * (QUIRE_FP8 == 2 ? 128 + 4 : 128));
         if (QUIRE_SILU) {
-            const int row = at.row + max(shared, 0) * a.n_rows;
-            load_box(stage(i), map, full(i), hint, unit * W_STEP, 0, 0, row / 8, shared < 0 ? at.expert : 0);
+            load_box(stage(i), map, full(i), hint, unit * W_STEP, 0, 0, at.row / 8, at.expert);
         } else {
-            load_box(stage(i), map, full(i), hint, unit * W_STEP, at.row, shared < 0 ? at.expert : shared);
+            load_box(stage(i), map, full(i), hint, unit * W_STEP, at.row, at.expert);
         }
     }
-    __device__ void load_x(const Maps& maps, const Place& at, int unit, int i) const {
+    __device__ void load_x(const CUtensorMap* map, const CUtensorMap* scale_map, const Place& at, int unit, int i) const {
         for (int first = 0; first < at.n; first += BOX_TOKENS) {
-            load_box(stage(i) + W_BYTES + first * 128, &maps.x, full(i), L2_EVICT_NORMAL, unit * CHUNK, at.slot + first);
+            load_box(stage(i) + W_BYTES + first * 128, map, full(i), L2_EVICT_NORMAL, unit * CHUNK, at.slot + first);
             if (QUIRE_FP8 == 2)
-                load_box(scales(i) + first * 4, &maps.x_scales, full(i), L2_EVICT_NORMAL, (at.slot + first) * 4, unit);
+                load_box(scales(i) + first * 4, scale_map, full(i), L2_EVICT_NORMAL, (at.slot + first) * 4, unit);
         }
     }
-    __device__ void feed(const Maps& maps) const {
+    __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map, const CUtensorMap* scale_map) const {
         Place at = place(item(0)), next = place(item(1));
         const int n_first = at.n ? min(n_units, N_STAGES) : 0;
         if (!QUIRE_SILU) {
-            for (int i = 0; i < n_first; i++) load_w(maps, at, i, i);
+            for (int i = 0; i < n_first; i++) load_w(w_map, at, i, i);
             wait_for_previous_grid();
-            for (int i = 0; i < n_first; i++) load_x(maps, at, i, i);
+            for (int i = 0; i < n_first; i++) load_x(x_map, scale_map, at, i, i);
         }
         int unit = QUIRE_SILU ? 0 : n_first, at_stage = unit % N_STAGES, turn = unit / N_STAGES;
         for (int pass = 0; at.n > 0; pass++) {
             for (; unit < n_units; unit++) {
                 if (turn > 0) await(empty(at_stage), (turn - 1) & 1);
-                load_w(maps, at, unit, at_stage);
-                load_x(maps, at, unit, at_stage);
+                load_w(w_map, at, unit, at_stage);
+                load_x(x_map, scale_map, at, unit, at_stage);
                 if (++at_stage == N_STAGES) at_stage = 0, turn++;
             }
             unit = 0;
@@ -389,11 +380,14 @@ struct MoeBlock {
     }
 };
 
-__global__ void __launch_bounds__(THREADS, 1) moe_wide(const __grid_constant__ Maps maps,
+__global__ void __launch_bounds__(THREADS, 1) moe_wide(const __grid_constant__ CUtensorMap w_map,
+                                                       const __grid_constant__ CUtensorMap x_map,
+                                                       const __grid_constant__ CUtensorMap y_map,
+                                                       const __grid_constant__ CUtensorMap scale_map,
                                                        const __grid_constant__ QuireMoeWideArgs args) {
     extern __shared__ __align__(1024) char shared[];
     MoeBlock block(args, shared);
-    if (threadIdx.x == WORKERS) prefetch_map(&maps.w), prefetch_map(&maps.x);
+    if (threadIdx.x == WORKERS) prefetch_map(&w_map), prefetch_map(&x_map);
     block.init();
     // The list of tiles is made before the first product, which lets the second start when it is there.
     if (QUIRE_SILU) wait_for_previous_grid();
@@ -401,15 +395,15 @@ __global__ void __launch_bounds__(THREADS, 1) moe_wide(const __grid_constant__ M
     block.count();
     if (threadIdx.x < WORKERS) {
         registers_up<232>();
-        block.work(&maps.y);
+        block.work(&y_map);
     } else {
         registers_down<40>();
-        if (threadIdx.x == WORKERS) block.feed(maps);
+        if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map, &scale_map);
     }
 }
 
 inline cudaError_t encode_experts(CUtensorMap* map, const QuireMoeWideArgs& a) {
-    const uint64_t k = a.k, row = k * W_ROW_BYTES / CHUNK, n = a.n_rows, n_experts = a.n_experts - a.n_shared;
+    const uint64_t k = a.k, row = k * W_ROW_BYTES / CHUNK, n = a.n_rows, n_experts = a.n_experts;
     const uint64_t width = QUIRE_CODES ? row : k;
     constexpr bool IN_BYTES = QUIRE_CODES != 0 || QUIRE_FP8 != 0;
     const uint64_t sizes[] = {width, n, n_experts}, strides[] = {row, n * row};
@@ -423,37 +417,23 @@ inline cudaError_t encode_experts(CUtensorMap* map, const QuireMoeWideArgs& a) {
                       : encode_map(map, a.w, 3, sizes, strides, box, L2_BY_128, SWIZZLE, IN_BYTES);
 }
 
-// Of the first product n_shared times the rows of one expert, of the second n_shared times the columns.
-inline cudaError_t encode_shared(CUtensorMap* map, const QuireMoeWideArgs& a) {
-    if (QUIRE_CODES || QUIRE_FP8) return cudaErrorInvalidValue;
-    const uint64_t k = a.k, n = a.n_rows, n_shared = a.n_shared, row = k * 2;
-    const uint64_t sizes[] = {k, n, n_shared}, strides[] = {n_shared * row, row};
-    const uint32_t box[] = {W_STEP, ROWS, 1};
-    const uint64_t pair_sizes[] = {k, 8, 2, n_shared * n / 8, 1};
-    const uint64_t pair_strides[] = {row, n_shared * n * row, 8 * row, 2 * n_shared * n * row};
-    const uint32_t pair_box[] = {W_STEP, 8, 2, ROWS / 16, 1};
-    return QUIRE_SILU ? encode_map(map, a.shared, 5, pair_sizes, pair_strides, pair_box)
-                      : encode_map(map, a.shared, 3, sizes, strides, box);
-}
-
 int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
-    Maps maps = {};
-    cudaError_t error = encode_experts(&maps.w, a);
-    if (error == cudaSuccess && a.n_shared > 0) error = encode_shared(&maps.shared, a);
+    CUtensorMap w_map, x_map, y_map, scale_map = {};
+    cudaError_t error = encode_experts(&w_map, a);
     if (error != cudaSuccess) return error;
     const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.n_slots)}, x_strides[] = {uint64_t(a.k) * OPERAND_BYTES};
     const uint32_t x_box[] = {CHUNK, BOX_TOKENS};
-    error = encode_map(&maps.x, a.x, 2, x_sizes, x_strides, x_box, L2_BY_128, SWIZZLED, QUIRE_FP8 != 0);
+    error = encode_map(&x_map, a.x, 2, x_sizes, x_strides, x_box, L2_BY_128, SWIZZLED, QUIRE_FP8 != 0);
     if (error != cudaSuccess) return error;
     if (QUIRE_FP8 == 2) {
         const uint64_t sizes[] = {uint64_t(a.n_slots) * 4, (uint64_t(a.k) + 127) / 128}, strides[] = {uint64_t(a.x_scales_row) * 4};
         const uint32_t box[] = {BOX_TOKENS * 4, 1};
-        error = encode_map(&maps.x_scales, a.x_scales, 2, sizes, strides, box, L2_BY_128, CU_TENSOR_MAP_SWIZZLE_NONE, true);
+        error = encode_map(&scale_map, a.x_scales, 2, sizes, strides, box, L2_BY_128, CU_TENSOR_MAP_SWIZZLE_NONE, true);
         if (error != cudaSuccess) return error;
     }
     const uint64_t y_sizes[] = {uint64_t(a.n_rows), uint64_t(a.n_slots)}, y_strides[] = {uint64_t(a.n_rows) * 2};
     const uint32_t y_box[] = {OUT_ROWS, ROUND_TOKENS};
-    error = encode_map(&maps.y, a.y, 2, y_sizes, y_strides, y_box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+    error = encode_map(&y_map, a.y, 2, y_sizes, y_strides, y_box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                        QUIRE_SILU ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
     if (error != cudaSuccess) return error;
     error = allow_shared_memory<moe_wide>(END);
@@ -468,7 +448,7 @@ int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, moe_wide, maps, a);
+    return cudaLaunchKernelEx(&config, moe_wide, w_map, x_map, y_map, scale_map, a);
 }
 
 }  // namespace quire

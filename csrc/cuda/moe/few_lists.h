@@ -1,7 +1,6 @@
 // One block of moe_few.cu: sizes, what its shared memory holds, and the tiles of pairs that all blocks find the same.
 #pragma once
 #include "moe/codes.h"
-#include "moe/slots.h"
 
 struct QuireMoeFewArgs {  // _FewArgs in quire/kernels/moe/hopper.py
     const void* x;
@@ -144,45 +143,27 @@ struct FewLists {
     template <class K> __device__ int rows() const { return K::IS_UP ? a.inner : a.hidden; }
     template <class K> __device__ int n_units() const { return (columns<K>() + K::COLUMNS - 1) / K::COLUMNS; }
     template <class K> __device__ int n_row_tiles() const { return rows<K>() / K::OUT_ROWS; }
-    // Tiles of what all tokens have are the first ones.
-    __device__ int shared_tiles_each() const { return (a.n_pairs / a.n_chosen + TOKENS - 1) / TOKENS; }
-    __device__ int n_shared_tiles() const { return a.n_shared * shared_tiles_each(); }
-    __device__ int shared_expert(int tile) const { return a.n_experts - a.n_shared + tile / shared_tiles_each(); }
-    // A block's items, in turn: its share of those of what all tokens have, which are known before any routing, then its
-    // share of the others.
-    struct Run {
-        int shared, n_shared, others, n;
-        __device__ int item(int i) const { return i < n_shared ? shared + i : others + i - n_shared; }
-    };
-    __device__ int share(int64_t n, int block) const { return int(n * block / a.n_blocks); }
-    template <class K> __device__ Run run_of_shared() const {
-        const int n = K::IN_PARTS ? 0 : n_shared_tiles() * n_row_tiles<K>(), first = share(n, blockIdx.x);
-        const int own = share(n, blockIdx.x + 1) - first;
-        return {first, own, n, own};
-    }
-    template <class K> __device__ Run run() const {
-        Run run = run_of_shared<K>();
-        const int n = (K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>() - run.others, first = share(n, blockIdx.x);
-        run.n += share(n, blockIdx.x + 1) - first;
-        run.others += first;
-        return run;
+    template <class K> __device__ int first_item(int block) const {
+        return int(int64_t(K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>() * block / a.n_blocks);
     }
 
     // ---- which pairs belong together ----
 
+    // Volatile: read where it stands, and from the L2 cache, which all grids share.
     __device__ int expert_of(int pair) const {
-        return pair < a.n_pairs ? Pairs{a.expert_ids, a.n_chosen, a.n_experts, a.n_shared}.expert_of(pair) : -1;
-    }
-    // The pair of a lane, all of what all tokens have first.
-    __device__ int short_pair(int lane) const {
-        const int n = a.n_pairs / a.n_chosen, n_routed = a.n_chosen - a.n_shared, routed = lane - n * a.n_shared;
-        if (routed < 0) return lane % n * a.n_chosen + n_routed + lane / n;
-        return routed / n_routed * a.n_chosen + routed % n_routed;
+        if (pair >= a.n_pairs) return -1;
+        if (a.n_shared > 0) {
+            const int token = pair / a.n_chosen, place = pair % a.n_chosen, n_routed = a.n_chosen - a.n_shared;
+            if (place >= n_routed) return a.n_experts - a.n_chosen + place;
+            pair = token * n_routed + place;
+        }
+        const int expert = static_cast<const volatile int32_t*>(a.expert_ids)[pair];
+        return expert < a.n_experts - a.n_shared ? expert : -1;
     }
     // One warp lists what fits it: at most 32 pairs, of so few tokens that an expert's are one tile.
     __device__ bool is_short() const { return a.n_pairs <= 32 && a.n_pairs / a.n_chosen <= TOKENS; }
     __device__ void list_short() const {
-        const int lane = threadIdx.x % 32, pair = short_pair(lane), own = lane < a.n_pairs ? expert_of(pair) : -1;
+        const int lane = threadIdx.x % 32, own = expert_of(lane);
         const unsigned same = __match_any_sync(~0u, own), before = (1u << lane) - 1;
         const bool is_first = own >= 0 && (same & before) == 0;
         const unsigned firsts = __ballot_sync(~0u, is_first);
@@ -193,7 +174,7 @@ struct FewLists {
         }
         const int start = __shfl_sync(~0u, slots, __ffs(same) - 1) - __popc(same);
         if (is_first) tiles()[__popc(firsts & before)] = {own, start, __popc(same)};
-        if (own >= 0) pairs()[start + __popc(same & before)] = pair;
+        if (own >= 0) pairs()[start + __popc(same & before)] = lane;
         if (lane == 0) n_tiles() = __popc(firsts);
         __syncwarp();
     }
@@ -242,8 +223,7 @@ struct FewLists {
         const int lane = threadIdx.x;
         int n_slots = 0, n_listed = 0;
         for (int first = 0; first < a.n_experts; first += 32) {
-            const bool is_real = first + lane < a.n_experts;
-            const int expert = (first + lane + a.n_experts - a.n_shared) % a.n_experts, n = is_real ? starts()[expert] : 0;
+            const int expert = first + lane, n = expert < a.n_experts ? starts()[expert] : 0;
             const int own = (n + TOKENS - 1) / TOKENS;
             int both = n << 16 | own;  // at most 4,096 pairs
             for (int step = 1; step < 32; step *= 2) {
@@ -251,7 +231,7 @@ struct FewLists {
                 if (lane >= step) both += more;
             }
             const int start = n_slots + (both >> 16) - n, place = n_listed + (both & 0xffff) - own;
-            if (is_real) starts()[expert] = start;
+            if (expert < a.n_experts) starts()[expert] = start;
             for (int i = 0; i < own; i++)
                 tiles()[place + i] = {expert, start + i * TOKENS, min(TOKENS, n - i * TOKENS)};
             const int all = __shfl_sync(~0u, both, 31);

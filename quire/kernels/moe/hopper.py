@@ -60,13 +60,11 @@ _FewArgs = _structure(
     "n_pairs n_chosen n_experts hidden inner n_stages n_blocks n_scales n_shared", "slope offset limit",
 )  # fmt: skip
 _WideArgs = _structure(
-    "x w shared scales x_scales bias tiles n_tiles y", "",
-    "n_slots n_experts n_rows k n_blocks x_scales_row n_shared", "slope offset limit",
+    "x w scales x_scales bias tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks x_scales_row",
+    "slope offset limit",
 )  # fmt: skip
-_SortArgs = _structure(
-    "expert_ids ranks starts tiles n_tiles", "", "n_pairs n_chosen n_experts n_shared tile_slots start_step"
-)
-_SpreadArgs = _structure("x expert_ids starts slots sorted", "x_row", "n_tokens n_chosen n_experts h n_shared")
+_SortArgs = _structure("expert_ids ranks starts tiles n_tiles", "", "n_pairs n_experts tile_slots start_step")
+_SpreadArgs = _structure("x expert_ids starts slots sorted", "x_row", "n_tokens n_chosen n_experts h")
 _RoundArgs = _structure(
     "x expert_ids starts slots codes scales", "x_row", "n_tokens n_chosen n_experts h scales_row in_blocks"
 )
@@ -171,8 +169,8 @@ class _Call:
             self._sum(each, None)
 
     def run_wide(self, cut: WidePlan) -> None:
-        shape, n_shared = self.shape, self.n_shared
-        pairs, k, n_experts, hidden = shape.n_pairs, shape.n_chosen, shape.n_experts, shape.hidden
+        shape = self.shape
+        pairs, n_experts, hidden = shape.n_pairs, shape.n_experts, shape.hidden
         numbers = torch.empty(4 * cut.n_tiles(shape) + pairs + n_experts + 1, dtype=torch.int32, device=self.x.device)
         tiles = numbers.data_ptr()
         slots = tiles + 16 * cut.n_tiles(shape)
@@ -181,25 +179,21 @@ class _Call:
         in_blocks = self.launch.round is not None and shape.codes.group > 0
         step = SCALES_STEP if in_blocks else 1
         n_slots = pairs + (step - 1) * n_experts
-        sort = _SortArgs(ids, slots, starts, tiles, n_tiles, pairs, k, n_experts, n_shared, cut.tokens, step)
+        _start(rows.quire_moe_sort, self.x, _SortArgs(
+            ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens, step,
+        ))  # fmt: skip
         inner = self._scratch(n_slots, shape.inner)
         if self.launch.round is None:  # x in the order of the experts, where results lie once it has been read
             result = self._scratch(n_slots, hidden)
-            spread = _SpreadArgs(
+            _start(rows.quire_moe_spread, self.x, _SpreadArgs(
                 self.x.data_ptr(), ids, starts, slots, result.data_ptr(), self.x.stride(0),
-                shape.n, k, n_experts, hidden, n_shared,
-            )  # fmt: skip
-            if pairs <= MAX_FEW_PAIRS:
-                _start(rows.quire_moe_sort_and_spread, self.x, sort, spread)
-            else:
-                _start(rows.quire_moe_sort, self.x, sort)
-                _start(rows.quire_moe_spread, self.x, spread)
+                shape.n, shape.n_chosen, n_experts, hidden,
+            ))  # fmt: skip
             self._multiply(0, Rows(result), self.up, inner, tiles, n_tiles)
             self._multiply(1, Rows(inner), self.down, result, tiles, n_tiles)
         else:
-            _start(rows.quire_moe_sort, self.x, sort)
-            places = (n_slots, k, n_experts, ids, starts, slots)
-            x = round_rows(self.launch.round, self.x, in_blocks, places)
+            spread = (n_slots, shape.n_chosen, n_experts, ids, starts, slots)
+            x = round_rows(self.launch.round, self.x, in_blocks, spread)
             self._multiply(0, x, self.up, inner, tiles, n_tiles)
             del x  # never more at once than rows of both sizes in the type of x, which the memory equation counts
             between = round_rows(self.launch.round, inner, in_blocks)
@@ -210,12 +204,11 @@ class _Call:
 
     def _multiply(self, which: int, x: Rows, w: Matrices, y: torch.Tensor, tiles: int, n_tiles: int) -> None:
         """The first product, with the activation behind it, or the second."""
-        (numbers, scales), shared = _parts(w), None if self.shared is None else self.shared[which]
-        gating, parts = self.gating, (x.numbers, numbers, shared, scales, x.scales, self.biases[which])
+        gating, parts = self.gating, (x.numbers, *_parts(w), x.scales, self.biases[which])
         _start(self.launch.products[which], self.x, _WideArgs(
             *(None if one is None else one.data_ptr() for one in parts), tiles, n_tiles, y.data_ptr(),
             gating.slope, gating.offset, gating.limit, len(y), self.shape.n_experts, y.shape[1], x.numbers.shape[1],
-            self.launch.n_blocks, 0 if x.scales is None else x.scales.shape[-1], self.n_shared,
+            self.launch.n_blocks, 0 if x.scales is None else x.scales.shape[-1],
         ))  # fmt: skip
 
     def _sum(self, each: torch.Tensor, slots: int | None) -> None:
@@ -246,8 +239,8 @@ def round_rows(kernel: Kernel, x: torch.Tensor, in_blocks: bool, spread: tuple[i
     return Rows(codes, scales)
 
 
-def _start(kernel: Kernel, x: torch.Tensor, *args: ctypes.Structure) -> None:
-    code = kernel(*map(ctypes.byref, args), torch.cuda.current_stream(x.device).cuda_stream)
+def _start(kernel: Kernel, x: torch.Tensor, args: ctypes.Structure) -> None:
+    code = kernel(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
     if code:
         raise RuntimeError(f"experts of {tuple(x.shape)} could not be launched: CUDA error {code}")
 
@@ -310,7 +303,7 @@ def shape_of(expert_ids: torch.Tensor, down: Matrices, n_shared: int = 0) -> Exp
     """Of a call where every token has n_shared experts more."""
     n, n_chosen = expert_ids.shape
     n_experts, hidden, inner = down.shape
-    return ExpertsShape(n, n_chosen + n_shared, n_experts + n_shared, hidden, inner, _codes(down), n_shared)
+    return ExpertsShape(n, n_chosen + n_shared, n_experts + n_shared, hidden, inner, _codes(down))
 
 
 @functools.cache
@@ -348,8 +341,8 @@ def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device, code
     products = tuple(_function(*one) for one in variants(cut, dtype, codes))
     rows = ctypes.CDLL(str(compile_variant("moe_rows.cu", _definitions(dtype))))
     rounds = isinstance(cut, WidePlan) and codes.is_rounded
-    for name in ("sort", "spread", "sort_and_spread", "sum"):
-        getattr(rows, f"quire_moe_{name}").argtypes = [ctypes.c_void_p] * (3 if name == "sort_and_spread" else 2)
+    for name in ("quire_moe_sort", "quire_moe_spread", "quire_moe_sum"):
+        getattr(rows, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     n_blocks = torch.cuda.get_device_properties(device).multi_processor_count
     return Launch(products, rows, cut, n_blocks, _function("moe_round.cu", _definitions(dtype)) if rounds else None)
 

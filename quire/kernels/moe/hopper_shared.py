@@ -1,6 +1,6 @@
-"""Experts and what every token goes through beside them, up to some hundred tokens, in one call of experts' kernels.
+"""Experts and what every token goes through beside them, for few tokens, in one call of the kernel for few rows.
 
-Owns when that is possible. Does not own the kernels nor their launch (hopper.py). Of the shared matrices n parts of the
+Owns when that is possible. Does not own the kernel nor its launch (hopper.py). Of the shared matrices n parts of the
 inner vector, each as wide as an expert's, are n more experts, which all tokens have with weight 1.
 """
 
@@ -15,9 +15,11 @@ from quire.config.experts import Gating
 from quire.kernels.catalog import Slower
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.moe import hopper
-from quire.kernels.moe.plan import MAX_CHOSEN, MAX_SHARED_ROWS, takes_shared
+from quire.kernels.moe.plan import FEW_TOKENS, MAX_CHOSEN, FewPlan
 
 SWIGLU: Final = Gating()
+MAX_ROWS: Final = FEW_TOKENS[0]
+"""All tokens are one tile of an expert: in more tiles its weights would be read as many times."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,10 +41,8 @@ def static_obstacle(
 ) -> str | None:  # fmt: skip
     """Why no machine could run this in one call, or None."""
     (n, n_chosen), inner, size = expert_ids.shape, down.shape[2], shared_down.shape[1]
-    if n > MAX_SHARED_ROWS or are_rows_alone():
-        return Slower(
-            f"{n} rows: products apart are as fast above {MAX_SHARED_ROWS}, and alike for all numbers of rows"
-        )
+    if n > MAX_ROWS or are_rows_alone():
+        return Slower(f"{n} rows: products apart are as fast from {MAX_ROWS + 1} on, and alike for all numbers of rows")
     if size % inner:
         return f"the shared inner vector has {size} numbers, not a multiple of an expert's {inner}"
     if n_chosen + size // inner > MAX_CHOSEN:
@@ -65,11 +65,12 @@ def prepare(
     if isinstance(alone, str):
         return alone
     n_shared = shared_down.shape[1] // down.shape[2]
-    shape = hopper.shape_of(expert_ids, down, n_shared)
-    if not takes_shared(shape):
-        return Slower(f"{len(x)} rows: too many tiles of the shared ones for the kernel for few rows")
-    launch = hopper.prepared(shape, x.dtype, x.device)
-    return launch if isinstance(launch, str) else SharedLaunch(launch)
+    launch = hopper.prepared(hopper.shape_of(expert_ids, down, n_shared), x.dtype, x.device)
+    if isinstance(launch, str):
+        return launch
+    if not isinstance(launch.plan, FewPlan):
+        return Slower("these are experts for the kernel for many rows")
+    return SharedLaunch(launch)
 
 
 def experts_with_shared(

@@ -21,13 +21,8 @@ N_SCALES, MAX_SCALES_BYTES = (4, 2), 40 << 10
 FEW_TOKENS = (8, 16)
 FEW_SPREAD = 2.0
 """Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
-SHARED_TILES = 4
-"""Of an expert that all tokens have, at most, in the kernel for few rows: each reads its weights, which the L2 cache
-keeps meanwhile."""
-MAX_SHARED_ROWS = 512
-"""That the kernel for many rows has of them: more are enough for a product of their own."""
 MAX_FEW_PAIRS = 4096
-"""Each block of the kernel for few rows sorts all pairs for itself, as each that brings a row into their order."""
+"""Each block of the kernel for few rows sorts all pairs for itself."""
 MAX_LONE = 32
 """Experts of a lone token, which one warp lists."""
 LONE_CHUNKS = 4
@@ -39,8 +34,6 @@ WARPS, SORTERS, MAX_STAGES = 8, 9, 32
 CHUNK_BYTES, MAX_STAGE_BYTES, MIN_RING_BYTES = 16 * 128, 16 << 10, 64 << 10
 MAX_BYTES = 232_448
 """Shared memory of a Hopper block."""
-BESIDE_BYTES = 24 << 10
-"""Left for a block of the router, beside which the kernel for few rows begins with what all tokens have."""
 WIDE_TOKENS, WIDE_MEAN = (64, 128), 40
 """Rows of x in a tile of the kernel for many rows; the larger one from so many pairs an expert on."""
 MAX_EXPERTS, MAX_CHOSEN = 1024, 32
@@ -90,8 +83,6 @@ class ExpertsShape:
     hidden: int
     inner: int
     codes: CodesShape = FLOATING
-    n_shared: int = 0
-    """Of both numbers, experts that all tokens have."""
 
     @property
     def n_pairs(self) -> int:
@@ -154,16 +145,10 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
         chunks = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
         cuts = [FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2))]
     for made in cuts:
-        rest = MAX_BYTES - (BESIDE_BYTES if shape.n_shared else 0) - shared_bytes(shape, made)
+        rest = MAX_BYTES - shared_bytes(shape, made)
         if rest >= (MIN_CODES_RING_BYTES if shape.codes.kind else MIN_RING_BYTES):
             return dataclasses.replace(made, n_stages=min(MAX_STAGES, rest // made.stage_bytes))
     return None
-
-
-def takes_shared(shape: ExpertsShape) -> bool:
-    """Whether experts that all tokens have are to be read as others are; shape: they are among both numbers."""
-    made = plan(shape)
-    return shape.n <= (SHARED_TILES * made.tokens if isinstance(made, FewPlan) else MAX_SHARED_ROWS)
 
 
 def _codes_plan(shape: ExpertsShape, tokens: int, lone: bool, columns: tuple[int, int]) -> FewPlan:

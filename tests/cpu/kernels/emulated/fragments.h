@@ -3,8 +3,6 @@
 #pragma once
 #include "wgmma.h"
 
-#include <numeric>
-
 inline uint32_t __byte_perm(uint32_t x, uint32_t, uint32_t order) {
     uint32_t y = 0;
     for (int i = 0; i < 4; ++i) y |= (x >> 8 * (order >> 4 * i & 3) & 0xff) << 8 * i;
@@ -15,9 +13,6 @@ inline int __reduce_min_sync(unsigned, int x) {
 }
 inline int __reduce_max_sync(unsigned, int x) {
     return emulated::exchange(x, [](const uint32_t* words) { return *std::max_element((const int*)words, (const int*)words + 32); });
-}
-inline int __reduce_add_sync(unsigned, int x) {
-    return emulated::exchange(x, [](const uint32_t* words) { return std::accumulate(words, words + 32, 0u); });
 }
 using std::log2f;
 

@@ -12,20 +12,11 @@ SHAPES = (  # tokens, chosen, experts, hidden, inner, parts of the shared one
     (3, 2, 5, 320, 192, 2),
     (4, 5, 9, 192, 64, 3),
 )
-WIDE_SHAPES = ((3, 2, 5, 320, 192, 2), (70, 2, 4, 192, 320, 3))
-"""For the kernel for many rows: more tokens than a tile has, inner vectors that fill no tile."""
 MANY = (
     (1, 6, 64, 2048, 1408, 2),
     (2, 6, 64, 2048, 1408, 2),
     (8, 6, 64, 2048, 1408, 2),
     (8, 8, 32, 512, 256, 1),
-    (9, 6, 64, 512, 256, 2),
-    (32, 6, 64, 2048, 1408, 2),
-    (50, 6, 64, 512, 256, 2),
-    (64, 6, 64, 576, 192, 1),
-    (100, 6, 64, 512, 320, 2),
-    (256, 6, 64, 2048, 1408, 2),
-    (500, 4, 16, 576, 192, 3),
 )
 """Those that an emulation cannot do: more than 32 pairs are sorted."""
 

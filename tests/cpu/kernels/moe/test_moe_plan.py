@@ -21,17 +21,10 @@ from quire.kernels.moe.plan import (
     few_plan,
     plan,
     shared_bytes,
-    takes_shared,
     wide_plan,
 )
 
 QWEN3_30B = (8, 128, 2048, 768)
-
-
-def test_what_all_tokens_share_is_a_few_tiles_of_an_expert() -> None:
-    """DeepSeek-V2-Lite: 6 of 64 and 2 more; tiles of 8 up to 33 tokens, then of 16, from 81 on the other kernel's."""
-    taken = [n for n in range(1, 600) if takes_shared(ExpertsShape(n, 8, 66, 2048, 1408))]
-    assert taken == [n for n in range(1, 513) if n != 33 and not 64 < n < 81]
 
 
 def test_few_tokens_stream_and_many_are_grouped() -> None:
