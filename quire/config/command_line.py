@@ -188,9 +188,17 @@ def _words_of(name: str, value: object, where: str) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else "--no-" + flag[2:]]
     if isinstance(value, Mapping):
-        return [flag, json.dumps(value)]
+        return [flag, _as_json(value, where)]
     if isinstance(value, list):
-        return [flag, *(json.dumps(each) if isinstance(each, Mapping) else str(each) for each in value)]
+        return [flag, *(_as_json(each, where) if isinstance(each, Mapping) else str(each) for each in value)]
     if isinstance(value, (str, int, float)):
         return [f"{flag}={value}"]
     raise ConfigError(f"{where} = {shown(value)} must be a text, a number, true or false, a list, or a mapping")
+
+
+def _as_json(value: Mapping[str, Any], where: str) -> str:
+    """ConfigError for what YAML has and JSON has not: dates, bytes, sets, and mappings that hold themselves."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} = {shown(value)} is not of JSON: {error}; write dates as texts, in quotes") from None
