@@ -231,9 +231,14 @@ def _task(namespace: argparse.Namespace) -> Task:
                         max_num_batched_tokens=DEFAULT_BATCHED_TOKENS["cpu"], captures=False)  # fmt: skip
     if namespace.max_num_seqs:
         limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs)
+    formats = formats_named(namespace.weights, namespace.kv_cache_dtype, arch.dtype)
+    if formats.weights.of_experts and not any(map(n_experts_of, arch.layers)):
+        raise ConfigError(
+            f"--weights {formats.weights.name} is of experts alone, and {arch.family} has none: give another format"
+        )
     return Task(
         arch=arch, device=device, calibration=calibration, limits=limits, workload=workload, objective=objective,
-        formats=formats_named(namespace.weights, namespace.kv_cache_dtype, arch.dtype), loads=_loads(namespace, arch),
+        formats=formats, loads=_loads(namespace, arch),
     )  # fmt: skip
 
 

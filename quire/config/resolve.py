@@ -96,7 +96,7 @@ def resolve(
     dtype = arch.dtype if config.dtype == "auto" else config.dtype
     return EngineLimits(
         dtype=dtype,
-        kv_dtype=_kv_dtype(config.kv_cache_dtype, dtype, device, arch),
+        kv_dtype=kv_dtype(config.kv_cache_dtype, dtype, device, arch),
         max_model_len=config.max_model_len or arch.max_position,
         max_num_seqs=max_num_seqs,
         max_drafts=0 if speculative is None else speculative.n_drafts,
@@ -136,9 +136,15 @@ def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | No
         )
 
 
-def _kv_dtype(asked: str, dtype: str, device: str, arch: ModelArch) -> str:
-    """'int8', 'fp8' on a GPU, or the type of the activations."""
+def kv_dtype(asked: str, dtype: str, device: str, arch: ModelArch) -> str:
+    """'int8', 'fp8' on a GPU, or the type of the activations. Raises ConfigError where the model has no such cache."""
     if asked in KV_ROUNDED:
+        if not arch.kv_specs:
+            raise ConfigError(
+                f"kv_cache_dtype = {asked!r} rounds keys and values, and {arch.family} keeps none: leave "
+                "--kv-cache-dtype out",
+                param="kv_cache_dtype",
+            )
         if arch.keeps_lines:
             raise ConfigError(
                 f"kv_cache_dtype = {asked!r} rounds keys and values of heads, and {arch.family} keeps a line a token "
@@ -154,10 +160,11 @@ def _kv_dtype(asked: str, dtype: str, device: str, arch: ModelArch) -> str:
                 param="kv_cache_dtype",
             )
         return name
-    if asked != "auto" and dtype != "bfloat16":
+    wanted = "bfloat16" if asked == "bf16" else asked
+    if wanted not in ("auto", dtype):
         raise ConfigError(
             f"kv_cache_dtype = {asked!r} but dtype is {dtype}: keys and values are of the type of the activations or "
-            "of 8 bits; leave --kv-cache-dtype out, or add --dtype bfloat16",
+            f"of 8 bits; leave --kv-cache-dtype out, or add --dtype {wanted}",
             param="kv_cache_dtype",
         )
     return dtype

@@ -13,7 +13,8 @@ from typing import Final
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
-from quire.config.resolve import KV_ROUNDED, rounds_to
+from quire.config.resolve import kv_dtype, rounds_to
+from quire.core.errors import ConfigError
 from quire.planner.accelerators import Accelerator
 from quire.planner.formats import Formats
 
@@ -50,8 +51,8 @@ def is_one_engine(mesh: Mesh) -> bool:
     return mesh.dp > 1 and mesh.pp == 1 and mesh.n_token_ranks == 1 and mesh.ep == mesh.tp * mesh.dp
 
 
-def format_refusal(formats: Formats, device: Accelerator) -> str:
-    """Why this engine cannot have such weights, keys and values on the device; empty: it can."""
+def format_refusal(formats: Formats, device: Accelerator, arch: ModelArch) -> str:
+    """Why this engine cannot have such weights, keys and values of a model on the device; empty: it can."""
     if not device.runs:
         return f"there are no kernels for the {device.name.upper()}"
     weights = formats.weights
@@ -63,8 +64,10 @@ def format_refusal(formats: Formats, device: Accelerator) -> str:
             )
     elif weights.is_rounded and not (rounds_to(weights.name, kind) and weights.name in choices("quantization")):
         return f"weights in {weights.name} {_where(weights.name)}"
-    if formats.kv not in FLOATING and kind not in KV_ROUNDED[formats.kv][1]:
-        return f"keys and values in {formats.kv} {_only(KV_ROUNDED[formats.kv][1][0])}"
+    try:
+        kv_dtype(formats.kv, arch.dtype if weights.is_rounded else weights.name, kind, arch)
+    except ConfigError as error:
+        return error.message
     if formats.kv == "fp8" and "fp8" not in device.flops_per_s:
         return f"keys and values in fp8 need a GPU that converts to e4m3, as the {device.name.upper()} does not"
     return ""

@@ -97,7 +97,10 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def formats_named(weights: str, kv: str = "auto", dtype: str = "bfloat16") -> Formats:
-    """By names; 'auto' is the model's type. ConfigError with the nearest for an unknown one."""
+    """By names; 'auto' is the model's type, `dtype`, or that of weights that are not rounded, as `--dtype` has it.
+    ConfigError with the nearest for an unknown one."""
+    if weights in FORMATS and not FORMATS[weights].is_rounded:
+        dtype = weights
     weights, kv = (dtype if name == "auto" else name for name in (weights, kv))
     for flag, name, known in (("--weights", weights, FORMATS), ("--kv-cache-dtype", kv, KV_ITEMSIZES)):
         if name not in known:

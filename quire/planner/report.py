@@ -183,7 +183,7 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
                                    "refusal": mesh_refusal(mesh, task.device, task.arch)}
         for mesh in (least, other)
     )  # fmt: skip
-    facts["cannot"] = first.refusal or format_refusal(task.formats, task.device)
+    facts["cannot"] = first.refusal or format_refusal(task.formats, task.device, task.arch)
     if first.nearest:
         facts["missed"] = {"slo": task.objective.words, **facts["meshes"][0]}
     if first.best and not facts["cannot"]:

@@ -15,6 +15,9 @@ import pytest
 from quire.bench.shape import FOLDER
 from quire.cli.command import make_parser, run
 from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
+from quire.config.resolve import resolve
+from quire.core.errors import ConfigError
 from quire.planner.calibration import FOLDER as CALIBRATIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -145,6 +148,33 @@ def test_what_this_engine_cannot_do_has_no_command(
     assert "cannot be served by this version: " in text and reason in text and "quire serve" not in text
 
 
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v2-lite", "mamba2-2.7b", "lfm2-1.2b"])
+@pytest.mark.parametrize("weights", ["auto", "float32", "fp8"])
+def test_the_engine_takes_every_command_or_its_own_reason_is_told(
+    capsys: pytest.CaptureFixture[str], model: str, weights: str
+) -> None:
+    arch, n_commands = read_arch(FOLDER / model), 0
+    for kv in ("auto", "bfloat16", "float16", "float32", "fp8", "int8"):
+        formats = ("--weights", weights, "--kv-cache-dtype", kv)
+        words = ("plan", f"shape:{model}", "--gpu", "b200", *formats, "--slo", "none", "--max-num-seqs", "8", "--json")
+        assert run(list(words)) == 0
+        found = json.loads(capsys.readouterr().out)
+        n_commands += "command" in found
+        config = EngineConfig(kv_cache_dtype=kv, dtype="auto" if weights == "fp8" else weights)  # type: ignore[arg-type]
+        if "command" in found:
+            served = resolve(made_config(found["command"]), arch, "cuda")
+            assert served.kv_dtype == resolve(config, arch, "cuda").kv_dtype
+        else:
+            with pytest.raises(ConfigError) as refusal:
+                resolve(config, arch, "cuda")
+            assert found["cannot"] == refusal.value.message
+    assert n_commands >= 2
+
+
+def test_weights_of_another_type_are_planned_with_keys_and_values_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "256.00 KiB a token" in planned(capsys, "shape:llama-3.1-8b", "--weights", "float32")
+
+
 def test_an_objective_chooses_the_concurrency(capsys: pytest.CaptureFixture[str]) -> None:
     def best(slo: str) -> dict[str, float]:
         words = ("shape:llama-3.1-8b", "--gpu", "h200", "--slo", slo, "--json")
@@ -225,6 +255,7 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h200", "--mesh", f"tp={'9' * 5000}"], "each from 1 to 1,024"),
         (["--gpu", "h200", "--mesh", "tp=2,tp=4"], "says tp twice"),
         (["--gpu", "h200", "--count", "4", "--mesh", "tp=8"], "has 8 devices, and --count is 4"),
+        (["--weights", "mxfp4"], "--weights mxfp4 is of experts alone, and qwen3 has none: give another"),
         (["--weights", "int3"], "did you mean int4"),
         (["--kv-cache-dtype", "int9"], "'int9' is unknown"),
         (["--gpu", "h200", "--workload", "chatt"], "did you mean chat"),
