@@ -113,7 +113,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """`quire plan`; exit code 1 if the model does not fit, as of other commands whose answer is no."""
+    """`quire plan`; exit code 1 if the model does not fit, or misses its limits: the answer is no, as of others."""
     for flag, such in NAMED.items():
         if getattr(namespace, flag) == "":
             raise ConfigError(f"--{flag.replace('_', '-')} names nothing: give {such}, or leave it out")
@@ -139,10 +139,10 @@ def run(namespace: argparse.Namespace) -> int:
         if "memory" not in found:
             raise ConfigError(f"--plot: no mesh of {count} devices can divide the model: nothing to draw")
         chart.write_chart(namespace.plot, found)
-    misfit = tables.misfit(found)
-    if misfit:
-        print(f"quire plan: {misfit}", file=sys.stderr)
-    return 1 if misfit else 0
+    objection = tables.objection(found)
+    if objection:
+        print(f"quire plan: {objection}", file=sys.stderr)
+    return 1 if objection else 0
 
 
 def _check(namespace: argparse.Namespace) -> int:

@@ -29,12 +29,16 @@ def lines(plan: Mapping[str, Any]) -> Iterator[str]:
         yield "  what it takes, does and costs on a device: add --gpu NAME, such as --gpu h200, or --gpu here"
 
 
-def misfit(plan: Mapping[str, Any]) -> str:
-    """Why the model does not fit, in a sentence; empty: it does, if only in a mesh that this engine has not, or it was
-    not asked."""
-    if "device" not in plan or any("tokens_per_s" in mesh for mesh in plan.get("meshes", ())):
+def objection(plan: Mapping[str, Any]) -> str:
+    """Why the model does not fit, or not within the limits, in a sentence; empty: it does, if only in a mesh that this
+    engine has not, or it was not asked."""
+    if "device" not in plan:
         return ""
     where = f"{plan['device']['count']} x {plan['device']['name'].upper()}"
+    if missed := plan.get("missed"):
+        return f"{plan['model']} on {where}: {_missed(missed)}"
+    if any("tokens_per_s" in mesh for mesh in plan.get("meshes", ())):
+        return ""
     memory = plan.get("memory")
     if memory is None:
         return f"{plan['model']} cannot be divided among {where}: take another --count or --mesh"
@@ -164,14 +168,17 @@ def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
         ))  # fmt: skip
     head += ("$/M tokens",) if priced else ()
     yield from _table((*head, "") if marked else head, body)
-    missed = plan.get("missed")
-    if missed:
-        yield (
-            f"  no concurrency meets {missed['slo']}; nearest is a TTFT of {missed['ttft_ms']:,.1f} ms and a TPOT of"
-            f" {missed['tpot_ms']:.2f} ms at {_sequences(missed['concurrency'])} ({missed['mesh']})"
-        )
+    if missed := plan.get("missed"):
+        yield f"  {_missed(missed)}"
     if len(plan["meshes"]) > N_MESHES:
         yield f"  ({len(plan['meshes'])} meshes compared, {len(plan['refused'])} refused)"
+
+
+def _missed(nearest: Mapping[str, Any]) -> str:
+    return (
+        f"no concurrency meets {nearest['slo']}; nearest is a TTFT of {nearest['ttft_ms']:,.1f} ms and a TPOT of"
+        f" {nearest['tpot_ms']:.2f} ms at {_sequences(nearest['concurrency'])} ({nearest['mesh']})"
+    )
 
 
 def _price(row: Mapping[str, Any]) -> str:

@@ -178,7 +178,8 @@ def test_weights_of_another_type_are_planned_with_keys_and_values_of_it(capsys: 
 def test_an_objective_chooses_the_concurrency(capsys: pytest.CaptureFixture[str]) -> None:
     def best(slo: str) -> dict[str, float]:
         words = ("shape:llama-3.1-8b", "--gpu", "h200", "--slo", slo, "--json")
-        return dict(json.loads(planned(capsys, *words))["meshes"][0])
+        run(["plan", *words])
+        return dict(json.loads(capsys.readouterr().out)["meshes"][0])
 
     loose, tight = best("tpot=30ms"), best("tpot=6ms")
     assert tight["tpot_ms"] <= 6 < loose["tpot_ms"] <= 30
@@ -222,10 +223,13 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         "--price",
         "3",
     )
-    text = planned(capsys, *words)
-    assert "no concurrency meets tpot=2ms; nearest is a TTFT of" in text and "at 4 sequences (dp4)" in text
+    assert run(["plan", *words]) == 1
+    text, said = capsys.readouterr()
+    nearest = re.search(r"no concurrency meets tpot=2ms; nearest is a TTFT of .* at 4 sequences \(dp4\)\n", text)
+    assert nearest is not None and said == f"quire plan: shape:llama-3.1-8b on 4 x H200: {nearest[0]}"
     assert "quire serve" not in text and "$/M" not in text
-    found = json.loads(planned(capsys, *words, "--json"))
+    assert run(["plan", *words, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
     assert "command" not in found and "dollars_per_million" not in found["meshes"][0]
     assert found["meshes"][0]["tpot_ms"] == min(one["tpot_ms"] for one in found["frontier"])
 
