@@ -15,8 +15,9 @@
 // QUIRE_STAGES and QUIRE_WRITERS override the usual sizes.
 //
 // Both kernels may start before the previous kernel of the stream has ended, and wait for it (programmatic dependent
-// launch). The merge kernel reads `merges` and `parts` before it waits: a kernel launched between the two must wait for
-// its own predecessor before it lets the next start.
+// launch). What they read of the plan before they wait, `queue`, `merges` and `parts`, has to be there before that kernel
+// starts. Blocks without a line leave at once, but for the first, so that who waits for this grid has waited for the one
+// before it: the product behind attention then has room to read its weights.
 #include "decode/consumer.h"
 #include "decode/merge.h"
 #include "decode/producer.h"
@@ -34,6 +35,9 @@ constexpr int BLOCK_THREADS = (WARPS + WRITERS + 1) * 32;  // consumers, writers
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     small_lines_kernel(const __grid_constant__ QuireAttnArgs args, const __grid_constant__ CUtensorMap k_map,
                        const __grid_constant__ CUtensorMap v_map, const __grid_constant__ BoxShape shape) {
+    if (args.n_large == 0) let_next_grid_start();  // large lines are read without a wait, see prefill.cu
+    const int first = load_here(args.queue + blockIdx.x), last = load_here(args.queue + blockIdx.x + 1);
+    if (first >= last && blockIdx.x > 0) return;
     const Shared shared = shared_layout();
     const int warp = uniform(threadIdx.x / 32);
     if (threadIdx.x == 0) {
@@ -55,7 +59,6 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         wait_for_previous_grid();
         let_next_grid_start();
     }
-    const int first = load_here(args.queue + blockIdx.x), last = load_here(args.queue + blockIdx.x + 1);
     if (first >= last) return;
     if (warp < WARPS)
         consume(args, shared, first, last, shape);

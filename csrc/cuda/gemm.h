@@ -40,6 +40,9 @@ __device__ __forceinline__ void store_there(uint32_t address, float4 x) {
                  "f"(x.w)
                  : "memory");
 }
+__device__ __forceinline__ void store_there(uint32_t address, float2 x) {
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x.x), "f"(x.y) : "memory");
+}
 __device__ __forceinline__ void store_there(uint32_t address, float x) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }

@@ -8,7 +8,8 @@
 // for the previous grid, which writes the rows, and lets the next grid start at once (programmatic dependent launch).
 // Every thread waits, so that who waits for this grid has waited for all before it. A row's results do not depend on the
 // other rows; those of values are summed in another order from FEW_ROWS + 1 rows on.
-#include "cells.h"
+#define QUIRE_OUT_DIM 512
+#include "latent/values.h"
 #include "launch.h"
 #include "shared_memory.h"
 
@@ -23,55 +24,8 @@ struct QuireAskArgs {          // _AskArgs in quire/kernels/mla/hopper.py
     float eps;
 };
 
-struct QuireValuesArgs {       // _ValuesArgs, likewise
-    const void *seen, *values;
-    void* y;                   // as seen contiguous
-    int64_t values_head;
-    int32_t n, n_heads;
-};
-
 namespace quire {
 namespace {
-
-constexpr int RANK = 512, ROPE = 64, LINE = RANK + ROPE, PLAIN = 128;
-constexpr int BLOCK_ROWS = 64, THREADS = 128, WARPS = THREADS / 32;
-constexpr int FEW_ROWS = 32;
-
-// ---- a tile of rows in shared memory: 16-byte cell c of a row is found at cell c ^ (row % 8) ------------------------
-
-template <int CELLS> __device__ __forceinline__ uint32_t place_of(uint32_t tile, int row, int cell) {
-    return tile + row * (CELLS * 16) + (cell ^ row % 8) * 16;
-}
-
-// Rows at `from`, `stride` elements apart; zeros from n_real on.
-template <int CELLS>
-__device__ __forceinline__ void load_tile(uint32_t tile, const void* from, int64_t stride, int n_rows, int n_real) {
-    for (int i = threadIdx.x; i < n_rows * CELLS; i += THREADS) {
-        const int row = i / CELLS, cell = i % CELLS;
-        const Element* at = static_cast<const Element*>(from) + min(row, n_real - 1) * stride + cell * WIDTH;
-        copy_16_bytes(place_of<CELLS>(tile, row, cell), at, row < n_real);
-    }
-}
-
-// The left side of a product: 16 rows from `row` on, 16 columns from cell 2 k on.
-template <int CELLS> __device__ __forceinline__ void load_left(uint32_t (&a)[4], uint32_t tile, int row, int k) {
-    const int lane = threadIdx.x % 32;
-    load_matrices(a, place_of<CELLS>(tile, row + lane % 16, 2 * k + lane / 16));
-}
-// The right side: 16 columns of the result, from tile row `row` on, whose rows are columns of the result.
-template <int CELLS> __device__ __forceinline__ void load_right(uint32_t (&b)[4], uint32_t tile, int row, int k) {
-    const int lane = threadIdx.x % 32;
-    load_matrices(b, place_of<CELLS>(tile, row + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
-}
-// The same of a tile whose columns are those of the result, from cell `cell` on.
-template <int CELLS> __device__ __forceinline__ void load_right_turned(uint32_t (&b)[4], uint32_t tile, int cell, int k) {
-    const int lane = threadIdx.x % 32;
-    load_matrices_transposed(b, place_of<CELLS>(tile, 16 * k + lane % 16, cell + lane / 16));
-}
-
-__device__ __forceinline__ void store_pair(void* base, int64_t element, float first, float second) {
-    *reinterpret_cast<uint32_t*>(static_cast<Element*>(base) + element) = pack(first, second);
-}
 
 // ---- ask -------------------------------------------------------------------------------------------------------------
 
@@ -86,10 +40,10 @@ __device__ __forceinline__ void ask_plain(const QuireAskArgs& args, int block, u
     const int n_rows = min(args.n - static_cast<int>(first_row), BLOCK_ROWS), n_tiles = (n_rows + 15) / 16;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t rows = shared + KEY_BYTES;
-    load_tile<KEY_CELLS>(shared, static_cast<const Element*>(args.keys) + head * args.keys_head + part * ASK_COLUMNS, RANK,
+    load_tile<KEY_CELLS, THREADS>(shared, static_cast<const Element*>(args.keys) + head * args.keys_head + part * ASK_COLUMNS, RANK,
                          PLAIN, PLAIN);
     wait_for_previous_grid();
-    load_tile<Q_CELLS>(rows, static_cast<const Element*>(args.q) + first_row * args.q_row + head * args.q_head, args.q_row,
+    load_tile<Q_CELLS, THREADS>(rows, static_cast<const Element*>(args.q) + first_row * args.q_row + head * args.q_head, args.q_row,
                        n_tiles * 16, n_rows);
     copies_wait();
     __syncthreads();
@@ -171,115 +125,33 @@ __global__ void __launch_bounds__(THREADS) ask_kernel(const __grid_constant__ Qu
     }
 }
 
-// ---- values ------------------------------------------------------------------------------------------------------------
-
-constexpr int SEEN_CELLS = RANK / WIDTH, SEEN_BYTES = RANK * 2, STEPS = RANK / 16;
-constexpr int FEW_COLUMNS = 16, MANY_COLUMNS = 64;
-
-// Up to FEW_ROWS rows: a block has 16 columns of a head, a warp a quarter of the sums.
-__device__ __forceinline__ void values_of_few(const QuireValuesArgs& args, const Element* matrix, const Element* seen,
-                                              Element* y, char* memory) {
-    constexpr int OWN_STEPS = STEPS / WARPS;
-    const uint32_t shared = shared_address(memory), rows = shared + FEW_COLUMNS * SEEN_BYTES;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_tiles = (args.n + 15) / 16;
-    const int64_t seen_row = int64_t(args.n_heads) * RANK, y_row = int64_t(args.n_heads) * PLAIN;
-    load_tile<SEEN_CELLS>(shared, matrix, RANK, FEW_COLUMNS, FEW_COLUMNS);
-    wait_for_previous_grid();
-    load_tile<SEEN_CELLS>(rows, seen, seen_row, n_tiles * 16, args.n);
-    copies_wait();
-    __syncthreads();
-    uint32_t values[OWN_STEPS][4];
-#pragma unroll
-    for (int k = 0; k < OWN_STEPS; ++k) load_right<SEEN_CELLS>(values[k], shared, 0, warp * OWN_STEPS + k);
-    __syncthreads();  // the matrix has been read: its place takes the sums
-    float* parts = reinterpret_cast<float*>(memory);  // [tile][warp][16 rows][16 columns]
-    for (int tile = 0; tile < n_tiles; ++tile) {
-        float sums[2][4] = {};
-#pragma unroll
-        for (int k = 0; k < OWN_STEPS; ++k) {
-            uint32_t x[4];
-            load_left<SEEN_CELLS>(x, rows, tile * 16, warp * OWN_STEPS + k);
-            multiply_add(sums[0], x, values[k][0], values[k][1]);
-            multiply_add(sums[1], x, values[k][2], values[k][3]);
-        }
-        float* to = parts + (tile * WARPS + warp) * 256 + lane / 4 * 16 + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            *reinterpret_cast<float2*>(to + i / 2 * 128 + i % 2 * 8) =
-                make_float2(sums[i % 2][i / 2 * 2], sums[i % 2][i / 2 * 2 + 1]);
-    }
-    __syncthreads();
-    for (int tile = 0; tile < n_tiles; ++tile) {
-        const int row = tile * 16 + threadIdx.x / 8, column = threadIdx.x % 8 * 2;
-        float first = 0.f, second = 0.f;
-#pragma unroll
-        for (int i = 0; i < WARPS; ++i) {
-            const float2 pair =
-                *reinterpret_cast<const float2*>(parts + (tile * WARPS + i) * 256 + threadIdx.x / 8 * 16 + column);
-            first += pair.x, second += pair.y;
-        }
-        if (row < args.n) store_pair(y, row * y_row + column, first, second);
-    }
-}
-
-// More: a block has 64 columns of a head, a warp 16 of its 64 rows.
-__device__ __forceinline__ void values_of_many(const QuireValuesArgs& args, const Element* matrix, const Element* seen,
-                                               Element* y, int n_rows, char* memory) {
-    const uint32_t shared = shared_address(memory), rows = shared + MANY_COLUMNS * SEEN_BYTES;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int64_t seen_row = int64_t(args.n_heads) * RANK, y_row = int64_t(args.n_heads) * PLAIN;
-    load_tile<SEEN_CELLS>(shared, matrix, RANK, MANY_COLUMNS, MANY_COLUMNS);
-    wait_for_previous_grid();
-    load_tile<SEEN_CELLS>(rows, seen, seen_row, BLOCK_ROWS, n_rows);
-    copies_wait();
-    __syncthreads();
-    if (warp * 16 >= n_rows) return;
-    float sums[MANY_COLUMNS / 8][4] = {};
-#pragma unroll 4
-    for (int k = 0; k < STEPS; ++k) {
-        uint32_t x[4];
-        load_left<SEEN_CELLS>(x, rows, warp * 16, k);
-#pragma unroll
-        for (int j = 0; j < MANY_COLUMNS / 16; ++j) {
-            uint32_t values[4];
-            load_right<SEEN_CELLS>(values, shared, j * 16, k);
-            multiply_add(sums[2 * j], x, values[0], values[1]);
-            multiply_add(sums[2 * j + 1], x, values[2], values[3]);
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < MANY_COLUMNS / 8; ++j) {
-        const int row = warp * 16 + lane / 4, column = j * 8 + lane % 4 * 2;
-        if (row < n_rows) store_pair(y, row * y_row + column, sums[j][0], sums[j][1]);
-        if (row + 8 < n_rows) store_pair(y, (row + 8) * y_row + column, sums[j][2], sums[j][3]);
-    }
-}
-
-template <bool MANY>
-__global__ void __launch_bounds__(THREADS) values_kernel(const __grid_constant__ QuireValuesArgs args) {
-    extern __shared__ __align__(16) char shared[];
-    let_next_grid_start();
-    constexpr int COLUMNS = MANY ? MANY_COLUMNS : FEW_COLUMNS;
-    const int column = blockIdx.x % (PLAIN / COLUMNS) * COLUMNS, head = blockIdx.x / (PLAIN / COLUMNS) % args.n_heads;
-    const int64_t first_row = blockIdx.x / (PLAIN / COLUMNS) / args.n_heads * BLOCK_ROWS;
-    const Element* matrix = static_cast<const Element*>(args.values) + head * args.values_head + column * RANK;
-    const Element* seen = static_cast<const Element*>(args.seen) + (first_row * args.n_heads + head) * RANK;
-    Element* y = static_cast<Element*>(args.y) + (first_row * args.n_heads + head) * PLAIN + column;
-    if constexpr (MANY) {
-        values_of_many(args, matrix, seen, y, min(args.n - static_cast<int>(first_row), BLOCK_ROWS), shared);
-    } else {
-        values_of_few(args, matrix, seen, y, shared);
-    }
-}
-
 // ---- host ----------------------------------------------------------------------------------------------------------
 
-template <bool MANY> int launch_values(const QuireValuesArgs& args, int n_rows, void* stream) {
-    constexpr int COLUMNS = MANY ? MANY_COLUMNS : FEW_COLUMNS;
-    const int n_bytes = (COLUMNS + n_rows) * SEEN_BYTES, n_blocks = (args.n + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    const cudaError_t error = allow_shared_memory<values_kernel<MANY>>(n_bytes);
+int launch_few(const QuireValuesArgs& args, const QuireAttnArgs& attention, void* stream) {
+    const int n_bytes = sizeof(FewMemory) + FEW_RANKS * args.n * PLAIN * sizeof(float);
+    const cudaError_t error = allow_shared_memory<few_values_kernel>(n_bytes);
     if (error != cudaSuccess) return error;
-    return launch(values_kernel<MANY>, n_blocks * args.n_heads * (PLAIN / COLUMNS), THREADS, n_bytes, stream, args);
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = FEW_RANKS;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(args.n_heads * FEW_RANKS);
+    config.blockDim = dim3(FEW_THREADS);
+    config.dynamicSmemBytes = n_bytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    return cudaLaunchKernelEx(&config, few_values_kernel, args, attention);
+}
+
+int launch_many(const QuireValuesArgs& args, void* stream) {
+    const int n_bytes = (MANY_COLUMNS + BLOCK_ROWS) * SEEN_BYTES, n_blocks = (args.n + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const cudaError_t error = allow_shared_memory<many_values_kernel>(n_bytes);
+    if (error != cudaSuccess) return error;
+    return launch(many_values_kernel, n_blocks * args.n_heads * MANY_PARTS, THREADS, n_bytes, stream, args);
 }
 
 }  // namespace
@@ -292,9 +164,11 @@ extern "C" __attribute__((visibility("default"))) int quire_latent_ask(const Qui
     return launch(ask_kernel, args->n + n_blocks * args->n_heads * ASK_PARTS, THREADS, ASK_BYTES, stream, *args);
 }
 
-extern "C" __attribute__((visibility("default"))) int quire_latent_values(const QuireValuesArgs* args, void* stream) {
+// attention: with parts of lines that were split, of at most FEW_ROWS rows; null: seen is whole.
+extern "C" __attribute__((visibility("default"))) int quire_latent_values(const QuireValuesArgs* args,
+                                                                         const QuireAttnArgs* attention, void* stream) {
     using namespace quire;
-    if (args->n <= 0 || args->n_heads <= 0) return cudaErrorInvalidValue;
-    if (args->n > FEW_ROWS) return launch_values<true>(*args, BLOCK_ROWS, stream);
-    return launch_values<false>(*args, (args->n + 15) / 16 * 16, stream);
+    if (args->n <= 0 || args->n_heads <= 0 || (attention && args->n > FEW_ROWS)) return cudaErrorInvalidValue;
+    if (args->n > FEW_ROWS) return launch_many(*args, stream);
+    return launch_few(*args, attention ? *attention : QuireAttnArgs{}, stream);
 }

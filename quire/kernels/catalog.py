@@ -209,10 +209,13 @@ CATALOGUE: tuple[Implementation, ...] = (
     _native("qkv", "rotate_and_store"),
     _reference("qkv", "rotate_and_store"),
     Implementation("mla", "hopper-ask", ("ask",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_ask"),
+    Implementation("mla", "hopper-attend", ("attend",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_attend"),
     Implementation("mla", "hopper-values", ("values",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_values"),
     _triton("mla", "store"),
     Implementation("mla", "cpu", ("store",), ("cpu",), "torch; the norm's kernel and one copy", dtypes=_FLOATS),
-    Implementation("mla", "composed", ("ask", "values"), _BOTH, "torch's products of each head, and store"),
+    Implementation(
+        "mla", "composed", ("ask", "attend", "values"), _BOTH, "torch's products of each head, and other ops"
+    ),
     _reference("mla", "store", "ask", "values"),
     _hopper("act", "silu_mul"),
     _triton("act", "silu_mul", "activate"),

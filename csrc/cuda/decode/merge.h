@@ -1,6 +1,6 @@
 // Contraction of the parts of lines that were split, in a fixed order: two kernels, for few merges and for many.
 #pragma once
-#include "decode/out.h"
+#include "decode/parts.h"
 #include "launch.h"
 
 namespace quire {
@@ -13,55 +13,11 @@ constexpr int CELLS = OUT_DIM / 4;  // of a row: four dimensions each
 constexpr int MERGE_THREADS = 512;
 constexpr int MERGE_WIDTH = QUIRE_MERGE_WIDTH;  // most cells of a block of merge_kernel, at a time
 constexpr int CELL_THREADS = 256, CELL_BLOCKS = 5;  // of a multiprocessor
-constexpr int FLIGHT = 5, CELL_FLIGHT = 3;  // parts loaded together, by merge_kernel and by merge_cells_kernel
-
-struct Sum {  // of weighted parts, relative to 2^top
-    float4 o;
-    float top, total;
-    __device__ __forceinline__ void lift(float high) {
-        if (!Variant::softmax) return;
-        const float factor = exp2_fast(top - high);
-        top = high, total *= factor;
-        o.x *= factor, o.y *= factor, o.z *= factor, o.w *= factor;
-    }
-    __device__ __forceinline__ void add(const float4& x, float weight, float of_total) {
-        total += weight * of_total;
-        o.x += weight * x.x, o.y += weight * x.y, o.z += weight * x.z, o.w += weight * x.w;
-    }
-};
-
-// Parts first, first + step .. of one cell; `found` holds the rows of the first FLIGHT of them, -1 beyond the last.
-template <int FLIGHT, class Load>
-__device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[FLIGHT], const Load& load_parts,
-                                         int first, int step, int head, int dim, const QuireAttnArgs& args) {
-    Sum sum{make_float4(0.f, 0.f, 0.f, 0.f), FLOOR, 0.f};
-    for (int from = first; from < merge.n_parts; from += FLIGHT * step) {
-        if (from > first) load_parts(found, from);
-        float lse[FLIGHT], high = sum.top;
-        float4 x[FLIGHT];
-        for (int i = 0; i < FLIGHT; ++i) {
-            const int64_t row = found[i] + head;
-            lse[i] = found[i] < 0 ? -INFINITY : Variant::softmax ? args.partial_lse[row] : 0.f;
-            x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-            if (found[i] >= 0) x[i] = *reinterpret_cast<const float4*>(args.partial_out + row * OUT_DIM + dim);
-        }
-        for (int i = 0; i < FLIGHT; ++i) high = fmaxf(high, lse[i]);
-        sum.lift(high);
-        for (int i = 0; i < FLIGHT; ++i) sum.add(x[i], Variant::softmax ? exp2_fast(lse[i] - high) : 1.f, 1.f);
-    }
-    return sum;
-}
-
-__device__ __forceinline__ QuireMerge load_merge(int index, const QuireAttnArgs& args) {
-    if (index >= args.n_merges) return {0, 0, 0, 0};
-    const int4 words = load_here(reinterpret_cast<const int4*>(args.merges) + index);
-    return {words.x, words.y, words.z, words.w};
-}
+constexpr int CELL_FLIGHT = 3;  // parts loaded together, by merge_cells_kernel
 
 __device__ __forceinline__ void write_merged(const Sum& sum, const QuireMerge& merge, int group, int head, int dim,
                                              const QuireAttnArgs& args) {
-    const float scale = !Variant::softmax ? 1.f : sum.total > 0.f ? 1.f / sum.total : 0.f;
-    const float4 o = make_float4(sum.o.x * scale, sum.o.y * scale, sum.o.z * scale, sum.o.w * scale);
+    const float4 o = sum.result();
     const float lse = sum.total > 0.f ? sum.top + log2f(sum.total) : -INFINITY;
     write_out(o, lse, {merge.row, -1, 0, merge.kv_head * group + head, merge.kv_head, dim}, args);
 }
@@ -97,10 +53,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
         for (int other = 1; slice == 0 && other < min(n_slices, merge.n_parts); ++other) {
             const float2 state = slice_states[other * width + threadIdx.x];
             Sum more{slice_sums[other * width + threadIdx.x], state.x, state.y};
-            const float high = fmaxf(sum.top, more.top);
-            sum.lift(high);
-            more.lift(high);
-            sum.add(more.o, 1.f, more.total);
+            sum.add(more);
         }
         if (slice == 0) write_merged(sum, merge, group, head, dim, args);
         __syncthreads();

@@ -97,6 +97,10 @@ class Context(Protocol):
         with the dimensions of a value."""
         ...
 
+    def attend_lines(self, layer: int, asked: torch.Tensor, variant: Variant, matrices: torch.Tensor) -> torch.Tensor:
+        """`attend`, and of each head its result times its matrix of values; see `kernels.mla.attend`."""
+        ...
+
     def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
         """What the recurrent mixer of `layer` keeps (`StateSpec`), a line for each sequence, and which spans go on from
         which lines."""

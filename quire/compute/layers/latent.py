@@ -20,7 +20,7 @@ from quire.compute.layers.norm import Norm, project
 from quire.compute.schemes.choice import Schemes
 from quire.config.latent import LatentAttentionSpec
 from quire.config.parameters import MixerParameters
-from quire.kernels import gemm, mla
+from quire.kernels import gemm
 from quire.kernels.attention.variant import Variant
 
 JOINED: Final = ("q", "a")
@@ -104,8 +104,7 @@ class LatentAttention:
     def _seen(self, asked: torch.Tensor, context: Context) -> torch.Tensor:
         """Attention to lines, and its results in the dimensions of values [n, n_heads * v]."""
         assert self.variant is not None
-        seen = context.attend(self.layer, asked, self.variant)
-        return mla.values(seen, self._matrices()[1]).flatten(1)
+        return context.attend_lines(self.layer, asked, self.variant, self._matrices()[1]).flatten(1)
 
     def _apart(
         self, first: torch.Tensor, q: torch.Tensor, positions: torch.Tensor, context: Context, apart: Expanded

@@ -190,6 +190,11 @@ class PagedContext:
         plan, scales = self.plans[self.pool.group_of[layer]], self.pool.scales.get(layer, entry.UNIT)
         return attention.run(q, *self.pool.pages_of[layer], plan, variant, scales=scales)
 
+    def attend_lines(self, layer: int, asked: torch.Tensor, variant: Variant, matrices: torch.Tensor) -> torch.Tensor:
+        """See `Context`."""
+        plan, scales = self.plans[self.pool.group_of[layer]], self.pool.scales.get(layer, entry.UNIT)
+        return mla.attend(asked, *self.pool.pages_of[layer], plan, variant, matrices, scales)
+
     def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
         """See `Context`."""
         assert self.pool.states is not None and self.spans is not None

@@ -15,6 +15,7 @@ from quire.compute.dist.comm import Sent
 from quire.compute.layers.context import Expanded
 from quire.compute.runner.pool import PagedContext
 from quire.compute.runner.ring import Ring, RingPlan, Sharing
+from quire.kernels import mla
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.merge import merge
 from quire.kernels.attention.variant import Variant
@@ -86,6 +87,10 @@ class RingContext:
     def lines(self, layer: int, piece: slice) -> torch.Tensor:
         """No rows are expanded."""
         raise AssertionError("a ring reads lines as they are")
+
+    def attend_lines(self, layer: int, asked: torch.Tensor, variant: Variant, matrices: torch.Tensor) -> torch.Tensor:
+        """See `Context`."""
+        return mla.values(self.attend(layer, asked, variant), matrices)
 
     def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
         """`config/context` refuses recurrent layers."""

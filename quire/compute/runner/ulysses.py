@@ -145,6 +145,10 @@ class UlyssesContext:
         """See `store_lines`."""
         raise AssertionError("no model with lines has its heads divided")
 
+    def attend_lines(self, layer: int, asked: torch.Tensor, variant: Variant, matrices: torch.Tensor) -> torch.Tensor:
+        """See `store_lines`."""
+        raise AssertionError("no model with lines has its heads divided")
+
     def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
         """Recurrent layers are refused too."""
         raise AssertionError("no model with recurrent layers has its heads divided")

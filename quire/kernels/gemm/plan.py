@@ -32,6 +32,9 @@ EXCHANGE_US, GROUP_US, STORE_ELEMENTS_US = 0.4, 0.15, 8192
 """What doubling the cluster and each warpgroup cost, and how much a tile stores while nothing multiplies."""
 UNEVEN, TRAVEL, SMALL_RING = 0.3, 0.12, 0.01
 """Shares of the time lost: with processors that have no work, when x travels beside w, a token in a ring for pairs."""
+RING_BYTES, SHORT_RING = 128 << 10, 0.04
+"""So much of w has to be on its way to a processor for its share of memory's rate, and the share of the time that is
+lost with none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,6 +149,8 @@ def plan_us(product: ProductShape, plan: Plan, n_processors: int) -> float:
     dram_us = product.n * product.k * 2e-6 / DRAM_MB_US * (1 + UNEVEN * max(0.0, 1 - n_blocks / n_processors))
     lost = SMALL_RING * product.tokens if is_crowded(plan) else 0.0
     lost += 0.0 if plan.resident else TRAVEL * 64 / rows
+    ring_bytes = plan.n_stages * chunks * 128 * rows
+    lost += SHORT_RING * max(0.0, 1 - ring_bytes / RING_BYTES)
     exchange_us = EXCHANGE_US * (1 + product.tokens / 32) * math.log2(plan.cluster)
     staging_us = x_mb / STAGING_MB_US if plan.resident else 0.0
     store_us = 0.0 if plan.turns else n_passes * rows * product.tokens / STORE_ELEMENTS_US

@@ -1,5 +1,5 @@
-"""Around attention to lines: they are normed, rotated and stored, what queries ask of them, values of what is seen."""
+"""Around attention to lines: lines normed, rotated and stored, what queries ask of lines, values of what is seen."""
 
-from quire.kernels.mla.op import ask, store, values
+from quire.kernels.mla.op import ask, attend, store, values
 
-__all__ = ["ask", "store", "values"]
+__all__ = ["ask", "attend", "store", "values"]

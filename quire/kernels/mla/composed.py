@@ -1,9 +1,13 @@
-"""Torch's products for each head, and `store`, in turn, on any device."""
+"""Torch's products for each head, `store`, attention and `values`, in turn, on any device."""
 
 from __future__ import annotations
 
 import torch
 
+from quire.kernels import attention
+from quire.kernels.attention.schedule.plan import AttnPlan
+from quire.kernels.attention.variant import Variant
+from quire.kernels.kvstore import entry
 from quire.kernels.selector import select
 
 
@@ -18,6 +22,15 @@ def ask(
     given = (lines, norm, eps, q[:, :, plain:], asked[:, :, rank:], positions, cos_sin, pages, cache_locs)
     select("mla", "store", *given)(*given)
     return asked
+
+
+def attend(
+    asked: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan, variant: Variant, matrices: torch.Tensor,
+    scales: entry.Scales = entry.UNIT,
+) -> torch.Tensor:  # fmt: skip
+    """See op.py."""
+    seen = attention.run(asked, k, v, plan, variant, scales=scales)
+    return select("mla", "values", seen, matrices)(seen, matrices)  # type: ignore[no-any-return]
 
 
 def values(seen: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:

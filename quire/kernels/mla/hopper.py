@@ -1,8 +1,8 @@
 """What stands around attention to lines in CUDA C++ for Hopper (csrc/cuda/latent_rows.cu), built by the JIT.
 
-Owns its build, its arguments and its launches: `ask` and `values` of op.py, each with conditions of its own
-(hopper_ask.py, hopper_values.py). Does not own the kernels. Invariant: a launch allocates only its result and never
-waits, so it can be captured in a CUDA graph.
+Owns its build, its arguments and its launches: `ask`, `attend` and `values` of op.py, each with conditions of its own
+(hopper_ask.py, hopper_attend.py, hopper_values.py). Does not own the kernels. Invariant: a launch allocates only its
+result and never waits, so it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ def built(dtype: torch.dtype) -> str | None:
     return build_obstacle(lambda: library(dtype))
 
 
-def launch(name: str, x: torch.Tensor, args: ctypes.Structure) -> None:
+def launch(name: str, x: torch.Tensor, *args: ctypes.Structure | None) -> None:
     """Run one of the functions on the current stream of x's device, in the library of x's type."""
-    code = getattr(library(x.dtype), name)(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
+    pointers = [None if one is None else ctypes.byref(one) for one in args]
+    code = getattr(library(x.dtype), name)(*pointers, torch.cuda.current_stream(x.device).cuda_stream)
     if code:
         raise RuntimeError(f"{name} for {tuple(x.shape)} could not be launched: CUDA error {code}")
 
@@ -83,9 +84,9 @@ def launch(name: str, x: torch.Tensor, args: ctypes.Structure) -> None:
 def library(dtype: torch.dtype) -> ctypes.CDLL:
     """The kernels for this type, compiled if they are new. Raises BuildError."""
     found = ctypes.CDLL(str(compile_variant("latent_rows.cu", definitions(dtype))))
-    for name in ("quire_latent_ask", "quire_latent_values"):
+    for name, n_arguments in (("quire_latent_ask", 2), ("quire_latent_values", 3)):
         function = getattr(found, name)
-        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
+        function.argtypes, function.restype = [ctypes.c_void_p] * n_arguments, ctypes.c_int
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.attention.hopper import launcher
 from quire.kernels.mla import hopper
 from quire.kernels.mla.hopper import PLAIN, RANK
 
@@ -24,8 +25,14 @@ def obstacle(seen: torch.Tensor, matrices: torch.Tensor) -> str | None:
 
 def values(seen: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
     """See op.py."""
+    return values_of(seen, matrices, None)
+
+
+def values_of(seen: torch.Tensor, matrices: torch.Tensor, parts: launcher.Args | None) -> torch.Tensor:
+    """The same. parts: what attention was told, whose parts of lines that were split are not in seen yet."""
     n, n_heads, _ = seen.shape
     y = torch.empty(n, n_heads, PLAIN, dtype=seen.dtype, device=seen.device)
     pointers = (one.data_ptr() for one in (seen, matrices, y))
-    hopper.launch("quire_latent_values", seen, hopper.ValuesArgs(*pointers, matrices.stride(0), n, n_heads))
+    args = hopper.ValuesArgs(*pointers, matrices.stride(0), n, n_heads)
+    hopper.launch("quire_latent_values", seen, args, parts)
     return y

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.attention.schedule.plan import AttnPlan
+from quire.kernels.attention.variant import Variant
+from quire.kernels.kvstore import entry
 from quire.kernels.selector import select
 
 
@@ -53,18 +56,48 @@ def ask(
     return found
 
 
+def attend(
+    asked: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan, variant: Variant, matrices: torch.Tensor,
+    scales: entry.Scales = entry.UNIT,
+) -> torch.Tensor:  # fmt: skip
+    """`values` of what attention makes of queries: new [n, n_heads, v], contiguous; padding rows hold anything.
+
+    asked, k, v, plan, variant and scales: as in `attention.run`. matrices: [n_heads, v, rank], as in `values`. Raises
+    ValueError on a mismatch, ConfigError when no implementation can run it.
+    """
+    n, width = plan.n_rows, (plan.heads.n_q_heads, plan.heads.head_dim)
+    if len(asked) < n or asked.shape[1:] != width or asked.stride(2) != 1:
+        raise ValueError(f"asked {_shape(asked)} does not fit a plan of {n} rows, {plan.heads}")
+    size = entry.entry_size(width[1], k.dtype)
+    if k.dim() != 4 or k.shape[1:] != (1, plan.page_size, size) or v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"lines {_shape(k)}, {_shape(v)} must be [n_pages, 1, {plan.page_size}, {size}], v a part of k"
+        )
+    _check_matrices(asked, plan.heads.out_dim, matrices)
+    arguments = (asked, k, v, plan, variant, matrices, scales)
+    found: torch.Tensor = select("mla", "attend", *arguments)(*arguments)
+    return found
+
+
 def values(seen: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
     """Of each head what was seen of lines [n, n_heads, rank] times its matrix: new [n, n_heads, v], contiguous.
 
     matrices: [n_heads, v, rank] of seen's dtype, last dimension contiguous. Sums are in float32. Raises ValueError on a
     mismatch.
     """
-    if seen.dim() != 3 or matrices.dim() != 3 or (len(matrices), matrices.shape[2]) != seen.shape[1:]:
-        raise ValueError(f"seen {_shape(seen)} must be [n, heads, rank], matrices {_shape(matrices)} [heads, v, rank]")
-    if matrices.dtype != seen.dtype or matrices.stride(2) != 1:
-        raise ValueError(f"matrices {_shape(matrices)} must be of {seen.dtype}, with a contiguous last dimension")
+    if seen.dim() != 3:
+        raise ValueError(f"seen {_shape(seen)} must be [n, heads, rank]")
+    _check_matrices(seen, seen.shape[2], matrices)
     found: torch.Tensor = select("mla", "values", seen, matrices)(seen, matrices)
     return found
+
+
+def _check_matrices(rows: torch.Tensor, rank: int, matrices: torch.Tensor) -> None:
+    """Of values, for rows [n, heads, ...]."""
+    if matrices.dim() != 3 or (len(matrices), matrices.shape[2]) != (rows.shape[1], rank):
+        raise ValueError(f"matrices {_shape(matrices)} must be [heads, v, rank]: {rows.shape[1]} heads, rank {rank}")
+    if matrices.dtype != rows.dtype or matrices.stride(2) != 1:
+        raise ValueError(f"matrices {_shape(matrices)} must be of {rows.dtype}, with a contiguous last dimension")
 
 
 def _check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import pathlib
 import sys
 import time
@@ -10,7 +11,7 @@ import time
 import pytest
 import torch
 
-from benchmarks import rank_plots
+from benchmarks import rank_alone, rank_plots
 from benchmarks.counted_calls import Counts, counted, wire_bytes
 from benchmarks.pipeline_bubbles import Measured, formula, idle, rows_of, simulated
 from benchmarks.rank_engines import table
@@ -19,6 +20,9 @@ from benchmarks.tensor_parallel_table import COLUMNS, lengths_of, published
 from quire.bench.report import build_report
 from quire.compute.dist.comm import Reduction
 from quire.compute.dist.gloo import GlooComm
+from quire.compute.facts import WorkerFacts
+from quire.compute.worker import Worker
+from quire.engine import workers
 
 
 def on_two_ranks(folder: pathlib.Path) -> tuple[Counts, int]:
@@ -109,3 +113,31 @@ def test_records_are_drawn(tmp_path: pathlib.Path) -> None:
     report = build_report("pipeline_bubbles", {"device": "cpu"}, {"rows": rows}, argv=["bubbles"])
     rank_plots.draw(report, str(tmp_path / "drawn.png"))
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_rank_alone_has_its_part(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_groups", workers._groups)
+    report, layers = tmp_path / "report.json", json.dumps({"num_hidden_layers": 2})
+    command = ["latency", "--model", "shape:qwen3-0.6b", "--device", "cpu", "--max-model-len", "64", "--no-view"]
+    command += [
+        "--batch-size",
+        "1",
+        "--input-len",
+        "8",
+        "--output-len",
+        "3",
+        "--num-iters",
+        "1",
+        "--num-iters-warmup",
+        "0",
+    ]
+    made: list[int] = []
+    original = Worker.load
+
+    def load(worker: Worker) -> WorkerFacts:
+        made.append(worker.arch.n_heads)
+        return original(worker)
+
+    monkeypatch.setattr(Worker, "load", load)
+    assert rank_alone.run(4, [*command, "--hf-overrides", layers, "--output-json", str(report)]) == 0
+    assert made == [4] and json.loads(report.read_text())["results"]["cases"][0]["n_decode_steps"] > 0

@@ -31,13 +31,13 @@ def runs(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert run([*TRAIN, *words]) == 0
+def answer(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert run([*TRAIN, *words]) == code
     return capsys.readouterr().out
 
 
-def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
-    found = json.loads(answer(capsys, *words, "--json"))
+def figures(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, object]:
+    found = json.loads(answer(capsys, *words, "--json", code=code))
     assert isinstance(found, dict)
     return found
 
@@ -119,11 +119,11 @@ def test_a_model_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_model_that_does_not_fit_is_told_what_does(capsys: pytest.CaptureFixture[str]) -> None:
-    text = answer(capsys, SHAPE, "--gpus", "8", "--zero", "0")
+    text = answer(capsys, SHAPE, "--gpus", "8", "--zero", "0", code=1)
     assert "does NOT fit" in text and "what fits       --gpus 8 --zero 1 --checkpointing none" in text
     other = figures(capsys, SHAPE, "--gpus", "8", "--zero", "1", "--checkpointing", "none")
-    assert other["fits"] and figures(capsys, SHAPE, "--gpus", "8", "--zero", "0")["fits_instead"]
-    assert "--gpus 2 is the least" in answer(capsys, SHAPE, "--gpus", "1")
+    assert other["fits"] and figures(capsys, SHAPE, "--gpus", "8", "--zero", "0", code=1)["fits_instead"]
+    assert "--gpus 2 is the least" in answer(capsys, SHAPE, "--gpus", "1", code=1)
 
 
 def test_figures_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,10 +196,11 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, .
 
 
 def test_what_is_otherwise_than_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*TRAIN, SHAPE, "--batch-tokens", "1", "--seq-len", "200000"]) == 0
+    assert run([*TRAIN, SHAPE, "--batch-tokens", "1", "--seq-len", "200000"]) == 1
     said = capsys.readouterr().err
     assert "--seq-len 200,000 is beyond the model's context of 131,072 tokens" in said
     assert "--batch-tokens 1 is less than a micro-batch on every replica: a step takes 1.60M tokens" in said
+    assert "does not fit on 8 x H100 so: " in said
     assert run([*TRAIN, SHAPE]) == 0 and not capsys.readouterr().err
     assert run([*TRAIN, SHAPE, "--price", "0", "--budget", "1e22"]) == 0
     assert "what the budget pays for" in capsys.readouterr().out

@@ -22,6 +22,7 @@ RANK, HEAD_DIM = 512, 576
 MIN_ROWS, MAX_ROWS = 16, 64
 """Packed rows of a tile: a large line has two tiles."""
 DTYPES = (torch.bfloat16, torch.float16)
+MERGE = "quire_latent_merge"
 
 
 def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
@@ -58,11 +59,35 @@ def run(
     lse: torch.Tensor | None,
 ) -> None:
     """See op.py. Raises ValueError where v is not the first part of k's memory, and as launcher.py does."""
+    _launch(_arguments(q, k, v, plan, variant, out, lse), _launches(plan), q)
+
+
+def run_without_merge(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan, variant: Variant, out: torch.Tensor
+) -> launcher.Args:
+    """The same, but rows of lines that were split stay in parts. Returns the arguments, which say where these are."""
+    args = _arguments(q, k, v, plan, variant, out, None)
+    _launch(args, [one for one in _launches(plan) if one[0] != MERGE], q)
+    return args
+
+
+def _arguments(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: AttnPlan,
+    variant: Variant,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> launcher.Args:
     if v.data_ptr() != k.data_ptr() or v.stride() != k.stride():
         raise ValueError("values must be a view of the first numbers of the keys")
-    args = launcher.arguments(q, k, v, plan, variant, out, lse)
+    return launcher.arguments(q, k, v, plan, variant, out, lse)
+
+
+def _launch(args: launcher.Args, launches: list[tuple[str, int]], q: torch.Tensor) -> None:
     stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
-    for name, rows in _launches(plan):
+    for name, rows in launches:
         code = getattr(_library(q.dtype, rows), name)(ctypes.byref(args), stream)
         if code:
             raise RuntimeError(f"{name} could not be launched: CUDA error {code}")
@@ -78,7 +103,7 @@ def _launches(plan: AttnPlan) -> list[tuple[str, int]]:
     if work.n_large:
         launches.append(("quire_latent_large", MAX_ROWS))
     if work.n_merges:
-        launches.append(("quire_latent_merge", small_rows if work.n_small else MAX_ROWS))
+        launches.append((MERGE, small_rows if work.n_small else MAX_ROWS))
     return launches
 
 

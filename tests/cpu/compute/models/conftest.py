@@ -85,6 +85,11 @@ class PagedContext:
     def attend(self, layer: int, q: torch.Tensor, variant: attention.Variant) -> torch.Tensor:
         return attention.run(q, self.k_pages[layer], self.v_pages[layer], self.plan, variant)
 
+    def attend_lines(
+        self, layer: int, asked: torch.Tensor, variant: attention.Variant, matrices: torch.Tensor
+    ) -> torch.Tensor:
+        return mla.attend(asked, self.k_pages[layer], self.v_pages[layer], self.plan, variant, matrices)
+
     def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
         return self.lines[layer], self.spans
 

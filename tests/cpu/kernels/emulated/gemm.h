@@ -45,6 +45,7 @@ inline void cluster_arrive() {}
 inline void cluster_wait() { __syncthreads(); }
 inline uint32_t address_in(uint32_t address, int) { return address; }
 inline void store_there(uint32_t address, float x) { std::memcpy(emulated::memory + int32_t(address), &x, 4); }
+inline void store_there(uint32_t address, float2 x) { std::memcpy(emulated::memory + int32_t(address), &x, 8); }
 inline uint4 read16(uint32_t from) { return load_16_bytes(from); }
 inline uint2 read_pair(uint32_t from) { return load_8_bytes(from); }
 inline float2 read8(uint32_t from) {

@@ -16,6 +16,7 @@ struct int2 {
 struct uint4 {
     uint32_t x, y, z, w;
 };
+inline int2 make_int2(int x, int y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 template <class T> T __ldg(const T* x) { return *x; }
 

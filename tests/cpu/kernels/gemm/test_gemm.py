@@ -101,6 +101,7 @@ def test_plans_of_random_products() -> None:
         (ProductShape(16, 28672, 4096, norm=True, silu=True), 2, 64),
         (ProductShape(64, 28672, 4096), 1, 112),
         (ProductShape(1, 1024, 3072), 8, 16),
+        (ProductShape(1, 14336, 8192, norm=True, silu=True), 2, 56),
     ],
 )
 def test_plans_that_were_the_fastest(product: ProductShape, cluster: int, n_clusters: int) -> None:

@@ -174,3 +174,17 @@ def attend(case: Latent, run: Callable[..., None], tolerance: float, n_ctas: int
     assert float(error) <= tolerance, case
     assert float((lse[:n].cpu().double() - sums).abs().max()) <= max(1e-4, tolerance), case
     assert bool((out[n:] == 7.0).all()), "padding rows were written"
+
+
+def check_attend(run: Callable[..., torch.Tensor], case: Latent, n_ctas: int = 0, v: int = 24) -> None:
+    """Values of what attention sees of lines; the queries' padding rows are left out."""
+    q, pages, table, lines = case.inputs()
+    make = torch.Generator().manual_seed(v)
+    matrices = torch.randn(case.n_heads, v + 8, case.rank, generator=make) * case.rank**-0.5
+    matrices = matrices.to(case.dtype).to(case.device)[:, 8:]
+    plan = case.plan(table, n_ctas)
+    got = run(q, pages, pages[..., : case.rank], plan, op.Variant(case.scale), matrices)
+    right = torch.einsum("nhr,hvr->nhv", case.expected(q, lines)[0], matrices.cpu().double())
+    assert got.shape == (*q.shape[:2], v) and got.is_contiguous()
+    error = ((got[: len(right)].cpu().double() - right).abs() / (1 + right.abs().amax(-1, keepdim=True))).max()
+    assert float(error) <= reference.TOLERANCE[case.dtype], case

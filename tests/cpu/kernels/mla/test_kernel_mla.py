@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from latent_case import Latent, attend, check_ask, check_store, check_values, store_case
+from latent_case import Latent, attend, check_ask, check_attend, check_store, check_values, store_case
 
 from quire.kernels import mla
 from quire.kernels.attention import op, reference
@@ -44,6 +44,8 @@ def test_what_is_asked_and_values_match_float64(dtype: torch.dtype) -> None:
         check_ask(one.ask, dtype)
         check_ask(one.ask, dtype, plain=5, n=1, n_heads=1, rank=6, d=2)
         check_values(one.values, dtype)
+    if dtype is not torch.float64:
+        check_attend(mla.attend, Latent([(40, 1), (9, 9), (70, 3)], page_size=7, dtype=dtype))
 
 
 def test_products_that_do_not_fit_are_told() -> None:
@@ -51,6 +53,13 @@ def test_products_that_do_not_fit_are_told() -> None:
     for mistake, words in (((seen[:, :2], matrices), "heads"), ((seen, matrices.half()), "float32")):
         with pytest.raises(ValueError, match=words):
             mla.values(*mistake)
+    case = Latent([(40, 1)], n_heads=3)
+    asked, pages, table, _ = case.inputs()
+    fits = [asked, pages, pages[..., :32], case.plan(table), op.Variant(1.0), torch.randn(3, 8, 32)]
+    assert mla.attend(*fits).shape == (3, 3, 8)
+    for place, wrong, words in ((0, asked[:, :2], "asked"), (1, pages[:, :, :8], "lines"), (5, matrices, "rank 32")):
+        with pytest.raises(ValueError, match=words):
+            mla.attend(*fits[:place], wrong, *fits[place + 1 :])
     lines, norm, eps, q, _, *rest = store_case(torch.float32)[0]
     for keys in (torch.randn(5, 0, 48), torch.randn(4, 8, 48), torch.randn(5, 8, 48).half()):
         with pytest.raises(ValueError, match="keys"):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import functools
 import pathlib
 from typing import Any
 
 import pytest
 import torch
-from emulation import emulated_library, emulated_sources, share_memory
+from emulated_latent import emulate
 from latent_case import Latent, attend
 
 from quire.kernels.attention import reference
@@ -30,21 +28,7 @@ CASES = (  # and programs: lines of a program, rings that turn, ends inside a pa
 
 @pytest.fixture
 def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = emulated_sources(tmp_path)
-    share_memory(folder / "latent" / "shape.h", "extern __shared__ char raw[];", "raw")
-
-    @functools.cache
-    def library(dtype: torch.dtype, rows: int) -> ctypes.CDLL:
-        return emulated_library(
-            folder / "latent.cu", f"{dtype}{rows}", f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}",
-            f"-DQUIRE_ROWS={rows}", "-include", str(folder / "wgmma.h"), "-include", str(folder / "plain_variant.h"),
-        )  # fmt: skip
-
-    class Stream:
-        cuda_stream = 0
-
-    monkeypatch.setattr(latent, "_library", library)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    emulate(tmp_path, monkeypatch)
 
 
 def test_attention_to_lines_matches_float64(emulation: None) -> None:

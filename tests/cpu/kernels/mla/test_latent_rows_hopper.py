@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import pathlib
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from emulation import emulated_library, emulated_sources, share_memory
-from latent_case import check_ask, check_values, store_case
+from emulated_latent import emulate
+from latent_case import Latent, check_ask, check_attend, check_values, store_case
 
 from quire.kernels import jit
 from quire.kernels.catalog import Slower
-from quire.kernels.mla import hopper, hopper_ask, hopper_values
+from quire.kernels.mla import hopper, hopper_ask, hopper_attend, hopper_values
 
-SHARED = "extern __shared__ __align__(16) char shared[];"
 LINE: dict[str, Any] = {"rank": 512, "d": 64, "before": 8}
 
 
 @pytest.fixture
 def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = emulated_sources(tmp_path)
-    share_memory(folder / "latent_rows.cu", SHARED, "shared")
-
-    @functools.cache
-    def library(dtype: torch.dtype) -> ctypes.CDLL:
-        options = [*hopper.definitions(dtype), "-include", str(folder / "fragments.h")]
-        return emulated_library(folder / "latent_rows.cu", str(dtype), *options)
-
-    monkeypatch.setattr(hopper, "library", library)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    emulate(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", hopper.DTYPES, ids=str)
@@ -45,6 +33,34 @@ def test_the_kernels_match_float64(emulation: None, dtype: torch.dtype) -> None:
         check_ask(hopper_ask.ask, dtype, plain=128, n=1, n_heads=32, **LINE)
         check_values(hopper_values.values, dtype, n=19, n_heads=1, rank=512, v=128)
         check_values(hopper_values.values, dtype, n=35, n_heads=1, rank=512, v=128)
+
+
+def test_positions_that_the_previous_grid_writes_late(emulation: None) -> None:
+    """Before the wait they are others, also beyond the table."""
+    dtype = torch.bfloat16
+    library = hopper.library(dtype)
+    library.emulated_arrival.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+    def late(*given: Any) -> torch.Tensor:
+        positions, arrived = given[5], given[5].clone()
+        positions.copy_(torch.tensor([-(10**6), 10**6, 3])[: len(positions)])
+        library.emulated_arrival(arrived.data_ptr(), positions.data_ptr(), positions.nbytes)
+        asked = hopper_ask.ask(*given)
+        library.emulated_arrival(None, None, 0)
+        return asked
+
+    check_ask(late, dtype, plain=128, n=3, n_heads=1, **LINE)
+
+
+def test_values_of_lines_that_were_split_match_float64(emulation: None) -> None:
+    """One row in many parts, some rows in parts and some whole, rows of drafts, more rows than are gathered at once."""
+    lines: dict[str, Any] = {"rank": 512, "rope": 64, "scale": 0.07, "dtype": torch.bfloat16}
+    for case, n_ctas in (
+        (Latent([(1500, 1)], n_heads=2, seed=1, **lines), 24),
+        (Latent([(300, 1), (40, 1), (290, 3)], n_heads=2, page_size=48, seed=2, **lines), 5),
+        (Latent([(260, 1)] + [(9, 1)] * 18 + [(300, 1)], n_heads=1, seed=3, **lines), 8),
+    ):
+        check_attend(hopper_attend.attend, case, n_ctas, v=128)
 
 
 def test_what_they_cannot_run_is_told() -> None:

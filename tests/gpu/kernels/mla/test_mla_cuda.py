@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from latent_case import Latent, attend, check_ask, check_store, check_values
+from latent_case import Latent, attend, check_ask, check_attend, check_store, check_values
 
 from quire.kernels import catalog, gemm, mla
 from quire.kernels.attention import op, reference
 from quire.kernels.attention.schedule import work
-from quire.kernels.mla import composed, hopper, hopper_ask, hopper_values
+from quire.kernels.mla import composed, hopper, hopper_ask, hopper_attend, hopper_values
 
 pytestmark = [
     pytest.mark.gpu,
@@ -124,7 +124,21 @@ def test_few_rows_around_lines_match_float64(dtype: torch.dtype, n: int) -> None
 
 
 @pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
-@pytest.mark.parametrize("n", [1, 32, 200])
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("n_ctas", [0, 3, 500])
+def test_values_of_lines_that_were_split_match_float64(dtype: torch.dtype, n_ctas: int) -> None:
+    for seed, spans in enumerate((
+        [(4096, 1)], [(60, 1)], [(4096, 1), (1, 1), (777, 1)], [(2000, 4), (64, 2), (500, 1)], [(900, 1)] * 20,
+        [(250, 1)] * 30,
+    )):  # fmt: skip
+        for n_heads in (16, 5):
+            case = Latent(spans, n_heads=n_heads, dtype=dtype, seed=seed, **DEEPSEEK)
+            check_attend(hopper_attend.attend, case, n_ctas, v=128)
+            check_attend(mla.attend, case, n_ctas, v=128)
+
+
+@pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
+@pytest.mark.parametrize("n", [1, 30, 200])
 def test_a_chain_of_both_is_the_same_every_time(n: int) -> None:
     """As in a step: products before and behind, attention to what has just been stored, in a graph, many times. Each
     launch starts before the one before it has ended."""
@@ -136,30 +150,30 @@ def test_a_chain_of_both_is_the_same_every_time(n: int) -> None:
 
     x, stream, out = made(n, 2048), made(n_heads * 192 + 576, 2048) * 8, made(2048, n_heads * 128)
     matrices, norm = made(n_heads, 256, 512), torch.ones(512, dtype=dtype, device="cuda")
-    angles = torch.randn(100, 32, generator=make, device="cuda")
-    cos_sin, positions = torch.cat((angles.cos(), angles.sin()), 1), torch.full((n,), 70, device="cuda")
-    pages = made(2 * n + 1, 1, page_size, 576)
-    table = 1 + torch.arange(2 * n, dtype=torch.int32, device="cuda").view(n, 2)
-    locs = table[:, 1].long() * page_size + 70 - page_size
+    angles = torch.randn(700, 32, generator=make, device="cuda")
+    cos_sin, positions = torch.cat((angles.cos(), angles.sin()), 1), torch.full((n,), 639, device="cuda")
+    pages = made(10 * n + 1, 1, page_size, 576)
+    table = 1 + torch.arange(10 * n, dtype=torch.int32, device="cuda").view(n, 10)
+    locs = table[:, 9].long() * page_size + page_size - 1
     shape = {"page_size": page_size, "n_q_heads": n_heads, "n_kv_heads": 1, "head_dim": 576, "value_dim": 512}
-    plan = op.plan(np.arange(n + 1), np.full(n, 71), np.arange(n), table, **shape)
+    plan = op.plan(np.arange(n + 1), np.full(n, 640), np.arange(n), table, **shape)
 
-    def step(ask: Callable[..., torch.Tensor], values: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def step(ask: Callable[..., torch.Tensor], attend: Callable[..., torch.Tensor]) -> torch.Tensor:
         y = x
         for _ in range(4):
             product = gemm.linear(y, stream)
             q, lines = product[:, : n_heads * 192].view(n, n_heads, 192), product[:, n_heads * 192 :]
             asked = ask(lines, norm, 1e-5, q, matrices[:, :128], positions, cos_sin, pages, locs)
-            seen = op.run(asked, pages, pages[..., :512], plan, op.Variant(0.07))
-            y = gemm.linear(values(seen, matrices[:, 128:]).flatten(1), out)
+            seen = attend(asked, pages, pages[..., :512], plan, op.Variant(0.07), matrices[:, 128:])
+            y = gemm.linear(seen.flatten(1), out)
         return y
 
-    expected = step(composed.ask, composed.values)
+    expected = step(composed.ask, composed.attend)
     assert torch.isfinite(expected).all() and float(expected.abs().max()) > 0.0
-    first = step(hopper_ask.ask, hopper_values.values)
+    first = step(mla.ask, mla.attend)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = step(hopper_ask.ask, hopper_values.values)
+        got = step(mla.ask, mla.attend)
     error = (first.double() - expected.double()).norm() / expected.double().norm()
     assert float(error) <= 0.03
     for _ in range(50):

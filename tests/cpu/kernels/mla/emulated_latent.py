@@ -1,0 +1,44 @@
+"""The kernels of latent attention for Hopper, emulated on host threads: attention to lines, and what is around it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from emulation import emulated_library, emulated_sources, share_memory
+
+from quire.kernels.attention.hopper import latent
+from quire.kernels.mla import hopper
+
+SHARED = {
+    "latent/shape.h": ("extern __shared__ char raw[];", "raw"),
+    "latent/values.h": ("extern __shared__ __align__(16) char shared[];", "shared"),
+    "latent_rows.cu": ("extern __shared__ __align__(16) char shared[];", "shared"),
+}
+"""Source: its declaration of shared memory, and the name there."""
+
+
+def emulate(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries of the kernels are those of an emulation, compiled in an empty folder."""
+    sources = emulated_sources(folder)
+    for name, declared in SHARED.items():
+        share_memory(sources / name, *declared)
+
+    @functools.cache
+    def lines(dtype: torch.dtype, rows: int) -> ctypes.CDLL:
+        included = [flag for name in ("wgmma.h", "plain_variant.h") for flag in ("-include", str(sources / name))]
+        options = [*hopper.definitions(dtype), f"-DQUIRE_ROWS={rows}", *included]
+        return emulated_library(sources / "latent.cu", f"lines {dtype} {rows}", *options)
+
+    @functools.cache
+    def around(dtype: torch.dtype) -> ctypes.CDLL:
+        options = [*hopper.definitions(dtype), "-include", str(sources / "gemm.h")]
+        return emulated_library(sources / "latent_rows.cu", f"around {dtype}", *options)
+
+    monkeypatch.setattr(latent, "_library", lines)
+    monkeypatch.setattr(hopper, "library", around)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
