@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import json
 import pathlib
@@ -196,6 +197,15 @@ def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
 def test_what_a_chat_cannot_take_is_named(llm: LLM, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidParameter, match=f"^{re.escape(said)}"):
         llm.chat([{"role": "user", "content": "hi"}], use_tqdm=False, **arguments)
+
+
+def test_what_is_one_a_prompt_may_be_any_sequence(llm: LLM) -> None:
+    params = collections.deque([SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)])
+    found = llm.generate(["One", "Two"], params, priority=range(2), use_tqdm=False)
+    assert [len(one.outputs[0].token_ids) for one in found] == [1, 2]
+    for priority in ("12", {0: 1, 1: 2}):
+        with pytest.raises(InvalidParameter, match="^priority = .* is not allowed: it must be one, or a list with one"):
+            llm.generate(["One", "Two"], priority=priority, use_tqdm=False)  # type: ignore[arg-type]
 
 
 def test_a_type_of_torch_is_a_dtype() -> None:
