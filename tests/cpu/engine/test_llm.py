@@ -204,7 +204,7 @@ def test_what_is_one_a_prompt_may_be_any_sequence(llm: LLM) -> None:
     found = llm.generate(["One", "Two"], params, priority=range(2), use_tqdm=False)
     assert [len(one.outputs[0].token_ids) for one in found] == [1, 2]
     for priority in ("12", {0: 1, 1: 2}):
-        with pytest.raises(InvalidParameter, match="^priority = .* is not allowed: it must be one, or a list with one"):
+        with pytest.raises(InvalidParameter, match=r"^priority = .* is not allowed: it must be one, or a list"):
             llm.generate(["One", "Two"], priority=priority, use_tqdm=False)  # type: ignore[arg-type]
 
 
