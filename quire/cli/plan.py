@@ -62,6 +62,12 @@ ELSEWHERE = {
     "--model": "MODEL, the first word behind plan", "--dtype": "--weights, such as float16", "--gpus": "--count",
 }  # fmt: skip
 """Flags of `quire serve` and of `quire plan train` → what says the same."""
+NAMED = {
+    "gpu": "an accelerator, such as h200", "mesh": "degrees, such as tp=4,pp=2", "workload": "chat, rag, offline or a file",
+    "slo": "limits, such as ttft=200ms,tpot=20ms", "expert_loads": "even, zipf:1.0 or a file",
+    "eplb_config": "a JSON object", "calibration": "a file", "plot": "a file", "check": "a file",
+}  # fmt: skip
+"""Flags whose text is never empty → what it is."""
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
 
@@ -77,25 +83,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--gpu", default=None, help="accelerator, such as h200; here: measure this machine")
     add("--count", type=int, default=None, help="how many of them (default: 1)")
-    add("--mesh", default="", help="only this one, such as tp=4,pp=2; otherwise all of --count are compared")
+    add("--mesh", default=None, help="only this one, such as tp=4,pp=2; otherwise all of --count are compared")
     add("--weights", default="auto", help="format of weights, such as fp8, int8, int4-g128 (default: the model's type)")
     add("--kv-cache-dtype", default="auto", help="of keys and values: bfloat16, fp8, int8 (default: the model's type)")
-    add("--expert-loads", default="", help="how often experts are chosen: even, zipf:1.0, or a JSON file of loads")
+    add("--expert-loads", default=None, help="how often experts are chosen: even, zipf:1.0, or a JSON file of loads")
     add("--enable-eplb", action="store_true", help="experts move between ranks by their load, as in quire serve")
     add(
         "--eplb-config",
-        default="",
+        default=None,
         help="as in quire serve: a JSON object with num_redundant_experts, copies of experts",
     )
-    add("--workload", default="", help="chat, rag, offline, or a JSON file of lengths (default: chat)")
-    add("--slo", default="", help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms; none sets none")
+    add("--workload", default=None, help="chat, rag, offline, or a JSON file of lengths (default: chat)")
+    add("--slo", default=None, help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms; none sets none")
     add("--price", type=float, default=None, help="dollars an hour of one GPU")
     add("--max-model-len", type=int, default=None, help="longest sequence (default: the model's)")
     add("--max-num-seqs", type=int, default=None, help="most sequences at once of a replica (default: 1024)")
-    add("--calibration", default="", help="file of `quire bench calibrate`, in place of what comes with Quire")
+    add("--calibration", default=None, help="file of `quire bench calibrate`, in place of what comes with Quire")
     add("--json", action="store_true", help="print JSON")
-    add("--plot", default="", metavar="FILE.png", help="draw roofline, memory and frontier (needs matplotlib)")
-    add("--check", default="", metavar="RESULT.json", help="compare the model with a recorded result of quire bench")
+    add("--plot", default=None, metavar="FILE.png", help="draw roofline, memory and frontier (needs matplotlib)")
+    add("--check", default=None, metavar="RESULT.json", help="compare the model with a recorded result of quire bench")
     add("--dataset-path", default="", help="with --check of W3: the lengths that it had")
     parser.epilog = "quire plan train plans training, and what a budget is best spent on; see its --help"
     if isinstance(parser, FlagParser):
@@ -105,8 +111,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """`quire plan`; exit code 1 if the model does not fit, as of other commands whose answer is no."""
-    if namespace.gpu == "":
-        raise ConfigError("--gpu names nothing: give an accelerator, such as h200, or leave it out")
+    for flag, such in NAMED.items():
+        if getattr(namespace, flag) == "":
+            raise ConfigError(f"--{flag.replace('_', '-')} names nothing: give {such}, or leave it out")
     if namespace.check:
         return _check(namespace)
     if namespace.plot:
@@ -230,7 +237,7 @@ def _loads(namespace: argparse.Namespace, arch: ModelArch) -> ExpertLoads:
     """Of experts, and their copies."""
     n_redundant = None
     if namespace.enable_eplb or namespace.eplb_config:
-        options: object = {}
+        options: object = None
         with contextlib.suppress(ValueError, RecursionError):
             options = json.loads(namespace.eplb_config or "{}")
         if not isinstance(options, dict):
@@ -245,7 +252,7 @@ def _loads(namespace: argparse.Namespace, arch: ModelArch) -> ExpertLoads:
             raise ConfigError(
                 "--enable-eplb moves experts between ranks, and one device has all of them: raise --count"
             )
-    loads = read_loads(namespace.expert_loads, n_redundant)
+    loads = read_loads(namespace.expert_loads or "", n_redundant)
     loads.check(arch.family, map(n_experts_of, arch.layers))
     return loads
 
@@ -267,7 +274,7 @@ def _check_lengths(arch: ModelArch, max_model_len: int, workload: Workload | Non
 
 def _check_counts(namespace: argparse.Namespace) -> None:
     for flag in ABOUT_DEVICES:
-        if getattr(namespace, flag) not in (None, "", False) and not namespace.gpu:
+        if getattr(namespace, flag) not in (None, False) and not namespace.gpu:
             raise ConfigError(f"--{flag.replace('_', '-')} is about devices: say which with --gpu")
     for flag, least, most in (("count", 1, MOST_DEVICES), ("max_model_len", 0, 1 << 30), ("max_num_seqs", 0, 65536)):
         value = getattr(namespace, flag)
@@ -292,7 +299,7 @@ def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
     return device, given or found
 
 
-def _mesh(text: str, count: int) -> Mesh | None:
+def _mesh(text: str | None, count: int) -> Mesh | None:
     """`tp=4,pp=2`; what is missing makes up for the count as replicas."""
     if not text:
         return None
