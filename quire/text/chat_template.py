@@ -98,7 +98,8 @@ class ChatTemplate:
         """The prompt. Encode it without adding special tokens: the template writes them. It is a `TracedText`, from
         which the tokenizer makes marks only where the template, or a role, wrote them.
 
-        messages: each with one of `ROLES`, or a role that the template names, and content that is a string, a list of text parts, or absent.
+        messages: each with one of `ROLES`, or a role that the template names, and content that is a string, a list of
+        text parts, or absent.
         continue_final_message: leave the last message open, so that the model goes on with it.
         kwargs: further variables for the template (`chat_template_kwargs` of a request).
         Raises InvalidParameter for a bad message, tool or reserved name, and RequestError(param="messages") when the
