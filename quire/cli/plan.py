@@ -17,8 +17,9 @@ import sys
 import msgspec
 
 from quire.bench import plan_check
-from quire.bench.shape import FOLDER, PREFIX, shape_options
+from quire.bench.shape import FOLDER, PREFIX, shape_names, shape_options
 from quire.cli import plan_train
+from quire.cli.interrupt import instant_exit
 from quire.compute.weights.hub import is_on_hub
 from quire.compute.weights.hub_headers import network_errors, read_hub_files
 from quire.config.arch import ModelArch
@@ -30,6 +31,7 @@ from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.config.resolve import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS
 from quire.core.errors import ConfigError, LoadError, shown
+from quire.core.spelling import did_you_mean
 from quire.planner import chart, report, tables
 from quire.planner.accelerators import (
     REFERENCE,
@@ -63,9 +65,10 @@ ELSEWHERE = {
 }  # fmt: skip
 """Flags of `quire serve` and of `quire plan train` → what says the same."""
 NAMED = {
-    "gpu": "an accelerator, such as h200", "mesh": "degrees, such as tp=4,pp=2", "workload": "chat, rag, offline or a file",
-    "slo": "limits, such as ttft=200ms,tpot=20ms", "expert_loads": "even, zipf:1.0 or a file",
-    "eplb_config": "a JSON object", "calibration": "a file", "plot": "a file", "check": "a file",
+    "gpu": "an accelerator, such as h200", "mesh": "degrees, such as tp=4,pp=2",
+    "workload": "chat, rag, offline or a file", "slo": "limits, such as ttft=200ms,tpot=20ms",
+    "expert_loads": "even, zipf:1.0 or a file", "eplb_config": "a JSON object", "calibration": "a file",
+    "plot": "a file", "check": "a file",
 }  # fmt: skip
 """Flags whose text is never empty → what it is."""
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
@@ -187,8 +190,9 @@ def _hub_files(model: str) -> dict[str, object] | None:
 def _from_hub(model: str) -> pathlib.Path:
     """The folder of the hub's cache that has its config.json, fetched where it is not there."""
     if model.count("/") != 1 or importlib.util.find_spec("huggingface_hub") is None:
+        near = did_you_mean(PREFIX + model, [PREFIX + name for name in shape_names()])
         raise ConfigError(
-            f"{shown(model)} is neither a folder, a .gguf file, {PREFIX}NAME nor a hub name such as org/name"
+            f"{shown(model)} is neither a folder, a .gguf file, {PREFIX}NAME nor a hub name such as org/name{near}"
         )
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -293,9 +297,10 @@ def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
         return device, given or calibration_for(device)
     if given is not None and given.device == "cpu":
         return host_accelerator(given), given
-    from quire.bench.here import this_machine  # the only place that needs torch
+    with instant_exit():
+        from quire.bench.here import this_machine  # the only place that needs torch
 
-    device, found = this_machine()
+        device, found = this_machine()
     return device, given or found
 
 

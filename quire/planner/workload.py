@@ -9,6 +9,7 @@ import json
 import math
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -107,20 +108,32 @@ _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 def parse_objective(text: str) -> Objective:
     """'ttft=200ms,tpot=20ms', or 'none'. ConfigError that shows the part that cannot be read."""
+    return Objective(**parse_limits(text, ("ttft", "tpot")))
+
+
+def parse_limits(text: str, known: Sequence[str]) -> dict[str, float]:
+    """The text of an `--slo` as {'ttft_s': 0.2}, of the `known` times; empty and 'none' set none.
+
+    ConfigError that shows the part that cannot be read, and what is wrong with it.
+    """
     found: dict[str, float] = {}
     text = "" if text == "none" else text
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = part.partition("=")
-        match = _TIME.fullmatch(value.strip())
-        if name.strip() not in ("ttft", "tpot") or match is None:
+        name, _, value = (word.strip() for word in part.partition("="))
+        match = _TIME.fullmatch(value)
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise ConfigError(f"--slo {shown(part)}: {shown(name)} is no time that is known{near}: there are"
+                              f" {', '.join(known)}, as in ttft=200ms,tpot=20ms")  # fmt: skip
+        if match is None:
             raise ConfigError(f"--slo {shown(part)} cannot be read: write ttft=200ms,tpot=20ms, with us, ms or s")
         seconds = float(match[1]) * _UNITS[match[2]]
         if not seconds:
             raise ConfigError(f"--slo {shown(part)}: nothing takes no time")
-        if f"{name.strip()}_s" in found:
-            raise ConfigError(f"--slo {shown(text)} says {name.strip()} twice")
-        found[f"{name.strip()}_s"] = seconds
-    return Objective(**found)
+        if f"{name}_s" in found:
+            raise ConfigError(f"--slo {shown(text)} says {name} twice")
+        found[f"{name}_s"] = seconds
+    return found
 
 
 def check_price(price: float) -> float:

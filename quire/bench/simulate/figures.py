@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 from typing import Final
 
 from quire.bench.simulate.record import Outcome, Run, StepLog
 from quire.bench.summary import mean, percentile
-from quire.core.errors import ConfigError, shown
+from quire.planner.workload import parse_limits
 
 PERCENTILES: Final = (50.0, 90.0, 99.0)
 LIMITED: Final = ("ttft", "tpot", "e2e")
-_LIMIT: Final = re.compile(r"(\w+)=(\d+(?:\.\d+)?)(ms|s)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,15 +35,8 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo | None:
-    """`ttft=200ms,tpot=20ms`; None for an empty text. ConfigError for another form."""
-    limits: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        match = _LIMIT.fullmatch(part.strip())
-        if match is None or match[1] not in LIMITED or float(match[2]) <= 0:
-            raise ConfigError(
-                f"--slo {shown(part)}: write limits such as ttft=200ms,tpot=20ms,e2e=5s; known are {', '.join(LIMITED)}"
-            )
-        limits[f"{match[1]}_s"] = float(match[2]) * (1e-3 if match[3] == "ms" else 1.0)
+    """`ttft=200ms,tpot=20ms`; None for an empty text. None for an empty text. ConfigError for another form."""
+    limits = parse_limits(text, LIMITED)
     return Slo(**limits) if limits else None
 
 

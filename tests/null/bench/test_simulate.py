@@ -496,10 +496,19 @@ def test_figures_of_two_requests_by_hand() -> None:
     assert found["kv_waste"] == pytest.approx(1 - 60 / 100) and found["mean_kv_use"] == pytest.approx(100 / 300)
 
 
-@pytest.mark.parametrize("text", ["ttft=200", "ttft:200ms", "tttf=2ms", "ttft=0ms", "tpot=-1ms", "ttft=nanms"])
-def test_a_bad_slo_is_refused_by_its_words(text: str) -> None:
-    with pytest.raises(ConfigError, match="write limits such as"):
+@pytest.mark.parametrize(("text", "message"), [
+    ("ttft=200", "with us, ms or s"), ("ttft=200min", "with us, ms or s"), ("tpot=-1ms", "with us, ms or s"),
+    ("ttft=nanms", "with us, ms or s"), ("ttft=0ms", "nothing takes no time"), ("tpot=1ms,tpot=2ms", "says tpot twice"),
+    ("tttf=2ms", "'tttf' is no time that is known; did you mean ttft"), ("foo=2ms", "there are ttft, tpot, e2e"),
+])  # fmt: skip
+def test_a_bad_slo_is_refused_by_its_words(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         parse_slo(text)
+
+
+def test_an_slo_has_the_units_of_quire_plan() -> None:
+    assert parse_slo("ttft=500us, tpot=20ms,e2e=5s") == Slo(ttft_s=500e-6, tpot_s=0.02, e2e_s=5.0)
+    assert parse_slo("none") is None and parse_slo("") is None
 
 
 def test_capacity_is_where_the_limit_stops_being_kept() -> None:

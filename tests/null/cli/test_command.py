@@ -141,6 +141,28 @@ def test_ctrl_c_ends_with_130_and_one_line() -> None:
     assert errors.strip() == "quire: interrupted"
 
 
+def test_ctrl_c_ends_a_plan_of_this_machine_where_what_measures_would_swallow_it() -> None:
+    code = """
+import sys, time, types
+module = types.ModuleType("quire.bench.here")
+def this_machine():
+    print("ready", flush=True)
+    try:
+        time.sleep(30)
+    except KeyboardInterrupt:  # as some libraries do while they load
+        sys.exit(77)
+module.this_machine = this_machine
+sys.modules["quire.bench.here"] = module
+from quire.cli.main import main
+sys.exit(main(["plan", "demo", "--gpu", "here"]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.strip()) == (130, "quire: interrupted")
+
+
 def test_hardly_anything_is_imported_before_ctrl_c_is_guarded() -> None:
     """Ctrl-C while a module above the guard loads is a traceback: `signal` and `contextlib` take five times as long as
     all that is there."""

@@ -206,6 +206,7 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h300"], "there are h100, h100-pcie, h100-nvl, h200"),
         (["--gpu", "h20"], "did you mean h200"),
         (["--gpu", "h200", "--slo", "ttft=soon"], "'ttft=soon' cannot be read: write ttft=200ms"),
+        (["--gpu", "h200", "--slo", "foo=200ms"], "'foo' is no time that is known: there are ttft, tpot, as in"),
         (["--gpu", "h200", "--slo", "tpot=0ms"], "nothing takes no time"),
         (["--gpu", "h200", "--slo", "tpot=1ms,tpot=2ms"], "says tpot twice"),
         (["--gpu", "h200", "--price", "-1"], "--price -1"),
@@ -243,6 +244,7 @@ def test_bad_input_is_refused_by_name(capsys: pytest.CaptureFixture[str], words:
 def test_missing_and_impossible_models(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     assert "did you mean shape:qwen3-0.6b" in refused(capsys, "shape:qwen3-0.6")
     assert "neither a folder" in refused(capsys, "nothing-here")
+    assert "did you mean shape:llama-3.1-8b?" in refused(capsys, "llama-3.1-8b")
     assert "config.json" in refused(capsys, str(tmp_path))
     for path in ("./nothing-here", "/nowhere/model", "../nothing/", "~/no/model", "no/model/"):
         assert "there is no such folder" in refused(capsys, path)

@@ -109,7 +109,7 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     [
         (["--gpu-memory", "1GiB"], "or divide it over several GPUs with --tensor-parallel-size"),
         (["--gpu", "h2000"], "'h2000' is unknown; did you mean h200?"),
-        (["--slo", "ttft=fast"], "write limits such as ttft=200ms"),
+        (["--slo", "ttft=fast"], "'ttft=fast' cannot be read: write ttft=200ms"),
         (["--capacity"], "give one, such as"),
         (["--capacity", "--slo", "ttft=1s", "--request-rate", "5"], "leave one of them out"),
         (["--request-rate", "1e-300"], "more than a year: raise it"),
