@@ -19,7 +19,7 @@ import transformers
 
 from quire.config.engine import EngineConfig
 from quire.config.options import keyword_options
-from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError, InvalidParameter, QueueFull
+from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError, InvalidParameter
 from quire.core.failure import Code
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.frontend import Frontend
@@ -309,8 +309,8 @@ def test_a_batch_may_exceed_the_queue(checkpoint: pathlib.Path) -> None:
     with pytest.raises(InvalidParameter):
         small.generate([*batch, [-1]], params, use_tqdm=False)
     assert not small.engine.has_work()
-    with pytest.raises(QueueFull):
-        small.generate([[1]], SamplingParams(n=4, max_tokens=1), use_tqdm=False)
+    with pytest.raises(InvalidParameter, match=r"n = 6 .*at most 5, 2 that run and 3 that wait"):
+        small.generate([[1]], SamplingParams(n=6, max_tokens=1), use_tqdm=False)
     assert not small.engine.has_work() and not small._open
     small.shutdown()
 
