@@ -19,7 +19,6 @@ from quire.core.errors import (
     ConfigError,
     ContextLengthExceeded,
     EngineDead,
-    InvalidParameter,
     LoadError,
     QueueFull,
     RequestError,
