@@ -36,20 +36,19 @@ struct QuireWideArgs {  // WideArgs, AdaptedArgs in quire/kernels/gemm/hopper_pr
 namespace quire {
 
 constexpr int TOKENS = QUIRE_TOKENS, SPLIT = QUIRE_SPLIT;
-constexpr int GROUP = 128, WORKERS = 2 * GROUP, SHRINKERS = WORKERS + GROUP;
-constexpr int THREADS = QUIRE_RANK ? SHRINKERS + GROUP : SHRINKERS;
+constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP, MOST_THREADS = QUIRE_RANK ? 512 : THREADS;
 constexpr int ROWS = 128;                                       // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
 constexpr int TILE_ROWS = 2 * OUT_ROWS;                         // of y
 constexpr int QUADS = TOKENS / 8;                               // sums of a thread: 2 rows (8 apart) x 2 tokens each
-constexpr int OWN_QUADS = QUADS / SPLIT, OWN_TOKENS = 8 * OWN_QUADS;  // that a thread, a block finishes
+constexpr int OWN_QUADS = QUADS / SPLIT;                        // that a thread finishes
 constexpr int W_BYTES = ROWS * ROW_BYTES, X_BYTES = TOKENS * 128, STAGE_BYTES = W_BYTES + X_BYTES;
 constexpr int divisor(int n, int most) { return n % most == 0 ? most : divisor(n, most - 1); }
 constexpr int ROUND_QUADS = divisor(OWN_QUADS, 8);              // that pass through shared memory at a time
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
 constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
 constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : 0;     // of the tokens, for a stage
-constexpr int RING_BYTES = 232448 - 1024 - ADAPTERS_BYTES;
+constexpr int RING_BYTES = 232448 - 1024 - BESIDE_BYTES;
 constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES); }
 constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
 constexpr int N_STAGES = stages_with(N_OUT);
@@ -64,7 +63,7 @@ struct Barriers {
 };
 constexpr int OUT_AT = N_STAGES * STAGE_BYTES, SCALES_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + N_STAGES * SCALE_BYTES;
-constexpr int ADAPTERS_AT = (BARRIERS_AT + int(sizeof(Barriers)) + 15) / 16 * 16, END = ADAPTERS_AT + ADAPTERS_BYTES;
+constexpr int PLACES_AT = BARRIERS_AT + int(sizeof(Barriers)), END = PLACES_AT + PLACES_BYTES;
 
 struct Place {  // of a tile
     int row, token;  // first of y
@@ -73,11 +72,11 @@ struct Place {  // of a tile
 struct WideBlock {
     const QuireWideArgs& a;
     uint32_t base;
-    int slice, team, n_row_tiles, n_tiles, first_unit, n_units, n_before, n_all_units, n_passes, n_items;
+    int slice, team, n_row_tiles, n_tiles, first_unit, n_units, n_all_units, n_passes, n_items;
     AdapterUnits adapters;
 
     __device__ WideBlock(const QuireWideArgs& args, char* shared)
-        : a(args), base(shared_address(shared)), adapters(args, shared + ADAPTERS_AT) {
+        : a(args), base(shared_address(shared)), adapters(args, reinterpret_cast<int*>(shared + PLACES_AT)) {
         const int units = a.k / CHUNK;
         slice = blockIdx.x % SPLIT, team = blockIdx.x / SPLIT;
         n_row_tiles = (n_out() + TILE_ROWS - 1) / TILE_ROWS;
@@ -85,13 +84,6 @@ struct WideBlock {
         first_unit = units * slice / SPLIT;
         n_units = units * (slice + 1) / SPLIT - first_unit;
         n_passes = (n_tiles - team + a.n_teams - 1) / a.n_teams;
-        n_before = SPLIT > 1 ? n_units : max(1, n_units * 3 / 4);  // chunks of adapters, whose way is hidden by what follows
-        n_all_units = n_units;
-        n_items = n_passes * n_all_units;
-    }
-    // Adds the chunks of adapters to those of w, when the step's are listed.
-    __device__ void count_adapters() {
-        adapters.count();
         n_all_units = n_units + adapters.n_units();
         n_items = n_passes * n_all_units;
     }
@@ -101,10 +93,6 @@ struct WideBlock {
     __device__ uint32_t scales(int i) const { return base + SCALES_AT + i * SCALE_BYTES; }
     __device__ uint32_t full(int i) const { return base + BARRIERS_AT + i * 8; }
     __device__ uint32_t empty(int i) const { return base + BARRIERS_AT + (N_STAGES + i) * 8; }
-
-    // Units of a tile: some of w, those of adapters, the rest of w.
-    __device__ bool is_of_adapters(int unit) const { return QUIRE_RANK && unit >= n_before && unit < n_before + adapters.n_units(); }
-    __device__ int unit_of_w(int unit) const { return QUIRE_RANK && unit >= n_before ? unit - adapters.n_units() : unit; }
 
     // Neighbours in time share rows of w; `n_together` tiles of tokens stay in L2 while all of w passes.
     __device__ Place place(int pass) const {
@@ -120,7 +108,6 @@ struct WideBlock {
                 barrier_init(full(i), 1);
                 barrier_init(empty(i), WORKERS / 32);
             }
-            adapters.init();
             barrier_init_fence();
         }
         __syncthreads();
@@ -130,33 +117,28 @@ struct WideBlock {
 
     __device__ void load_w(const Maps& maps, Place at, int unit, int i) const {
         const uint64_t hint = a.m <= TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
-        if (is_of_adapters(unit))
-            return adapters.load_b(stage(i), full(i), a.n, at.row, unit - n_before, OWN_TOKENS * ROW_BYTES);
-        const int column = (first_unit + unit_of_w(unit)) * BOX_COLUMNS;
+        const int column = (first_unit + unit) * BOX_COLUMNS;
         barrier_expect(full(i), STAGE_BYTES + SCALE_BYTES);
+        if (QUIRE_RANK && unit >= n_units) return adapters.load_b(maps, stage(i), full(i), at.row, unit - n_units);
         if (QUIRE_SILU) {
             load_box(stage(i), &maps.w, full(i), hint, column, 0, 0, at.row / 8);
         } else {
             load_box(stage(i), &maps.w, full(i), hint, column, at.row);
         }
     }
-    __device__ void load_x(const Maps& maps, Place at, int unit, int i) {
+    __device__ void load_x(const Maps& maps, Place at, int unit, int i) const {
         const uint32_t to = stage(i) + W_BYTES;
-        if (is_of_adapters(unit))
-            return adapters.load_inner(maps, to, full(i), at.row, at.token + slice * OWN_TOKENS, unit - n_before);
-        load_box(to, &maps.x, full(i), L2_EVICT_LAST, (first_unit + unit_of_w(unit)) * CHUNK, at.token);
+        if (QUIRE_RANK && unit >= n_units) return adapters.load_inner(maps, to, full(i), at.row, at.token, unit - n_units);
+        load_box(to, &maps.x, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK, at.token);
         if (QUIRE_FP8 == 2)
             load_bytes(scales(i), a.x_scale + int64_t(first_unit + unit) * a.x_scale_step + at.token, SCALE_BYTES, full(i));
     }
-    __device__ void feed(const Maps& maps) {
-        const int n_first = min(QUIRE_RANK ? n_before : n_items, N_STAGES);
-        for (int i = 0; i < n_first; i++) load_w(maps, place(i / n_units), i % n_units, i);
-        count_adapters();
-        const int n = n_items, n_pass = n_all_units;
+    __device__ void feed(const Maps& maps) const {
+        const int n = n_items, n_first = min(n, N_STAGES), n_pass = n_all_units;
+        for (int i = 0; i < n_first; i++) load_w(maps, place(i / n_pass), i % n_pass, i);
         wait_for_previous_grid();
         for (int i = 0; i < n_first; i++) load_x(maps, place(i / n_pass), i % n_pass, i);
         int pass = n_first / n_pass, unit = n_first % n_pass, at_stage = 0, turn = 0;
-        if (QUIRE_RANK && n_first < N_STAGES) at_stage = n_first, turn = -1;  // these are still empty
         Place at = place(pass);
         for (int i = n_first; i < n; i++) {
             await(empty(at_stage), turn & 1);
@@ -173,16 +155,16 @@ struct WideBlock {
     __device__ void release(int i) const {
         if ((threadIdx.x & 31) == 0) barrier_arrive(empty(i));
     }
-    // n units from item `first` on; n > 0.
-    __device__ void multiply(float (&d)[TOKENS / 2], int first, int n, bool adds) const {
+    __device__ void multiply(float (&d)[TOKENS / 2], int pass) const {
+        const int first = pass * n_all_units;
         int at_stage = first % N_STAGES, turn = first / N_STAGES, before = at_stage;
-        for (int unit = 0; unit < n; unit++) {
+        for (int unit = 0; unit < n_units; unit++) {
             await(full(at_stage), turn & 1);
             const Operand w = rows_operand(stage(at_stage) + uniform(group()) * 8192);
             const Operand x = rows_operand(stage(at_stage) + W_BYTES);
             products_begin();
 #pragma unroll
-            for (int i = 0; i < 4; i++) Product<TOKENS>::rows(d, w.further(32 * i), x.further(32 * i), adds || unit + i > 0);
+            for (int i = 0; i < 4; i++) Product<TOKENS>::rows(d, w.further(32 * i), x.further(32 * i), unit + i > 0);
             products_commit();
             products_wait<1>();
             if (unit > 0) release(before);
@@ -193,6 +175,42 @@ struct WideBlock {
         pin(d);
         release(before);
     }
+
+#if QUIRE_RANK
+    // What adapters add, by sums of their own: of a slice each has all, so that none depends on where an adapter is.
+    __device__ void multiply_adapters(float (&d)[1 + QUIRE_SILU][TOKENS / 2], int pass) const {
+        const int first = pass * n_all_units + n_units;
+        int at_stage = first % N_STAGES, turn = first / N_STAGES, before = -1;
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; i++) d[0][i] = d[QUIRE_SILU][i] = 0.0f;
+        for (int chunk = 0; chunk < adapters.n_chunks; chunk++) {
+#pragma unroll
+            for (int part = 0; part <= QUIRE_SILU; part++) {
+                await(full(at_stage), turn & 1);
+                products_begin();
+                AdapterUnits::multiply(d[part], stage(at_stage), uniform(group()), stage(at_stage) + W_BYTES);
+                products_commit();
+                products_wait<1>();
+                if (before >= 0) release(before);
+                before = at_stage;
+                if (++at_stage == N_STAGES) at_stage = 0, turn++;
+            }
+        }
+        products_wait<0>();
+        pin(d[0]), pin(d[QUIRE_SILU]);
+        if (before >= 0) release(before);
+    }
+    __device__ void add_adapters(float (&d)[TOKENS / 2], const float (&added)[1 + QUIRE_SILU][TOKENS / 2]) const {
+#pragma unroll
+        for (int i = 0; i < OWN_QUADS * 4; i++) {
+#pragma unroll
+            for (int owner = 0; owner < SPLIT; owner++) {
+                const float own = added[i % 4 < 2 ? 0 : QUIRE_SILU][owner * OWN_QUADS * 4 + i];
+                d[i] += owner == slice ? own : 0.0f;
+            }
+        }
+    }
+#endif
 
     // e4m3: sums leave the tensor cores, which keep few digits of them, after each chunk; scaled where weights have
     // blocks. While one warpgroup adds, the other multiplies.
@@ -399,8 +417,7 @@ struct WideBlock {
             store_round(map, out, row, at.token + first * 8);
         }
     }
-    __device__ void work(const CUtensorMap* y_map) {
-        count_adapters();
+    __device__ void work(const CUtensorMap* y_map) const {
         wait_for_previous_grid();
         const int n = n_passes;
         for (int pass = 0; pass < n; pass++) {
@@ -411,31 +428,33 @@ struct WideBlock {
             } else if (QUIRE_FP8) {
                 multiply_scaled(d, pass, at);
             } else {
-                multiply(d, pass * n_all_units, QUIRE_RANK ? n_before : n_units, false);
+                multiply(d, pass);
             }
+#if QUIRE_RANK
+            float added[1 + QUIRE_SILU][TOKENS / 2];
+            multiply_adapters(added, pass);
             if (SPLIT > 1) exchange(d, at);
-            const int item = pass * n_all_units + n_before, n_after = n_units - n_before;
-            adapters.add<OWN_QUADS * 4, N_STAGES>(*this, d, item);
-            if (QUIRE_RANK && n_after > 0) multiply(d, item + adapters.n_units(), n_after, true);
-            at.token += slice * OWN_TOKENS;
+            add_adapters(d, added);
+#else
+            if (SPLIT > 1) exchange(d, at);
+#endif
+            at.token += slice * OWN_QUADS * 8;
             store(y_map, d, at);
         }
         if (!QUIRE_WIDE && threadIdx.x % GROUP == 0) stores_wait();
     }
 };
 
-__global__ void __launch_bounds__(THREADS, 1) gemm_wide(const __grid_constant__ Maps maps,
+__global__ void __launch_bounds__(MOST_THREADS, 1) gemm_wide(const __grid_constant__ Maps maps,
                                                         const __grid_constant__ QuireWideArgs args) {
     extern __shared__ __align__(1024) char shared[];
-    WideBlock block(args, shared);
+    const WideBlock block(args, shared);
     if (threadIdx.x == WORKERS) prefetch_map(&maps.w), prefetch_map(&maps.x);
     block.init();
     let_next_grid_start();
     if (threadIdx.x < WORKERS) {
         registers_up<QUIRE_RANK ? 168 : 232>();
         block.work(&maps.y);
-    } else if (threadIdx.x >= SHRINKERS) {
-        block.adapters.shrink(args);
     } else {
         registers_down<40>();
         if (threadIdx.x == WORKERS) block.feed(maps);

@@ -33,6 +33,10 @@ constexpr uint32_t SWIZZLE_128 = 1u << 30;
 __device__ __forceinline__ Operand rows_operand(uint32_t address, uint32_t group_bytes = 1024) {
     return {(address >> 4) | 1u << 16, (group_bytes >> 4) | SWIZZLE_128};
 }
+// The same of rows of 32, 64 or 128 bytes, each with the swizzle of as many.
+template <int ROW_BYTES> __device__ __forceinline__ Operand short_rows_operand(uint32_t address) {
+    return {(address >> 4) | 1u << 16, (8 * ROW_BYTES >> 4) | (ROW_BYTES == 32 ? 3u : ROW_BYTES == 64 ? 2u : 1u) << 30};
+}
 // Rows are the 16 of the product, two groups of 8 that are `group_bytes` apart; the outer dimension lies along a row
 // (v), the next 64 columns `tile_bytes` further.
 __device__ __forceinline__ Operand columns_operand(uint32_t address, uint32_t tile_bytes, uint32_t group_bytes = 1024) {
@@ -87,7 +91,6 @@ template <int N> struct Product;
 #define QUIRE_SUMS_60 QUIRE_SUMS_30 QUIRE_TEN(3) QUIRE_TEN(4) QUIRE_TEN(5)
 #define QUIRE_SUMS_90 QUIRE_SUMS_60 QUIRE_TEN(6) QUIRE_TEN(7) QUIRE_TEN(8)
 #define QUIRE_SUMS_120 QUIRE_SUMS_90 QUIRE_TEN(9) QUIRE_TEN(10) QUIRE_TEN(11)
-#define QUIRE_OUT4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define QUIRE_OUT8(i)                                                                                          \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
@@ -134,7 +137,6 @@ template <int N> struct Product;
 #define QUIRE_OUT_48 QUIRE_OUT32(0), QUIRE_OUT16(32)
 #define QUIRE_OUT_96 QUIRE_OUT64(0), QUIRE_OUT32(64)
 #define QUIRE_OUT_128 QUIRE_OUT64(0), QUIRE_OUT64(64)
-QUIRE_PRODUCT(8, "%0, %1, %2, %3", QUIRE_OUT4(0), 4, 5, 6, 7, 8, 9)
 QUIRE_PRODUCT(16, "%0, %1, %2, %3, %4, %5, %6, %7", QUIRE_OUT8(0), 8, 9, 10, 11, 12, 13)
 QUIRE_PRODUCT(32, QUIRE_TEN() "%10, %11, %12, %13, %14, %15", QUIRE_OUT16(0), 16, 17, 18, 19, 20, 21)
 QUIRE_PRODUCT(64, QUIRE_SUMS_30 "%30, %31", QUIRE_OUT32(0), 32, 33, 34, 35, 36, 37)
@@ -156,7 +158,6 @@ QUIRE_PRODUCT(256, QUIRE_SUMS_120 "%120, %121, %122, %123, %124, %125, %126, %12
 #undef QUIRE_SUMS_60
 #undef QUIRE_SUMS_90
 #undef QUIRE_SUMS_120
-#undef QUIRE_OUT4
 #undef QUIRE_OUT8
 #undef QUIRE_OUT16
 #undef QUIRE_OUT32

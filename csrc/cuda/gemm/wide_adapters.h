@@ -1,31 +1,26 @@
 // Adapters in a product of many rows: chunks of columns behind those of w. Their rows are those of the second matrices B
-// of 64 / QUIRE_RANK adapters, their tokens inner = A x (wide_shrink.h), with zeros where a token has another adapter. So
-// a token's sum gets what its own adapter adds and zeros, and one without keeps its bits.
+// of 64 / QUIRE_RANK adapters, their tokens what the first made of x (lora.cu), with zeros where a token has another
+// adapter. So a token's sum gets what its own adapter adds and zeros, and one without keeps its bits.
 //
-// A block adds them to the sums of the tokens that it finishes: behind the exchange where K is split, whose way hides theirs,
-// else behind three quarters of w. So no bit depends on where an adapter is.
+// Registers and shared memory are left for a block of lora.cu, so that w is on its way while that runs: with adapters a
+// thread gets as many registers as one of 512 would, and the ring is shorter.
+//
 // A chunk of several parts (q, k, v) is of that of the tile's rows; gate and up, which a tile has both, get one each.
 #pragma once
+#include "adapters.h"
 #include "gemm.h"
-#include "wide_memory.h"
 
 #ifndef QUIRE_RANK
 #define QUIRE_RANK 0
 #endif
-#if QUIRE_RANK
-#include "wide_shrink.h"
-#endif
 
-struct QuireWideAdapters {  // AdaptedArgs in quire/kernels/gemm/hopper_product.py
-    const void* a;             // [place][part * QUIRE_RANK + rank][k]
-    const void* b;             // [place][n][QUIRE_RANK]
-    void* inner;               // [part][m][width], elements; the step's adapters side by side, QUIRE_RANK columns each
-    const int32_t* ranks;      // of a place and part at [place * ranks_step + part]
-    const int32_t* order;      // of the step's rows
-    const int32_t* tiles;
-    int64_t a_place, b_place;  // elements
-    int32_t n_tiles, n_parts, width, ranks_step;
-    int32_t part_ends[4];      // rows of w; multiples of a tile's, but with SiLU
+struct QuireWideAdapters {  // AdaptedArgs in quire/kernels/lora/hopper.py
+    const void* b;          // [place][n][QUIRE_RANK]
+    const void* inner;      // [part][m][width], as lora.cu writes it
+    const int32_t* tiles;   // of the step's rows
+    int64_t b_place;        // elements
+    int32_t n_places, n_tiles, n_parts, width;
+    int32_t part_ends[4];   // rows of w; multiples of a tile's, but with SiLU
 };
 
 namespace quire {
@@ -33,54 +28,42 @@ namespace quire {
 struct Maps {
     CUtensorMap w, x, y;
 #if QUIRE_RANK
-    CUtensorMap inner;
+    CUtensorMap b, inner;
 #endif
 };
 
 #if QUIRE_RANK
 constexpr int TILE_PLACES = CHUNK / QUIRE_RANK;            // adapters of a chunk
 constexpr int B_ROW = QUIRE_RANK * 2, B_BYTES = 128 * B_ROW;  // of one of them in a stage
-constexpr int ADAPTERS_BYTES = sizeof(ShrinkShared);
+constexpr int MAX_PLACES = 64, PLACES_BYTES = MAX_PLACES * 4, BESIDE_BYTES = 17 << 10;
 static_assert((QUIRE_RANK == 16 || QUIRE_RANK == 32 || QUIRE_RANK == 64) && QUIRE_TOKENS == 64 && !IN_BYTES);
 
 struct AdapterUnits {
     const QuireWideAdapters& a;
-    ShrinkShared& shared;
-    int n_places = 0, n_chunks = 0;
-    bool has_inner = false;
+    const int* places;  // in shared memory
+    int n_places, n_chunks;
 
-    template <class Args> __device__ AdapterUnits(const Args& args, char* at)
-        : a(args.adapters), shared(*reinterpret_cast<ShrinkShared*>(at)) {}
-    __device__ void init() const { init_shrink(shared); }
-    template <class Args> __device__ void shrink(const Args& args) const { Shrinker<Args>(args, shared).run(); }
-    __device__ void count() {
-        await(shared_address(&shared.listed), 0);
-        n_places = shared.n_places, n_chunks = (n_places + TILE_PLACES - 1) / TILE_PLACES;
+    template <class Args> __device__ AdapterUnits(const Args& args, int* listed) : a(args.adapters), places(listed) {
+        n_places = count_places(a.tiles, a.n_tiles, [&](int i, int place) {
+            if (threadIdx.x < 32 && i < MAX_PLACES) listed[i] = place;
+        });
+        n_chunks = (n_places + TILE_PLACES - 1) / TILE_PLACES;
     }
     __device__ int n_units() const { return n_chunks * (1 + QUIRE_SILU); }
-    // With SiLU a tile's B is gate's rows, then up's. Both come with gate's input, and up's comes alone. What a last chunk
-    // has too many is B of one again, times zeros. row: of y; n: rows of w; n_beside: bytes that the barrier waits for, too.
-    __device__ void load_b(uint32_t to, uint32_t barrier, int n, int row, int unit, uint32_t n_beside) const {
-        if (QUIRE_SILU && unit % 2) return barrier_expect(barrier, n_beside);
+    // row: of y. What a last chunk has too many is B of one again, times zeros.
+    __device__ void load_b(const Maps& maps, uint32_t to, uint32_t barrier, int row, int unit) const {
         const int first = unit / (1 + QUIRE_SILU) * TILE_PLACES;
-        const uint32_t n_bytes = (QUIRE_SILU ? min(64, n / 2 - row) : min(128, n - row)) * B_ROW;
-        barrier_expect(barrier, TILE_PLACES * (1 + QUIRE_SILU) * n_bytes + n_beside);
 #pragma unroll
         for (int i = 0; i < TILE_PLACES; i++) {
-            const int place = shared.places[min(first + i, n_places - 1)];
-            const Element* from = static_cast<const Element*>(a.b) + place * a.b_place + int64_t(row) * QUIRE_RANK;
-            load_bytes(to + i * B_BYTES, from, n_bytes, barrier);
-            if (QUIRE_SILU) load_bytes(to + i * B_BYTES + B_BYTES / 2, from + int64_t(n / 2) * QUIRE_RANK, n_bytes, barrier);
+            const int place = places[min(first + i, n_places - 1)];
+            if (QUIRE_SILU) {
+                load_box(to + i * B_BYTES, &maps.b, barrier, L2_EVICT_NORMAL, 0, 0, 0, row / 8, place);
+            } else {
+                load_box(to + i * B_BYTES, &maps.b, barrier, L2_EVICT_NORMAL, 0, row, place);
+            }
         }
     }
-    // The i-th 16 columns of a chunk of B as the left operand of a product, of 64 rows, a warpgroup's half.
-    static __device__ void read_b(uint32_t (&rows)[4], uint32_t b, int i) {
-        const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, is_low = lane / 8 & 1;
-        const int row = QUIRE_SILU ? is_low * 64 + warp * 8 + lane % 8 : warp * 16 + is_low * 8 + lane % 8;
-        load_matrices(rows, b + i * 16 / QUIRE_RANK * B_BYTES + row * B_ROW + i * 16 % QUIRE_RANK * 2 + lane / 16 * 16);
-    }
-    __device__ void load_inner(const Maps& maps, uint32_t to, uint32_t barrier, int row, int token, int unit) {
-        if (!has_inner) await_inner(shared), has_inner = true;
+    __device__ void load_inner(const Maps& maps, uint32_t to, uint32_t barrier, int row, int token, int unit) const {
         int part = 0;
         if (QUIRE_SILU) {
             part = unit % 2;
@@ -89,62 +72,44 @@ struct AdapterUnits {
         }
         load_box(to, &maps.inner, barrier, L2_EVICT_LAST, unit / (1 + QUIRE_SILU) * CHUNK, token, part);
     }
-    // Adds to the first N sums, those of this block's tokens, the chunks of a tile, which begin at `item`. Gate's rows are
-    // the upper ones of a warp and up's the lower: they have inputs of their own, in two stages.
-    template <int N, int N_STAGES, class Block>
-    __device__ void add(const Block& block, float (&sums)[QUIRE_TOKENS / 2], int item) const {
-        float d[N];
+    // d += one chunk, of 64 rows: the `group`-th half of those of a stage.
+    static __device__ __forceinline__ void multiply(float (&d)[QUIRE_TOKENS / 2], uint32_t b, int group, uint32_t inner) {
+        const Operand right = rows_operand(inner);
 #pragma unroll
-        for (int i = 0; i < N; i++) d[i] = sums[i];
-        for (int chunk = 0; chunk < n_chunks; chunk++) {
-            const int b_stage = item % N_STAGES;
-            uint32_t left[4][4];
-            await(block.full(b_stage), item / N_STAGES & 1);
-#pragma unroll
-            for (int i = 0; i < 4; i++) read_b(left[i], block.stage(b_stage), i);
-#pragma unroll
-            for (int part = 0; part <= QUIRE_SILU; part++, item++) {
-                if (part > 0) await(block.full(item % N_STAGES), item / N_STAGES & 1);
-                const Operand inner = rows_operand(block.stage(item % N_STAGES) + TILE_PLACES * B_BYTES);
-                products_begin();
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const bool upper = !QUIRE_SILU || part == 0, lower = !QUIRE_SILU || part == 1;
-                    const uint32_t own[4] = {upper ? left[i][0] : 0, lower ? left[i][1] : 0, upper ? left[i][2] : 0,
-                                             lower ? left[i][3] : 0};
-                    Product<2 * N>::rows_of(d, own, inner.further(32 * i), 1);
-                }
-                products_commit();
-            }
-            products_wait<0>();
-            pin(d);
-            block.release(b_stage);
-            if (QUIRE_SILU) block.release((b_stage + 1) % N_STAGES);
+        for (int i = 0; i < 4; i++) {
+            const int column = i * 16 % QUIRE_RANK;
+            const Operand left = short_rows_operand<B_ROW>(b + i * 16 / QUIRE_RANK * B_BYTES + group * (B_BYTES / 2));
+            Product<QUIRE_TOKENS>::rows(d, left.further(column * 2), right.further(32 * i), 1);
         }
-#pragma unroll
-        for (int i = 0; i < N; i++) sums[i] = d[i];
     }
 };
 
+// Of w [n, k] rows as `encode_weights` takes them, but of each place.
 template <class Args> cudaError_t encode_adapters(Maps* maps, const Args& args) {
     const QuireWideAdapters& a = args.adapters;
+    constexpr CUtensorMapSwizzle SWIZZLE = QUIRE_RANK == 16   ? CU_TENSOR_MAP_SWIZZLE_32B
+                                           : QUIRE_RANK == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                              : CU_TENSOR_MAP_SWIZZLE_128B;
+    const uint64_t n = args.n, n_places = a.n_places, place = a.b_place * 2;
+    const uint64_t sizes[] = {QUIRE_RANK, n, n_places}, strides[] = {B_ROW, place};
+    const uint64_t pair_sizes[] = {QUIRE_RANK, 8, 2, n / 16, n_places}, pair_strides[] = {B_ROW, n / 2 * B_ROW, 8 * B_ROW, place};
+    const uint32_t box[] = {QUIRE_RANK, 128, 1}, pair_box[] = {QUIRE_RANK, 8, 2, 8, 1};
+    const cudaError_t error = QUIRE_SILU ? encode_map(&maps->b, a.b, 5, pair_sizes, pair_strides, pair_box, L2_BY_128, SWIZZLE)
+                                         : encode_map(&maps->b, a.b, 3, sizes, strides, box, L2_BY_128, SWIZZLE);
+    if (error != cudaSuccess) return error;
     const uint64_t width = a.width, m = args.m, n_parts = a.n_parts;
     const uint64_t inner_sizes[] = {width, m, n_parts}, inner_strides[] = {width * 2, m * width * 2};
-    const uint32_t inner_box[] = {CHUNK, QUIRE_TOKENS / QUIRE_SPLIT, 1};
+    const uint32_t inner_box[] = {CHUNK, QUIRE_TOKENS, 1};
     return encode_map(&maps->inner, a.inner, 3, inner_sizes, inner_strides, inner_box, L2_BY_128, SWIZZLED);
 }
 #else
-constexpr int ADAPTERS_BYTES = 0;
+constexpr int PLACES_BYTES = 0, BESIDE_BYTES = 0;
 
 struct AdapterUnits {  // none
-    template <class Args> __device__ AdapterUnits(const Args&, char*) {}
-    __device__ void init() const {}
-    template <class Args> __device__ void shrink(const Args&) const {}
-    __device__ void count() {}
+    template <class Args> __device__ AdapterUnits(const Args&, int*) {}
     __device__ int n_units() const { return 0; }
-    __device__ void load_b(uint32_t, uint32_t, int, int, int, uint32_t) const {}
+    __device__ void load_b(const Maps&, uint32_t, uint32_t, int, int) const {}
     __device__ void load_inner(const Maps&, uint32_t, uint32_t, int, int, int) const {}
-    template <int N, int N_STAGES, class Block> __device__ void add(const Block&, float (&)[QUIRE_TOKENS / 2], int) const {}
 };
 template <class Args> cudaError_t encode_adapters(Maps*, const Args&) { return cudaSuccess; }
 #endif

@@ -39,10 +39,5 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
     return x;
 }
-__device__ __forceinline__ void ask_in_l2(const void* from, uint32_t n_bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(n_bytes) : "memory");
-}
-// Global memory written by ordinary stores, read next by the copy engine: where it was written, and where it is read.
-__device__ __forceinline__ void all_async_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 }  // namespace quire

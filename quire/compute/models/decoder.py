@@ -33,7 +33,7 @@ from quire.config.rope import Rope
 from quire.config.shares import Region
 from quire.config.stages import LayerRange
 from quire.core.errors import EngineError
-from quire.kernels import gemm
+from quire.kernels import gemm, lora
 from quire.kernels.kvstore.entry import Scales
 
 Enter = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -178,7 +178,7 @@ class Decoder:
         plain = {shape for linear in self.linears() for shape in linear.plain_shapes}
         kernels = [one for one in self.kernels() if (one.n, one.k) in plain]
         rank = 0 if self.adapters is None else self.adapters.rank
-        gemm.build(kernels, self.dtype, self.device, max_rows, rank)
+        gemm.build(kernels, self.dtype, self.device, max_rows, rank, lora.variant_of)
         for layer in {layer.spec.ffn: layer for layer in self.layers}.values():
             layer.ffn.build(max_rows)
 

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -45,10 +45,11 @@ class LinearShape:
 
 
 def build(
-    layers: Iterable[LinearShape], dtype: torch.dtype, device: torch.device, max_rows: int, rank: int = 0
-) -> None:
+    layers: Iterable[LinearShape], dtype: torch.dtype, device: torch.device, max_rows: int, rank: int = 0,
+    beside: Callable[[torch.dtype, int], _Variant] | None = None,
+) -> None:  # fmt: skip
     """Compile what `linear` picks for any number of rows up to max_rows, in parallel (seconds if they are new); with a
-    rank also what adds adapters with room for it.
+    rank also what adds adapters with room for it. beside: of a type and k, the variant that is launched before those.
 
     A kernel that is only best for a few numbers of rows above 1,024 may be missed; its first call then compiles it.
     """
@@ -57,7 +58,7 @@ def build(
     start_s = time.perf_counter()
     n_processors = n_processors_of(device)
     alone = are_rows_alone()
-    given = (dtype, max_rows, n_processors, alone, 0 if alone else rank)
+    given = (dtype, max_rows, n_processors, alone, 0 if alone else rank, beside)
     variants = sorted({one for layer in set(layers) for one in _variants(layer, *given)})
     with contextlib.suppress(jit.BuildError), concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(lambda variant: compile_variant(*variant), variants))
@@ -70,8 +71,9 @@ def _rows(max_rows: int) -> Iterator[int]:
 
 
 def _variants(
-    layer: LinearShape, dtype: torch.dtype, max_rows: int, n_processors: int, alone: bool, rank: int
-) -> Iterator[_Variant]:
+    layer: LinearShape, dtype: torch.dtype, max_rows: int, n_processors: int, alone: bool, rank: int,
+    beside: Callable[[torch.dtype, int], _Variant] | None,
+) -> Iterator[_Variant]:  # fmt: skip
     kind = Build(dtype, layer.residual, layer.bias, layer.wide)
     for m in _rows(max_rows):
         for norm in {layer.norm and m <= MAX_NORM_ROWS, False}:
@@ -81,3 +83,5 @@ def _variants(
                 yield variant_of(product, made, kind)
                 if rank and takes_adapters(product, made):
                     yield variant_of(product, made, kind, {"RANK": rank})
+                    if beside is not None:
+                        yield beside(dtype, layer.k)

@@ -57,9 +57,9 @@ class AdaptedArgs(ctypes.Structure):
 
     _fields_ = [
         *WideArgs._fields_,
-        *[(name, ctypes.c_void_p) for name in ("a", "b", "inner", "ranks", "order", "tiles")],
-        *[(name, ctypes.c_int64) for name in ("a_place", "b_place")],
-        *[(name, ctypes.c_int32) for name in ("n_tiles", "n_parts", "width", "ranks_step")],
+        *[(name, ctypes.c_void_p) for name in ("b", "inner", "tiles")],
+        ("b_place", ctypes.c_int64),
+        *[(name, ctypes.c_int32) for name in ("n_places", "n_tiles", "n_parts", "width")],
         ("part_ends", ctypes.c_int32 * 4),
     ]  # fmt: skip
 

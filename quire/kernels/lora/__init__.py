@@ -3,6 +3,7 @@
 Usable alone; imports nothing of Quire but `core` and sibling kernels.
 """
 
+from quire.kernels.lora.hopper import variant_of
 from quire.kernels.lora.op import add, add_lines, prepare_linear
 from quire.kernels.lora.places import Lines, Part, Places
 from quire.kernels.lora.weight import FUSED_RANKS, TILE, Stack, Tiles, tiles_of
@@ -19,4 +20,5 @@ __all__ = [
     "add_lines",
     "prepare_linear",
     "tiles_of",
+    "variant_of",
 ]

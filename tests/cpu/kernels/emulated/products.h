@@ -1,8 +1,9 @@
-// Stands in for what gemm.h, gemm/codes.h and gemm/wide_memory.h have of instructions, for gemm_wide.cu. What
+// Stands in for what gemm.h, gemm/codes.h and gemm/wide_memory.h have of instructions, for gemm_wide.cu and lora.cu. What
 // gemm.h has without any (sizes, SwiGLU, tensor maps of w) is copied behind it.
 #pragma once
 #include "emulated_gemm.h"
 
+enum { cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutMaxShared = 100 };
 inline void __stcg(float4* to, float4 x) { *to = x; }
 inline int atomicAdd(uint32_t* to, uint32_t x) { return std::atomic_ref(*to).fetch_add(x); }
 
@@ -14,14 +15,6 @@ inline uint4 load16(const void* from) {
     return x;
 }
 inline Element load_element(const Element* from) { return *from; }
-inline void load_bytes(uint32_t to, const void* from, uint32_t n_bytes, uint32_t barrier) {
-    if (reinterpret_cast<uintptr_t>(from) % 16 || to % 16 || n_bytes % 16) std::abort();
-    std::memcpy(emulated::memory + to, from, n_bytes);
-    std::lock_guard lock(emulated::mutex);
-    emulated::Phase& phase = emulated::phases.at(barrier);
-    phase.n_bytes -= n_bytes, phase.step();
-}
-inline void all_async_fence() {}
-inline void ask_in_l2(const void*, uint32_t) {}
+inline void load_bytes(uint32_t, const void*, uint32_t, uint32_t) { std::abort(); }
 inline uint32_t load_acquire(const uint32_t* from) { return std::atomic_ref(*const_cast<uint32_t*>(from)).load(); }
 }  // namespace quire

@@ -205,6 +205,7 @@ template <bool HALVES> float one_of(uint32_t pair, int i) {
 struct Operand {
     uint32_t start, outer_bytes, group_bytes;
     bool is_turned;
+    int row_bytes = 128, swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
     Operand further(uint32_t n_bytes) const {
         Operand found = *this;
         found.start += n_bytes;
@@ -213,10 +214,16 @@ struct Operand {
     float at(int outer, int inner) const {
         if (is_turned)
             return widened(start + outer / 64 * outer_bytes + inner / 8 * group_bytes + inner % 8 * 128 + outer % 64 * 2);
-        return widened(start + outer / 8 * group_bytes + outer % 8 * 128 + inner * OPERAND_BYTES);
+        return widened(start + outer / 8 * group_bytes + outer % 8 * row_bytes + inner * OPERAND_BYTES, swizzle);
     }
 };
 inline Operand rows_operand(uint32_t address, uint32_t group_bytes = 1024) { return {address, 0, group_bytes, false}; }
+template <int ROW_BYTES> Operand short_rows_operand(uint32_t address) {
+    const int swizzle = ROW_BYTES == 32   ? CU_TENSOR_MAP_SWIZZLE_32B
+                        : ROW_BYTES == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                          : CU_TENSOR_MAP_SWIZZLE_128B;
+    return {address, 0, 8 * ROW_BYTES, false, ROW_BYTES, swizzle};
+}
 inline Operand columns_operand(uint32_t address, uint32_t tile_bytes, uint32_t group_bytes = 1024) {
     return {address, tile_bytes, group_bytes, true};
 }
