@@ -9,8 +9,7 @@
 //
 // A grid works on rows of cells of 16 bytes. A row without a norm is any part of the message; with one, it is a row of
 // the matrix, cut among the blocks of a cluster. A thread has one cell of each row of its block.
-#include <cooperative_groups.h>
-
+#include "cluster.h"
 #include "reduce/numbers.h"
 #include "reduce/peers.h"
 
@@ -23,13 +22,11 @@ struct QuireReduceArgs {       // _Args in quire/kernels/reduce/hopper.py
     int32_t row_cells, h;
     float eps;
     int32_t dtype;             // 0: bfloat16, 1: float16, 2: float32
-    int32_t two_shots;
+    int32_t two_shots, max_blocks;
 };
 
 namespace quire {
 namespace {
-
-namespace cg = cooperative_groups;
 
 constexpr int N = QUIRE_RANKS;
 static_assert(N >= 2 && N <= QUIRE_MAX_RANKS, "as many ranks as peers.h has room for");
@@ -114,10 +111,22 @@ __device__ __forceinline__ int4 put(const Call& call, int64_t cell, const int4& 
     return stored;
 }
 
-// Sums over all threads of a row, for R rows. The warps of a row are added in one order, however the row is cut. Rows
-// of one block take turns in `of_warps`, which all its cluster may write until the first turn's end.
+// What the warps of a row have summed, in each block of its cluster: two turns, as no block is two rows ahead of another.
+template <int R> struct OfWarps {
+    float sums[2][R][MAX_WARPS];
+    uint64_t come[2];  // barriers
+
+    __device__ __forceinline__ void init() {  // by one thread
+        for (int i = 0; i < 2; ++i) barrier_init(shared_address(&come[i]), 1);
+        barrier_init_fence();
+    }
+};
+
+// Sums over all threads of a row, for R rows. The warps of a row are added in one order, however the row is cut.
+// index: how many such rows this block has had.
 template <int R>
-__device__ __forceinline__ void sum_rows(float (&sums)[R], float (*of_warps)[MAX_WARPS], int n_slices) {
+__device__ __forceinline__ void sum_rows(float (&sums)[R], OfWarps<R>& all, int n_slices, int index) {
+    float(*of_warps)[MAX_WARPS] = all.sums[index & 1];
     const int lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
     const int warp = blockIdx.x % n_slices * n_warps + threadIdx.x / 32;
 #pragma unroll
@@ -132,13 +141,16 @@ __device__ __forceinline__ void sum_rows(float (&sums)[R], float (*of_warps)[MAX
         }
         __syncthreads();
     } else {
-        cg::cluster_group cluster = cg::this_cluster();
+        const uint32_t come = shared_address(&all.come[index & 1]);
+        if (threadIdx.x == 0) barrier_expect(come, n_slices * n_warps * R * sizeof(float));
         if (lane < n_slices) {
-            float(*there)[MAX_WARPS] = cluster.map_shared_rank(of_warps, lane);
+            const uint32_t there = address_in(shared_address(of_warps), lane), come_there = address_in(come, lane);
 #pragma unroll
-            for (int r = 0; r < R; ++r) there[r][warp] = sums[r];
+            for (int r = 0; r < R; ++r)
+                send_there(there + (r * MAX_WARPS + warp) * sizeof(float), sums[r], come_there);
         }
-        cluster.sync();
+        while (!barrier_try(come, index >> 1 & 1)) {  // however long another block waits for a rank
+        }
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -187,11 +199,16 @@ __device__ __forceinline__ bool receive_parts(const QuirePeers& peers, const Cal
 }
 
 // What is before the first wait in both kernels: only constants are read.
-template <bool NORM> __device__ __forceinline__ int4 begin(const Call& call, const Place& place) {
+template <bool NORM, int R>
+__device__ __forceinline__ int4 begin(const Call& call, const Place& place, OfWarps<R>& of_warps) {
     let_next_grid_start();
     int4 weight = make_int4(0, 0, 0, 0);
     if (NORM && place.is_live) weight = load_here(cell_at(call.args.weight, place.column));
-    if (NORM && call.n_slices > 1) cg::this_cluster().sync();  // all its blocks are there: their memory may be written
+    if (NORM && call.n_slices > 1) {  // all its blocks are there: their memory may be written
+        if (threadIdx.x == 0) of_warps.init();
+        cluster_arrive_relaxed();
+        cluster_wait();
+    }
     wait_for_previous_grid();
     return weight;
 }
@@ -201,9 +218,9 @@ template <bool NORM> __device__ __forceinline__ int4 begin(const Call& call, con
 template <class T, bool NORM>
 __global__ void __launch_bounds__(MAX_THREADS)
     one_shot_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
-    __shared__ float of_warps[2][1][MAX_WARPS];
+    __shared__ OfWarps<1> of_warps;
     const Place place(call);
-    const int4 weight = begin<NORM>(call, place);
+    const int4 weight = begin<NORM>(call, place, of_warps);
     const uint32_t number = number_of_call(peers);
     const bool is_void = has_given_up(peers);
     for (int row = place.first; row < call.n_rows; row += place.step) {
@@ -216,8 +233,8 @@ __global__ void __launch_bounds__(MAX_THREADS)
     }
     __syncthreads();
     if (threadIdx.x == 0) take_turn(peers, number);
-    int turn = 0;
-    for (int row = place.first; row < call.n_rows; row += place.step, turn ^= 1) {
+    int index = 0;
+    for (int row = place.first; row < call.n_rows; row += place.step, ++index) {
         const int64_t cell = place.cell(call, row);
         const bool is_live = place.has(call, row);
         int4 stored = make_int4(0, 0, 0, 0);
@@ -230,7 +247,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
         }
         if constexpr (NORM) {
             float sums[] = {square_sum<T>(stored)};
-            sum_rows(sums, of_warps[turn], call.n_slices);
+            sum_rows(sums, of_warps, call.n_slices, index);
             if (is_live) put_normed<T>(call, cell, stored, sums[0], weight);
         }
     }
@@ -277,16 +294,16 @@ __device__ __forceinline__ void send_sums(const QuirePeers& peers, const Call& c
 template <class T, bool NORM>
 __global__ void __launch_bounds__(MAX_THREADS)
     two_shots_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
-    __shared__ float of_warps[2][N][MAX_WARPS];
+    __shared__ OfWarps<N> of_warps;
     const Place place(call);
-    const int4 weight = begin<NORM>(call, place), none = make_int4(0, 0, 0, 0);
+    const int4 weight = begin<NORM>(call, place, of_warps), none = make_int4(0, 0, 0, 0);
     const uint32_t number = number_of_call(peers);
     send_rows(peers, call, place, number, has_given_up(peers));
     __syncthreads();
     if (threadIdx.x == 0) take_turn(peers, number);
     send_sums<T>(peers, call, place, number);
-    int turn = 0;
-    for (int round = place.first; round * N < call.n_rows; round += place.step, turn ^= 1) {
+    int index = 0;
+    for (int round = place.first; round * N < call.n_rows; round += place.step, ++index) {
         int4 before[N], stored[N], *from[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) {
@@ -307,7 +324,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
             float sums[N];
 #pragma unroll
             for (int i = 0; i < N; ++i) sums[i] = square_sum<T>(stored[i]);
-            sum_rows(sums, of_warps[turn], call.n_slices);
+            sum_rows(sums, of_warps, call.n_slices, index);
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 if (!place.has(call, round * N + i)) continue;
@@ -322,12 +339,12 @@ __global__ void __launch_bounds__(MAX_THREADS)
 int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
 // Blocks of a row: as many as keep the GPU busy, whole warps each; 0: the row is too long.
-int slices_of(int row_cells, int n_units) {
+int slices_of(int row_cells, int n_units, int max_blocks) {
     int most = 0;
     for (int n = 1; n <= MAX_CLUSTER; n *= 2) {
         const int n_threads = ceil_div(row_cells, n);
         if (n_threads > MAX_THREADS) continue;
-        const bool fits = n_threads >= MIN_THREADS && row_cells % (32 * n) == 0 && n_units * n <= QUIRE_MAX_BLOCKS;
+        const bool fits = n_threads >= MIN_THREADS && row_cells % (32 * n) == 0 && n_units * n <= max_blocks;
         if (most == 0 || fits) most = n;
     }
     return most;
@@ -335,7 +352,7 @@ int slices_of(int row_cells, int n_units) {
 
 // Cells of a row of a message without norm: as few as let one round of blocks take all, for all are to send at once.
 int plain_cells(const QuireReduceArgs& args) {
-    const int64_t n_blocks = static_cast<int64_t>(QUIRE_MAX_BLOCKS) * (args.two_shots ? N : 1);
+    const int64_t n_blocks = static_cast<int64_t>(args.max_blocks) * (args.two_shots ? N : 1);
     int n = MIN_PLAIN_THREADS;
     while (n < MAX_PLAIN_THREADS && args.n_cells > n * n_blocks) n *= 2;
     return n;
@@ -356,7 +373,7 @@ template <class T> cudaError_t run(const QuirePeers& peers, const Call& call, vo
     attributes[1].val.clusterDim.x = call.n_slices;
     attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
-    const int most_units = QUIRE_MAX_BLOCKS / call.n_slices;
+    const int most_units = max(call.args.max_blocks / call.n_slices, 1);
     config.gridDim = dim3((n_units < most_units ? n_units : most_units) * call.n_slices);
     config.blockDim = dim3(ceil_div(ceil_div(call.args.row_cells, call.n_slices), 32) * 32);
     config.stream = static_cast<cudaStream_t>(stream);
@@ -394,7 +411,7 @@ extern "C" void quire_peers_leave(QuirePeers* peers) {
 
 extern "C" int quire_reduce(const QuirePeers* peers, const QuireReduceArgs* args, void* stream) {
     using namespace quire;
-    if (peers->size != N || args->n_cells <= 0) return cudaErrorInvalidValue;
+    if (peers->size != N || args->n_cells <= 0 || args->max_blocks <= 0) return cudaErrorInvalidValue;
     Call call{*args, 0, 1};
     if (!args->weight) {
         call.args.row_cells = plain_cells(*args);
@@ -403,7 +420,8 @@ extern "C" int quire_reduce(const QuirePeers* peers, const QuireReduceArgs* args
     }
     call.n_rows = ceil_div(args->n_cells, call.args.row_cells);
     if (args->weight) {
-        call.n_slices = slices_of(args->row_cells, args->two_shots ? ceil_div(call.n_rows, N) : call.n_rows);
+        const int n_units = args->two_shots ? ceil_div(call.n_rows, N) : call.n_rows;
+        call.n_slices = slices_of(args->row_cells, n_units, args->max_blocks);
         if (call.n_slices == 0) return cudaErrorInvalidValue;
     }
     if (args->dtype == 0) return run<BFloat16>(*peers, call, stream);

@@ -33,7 +33,6 @@ constexpr int ROWS = TEAM / 2;                       // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? ROWS / 2 : ROWS;  // of y in a tile; SiLU: 8 rows of gate, then their 8 rows of up
 constexpr int SHARE = TEAM / CLUSTER;                // threads of a team whose sums one block finishes
 constexpr int QUADS = TOKENS / 8;                    // sums of a thread come in fours: 2 rows (8 apart) x 2 tokens
-constexpr int SENDERS = SHARE < 32 ? 1 : SHARE / 32; // warps of a team that hand over to one block
 constexpr int CHUNKS = ROWS == 64 && !QUIRE_NIBBLES ? 2 : 1;  // of a stage
 constexpr int X_CHUNKS = QUIRE_NIBBLES ? 4 : 1;      // rows of 128 bytes of x that a chunk has
 constexpr int W_BYTES = ROWS * 128, X_PART = TOKENS * 128, X_BYTES = X_CHUNKS * X_PART;  // of a chunk
@@ -165,15 +164,15 @@ __device__ inline void GemmBlock::init() const {
             barrier_init(empty(i), TEAM / 32);
         }
         for (int i = 0; i < TEAMS; i++) {
-            barrier_init(shared_address(&barriers()->sums[i]), CLUSTER * SENDERS);
+            barrier_init(shared_address(&barriers()->sums[i]), 1);
             barrier_init(shared_address(&barriers()->read[i]), CLUSTER * TEAM / 32);
             barrier_init(order(i), TEAM / 32);
         }
-        barrier_init(shared_address(&barriers()->squares), CLUSTER);
+        barrier_init(shared_address(&barriers()->squares), 1);
         barrier_init_fence();
     }
     __syncthreads();
-    if (CLUSTER > 1) cluster_arrive();  // other blocks may reach our barriers once they have waited for this
+    if (CLUSTER > 1) cluster_arrive_relaxed();  // other blocks may reach our barriers once they have waited for this
 }
 
 }  // namespace quire

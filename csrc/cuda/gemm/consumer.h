@@ -189,7 +189,7 @@ __device__ inline void GemmBlock::pass(int index) const {
     if (QUIRE_RESIDUAL) pin(added);
     if (turn > 0) wait_cluster(read, (turn - 1) & 1);
     hand_over(d, team);
-    wait_cluster(ready, turn & 1);
+    barrier_wait(ready, turn & 1);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int v = t / SHARE + i * CLUSTER;

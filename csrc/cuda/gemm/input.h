@@ -55,6 +55,7 @@ __device__ inline void GemmBlock::norm_x() const {
     float* squares = reinterpret_cast<float*>(memory + at.squares);
     float* scales = squares + CLUSTER * TOKENS;
     const uint32_t barrier = shared_address(&barriers()->squares);
+    if (CLUSTER > 1 && threadIdx.x == 0) barrier_expect(barrier, CLUSTER * a.m * 4);
     named_sync(WORKERS_BARRIER, WORKERS);
     for (int token = warp; token < a.m; token += WORKERS / 32) {
         float sum = 0.0f;
@@ -62,12 +63,12 @@ __device__ inline void GemmBlock::norm_x() const {
         for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         if (CLUSTER == 1 && lane == 0) squares[token] = sum;
         if (CLUSTER > 1 && lane < CLUSTER)
-            store_there(address_in(base + at.squares + (rank * TOKENS + token) * 4, lane), sum);
+            send_there(address_in(base + at.squares + (rank * TOKENS + token) * 4, lane), sum, address_in(barrier, lane));
     }
-    named_sync(WORKERS_BARRIER, WORKERS);
-    if (CLUSTER > 1) {
-        if (threadIdx.x < CLUSTER) arrive_there(address_in(barrier, threadIdx.x));
-        wait_cluster(barrier, 0);
+    if (CLUSTER == 1) {
+        named_sync(WORKERS_BARRIER, WORKERS);
+    } else {
+        barrier_wait(barrier, 0);
     }
     if (threadIdx.x < a.m) {
         float sum = 0.0f;

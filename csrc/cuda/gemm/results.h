@@ -73,12 +73,12 @@ __device__ inline uint32_t GemmBlock::sums_at(int team, int source, int v, int s
 __device__ inline void GemmBlock::hand_over(const float (&d)[TOKENS / 2], int team) const {
     const int t = threadIdx.x % TEAM, owner = t / SHARE;
     const uint32_t there = address_in(sums_at(team, rank, 0, t % SHARE), owner);
+    const uint32_t ready = shared_address(&barriers()->sums[team]), ready_there = address_in(ready, owner);
+    if (t == 0) barrier_expect(ready, (a.m + 7) / 8 * TEAM * 16);
 #pragma unroll
     for (int v = 0; v < QUADS; v++) {
-        if (v * 8 < a.m) store_there(there + v * SHARE * 16, quad(d, v));
+        if (v * 8 < a.m) send_there(there + v * SHARE * 16, quad(d, v), ready_there);
     }
-    __syncwarp();
-    if (t % 32 % SHARE == 0) arrive_there(address_in(shared_address(&barriers()->sums[team]), owner));
 }
 
 __device__ inline float4 GemmBlock::total(int team, int v, int slot) const {

@@ -17,8 +17,9 @@ from quire.compute.dist.comm import MeetingComm, Reduction, Sent
 from quire.core import env
 from quire.core.errors import EngineError
 from quire.kernels.gemm import Norm
+from quire.kernels.processors import FEW_BLOCKS
 from quire.kernels.reduce import hopper
-from quire.kernels.reduce.hopper import PeerMemory
+from quire.kernels.reduce.hopper import MAX_BLOCKS, PeerMemory
 
 logger = logging.getLogger("quire.engine")
 
@@ -110,11 +111,11 @@ class PeerComm:
         return min(x.nbytes, self._longest) > self._one_shot
 
     def _reduce(
-        self, two_shots: bool, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm | None
+        self, two_shots: bool, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm | None, n_blocks: int
     ) -> torch.Tensor | None:
         assert self._memory is not None
         self.n_calls += 1
-        return self._memory.reduce(x, residual, norm, two_shots=two_shots)
+        return self._memory.reduce(x, residual, norm, two_shots=two_shots, max_blocks=n_blocks)
 
     def all_reduce(self, x: torch.Tensor, reduction: Reduction = Reduction.SUM) -> torch.Tensor:
         """See `Comm`."""
@@ -122,15 +123,17 @@ class PeerComm:
         if two_shots is None:
             self.n_calls += 1
             return self._nccl.all_reduce(x, reduction)
-        self._reduce(two_shots, x, None, None)
+        self._reduce(two_shots, x, None, None, MAX_BLOCKS)
         return x
 
-    def add_reduced(self, z: torch.Tensor, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor | None:
-        """See `AddReduced`."""
+    def add_reduced(
+        self, z: torch.Tensor, x: torch.Tensor, norm: Norm | None = None, *, beside: bool = False
+    ) -> torch.Tensor | None:
+        """See `RankSum.add`. beside: a product, which leaves `FEW_BLOCKS` multiprocessors."""
         two_shots = self._way(z, x, norm)
         if two_shots is None:
             return reduced_then_added(self, z, x, norm)
-        return self._reduce(two_shots, z, x, norm)
+        return self._reduce(two_shots, z, x, norm, FEW_BLOCKS if beside else MAX_BLOCKS)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """See `Comm`. x: on the GPU."""

@@ -62,7 +62,7 @@ class _Args(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("n_cells", "timeout_ns")],
         *[(name, ctypes.c_int32) for name in ("row_cells", "h")],
         ("eps", ctypes.c_float),
-        *[(name, ctypes.c_int32) for name in ("dtype", "two_shots")],
+        *[(name, ctypes.c_int32) for name in ("dtype", "two_shots", "max_blocks")],
     ]
 
 
@@ -145,9 +145,11 @@ class PeerMemory:
         *,
         two_shots: bool,
         timeout_s: float | None = None,
+        max_blocks: int = MAX_BLOCKS,
     ) -> torch.Tensor | None:
         """x, which fits: its sum over ranks in place; or added to `residual`, whose norm, if wanted, is returned. In as
-        many launches as the memory makes of it. timeout_s: None for the usual ones."""
+        many launches as the memory makes of it. timeout_s: None for the usual ones. max_blocks: a multiple of 8, so
+        many multiprocessors at most."""
         if timeout_s is None:
             timeout_s = REPLAY_TIMEOUT_S if torch.cuda.is_current_stream_capturing() else EAGER_TIMEOUT_S
         normed = None if norm is None else torch.empty_like(x)
@@ -163,7 +165,7 @@ class PeerMemory:
             args = _Args(
                 at(x, begin), at(residual, begin), None if norm is None else norm[0].data_ptr(), at(normed, begin),
                 min(step, x.nbytes - begin) // CELL_BYTES, int(timeout_s * 1e9), row_size * x.itemsize // CELL_BYTES,
-                row_size, 0.0 if norm is None else norm[1], DTYPES[x.dtype], int(two_shots),
+                row_size, 0.0 if norm is None else norm[1], DTYPES[x.dtype], int(two_shots), max_blocks,
             )  # fmt: skip
             code = self._library.quire_reduce(ctypes.byref(self._peers), ctypes.byref(args), stream)
             if code:

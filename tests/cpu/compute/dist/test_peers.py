@@ -10,12 +10,13 @@ import torch
 
 from quire.compute.device import cuda
 from quire.compute.dist import peers
-from quire.compute.dist.added import RankSum
+from quire.compute.dist.added import Launch, RankSum
 from quire.compute.dist.comm import Reduction, SoloComm
 from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 from quire.core.errors import EngineError
-from quire.kernels.reduce.hopper import PeerMemory
+from quire.kernels.processors import FEW_BLOCKS
+from quire.kernels.reduce.hopper import MAX_BLOCKS, PeerMemory
 
 CPU = torch.device("cpu")
 
@@ -56,12 +57,14 @@ class Memory(PeerMemory):
     def __init__(self, rank: int, size: int, *most: int) -> None:
         self.size, self._most, self.ways, self.n_bytes, self.handle = size, most, list[Any](), 0, bytes(64)
         self.is_closed, self.faults, self.order = False, list[tuple[int, int]](), list[str]()
+        self.blocks = list[int]()
 
     def map(self, handles: Any) -> None:
         assert list(handles) == [self.handle] * self.size
 
     def reduce(self, x: Any, residual: Any = None, norm: Any = None, **options: Any) -> Any:
         self.ways.append((options["two_shots"], residual is not None, norm is not None))
+        self.blocks.append(options["max_blocks"])
         return norm and torch.empty_like(x)
 
     @property
@@ -110,6 +113,22 @@ def test_size_and_type_choose(size: int, one_shot: int, made: list[Memory]) -> N
     assert comm.n_calls == 9
     comm.close()
     assert memory.is_closed
+
+
+def test_a_sum_beside_a_product_takes_few_processors(made: list[Memory]) -> None:
+    comm, queued = PeerComm(Nccl(size=4), CPU), []
+    comm.join()
+    ranks, x, z = RankSum(comm), torch.ones(4, 8), torch.ones(4, 8)
+
+    def queue(launch: Launch) -> torch.Tensor | None:
+        queued.append(launch)
+        return launch()
+
+    ranks.add(z, x)
+    with ranks.through(queue):
+        assert ranks.add(z, x, (torch.ones(8), 1e-5)) is not None
+    ranks.add(z, x)
+    assert len(queued) == 1 and made[0].blocks == [MAX_BLOCKS, FEW_BLOCKS, MAX_BLOCKS]
 
 
 def test_what_does_not_fit_one_launch_is_several(made: list[Memory]) -> None:

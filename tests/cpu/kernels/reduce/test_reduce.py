@@ -104,8 +104,11 @@ def test_ranks_get_the_sum_bit_by_bit(ranks: list[PeerMemory], libraries: list[c
     assert all(memory.lost is None for memory in ranks)
 
 
-@pytest.mark.parametrize("two_shots", [False, True])
-def test_a_sum_longer_than_the_memory_is_several(ranks: list[PeerMemory], two_shots: bool) -> None:
+@pytest.mark.parametrize(
+    ("two_shots", "max_blocks"), [(False, hopper.MAX_BLOCKS), (True, hopper.MAX_BLOCKS), (True, 8)]
+)
+def test_a_sum_longer_than_the_memory_is_several(ranks: list[PeerMemory], two_shots: bool, max_blocks: int) -> None:
+    """Also where few blocks take one row after another."""
     torch.manual_seed(1)
     h = 776
     given = [torch.randn(5 * LONGEST_BYTES // (2 * h * 4), h) for _ in range(SIZE + 1)]
@@ -113,8 +116,9 @@ def test_a_sum_longer_than_the_memory_is_several(ranks: list[PeerMemory], two_sh
     plain = [term.clone() for term in given[:SIZE]]
 
     def call(rank: int, memory: PeerMemory) -> torch.Tensor | None:
-        memory.reduce(plain[rank], two_shots=two_shots, timeout_s=20)
-        return memory.reduce(given[rank], stream[rank], (weight, EPS), two_shots=two_shots, timeout_s=20)
+        options: dict[str, Any] = {"two_shots": two_shots, "max_blocks": max_blocks, "timeout_s": 20}
+        memory.reduce(plain[rank], **options)
+        return memory.reduce(given[rank], stream[rank], (weight, EPS), **options)
 
     total, expected = reference.add(given[:SIZE], given[-1], (weight, EPS))
     for rank, normed in enumerate(each(ranks, call)):
