@@ -14,6 +14,7 @@ from worker_rank import PARAMS, spans
 from quire.compute.dist.comm import Comm
 from quire.compute.dist.context_groups import ContextGroups
 from quire.compute.dist.gloo import GlooComm
+from quire.compute.forward import halved
 from quire.compute.platform import platform_of
 from quire.compute.worker import Allocation, Worker
 from quire.config.engine import EngineConfig
@@ -24,6 +25,8 @@ from quire.core.errors import QuireError
 from quire.core.plan import PageAppend, SlotOpen, StepPlan
 
 N_TOKENS = 16
+HALVES = "halves-"
+"""How names of cases begin whose prompts are computed in halves."""
 PROMPTS = [[(7 * i + 5) % 190 + 1 for i in range(21)], [(11 * i + 3) % 190 + 1 for i in range(9)]]
 GREEDY = msgspec.structs.replace(PARAMS, temperature=0.0, prompt_logprobs=-1, logprobs=-1)
 
@@ -45,6 +48,15 @@ def ready(worker: Worker) -> Worker:
     """Loaded, with pages: in the groups of the part of the model that it has."""
     worker.load()
     worker.allocate(Allocation(40, 100, layout=kv_layout(worker.arch, hybrid=False)))
+    return worker
+
+
+def in_halves(worker: Worker) -> Worker:
+    """Whose steps of 8 rows and more are cut."""
+    halved.TILE_ROWS = 4  # type: ignore[misc]
+    runner = worker.runner
+    forward = halved.HalvedForward(worker.platform.device, worker.model, runner.pool, runner.tables, least_rows=8)
+    runner.put_first(forward)
     return worker
 
 
@@ -98,7 +110,7 @@ def main() -> None:
         except QuireError as error:
             torch.save({"refused": str(error)}, cases.with_name(f"{name}.{rank}"))
             continue
-        tokens, logits = run(worker)
+        tokens, logits = run(in_halves(worker) if name.startswith(HALVES) else worker)
         found = {"tokens": tokens, "logits": logits, **facts_of(worker, options.get("quantization", "auto"))}
         torch.save(found, cases.with_name(f"{name}.{rank}"))
     comm.close()

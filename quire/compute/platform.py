@@ -22,6 +22,7 @@ from quire.compute.forward.buckets import MOST_VERIFYING, mixed_sizes
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
 from quire.compute.forward.graphs import GraphForward
+from quire.compute.forward.halved import HalvedForward, can_halve
 from quire.compute.forward.strategy import Follower, Forward
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool
@@ -231,8 +232,11 @@ class CudaPlatform:
         with ticking("building kernels"):
             model.build_kernels(limits.max_num_batched_tokens)
         eager = EagerForward(self.device, model, pool, tables, limits.max_num_batched_tokens)
+        long: list[Forward] = [eager]
+        if can_halve(model, pool):
+            long.insert(0, HalvedForward(self.device, model, pool, tables))
         if self.capturing is None:
-            return Forwards([eager])
+            return Forwards(long)
         graphs = GraphForward(
             self.capturing, model, pool, tables, tail,
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -240,7 +244,7 @@ class CudaPlatform:
         )  # fmt: skip
         with ticking("building kernels and capturing steps"):
             graphs.capture()
-        return Forwards([graphs, eager], follower=graphs)
+        return Forwards([graphs, *long], follower=graphs)
 
 
 def platform_of(config: EngineConfig, rank: int = 0) -> Platform:

@@ -24,6 +24,10 @@ def _is_done() -> bool:
     return True
 
 
+def _nothing() -> None:
+    """There is nothing to wait for."""
+
+
 class CpuDevice:
     """`Device` on the host's cores."""
 
@@ -68,6 +72,10 @@ class CpuDevice:
 
     def mark(self) -> Callable[[], bool]:
         return _is_done
+
+    def beside(self, launch: Callable[[], None]) -> Callable[[], None]:
+        launch()
+        return _nothing
 
     def synchronize(self) -> None:
         """Nothing is ever pending."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import math
@@ -207,6 +208,19 @@ class CudaDevice:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event.query
+
+    def beside(self, launch: Callable[[], None]) -> Callable[[], None]:
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            launch()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return lambda: torch.cuda.current_stream().wait_event(done)
+
+    @functools.cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """Its blocks come first where multiprocessors are free."""
+        return torch.cuda.Stream(self.torch_device, priority=-1)  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

@@ -67,6 +67,11 @@ class Device(Protocol):
         """Whether all that is queued by now is done: to be asked later, by any thread, without a wait."""
         ...
 
+    def beside(self, launch: Callable[[], None]) -> Callable[[], None]:
+        """What `launch` queues, behind all that is queued by now and all that went this way before, runs beside what
+        is queued from now on; nothing of both may meet. Returned: what is queued after that call waits for it."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until everything queued is done."""
         ...

@@ -26,13 +26,17 @@ HIDDEN_FLOPS: Final = 7e12
 """Work of a step behind which launching it kernel by kernel is hidden: 11 ms at 650 TFLOP/s."""
 
 
+def rows_of(arch: ModelArch, flops: float) -> int:
+    """Of a step that is so much work."""
+    return int(flops / (2.0 * arch.n_layers * read_weights(arch, 1)))
+
+
 def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
     """Every 32 to 512, every 64 to 1,024, then every 128, while launches are not hidden anyway; at most `largest`.
 
     Every decode step fits one: it may share prefixes.
     """
-    flops_per_row = 2.0 * arch.n_layers * read_weights(arch, 1)
-    most = min(largest, MAX_MIXED_ROWS, max(max_num_seqs, int(HIDDEN_FLOPS / flops_per_row)))
+    most = min(largest, MAX_MIXED_ROWS, max(max_num_seqs, rows_of(arch, HIDDEN_FLOPS)))
     sizes = [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, MAX_MIXED_ROWS + 1, 128)]
     return sorted({size for size in sizes if size < most} | {most})
 

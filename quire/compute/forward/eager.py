@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from quire.compute.device.device import Device
 from quire.compute.models.decoder import Decoder
@@ -11,6 +12,19 @@ from quire.compute.runner.expanded_spans import ExpandedSpans, expanded_spans
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
+
+
+def sent(device: Device, tables: SlotTables, step: Step) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Of all rows: token ids, positions, and for each group of layers where keys and values go. The tables on the
+    device learn what they lack."""
+    batch = step.batch
+    cache_locs = tables.cache_locs(batch.row_slots, batch.places)
+    tables.write(step.writes)
+    if step.guesses is not None:
+        tables.set_tokens(step.guesses.at, step.guesses.found)
+    lines = [batch.row_slots, batch.row_positions, batch.places]
+    slots, positions, places, *locs = device.upload(np.concatenate([lines, cache_locs]))
+    return tables.tokens[slots, places], positions, locs
 
 
 class EagerForward:
@@ -35,19 +49,13 @@ class EagerForward:
     def run(self, step: Step) -> States:
         """States of all rows where they are wanted, else of the sampled ones: the last layer ends with these."""
         batch = step.batch
-        cache_locs = self._tables.cache_locs(batch.row_slots, batch.places)
-        self._tables.write(step.writes)
-        if step.guesses is not None:
-            self._tables.set_tokens(step.guesses.at, step.guesses.found)
-        lines = [batch.row_slots, batch.row_positions, batch.places]
-        slots, positions, places, *locs = self._device.upload(np.concatenate([lines, cache_locs]))
+        token_ids, positions, locs = sent(self._device, self._tables, step)
         apart = self._expanded(batch)
         q_indptr = batch.q_indptr if apart is None else apart.q_indptr
         attn_plans = plan_attention(
             self._pool, self._tables, batch.kv_lens, batch.span_slots, q_indptr, shared=step.shared,
             trees=None if batch.trees is None else batch.trees.trees,
         )  # fmt: skip
-        token_ids = self._tables.tokens[slots, places]
         n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
         sampled = self._device.upload(batch.sampled_rows) if n_sampled < n_rows else None
         states = self._pool.states

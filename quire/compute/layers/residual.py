@@ -38,20 +38,21 @@ class ResidualSum:
         if self.between is not None:
             z = self.between(y, z)
         if self.ranks is not None:
-            if self._is_bare:
+            if self.is_bare:
                 self.ranks.add(z, x)
                 return x
             z = self.ranks.all_reduce(z)
         return x.add_(z if self._post_norm is None else self._post_norm(z), alpha=self._scale)
 
     @property
-    def _is_bare(self) -> bool:
+    def is_bare(self) -> bool:
+        """Whether what the ranks sum is added as it is."""
         return self._post_norm is None and self._scale == 1.0 and not self.is_apart
 
     @property
     def adds(self) -> bool:
         """Whether what makes z adds it to the stream itself, as nothing stands between."""
-        return self.between is None and self.ranks is None and self._is_bare
+        return self.between is None and self.ranks is None and self.is_bare
 
 
 class ResidualProduct(ResidualSum):
@@ -70,7 +71,7 @@ class ResidualProduct(ResidualSum):
 
         The sum over ranks does it where a product does not take it in, being for too many rows."""
         is_many = self.ranks is not None and len(x) > MAX_NORM_ROWS
-        if is_many and norm is not None and norm.pair is not None and self._is_bare:
+        if is_many and norm is not None and norm.pair is not None and self.is_bare:
             assert self.ranks is not None
             z = self.linear(y)
             normed = self.ranks.add(z if self.between is None else self.between(y, z), x, norm.pair)

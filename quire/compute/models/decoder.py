@@ -35,6 +35,7 @@ from quire.config.stages import LayerRange
 from quire.core.errors import EngineError
 from quire.kernels import gemm, lora
 from quire.kernels.kvstore.entry import Scales
+from quire.kernels.processors import FEW_BLOCKS
 
 Enter = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 Part = Embedding | Linear | Norm | Table
@@ -106,11 +107,11 @@ class Decoder:
                 self._project = DividedHead(self.head, arch.vocab_size, comm)
         self.adapters: Adapters | None = None
         """What is added to its products for some rows; to be set before there is a forward strategy."""
-        if comm.size > 1:
-            ranks = RankSum(comm)
-            for layer in self.layers:
-                for point in (layer.attention_sum, layer.ffn.sum):
-                    point.ranks = ranks
+        self.ranks = RankSum(comm) if comm.size > 1 else None
+        """What the terms of several ranks come to."""
+        for layer in self.layers:
+            for point in (layer.attention_sum, layer.ffn.sum):
+                point.ranks = self.ranks
 
     def _embedding(self, make: Make, comm: Comm) -> Embedding:
         share = self.parts.embedding
@@ -135,11 +136,7 @@ class Decoder:
         result if all rows are wanted. visit: told the number of each layer and the stream that it is about to read.
         visits_last: and what the last one leaves, of all rows.
         """
-        x = self.enter(token_ids, out) if self.stream_dtype == self.dtype else self._widened(token_ids, out)
-        if self.arch.embedding_scale != 1.0:
-            x.mul_(self.arch.embedding_scale)
-        if self.positions is not None:
-            x.add_(self.positions(positions + self.arch.first_position))
+        x = self.entered(token_ids, positions, out)
         n_layers = len(self.layers)
         for index, layer in enumerate(self.layers):
             if visit is not None:
@@ -149,6 +146,17 @@ class Decoder:
         if visit is not None and visits_last:
             visit(n_layers, x)
             return x if wanted is None else x[wanted]
+        return x
+
+    def entered(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The stream before the first layer; arguments as in `forward`."""
+        x = self.enter(token_ids, out) if self.stream_dtype == self.dtype else self._widened(token_ids, out)
+        if self.arch.embedding_scale != 1.0:
+            x.mul_(self.arch.embedding_scale)
+        if self.positions is not None:
+            x.add_(self.positions(positions + self.arch.first_position))
         return x
 
     def _widened(self, token_ids: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -178,7 +186,8 @@ class Decoder:
         plain = {shape for linear in self.linears() for shape in linear.plain_shapes}
         kernels = [one for one in self.kernels() if (one.n, one.k) in plain]
         rank = 0 if self.adapters is None else self.adapters.rank
-        gemm.build(kernels, self.dtype, self.device, max_rows, rank, lora.variant_of)
+        left = 0 if self.ranks is None else FEW_BLOCKS
+        gemm.build(kernels, self.dtype, self.device, max_rows, rank, lora.variant_of, left)
         for layer in {layer.spec.ffn: layer for layer in self.layers}.values():
             layer.ffn.build(max_rows)
 

@@ -19,7 +19,7 @@ from quire.kernels import jit
 from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.hopper import static_obstacle
 from quire.kernels.gemm.hopper_product import Build, n_processors_of, variant_of
-from quire.kernels.gemm.plan import MAX_NORM_ROWS, ProductShape
+from quire.kernels.gemm.plan import MAX_FEW_ROWS, MAX_NORM_ROWS, ProductShape
 from quire.kernels.gemm.wide import takes_adapters
 from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone
@@ -46,10 +46,11 @@ class LinearShape:
 
 def build(
     layers: Iterable[LinearShape], dtype: torch.dtype, device: torch.device, max_rows: int, rank: int = 0,
-    beside: Callable[[torch.dtype, int], _Variant] | None = None,
+    beside: Callable[[torch.dtype, int], _Variant] | None = None, left: int = 0,
 ) -> None:  # fmt: skip
     """Compile what `linear` picks for any number of rows up to max_rows, in parallel (seconds if they are new); with a
     rank also what adds adapters with room for it. beside: of a type and k, the variant that is launched before those.
+    left: also those of gated layers that leave so many multiprocessors free, for any number of rows above 64.
 
     A kernel that is only best for a few numbers of rows above 1,024 may be missed; its first call then compiles it.
     """
@@ -59,7 +60,13 @@ def build(
     n_processors = n_processors_of(device)
     alone = are_rows_alone()
     given = (dtype, max_rows, n_processors, alone, 0 if alone else rank, beside)
-    variants = sorted({one for layer in set(layers) for one in _variants(layer, *given)})
+    every = set(layers)
+    found = {one for layer in every for one in _variants(layer, *given)}
+    if left:
+        found |= {
+            one for layer in every if layer.silu_mul for one in _leaving(layer, dtype, max_rows, n_processors, left)
+        }
+    variants = sorted(found)
     with contextlib.suppress(jit.BuildError), concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(lambda variant: compile_variant(*variant), variants))
     logger.info("linear layers: %d kernels ready in %.1f s", len(variants), time.perf_counter() - start_s)
@@ -68,6 +75,15 @@ def build(
 def _rows(max_rows: int) -> Iterator[int]:
     """Where choices change: kernels cut rows in eighths of 64 and wider."""
     yield from (m for m in (*range(1, 64), *range(64, 1024, 8), *range(1024, max_rows + 1, 32)) if m <= max_rows)
+
+
+def _leaving(layer: LinearShape, dtype: torch.dtype, max_rows: int, n_processors: int, left: int) -> Iterator[_Variant]:
+    for m in _rows(max_rows):
+        product = ProductShape(m, layer.n, layer.k, silu=layer.silu_mul)
+        if m > MAX_FEW_ROWS and static_obstacle(product, dtype) is None:
+            made = fastest(product, n_processors, left=left)
+            assert not isinstance(made, str)
+            yield variant_of(product, made, Build(dtype, layer.residual, layer.bias, layer.wide))
 
 
 def _variants(

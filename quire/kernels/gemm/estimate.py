@@ -31,12 +31,15 @@ ACTIVATION_US, ACTIVATION_MB_US = 0.8, 4.4
 
 
 @functools.cache
-def fastest(product: ProductShape, n_processors: int, alone: bool = False) -> Plan | WidePlan | str:
+def fastest(product: ProductShape, n_processors: int, alone: bool = False, left: int = 0) -> Plan | WidePlan | str:
     """The plan of the fastest kernel, or why there is none: torch is faster, or a norm is better not fused.
 
     alone: of the plans that do not split K. All of these sum in one order, that of the columns, one matrix instruction
-    of 16 after another, so that a row has the same bits by each of them, in any number of rows.
+    of 16 after another, so that a row has the same bits by each of them, in any number of rows. left: processors that
+    a product of many rows leaves free, which torch's does not.
     """
+    if left and product.m > MAX_FEW_ROWS and not product.norm:
+        return wide_plan(product, n_processors - left, alone=alone)
     if alone:
         return _fastest_alone(product, n_processors)
     found: list[tuple[float, Plan | WidePlan | str]] = []

@@ -29,6 +29,7 @@ from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import built
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
+from quire.kernels.processors import n_left
 
 
 class Launch(CompiledProduct):
@@ -100,7 +101,7 @@ def _launch(
 ) -> Launch | str:
     """What only shapes, types and the place of the result decide."""
     fused = (norm, silu_mul, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
-    found = _prepared(x.shape[0], *w.shape, x.dtype, x.device, *fused, are_rows_alone())
+    found = _prepared(x.shape[0], *w.shape, x.dtype, x.device, *fused, are_rows_alone(), n_left())
     y = out if residual is None else residual
     if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
         return found
@@ -144,6 +145,7 @@ def _prepared(
     bias: bool,
     wide: bool,
     alone: bool,
+    left: int,
 ) -> Launch | str:
     product, build = ProductShape(m, n, k, norm, silu), Build(dtype, residual, bias, wide)
     found = static_obstacle(product, build.dtype)
@@ -151,7 +153,7 @@ def _prepared(
         return found
 
     def make() -> Launch | str:
-        plan = fastest(product, n_processors_of(device), alone)
+        plan = fastest(product, n_processors_of(device), alone, left)
         return plan if isinstance(plan, str) else load(product, plan, build)
 
     return built(make)

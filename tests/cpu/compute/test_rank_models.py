@@ -48,6 +48,8 @@ MADE: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "int8-g32": ("Qwen3", {**GROUPS, "tie_word_embeddings": True}, {"quantization": "int8-g32"}),
     "int8": ("Qwen3", GROUPS, {"quantization": "int8"}),
     "bfloat16": ("Qwen3", QWEN3, {"dtype": "bfloat16"}),
+    "halves-qwen3": ("Qwen3", QWEN3, {}),
+    "halves-windows": ("Mistral", {**QWEN3, "sliding_window": 8}, {}),
 }
 """Name → family, fields of its config.json, options."""
 COARSE: Final = ("int8", "bfloat16")

@@ -148,6 +148,21 @@ def test_the_fastest_way(product: ProductShape, kind: type) -> None:
     assert isinstance(fastest(product, 132), kind)
 
 
+@pytest.mark.parametrize("left", [16, 40])
+def test_products_that_leave_processors(left: int) -> None:
+    """Of many rows, whatever would be fastest; of few rows nothing changes."""
+    for m, n, k, silu in (
+        (65, 2560, 8192, False),
+        (512, 14336, 8192, True),
+        (700, 4096, 1024, False),
+        (9000, 8192, 7168, False),
+    ):
+        made = fastest(ProductShape(m, n, k, silu=silu), 132, left=left)
+        assert isinstance(made, WidePlan) and made.n_teams * made.split <= 132 - left
+    few = ProductShape(3, 14336, 8192, norm=True, silu=True)
+    assert fastest(few, 132, left=left) == fastest(few, 132)
+
+
 def test_a_plan_that_does_not_fit_is_none() -> None:
     assert plan(ProductShape(16, 4096, 64 * 1024, norm=True), 132) is None
 
