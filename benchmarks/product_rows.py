@@ -64,7 +64,8 @@ def measured(form: str, rows: list[int], setting: Setting) -> Iterator[dict[str,
         make = calls_of(form, layer, setting)
         inputs = [setting.randn(n_rows, layer.k) for n_rows in rows]
         calls = [make(x) for x in inputs]
-        with concurrent.futures.ThreadPoolExecutor(n_cores()) as pool:
+        touch = functools.partial(torch.zeros, 1, device=setting.device)  # or a thread has no CUDA context to launch in
+        with concurrent.futures.ThreadPoolExecutor(n_cores(), initializer=touch) as pool:
             list(pool.map(operator.call, [copies[0] for copies in calls]))  # builds what is new
         for x, copies in zip(inputs, calls, strict=True):
             us = 1e6 * setting.timer.sample(copies, BUDGET_S).median_s

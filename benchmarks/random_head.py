@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from quire.bench.shape import shape_options
 from quire.config.eagle import parse_head
+from quire.core.files import new_file_mode
 
 LEFT_OUT: Final = ("architectures", "bos_token_id", "eos_token_id", "tie_word_embeddings", "initializer_range")
 SPREAD: Final = 0.02
@@ -62,6 +63,7 @@ def main() -> None:
     (args.folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = tensors_of(config)
     save_file(tensors, str(args.folder / "model.safetensors"))
+    (args.folder / "model.safetensors").chmod(new_file_mode())
     n_bytes = sum(tensor.nbytes for tensor in tensors.values())
     print(f"{args.folder}: {n_bytes / 1e9:.2f} GB")
 

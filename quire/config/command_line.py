@@ -201,4 +201,4 @@ def _as_json(value: Mapping[str, Any], where: str) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} = {shown(value)} is not of JSON: {error}; write dates as texts, in quotes") from None
+        raise ConfigError(f"{where} = {shown(value)} is not of JSON: {error}; put dates into quotes") from None

@@ -49,7 +49,8 @@ class SchedulerConfig:
     min_shared_tokens: int = 0
     """Shortest common prefix of decoding sequences that a plan mentions in `shared_prefixes`; 0: none is mentioned."""
     max_num_waiting: int = 8192
-    """Most waiting sequences (each of a request's `n` counts); a request beyond is refused with QueueFull."""
+    """Most sequences (each of a request's `n` counts) that wait besides those that free slots can take; a request
+    beyond is refused with QueueFull."""
     num_speculative_tokens: int = 0
     """Most drafts that a span verifies behind the token of a decoding sequence."""
     draft_costs: DraftCosts | None = None
@@ -105,6 +106,11 @@ class SchedulerConfig:
     def n_slots(self) -> int:
         """Of all data-parallel ranks: neighbouring slots are of one of them."""
         return self.n_dp_ranks * self.max_num_seqs
+
+    @property
+    def max_num_live(self) -> int:
+        """Most sequences at once, running or waiting."""
+        return self.n_slots + self.max_num_waiting
 
     @property
     def n_usable_pages(self) -> int:

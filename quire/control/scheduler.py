@@ -115,9 +115,16 @@ class Scheduler:
                 f"prompt ({prompt_len}) plus output ({max_tokens}) need {n_pages} KV pages, the pool has "
                 f"{config.n_usable_pages}: shorten the prompt, lower max_tokens or give the pool more memory"
             )
-        n_waiting = len(self.live.waiting)
-        if n_waiting + n > config.max_num_waiting:
-            raise QueueFull(f"{n_waiting} sequences wait, {n} more exceed {config.max_num_waiting}: try again later")
+        most, n_running, n_waiting = config.max_num_live, len(self.live.running), len(self.live.waiting)
+        if n > most:
+            limit = f"at most {most}, {config.n_slots} that run and {config.max_num_waiting} that wait"
+            hint = "Ask for fewer; the operator can raise --max-num-seqs or --max-num-waiting."
+            raise InvalidParameter("n", n, limit, hint)
+        if n_running + n_waiting + n > most:
+            raise QueueFull(
+                f"{n_running} sequences run and {n_waiting} wait: {n} more exceed {config.n_slots} slots and"
+                f" {config.max_num_waiting} that may wait: try again later"
+            )
 
     def cancel(self, request_id: str) -> None:
         """End a request now, in any state; unknown or ended ids are ignored. No delta follows for it."""

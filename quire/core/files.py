@@ -68,6 +68,13 @@ def open_output(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> 
     return descriptor
 
 
+def new_file_mode() -> int:
+    """Permissions of a file that `open` makes: those of the umask. A library's file that was a temporary one has 0600."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 def write_output(path: str | os.PathLike[str], text: str) -> None:
     """Make `text` the content of a file, in UTF-8."""
     with os.fdopen(open_output(path, os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:

@@ -382,7 +382,7 @@ LLM.__init__.__signature__ = keyword_signature(EngineConfig, "model")  # type: i
 
 def _one_each(name: str, values: Any, n: int) -> list[Any]:
     values = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(values, (list, tuple)):
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         raise InvalidParameter(name, values, "one, or a list with one for each prompt")
     if len(values) != n:
         raise wrong_number(name, len(values), n)

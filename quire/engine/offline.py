@@ -119,7 +119,7 @@ class OfflineEngine:
             self._cancel([one])
 
     def _feed(self, waiting: collections.deque[OpenRequest], buffer: PartBuffer | None = None) -> None:
-        """Submit from the left as many as the queue takes now; QueueFull only if it would never take the next one."""
+        """Submit from the left as many as the queue takes now."""
         while waiting:
             request = waiting[0].request
             try:

@@ -64,6 +64,9 @@ class ChatTemplate:
         parsed = [self._environment.parse(source) for source in sources.values()]
         self.variables = frozenset[str]().union(*map(jinja2.meta.find_undeclared_variables, parsed))
         """What the templates look at, as `messages`, and perhaps `enable_thinking`."""
+        constants = (one.value for source in parsed for one in source.find_all(jinja2.nodes.Const))
+        self._roles = frozenset(ROLES) | {one for one in constants if isinstance(one, str) and one.strip()}
+        """A role that a template has is among the strings that it compares with, as `ipython`."""
         self._wants_parts = {name: self._try_out(name) for name in sources}
         """Whether a template takes content as a list of parts (True), as a string (False), or both (None)."""
 
@@ -95,7 +98,8 @@ class ChatTemplate:
         """The prompt. Encode it without adding special tokens: the template writes them. It is a `TracedText`, from
         which the tokenizer makes marks only where the template, or a role, wrote them.
 
-        messages: each with one of `ROLES`, and content that is a string, a list of text parts, or absent.
+        messages: each with one of `ROLES`, or a role that the template names, and content that is a string, a list of
+        text parts, or absent.
         continue_final_message: leave the last message open, so that the model goes on with it.
         kwargs: further variables for the template (`chat_template_kwargs` of a request).
         Raises InvalidParameter for a bad message, tool or reserved name, and RequestError(param="messages") when the
@@ -104,7 +108,7 @@ class ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise RequestError("this model's chat templates have no default one", param="messages")
-        chat = _checked_messages(messages, self._wants_parts[name])
+        chat = _checked_messages(messages, self._wants_parts[name], self._roles)
         described = None if tools is None else _checked_tools(tools)
         if not isinstance(kwargs, Mapping | None):
             raise InvalidParameter("chat_template_kwargs", kwargs, "an object")
@@ -233,7 +237,9 @@ def _read(path: pathlib.Path) -> str:
         raise ConfigError(f"the chat template {path} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _checked_messages(messages: Sequence[Message], wants_parts: bool | None) -> list[dict[str, Any]]:
+def _checked_messages(
+    messages: Sequence[Message], wants_parts: bool | None, roles: frozenset[str]
+) -> list[dict[str, Any]]:
     """Plain copies, with content in the form that the template takes and the arguments of tool calls as objects."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InvalidParameter("messages", messages, "a list with at least one message")
@@ -242,8 +248,9 @@ def _checked_messages(messages: Sequence[Message], wants_parts: bool | None) -> 
         where = f"messages[{i}]"
         if not isinstance(message, Mapping) or "role" not in message:
             raise InvalidParameter(where, message, "an object with a role")
-        if message["role"] not in ROLES:
-            raise InvalidParameter(f"{where}.role", message["role"], f"one of {', '.join(ROLES)}")
+        if not isinstance(message["role"], str) or message["role"] not in roles:
+            limit = f"one of {', '.join(ROLES)}, or one that the chat template names"
+            raise InvalidParameter(f"{where}.role", message["role"], limit)
         plain = _plain(message, where)
         plain["role"] = "system" if message["role"] == "developer" else str(message["role"])
         if "content" in plain:

@@ -74,13 +74,14 @@ class Policy:
 
     def submit(self, outcome: Outcome, request: SimRequest, prompt: list[int]) -> None:
         """Queue it, or refuse it as the engine would."""
-        n_tokens, n_queued = request.input_len + request.output_len, self.machine.config.max_num_waiting
+        n_tokens, n_live = request.input_len + request.output_len, len(self.queue) + len(self.running)
+        most_live = self.machine.config.max_num_waiting + self.machine.limits.max_num_seqs
         most = min(self.machine.limits.max_model_len, self.n_slots)
         if n_tokens > most:
             outcome.refusal = Code.CONTEXT_LENGTH_EXCEEDED.value
             outcome.reason = f"{n_tokens:,} tokens, prompt and output, are more than the {most:,} of a sequence"
-        elif len(self.queue) >= n_queued:
-            outcome.refusal, outcome.reason = Code.OVERLOADED.value, f"{n_queued:,} requests were waiting"
+        elif n_live >= most_live:
+            outcome.refusal, outcome.reason = Code.OVERLOADED.value, f"{n_live:,} requests were running or waiting"
         else:
             if not (self.queue or self.running):
                 self.now_s = max(self.now_s, request.arrival_s)

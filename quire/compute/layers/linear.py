@@ -83,10 +83,10 @@ class Linear:
         return {(self.matrix.n_out, self.matrix.n_in)} if isinstance(self.product, PlainProduct) else set()
 
     @property
-    def coded_shapes(self) -> dict[tuple[int, int], gemm.Coded]:
-        """[n, k] of a matrix of codes → which kernels its product wants, for `gemm.build`."""
+    def coded_shapes(self) -> set[tuple[tuple[int, int], gemm.Coded]]:
+        """[n, k] of a matrix of codes, and which kernels its product wants, for `gemm.build`."""
         ahead = self.product.ahead if isinstance(self.product, Launched) else None
-        return {} if ahead is None else {(self.matrix.n_out, self.matrix.n_in): ahead}
+        return set() if ahead is None else {((self.matrix.n_out, self.matrix.n_in), ahead)}
 
     def record(
         self, fused: FusedStep, x: torch.Tensor, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING

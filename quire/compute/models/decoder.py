@@ -175,11 +175,13 @@ class Decoder:
 
     def build_kernels(self, max_rows: int) -> None:
         """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
-        plain = {shape for linear in self.linears() for shape in linear.plain_shapes}
-        coded = {shape: ahead for linear in self.linears() for shape, ahead in linear.coded_shapes.items()}
-        kernels = [one for one in self.kernels() if (one.n, one.k) in plain | coded.keys()]
+        kernels = self.kernels()
+        shapes = {shape for linear in self.linears() for shape in linear.plain_shapes}
+        forms = {form for linear in self.linears() for form in linear.coded_shapes}
+        plain = [one for one in kernels if (one.n, one.k) in shapes]
+        coded = [(one, ahead) for one in kernels for shape, ahead in forms if shape == (one.n, one.k)]
         rank = 0 if self.adapters is None else self.adapters.rank
-        gemm.build(kernels, self.dtype, self.device, max_rows, rank, lora.variant_of, coded)
+        gemm.build(plain, self.dtype, self.device, max_rows, rank, lora.variant_of, coded)
         for layer in {layer.spec.ffn: layer for layer in self.layers}.values():
             layer.ffn.build(max_rows)
 

@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from quire.compute.weights.checkpoint import INDEX
 from quire.compute.weights.hub import WANTED
 from quire.core.errors import ConfigError, shown
+from quire.core.files import new_file_mode
 from quire.core.units import format_bytes
 
 BESIDE: Final = tuple(name for name in WANTED if name != "*.safetensors")
@@ -98,6 +99,7 @@ class Folder:
         n_bytes = sum(one.nbytes for one in tensors.values())
         with self._writing(self._target / name, n_bytes):
             save_file({key: one.contiguous() for key, one in tensors.items()}, self._partial / name, {"format": "pt"})
+            (self._partial / name).chmod(new_file_mode())
         self._homes |= dict.fromkeys(tensors, name)
         self._n_bytes += n_bytes
 

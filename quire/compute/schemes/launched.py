@@ -19,7 +19,7 @@ class Launched:
     run: Callable[..., torch.Tensor]
     """run(x, bias, ...): the op on these tensors."""
     ahead: gemm.Coded | None = None
-    """Which kernels it wants; None: that is found at the first call."""
+    """Which kernels it wants, the same object for all of a form; None: that is found at the first call."""
 
     def __call__(
         self,

@@ -8,7 +8,6 @@ dtype.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Final
 
@@ -74,7 +73,7 @@ class Int4(FilledScheme):
         def run(x: torch.Tensor, bias: torch.Tensor | None, **around: object) -> torch.Tensor:
             return w4a16.linear(x, weight, bias, **around)  # type: ignore[arg-type]
 
-        return Launched(tensors, run, functools.partial(w4a16.variants, weight))
+        return Launched(tensors, run, w4a16.ahead(weight))
 
     @property
     def makes_banks(self) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -52,11 +52,11 @@ product wants."""
 def build(
     layers: Iterable[LinearShape], dtype: torch.dtype, device: torch.device, max_rows: int, rank: int = 0,
     beside: Callable[[torch.dtype, int], _Variant] | None = None,
-    coded: Mapping[tuple[int, int], Coded] = {},
+    coded: Iterable[tuple[LinearShape, Coded]] = (),
 ) -> None:  # fmt: skip
     """Compile what `linear` picks for any number of rows up to max_rows, in parallel (seconds if they are new); with a
     rank also what adds adapters with room for it. beside: of a type and k, the variant that is launched before those.
-    coded: of the (n, k) of matrices of codes.
+    coded: layers whose matrices are codes; the same shape may be there in several forms, and among layers.
 
     A kernel that is only best for a few numbers of rows above 1,024 may be missed; its first call then compiles it.
     """
@@ -66,13 +66,9 @@ def build(
     n_processors = n_processors_of(device)
     alone = are_rows_alone()
     given = (dtype, max_rows, n_processors, alone, 0 if alone else rank, beside)
-    variants: set[_Variant] = set()
-    for layer in set(layers):
-        wanted = coded.get((layer.n, layer.k))
-        if wanted is None:
-            variants |= set(_variants(layer, *given))
-        else:
-            variants |= set(wanted(layer, dtype, _rows(max_rows), n_processors, alone))
+    variants = {one for layer in set(layers) for one in _variants(layer, *given)}
+    for layer, wanted in set(coded):
+        variants |= set(wanted(layer, dtype, _rows(max_rows), n_processors, alone))
     with contextlib.suppress(jit.BuildError), concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(lambda variant: compile_variant(*variant), sorted(variants)))
     logger.info("linear layers: %d kernels ready in %.1f s", len(variants), time.perf_counter() - start_s)

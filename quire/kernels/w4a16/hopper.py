@@ -7,13 +7,14 @@ them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 
 import torch
 
 from quire.kernels import around
-from quire.kernels.gemm.ahead import LinearShape
+from quire.kernels.gemm.ahead import Coded, LinearShape
 from quire.kernels.gemm.hopper_product import (
     ALIGNMENT_BYTES,
     DTYPES,
@@ -162,13 +163,22 @@ def _definition(
     return ProductShape(product.m, product.n, product.k, silu=silu), plan, build, codes
 
 
-def variants(
-    weight: Int4Weight, layer: LinearShape, dtype: torch.dtype, rows: Iterable[int], n_processors: int, alone: bool
+def ahead(weight: Int4Weight) -> Coded:
+    """What `linear` compiles for this matrix: see `gemm.build`."""
+    return _ahead(Int4Shape(1, weight.n, weight.k, weight.group, weight.has_zeros))
+
+
+@functools.cache
+def _ahead(one_row: Int4Shape) -> Coded:
+    return functools.partial(_variants, one_row)
+
+
+def _variants(
+    one_row: Int4Shape, layer: LinearShape, dtype: torch.dtype, rows: Iterable[int], n_processors: int, alone: bool
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What `linear` compiles for these numbers of rows: see `gemm.build`."""
     build = Build(dtype, layer.residual, layer.bias, layer.wide)
     for m in rows:
-        product = Int4Shape(m, weight.n, weight.k, weight.group, weight.has_zeros)
+        product = dataclasses.replace(one_row, m=m)
         if static_obstacle(product, dtype, layer.silu_mul) is None:
             made = choose(product, n_processors, alone=alone)
             yield variant_of(*_definition(product, made, layer.silu_mul, build))

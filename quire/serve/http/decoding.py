@@ -35,8 +35,10 @@ _IDS = msgspec.json.Decoder(list[int])
 _UNKNOWN = re.compile(r"Object contains unknown field `")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _UNPAIRED = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 )
+"""Behind an even number of backslashes, which are half as many of a text."""
 _TOKEN_ID = re.compile(r"-?(?:0|[1-9][0-9]*)")
 """As JSON writes it."""
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
@@ -101,10 +103,9 @@ class BodyDecoder(Generic[T]):
 
 def _malformed(error: msgspec.DecodeError, body: bytes | msgspec.Raw) -> str:
     """What is wrong with the body. Of half a surrogate pair the library says that the input was truncated."""
-    half = _UNPAIRED.search(bytes(body))
-    if half is None:
-        return str(error)[:SHOWN_CHARS]
-    return f"{half.group().decode()} (byte {half.start()}) is half of a surrogate pair"
+    said = str(error)[:SHOWN_CHARS]
+    half = _UNPAIRED.search(bytes(body)) if "truncated" in said or "surrogate" in said else None
+    return said if half is None else f"{half[1].decode()} (byte {half.start(1)}) is half of a surrogate pair"
 
 
 def _ids_of(body: bytes, found: IdList, field: str, most: int) -> list[int] | list[list[int]]:

@@ -15,7 +15,14 @@ import pytest_asyncio
 
 from quire.config.engine import EngineConfig
 from quire.core.commands import Command
-from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError, QueueFull, RequestError
+from quire.core.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    EngineDead,
+    LoadError,
+    QueueFull,
+    RequestError,
+)
 from quire.core.events import SeqDelta
 from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
@@ -119,11 +126,19 @@ async def test_refusals_come_before_anything_starts(checkpoint: pathlib.Path) ->
 
 
 async def test_the_engines_own_refusal_is_queue_full(checkpoint: pathlib.Path) -> None:
-    """Three sequences of one request exceed a queue of two, though slots and queue together have room."""
-    async with engine(checkpoint, max_num_waiting=2) as served:
+    """Which come with others together: three more are one too many. Five fit never, and are told so."""
+    async with engine(checkpoint, max_num_waiting=2, max_num_seqs=2) as served:
+        os.kill(served._supervisor.pid, signal.SIGSTOP)  # none ends before the others come
+        first = await served.submit([1, 2], SamplingParams(n=2, max_tokens=400, ignore_eos=True))
         stream = await served.submit([1, 2], SamplingParams(n=3, max_tokens=4))
+        os.kill(served._supervisor.pid, signal.SIGCONT)
         with pytest.raises(QueueFull, match="try again later"):
             await asyncio.wait_for(anext(stream), 60)
+        await first.aclose()
+        await settled(served)
+        never = await served.submit([1, 2], SamplingParams(n=5, max_tokens=4))
+        with pytest.raises(RequestError, match=r"^n = 5 .*at most 4"):
+            await asyncio.wait_for(anext(never), 60)
         assert [o.finished async for o in served.generate([1, 2], SamplingParams(n=2, max_tokens=4))][-1]
 
 

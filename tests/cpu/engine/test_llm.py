@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import json
 import pathlib
@@ -18,7 +19,7 @@ import transformers
 
 from quire.config.engine import EngineConfig
 from quire.config.options import keyword_options
-from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError, InvalidParameter, QueueFull
+from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError, InvalidParameter
 from quire.core.failure import Code
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.frontend import Frontend
@@ -198,6 +199,15 @@ def test_what_a_chat_cannot_take_is_named(llm: LLM, arguments: dict[str, Any], s
         llm.chat([{"role": "user", "content": "hi"}], use_tqdm=False, **arguments)
 
 
+def test_what_is_one_a_prompt_may_be_any_sequence(llm: LLM) -> None:
+    params = collections.deque([SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)])
+    found = llm.generate(["One", "Two"], params, priority=range(2), use_tqdm=False)
+    assert [len(one.outputs[0].token_ids) for one in found] == [1, 2]
+    for priority in ("12", {0: 1, 1: 2}):
+        with pytest.raises(InvalidParameter, match=r"^priority = .* is not allowed: it must be one, or a list"):
+            llm.generate(["One", "Two"], priority=priority, use_tqdm=False)  # type: ignore[arg-type]
+
+
 def test_a_type_of_torch_is_a_dtype() -> None:
     """As vLLM takes it."""
     values = {"dtype": torch.float16, "kv_cache_dtype": "auto"}
@@ -299,8 +309,8 @@ def test_a_batch_may_exceed_the_queue(checkpoint: pathlib.Path) -> None:
     with pytest.raises(InvalidParameter):
         small.generate([*batch, [-1]], params, use_tqdm=False)
     assert not small.engine.has_work()
-    with pytest.raises(QueueFull):
-        small.generate([[1]], SamplingParams(n=4, max_tokens=1), use_tqdm=False)
+    with pytest.raises(InvalidParameter, match=r"n = 6 .*at most 5, 2 that run and 3 that wait"):
+        small.generate([[1]], SamplingParams(n=6, max_tokens=1), use_tqdm=False)
     assert not small.engine.has_work() and not small._open
     small.shutdown()
 

@@ -211,7 +211,7 @@ def test_a_wrong_value_is_shown(http: Any, field: str, value: Any, message: str 
 
 @pytest.mark.parametrize(("text", "half", "place"), [
     (r"\ud800", r"\ud800", 27), (r"ab\uDC00", r"\uDC00", 29), (r"\ud83d\ude00\uDBFFx", r"\uDBFF", 39),
-    (r"\ud800\u0041", r"\ud800", 27),
+    (r"\ud800\u0041", r"\ud800", 27), (r"\\ud800 \\\udc00", r"\udc00", 37),
 ])  # fmt: skip
 def test_half_a_surrogate_pair_is_shown(http: Any, text: str, half: str, place: int) -> None:
     """The library calls most of these bodies truncated."""
@@ -222,6 +222,8 @@ def test_half_a_surrogate_pair_is_shown(http: Any, text: str, half: str, place: 
     )
     whole = http.post("/v1/completions", content=rb'{"model":"fake","prompt":"\ud83d\ude00', headers=JSON_HEADERS)
     assert check_error(whole, 400)["message"].endswith("truncated.")
+    path = http.post("/v1/completions", content=rb'{"model":"C:\\udata\\udcfe",}', headers=JSON_HEADERS)
+    assert "trailing comma" in check_error(path, 400)["message"]
 
 
 @pytest.mark.parametrize(("path", "kind"), [(CHAT, ChatRequest), (TEXT, CompletionRequest)])

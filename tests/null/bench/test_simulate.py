@@ -180,7 +180,7 @@ def test_what_the_engine_refuses_is_counted_and_the_rest_goes_on() -> None:
     found = figures(Run(outcomes, []), Slo(ttft_s=math.inf))
     assert (found["refused"], found["completed"], found["slo_attainment"]) == (2, 1, 1 / 3)
     waiting = one_run(EngineReplica(machine(max_num_waiting=3, max_num_seqs=2)), of_lengths([(10, 10)] * 9)).outcomes
-    assert sum(one.refusal == "overloaded" for one in waiting) == 6
+    assert sum(one.refusal == "overloaded" for one in waiting) == 4
 
 
 def test_what_cannot_be_simulated_is_refused() -> None:

@@ -91,7 +91,8 @@ def test_o08_an_hour_at_twice_the_capacity(monkeypatch: pytest.MonkeyPatch) -> N
             gc.collect()
             sizes.append(sys.getallocatedblocks())
         scheduler = rig.scheduler
-        assert len(scheduler.live.waiting) <= 24 and len(scheduler.live.requests) <= 32
+        live = scheduler.live
+        assert len(live.waiting) + len(live.running) == len(live.requests) <= 32  # a slot that is free now is room too
     assert len(rig.n_done) / 3600 >= 0.9 * peak, "goodput falls under overload"
     assert rig.n_refused + rig.n_late > 0.35 * rig.n_sent, "that was no overload"
     assert len(sizes) == 4 and sizes[-1] - sizes[0] < 2000, "something grows"

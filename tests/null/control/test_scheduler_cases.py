@@ -115,11 +115,21 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
 
 
 def test_the_queue_is_bounded_in_sequences() -> None:
-    rig = Rig(max_num_waiting=3)
-    rig.submit("a", [1], n=2)
-    with pytest.raises(QueueFull):
-        rig.submit("b", [1], n=2)
-    rig.submit("c", [1])
+    """Free slots are room too: what idle slots and the queue hold together is never told to come again."""
+    rig = Rig(max_num_waiting=3, max_num_seqs=2)
+    with pytest.raises(
+        InvalidParameter, match=r"^n = 6 is not allowed.* at most 5, 2 that run and 3 that wait\. .*--max-num-seqs"
+    ):
+        rig.submit("never", [1], n=6)
+    rig.submit("a", [1], n=5)
+    with pytest.raises(QueueFull, match="0 sequences run and 5 wait: 1 more"):
+        rig.submit("b", [1])
+    rig.scheduler.schedule()
+    with pytest.raises(QueueFull, match="1 sequences run and 4 wait: 1 more exceed 2 slots"):
+        rig.submit("c", [1])
+    rig.scheduler.cancel("a")
+    rig.submit("d", [1], n=2)
+    rig.submit("e", [1], n=3)
 
 
 def test_context_is_used_to_the_last_token() -> None:

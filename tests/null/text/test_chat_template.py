@@ -196,3 +196,12 @@ def test_named_templates_in_the_config(make_folder: Any) -> None:
     assert found(make_folder(byte_level(), {"chat_template": []})) is None
     with pytest.raises(RequestError, match="no default"):
         found(make_folder(byte_level(), {"chat_template": named[1:]}))
+
+
+def test_a_role_that_the_template_names_is_one() -> None:
+    source = "{% for m in messages %}{{ '<out>' if m.role == 'ipython' else '' }}{{ m.content }}{% endfor %}"
+    template = ChatTemplate({"default": source}, {})
+    assert str(template.render([{"role": "ipython", "content": "4"}], add_generation_prompt=False)) == "<out>4"
+    for role in ("observation", ["ipython"], None):
+        with pytest.raises(InvalidParameter, match="or one that the chat template names"):
+            template.render([{"role": role, "content": "4"}])

@@ -23,6 +23,24 @@ def test_sigterm_leaves_nothing(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     assert not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o007])
+def test_weights_may_be_read_by_whom_the_umask_lets(tmp_path: pathlib.Path, umask: int) -> None:
+    """The library leaves them as it made them, for their owner alone."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    before = os.umask(umask)
+    try:
+        with Folder(tmp_path / "out", 1) as folder:
+            folder.add({"weight": torch.zeros(2)})
+            folder.finish(source, None)
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert len(modes) == 3 and set(modes.values()) == {0o666 & ~umask}, modes
+
+
 def test_the_next_run_removes_what_the_dead_left(tmp_path: pathlib.Path) -> None:
     with Folder(tmp_path / "out", 1):
         ours = tmp_path / f".out.partial-{os.getpid()}"

@@ -10,13 +10,19 @@ import dataclasses
 import pathlib
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import quantised_case as case
 import torch
 from emulation import emulated_gemm_sources, emulated_library
 
-from quire.kernels.gemm import LinearShape
+from quire.compute.layers.linear import Linear
+from quire.compute.models.decoder import Decoder
+from quire.compute.schemes.launched import Launched
+from quire.compute.schemes.plain import PlainProduct
+from quire.kernels import w4a16
+from quire.kernels.gemm import LinearShape, ahead
 from quire.kernels.gemm.hopper_product import Build, variant_of
 from quire.kernels.gemm.plan import Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
@@ -101,5 +107,37 @@ def test_what_is_built_ahead_is_what_calls_ask_for(alone: bool, monkeypatch: pyt
         shape = m, weight.n, weight.k, weight.group, weight.has_zeros
         hopper._prepared.__wrapped__(*shape, dtype, torch.device("cuda"), True, False, True, False, alone)
     layer = LinearShape(512, 512, silu_mul=True, bias=True)
-    assert set(hopper.variants(weight, layer, dtype, rows, 132, alone)) == asked
+    assert set(hopper.ahead(weight)(layer, dtype, rows, 132, alone)) == asked
     assert len(asked) == (1 if alone else 4)
+
+
+def test_matrices_of_one_shape_are_built_for_in_all_their_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a checkpoint that leaves some layers in bfloat16, or has groups of several sizes."""
+    built: list[tuple[str, tuple[str, ...]]] = []
+    monkeypatch.setattr(ahead, "machine_obstacle", lambda: None)
+    monkeypatch.setattr(ahead, "n_processors_of", lambda device: 132)
+    monkeypatch.setattr(ahead, "compile_variant", lambda *variant: built.append(variant))
+    shape, cuda, product = (512, 512), torch.device("cuda"), PlainProduct(torch.zeros(1))
+    weights = [case.int4(*shape, group, torch.bfloat16, zeros=False, order=False) for group in (32, 128, 128)]
+
+    def linear(product: Any) -> Any:
+        found = SimpleNamespace(product=product, matrix=SimpleNamespace(n_out=shape[0], n_in=shape[1]))
+        found.plain_shapes, found.coded_shapes = Linear.plain_shapes.fget(found), Linear.coded_shapes.fget(found)
+        return found
+
+    def found_for(*products: Any) -> set[tuple[str, tuple[str, ...]]]:
+        built.clear()
+        linears = [linear(one) for one in products]
+        model: Any = SimpleNamespace(
+            linears=lambda: linears, kernels=lambda: [LinearShape(*shape)], adapters=None, dtype=torch.bfloat16,
+            device=cuda, layers=(),
+        )  # fmt: skip
+        Decoder.build_kernels(model, 64)
+        assert len(built) == len(set(built))
+        return set(built)
+
+    coded = [Launched({}, max, w4a16.ahead(weight)) for weight in weights]
+    assert len({one.ahead for one in coded}) == 2, "those of a form are looked at once"
+    each = [found_for(one) for one in (product, *coded[:2])]
+    assert all(each) and found_for(product, *coded) == each[0] | each[1] | each[2]
+    assert not each[0] & each[1] and each[1] != each[2]

@@ -40,7 +40,7 @@ def test_matches_float64(module: ModuleType, dtype: torch.dtype, n: int, h: int)
     got = module.rms_norm(x, weight, 1e-5)
     expected = reference.rms_norm(x.double(), weight.double(), 1e-5)
     assert error(got, expected) <= reference.TOLERANCE[dtype]
-    assert float((got == reference.rms_norm(x, weight, 1e-5)).double().mean()) > 0.99
+    assert int((got != reference.rms_norm(x, weight, 1e-5)).sum()) <= max(1, n * h // 100)
     total = x + residual
     normed, summed = module.add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(summed, total) and torch.equal(normed, module.rms_norm(total, weight, 1e-5))
