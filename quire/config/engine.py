@@ -114,11 +114,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = 0
     max_num_waiting: Annotated[
         int,
-        _doc(
-            "Most sequences that wait besides those that free slots can take, a request with n counts n; a server"
-            " refuses more with 429.",
-            ge=1,
-        ),
+        _doc("Most sequences that wait beyond free slots, n of a request each; a server refuses more with 429.", ge=1),
     ] = 8192
     max_engine_restarts: Annotated[
         int,
