@@ -17,6 +17,7 @@ from quire.compute.device.cpu import CpuDevice
 from quire.compute.draft import head_graphs
 from quire.compute.forward import graphs
 from quire.compute.runner.pool import PagedContext, plan_attention
+from quire.kernels import mla
 from quire.kernels.attention import op as attention
 
 
@@ -114,6 +115,10 @@ class LivePlans:
                 self.plans = live.last.now
                 return super().attend(layer, q, variant)
 
+            def attend_lines(self, layer: int, asked: torch.Tensor, variant: Any, matrices: torch.Tensor) -> Any:
+                self.plans = live.last.now
+                return super().attend_lines(layer, asked, variant, matrices)
+
         monkeypatch.setattr(graphs, "PagedContext", Context)
 
     def plan(self, *given: Any, buffers: Any = (), shared: Any = (), settled: bool = False) -> Any:
@@ -146,6 +151,10 @@ class LiveChains:
             def attend(self, layer: int, q: torch.Tensor, variant: Any) -> torch.Tensor:
                 moving: Any = self.plans[0]
                 return attention.run(q, *self.pool.pages_of[layer], moving.now[0], variant)
+
+            def attend_lines(self, layer: int, asked: torch.Tensor, variant: Any, matrices: torch.Tensor) -> Any:
+                moving: Any = self.plans[0]
+                return mla.attend(asked, *self.pool.pages_of[layer], moving.now[0], variant, matrices)
 
         monkeypatch.setattr(head_graphs, "plan_attention", plan)
         monkeypatch.setattr(head_graphs, "PagedContext", Context)

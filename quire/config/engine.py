@@ -113,12 +113,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int, _doc("Most tokens in one step; 0 chooses by device.", extra={"counts": True}, ge=0)
     ] = 0
     max_num_waiting: Annotated[
-        int,
-        _doc(
-            "Most sequences that wait besides those that free slots can take, a request with n counts n; a server"
-            " refuses more with 429.",
-            ge=1,
-        ),
+        int, _doc("Most sequences that wait for a slot, n of each request; a server refuses more with 429.", ge=1)
     ] = 8192
     max_engine_restarts: Annotated[
         int,

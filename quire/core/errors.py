@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from quire.core.failure import Code, Failure
 
 SHOWN_CHARS = 200
 """Longest piece of a user's value that an error message repeats."""
+MAX_LISTED = 8
+"""Names in a list of them."""
 SHOWN_BITS = 640
 """Python refuses to write out much longer integers."""
 
@@ -46,6 +48,12 @@ def shown(value: object) -> str:
     plain = isinstance(value, (str, bytes))
     text = repr(value[: SHOWN_CHARS + 1]) if plain else _SAFE_REPR.repr(value)  # type: ignore[index]
     return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
+
+
+def listed(names: Sequence[str]) -> str:
+    """`'a', 'b' and 3 more`: names of a user's own, as many as a message should repeat."""
+    some = ", ".join(shown(name) for name in names[:MAX_LISTED])
+    return f"{some} and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else some
 
 
 def complaint(error: QuireError) -> str:

@@ -69,7 +69,7 @@ def open_output(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> 
 
 
 def new_file_mode() -> int:
-    """Permissions of a file that `open` makes: those of the umask. A library's file that was a temporary one has 0600."""
+    """Permissions of a file that `open` makes: those of the umask. One that was a temporary file has 0600."""
     mask = os.umask(0o077)
     os.umask(mask)
     return 0o666 & ~mask

@@ -18,6 +18,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {found}?" if found else ""
 
 
+def did_you_mean_or_known(word: str, known: Iterable[str]) -> str:
+    """The same, or `; known are X, Y` when none is near."""
+    names = sorted(known)
+    return did_you_mean(word, names) or f"; known are {', '.join(names)}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The one of `known` that is nearest to `word`, else one that begins with it or has its words, whole or shortened;
     empty when none is near."""
@@ -89,4 +95,4 @@ _MAKE: Final = msgspec.StructMeta.__call__
 def _unknown(struct: str, name: str, fields: Iterable[str], elsewhere: Mapping[str, str]) -> str:
     if name in elsewhere:
         return f"{struct}({name}=...) is known in vLLM, not in Quire: {elsewhere[name]}"
-    return f"{struct} has no argument {name!r}{did_you_mean(name, fields)}"
+    return f"{struct} has no argument {name!r}{did_you_mean_or_known(name, fields)}"

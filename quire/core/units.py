@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: parse '4GiB', print '1.50 GiB'."""
+"""Sizes and numbers of things as people write them: parse '4GiB', print '1.50 GiB' and '1 line'."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def parse_bytes(text: str | int, option: str = "") -> int:
     number, power, binary = match.groups()
     decimal = not binary and text.strip().lower().endswith("b") and power
     return int(float(number) * (1000 if decimal else 1024) ** _POWERS[power.lower()])
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 line`, `1,200 lines`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def format_bytes(n_bytes: float) -> str:

@@ -28,7 +28,7 @@ from quire.core.prompts import Prompts, PromptType, TokensPrompt
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.beams import beam_output
 from quire.engine.frontend import text_folder
-from quire.engine.offline import Bar, as_list, check_adapters, refuse_unused, wrong_number
+from quire.engine.offline import Bar, as_list, check_adapters, one_each, refuse_unused
 from quire.engine.sleep import check_sleep, check_wake
 from quire.engine.step_record import StepRecord
 from quire.engine.vectors import VectorEngine
@@ -160,13 +160,13 @@ class LLM(VectorEngine):
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or self.get_default_sampling_params()] * len(items)
         else:
-            params = _one_each("sampling_params", sampling_params, len(items))
+            params = one_each("sampling_params", sampling_params, len(items), "a SamplingParams")
         if priority is None or isinstance(priority, int):
             priorities = [priority or 0] * len(items)
         else:
-            priorities = _one_each("priority", priority, len(items))
+            priorities = one_each("priority", priority, len(items), "an integer")
         if isinstance(lora_request, (list, tuple)):
-            adapters = _one_each("lora_request", lora_request, len(items))
+            adapters = one_each("lora_request", lora_request, len(items), "a LoRARequest")
         else:
             adapters = [lora_request] * len(items)
         check_adapters(adapters)
@@ -202,7 +202,7 @@ class LLM(VectorEngine):
             raise InvalidParameter("chat_template_content_format", chat_template_content_format, limit)
         if not isinstance(messages, (list, tuple)):
             raise InvalidParameter("messages", messages, "a list of objects with role and content, or a list of such")
-        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        conversations: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
         prompts = [
             self._chat_prompt(
                 one, tools, add_generation_prompt, chat_template, continue_final_message, chat_template_kwargs
@@ -378,12 +378,3 @@ class LLM(VectorEngine):
 
 
 LLM.__init__.__signature__ = keyword_signature(EngineConfig, "model")  # type: ignore[attr-defined]
-
-
-def _one_each(name: str, values: Any, n: int) -> list[Any]:
-    values = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-        raise InvalidParameter(name, values, "one, or a list with one for each prompt")
-    if len(values) != n:
-        raise wrong_number(name, len(values), n)
-    return list(values)

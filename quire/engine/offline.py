@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import numbers
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -25,6 +25,7 @@ from quire.core.prompts import PromptType
 from quire.core.request import Pooling
 from quire.core.sampling import SamplingParams
 from quire.core.ticker import ticking
+from quire.core.units import counted
 from quire.engine.build import build_engine
 from quire.engine.frontend import Frontend
 from quire.engine.garbage import gc_kept_quiet
@@ -222,9 +223,19 @@ def _taken_apart(item: Any) -> tuple[Any, str]:
     return (item.get("prompt", "") if ids is None else ids), item.get("cache_salt") or ""
 
 
+def one_each(name: str, values: Any, n: int, kind: str) -> list[Any]:
+    """A list of `n` values, from what can be one. Raises InvalidParameter for anything else. kind: of a value."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        raise InvalidParameter(name, values, f"{kind}, or a list with one for each prompt")
+    if len(values) != n:
+        raise wrong_number(name, len(values), n)
+    return list(values)
+
+
 def wrong_number(name: str, n_values: int, n_prompts: int) -> InvalidParameter:
     """The error for a list that has not one value for each prompt."""
-    given = Words(f"{n_values} value{'' if n_values == 1 else 's'} for {n_prompts} prompts")
+    given = Words(f"{counted(n_values, 'value')} for {counted(n_prompts, 'prompt')}")
     return InvalidParameter(name, given, "one, or one for each prompt")
 
 

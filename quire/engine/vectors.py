@@ -25,7 +25,7 @@ from quire.core.outputs import (
 )
 from quire.core.prompts import Prompts
 from quire.core.request import Pooling, pooling_params
-from quire.engine.offline import Bar, OfflineEngine, as_list, refuse_unused, wrong_number
+from quire.engine.offline import Bar, OfflineEngine, as_list, one_each, refuse_unused
 
 Params = PoolingParams | Sequence[PoolingParams] | None
 
@@ -113,9 +113,7 @@ class VectorEngine(OfflineEngine):
         if params is None or isinstance(params, PoolingParams):
             each = [params or PoolingParams()] * len(items)
         else:
-            each = list(params)
-        if len(each) != len(items):
-            raise wrong_number("pooling_params", len(each), len(items))
+            each = one_each("pooling_params", params, len(items), "a PoolingParams")
         opened = [self._prepare(item, pooling_params(), pooling, adapter=adapter) for item in items]
         return list(zip(self._finished(opened, use_tqdm), each, strict=True))
 

@@ -27,6 +27,7 @@ from quire.core.structured import StructuredOutputsParams, check_json
 from quire.text.leading import LeadBound, Leading
 from quire.text.matcher import Matcher, first_line
 from quire.text.schema_check import checked_schema
+from quire.text.schema_support import explained
 from quire.text.tokenizer import Tokenizer
 
 CACHE_BYTES: Final = 128 << 20
@@ -110,7 +111,7 @@ class GrammarCompiler:
             return found
         inner = llguidance.LLMatcher(self._vocabulary_once(), grammar, log_level=0, limits=_LIMITS)
         matcher = Matcher(inner, -(-len(self._tokenizer) // MASK_WORD_BITS))
-        self._check(matcher)
+        self._check(matcher, grammar)
         with self._lock:
             if grammar not in self._cache:
                 self._cache[grammar] = _Cached(matcher.copy(), _cost_of(grammar))
@@ -125,7 +126,7 @@ class GrammarCompiler:
         while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
             self._forget(next(iter(self._cache)))
 
-    def _check(self, matcher: Matcher) -> None:
+    def _check(self, matcher: Matcher, grammar: str) -> None:
         """Refuse what does not compile, what is too much for one mask, and what has no text at all."""
         if not matcher.error:
             probe = matcher.copy()
@@ -137,7 +138,7 @@ class GrammarCompiler:
             if not any(mask):
                 raise refused("no text fits it")
             matcher = probe
-        raise refused(matcher.error)
+        raise refused(explained(matcher.error, grammar))
 
     def _vocabulary_once(self) -> llguidance.LLTokenizer:
         with self._lock:

@@ -6,6 +6,7 @@ Does not own what the grammar library supports (`text/grammar`): everything else
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from quire.core.errors import InvalidParameter, RequestError, shown
@@ -55,6 +56,19 @@ def _checked(node: Any, where: str) -> Any:
         if isinstance(node.get(key), list):
             found[key] = [_checked(child, f"{where}.{key}[{at}]") for at, child in enumerate(node[key])]
     return found
+
+
+def children(node: dict[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+    """The schemas inside one, each with its place. where: its own."""
+    for key in _NAMED:
+        if isinstance(node.get(key), dict):
+            yield from ((_inside(f"{where}.{key}", name), child) for name, child in node[key].items())
+    for key in _SINGLE:
+        if isinstance(node.get(key), dict):
+            yield f"{where}.{key}", node[key]
+    for key in _LISTED:
+        if isinstance(node.get(key), list):
+            yield from ((f"{where}.{key}[{at}]", child) for at, child in enumerate(node[key]))
 
 
 def _check_type(value: object, where: str) -> None:

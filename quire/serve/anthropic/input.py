@@ -6,7 +6,7 @@ Invariant: whatever they refuse is named by the client's own field, through `Tra
 
 from __future__ import annotations
 
-from quire.core.errors import shown
+from quire.core.errors import listed, shown
 from quire.serve.anthropic.schema import (
     CountTokensRequest,
     MessageParam,
@@ -205,7 +205,8 @@ def _tool_choice(choice: ToolChoice, tools: list[MessagesTool]) -> str | JsonObj
     if choice.type == "tool":
         if choice.name not in names:
             raise bad_request(
-                f"tool_choice.name = {shown(choice.name)} is no tool with an input_schema.", "tool_choice"
+                f"tool_choice.name = {shown(choice.name)} is no tool with an input_schema: there are {listed(names)}.",
+                "tool_choice",
             )
         return {"type": "function", "function": {"name": choice.name}}
     if choice.type not in _CHOICES:

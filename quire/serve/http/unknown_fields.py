@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from quire.core.errors import shown
+from quire.core.spelling import NamedArguments, did_you_mean_or_known
 from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.refusal import unsupported
+from quire.serve.http.refusal import bad_request, unsupported
 
 MAX_NO_OP_BYTES = 1024
 """A longer value asks for something."""
@@ -66,6 +68,8 @@ class _Shape:
 
     name: str
     tag_field: str | None
+    is_closed: bool = False
+    """A field that it has not asks for something in any case."""
     fields: dict[str, _Place | None] = dataclasses.field(default_factory=dict)
     """Known fields; those with a place may have structs inside."""
 
@@ -122,6 +126,9 @@ class UnknownFieldFilter:
             if key not in shape.fields:
                 if key in self._refused_names:
                     self._refuse(shape.name, key, raw, prefix, is_top=is_top, ignored=ignored)
+                elif shape.is_closed and not RefusedField("").asks_nothing(bytes(raw)):
+                    hint = did_you_mean_or_known(key, shape.fields)
+                    raise bad_request(f"{prefix}{shown(key)[1:-1]} is not known{hint}", path, "unknown_parameter")
                 else:
                     ignored.note_member(prefix, key, shape.fields)
                 is_whole = False
@@ -170,7 +177,7 @@ def _place_of(kind: inspect.Type, known: dict[type, _Shape]) -> _Place | None:
 def _struct(kind: inspect.StructType, known: dict[type, _Shape]) -> _Shape:
     shape = known.get(kind.cls)
     if shape is None:
-        shape = known[kind.cls] = _Shape(kind.cls.__name__, kind.tag_field)
+        shape = known[kind.cls] = _Shape(kind.cls.__name__, kind.tag_field, isinstance(kind.cls, NamedArguments))
         if kind.tag_field is not None:
             shape.fields[kind.tag_field] = None
         for field in kind.fields:

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from typing import Any
 
-from quire.core.errors import shown
+from quire.core.errors import listed, shown
 from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import MISSING, bad_request, unsupported
@@ -241,8 +241,11 @@ def _check_named_tool(choice: JsonObject, tools: list[Tool]) -> None:
         raise unsupported("tool_choice.type", f"only function is, not {shown(choice.get('type'))}.")
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or name not in {tool.function.name for tool in tools}:
-        raise bad_request("tool_choice names a function that is not in tools.", "tool_choice")
+    offered = [tool.function.name for tool in tools]
+    if not isinstance(name, str) or name not in offered:
+        raise bad_request(
+            f"tool_choice names {shown(name)}, which is not in tools: offered are {listed(offered)}.", "tool_choice"
+        )
 
 
 def _check_order(messages: list[Message]) -> None:

@@ -178,12 +178,11 @@ def test_chat_renders_the_template(llm: LLM) -> None:
     )
 
 
-@pytest.mark.parametrize("messages", [None, 5, "hi", {"role": "user", "content": "hi"}, [None], [[]], [5]])
+@pytest.mark.parametrize("messages", [None, 5, "hi", {"role": "user", "content": "hi"}, [None], [], [[]], [5]])
 def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
     with pytest.raises(InvalidParameter, match=r"^messages = .* is not allowed: it must be a list ") as error:
         llm.chat(messages, use_tqdm=False)
     assert error.value.param == "messages"
-    assert llm.chat([], use_tqdm=False) == []
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -191,8 +190,8 @@ def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
     ({"tools": [5]}, "tools = [5] is not allowed: it must be a list of objects."),
     ({"chat_template": 5}, "chat_template = 5 is not allowed: it must be a template, as text."),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs = 5 is not allowed: it must be an object."),
-    ({"sampling_params": 5}, "sampling_params = 5 is not allowed: it must be one, or a list with one for each prompt."),
-    ({"sampling_params": {"n": 2}}, "sampling_params = {'n': 2} is not allowed: it must be one, or a list with"),
+    ({"sampling_params": 5}, "sampling_params = 5 is not allowed: it must be a SamplingParams, or a list with"),
+    ({"sampling_params": {"n": 2}}, "sampling_params = {'n': 2} is not allowed: it must be a SamplingParams, or"),
 ])  # fmt: skip
 def test_what_a_chat_cannot_take_is_named(llm: LLM, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidParameter, match=f"^{re.escape(said)}"):
@@ -204,8 +203,25 @@ def test_what_is_one_a_prompt_may_be_any_sequence(llm: LLM) -> None:
     found = llm.generate(["One", "Two"], params, priority=range(2), use_tqdm=False)
     assert [len(one.outputs[0].token_ids) for one in found] == [1, 2]
     for priority in ("12", {0: 1, 1: 2}):
-        with pytest.raises(InvalidParameter, match=r"^priority = .* is not allowed: it must be one, or a list"):
+        with pytest.raises(InvalidParameter, match=r"^priority = .* is not allowed: it must be an integer, or a list"):
             llm.generate(["One", "Two"], priority=priority, use_tqdm=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"sampling_params": 5}, "sampling_params = 5 is not allowed: it must be a SamplingParams, or a list with one"),
+        ({"priority": 1.5}, "priority = 1.5 is not allowed: it must be an integer, or a list with one for each prompt"),
+        ({"priority": [1, 2]}, "priority = 2 values for 1 prompt is"),
+    ],
+)
+def test_what_is_neither_one_nor_one_each_is_named(llm: LLM, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidParameter, match=re.escape(said)):
+        llm.generate("a", use_tqdm=False, **arguments)
+    with pytest.raises(
+        InvalidParameter, match="pooling_params = 5 is not allowed: it must be a PoolingParams, or a list"
+    ):
+        llm.embed("a", use_tqdm=False, pooling_params=5)  # type: ignore[arg-type]
 
 
 def test_a_type_of_torch_is_a_dtype() -> None:

@@ -142,7 +142,7 @@ def check_scheduler() -> None:
         "no output": lambda: submit("b", [1], 0),
         "longer than the context": lambda: submit("b", [1] * 70),
         "larger than the pool": lambda: submit("b", [1] * 40),
-        "more than may wait": lambda: submit("b", [1], n=3),
+        "more than there is room for": lambda: submit("b", [1], n=4),
         "a result that nobody waits for": lambda: scheduler.commit(StepResult(step=99)),
     }.items():
         expect(f"scheduler: {name}", raises(QuireError, work))

@@ -97,7 +97,7 @@ def test_a_tool_that_a_server_runs_is_skipped(http: httpx.Client) -> None:  # no
         ([SEARCH], {"type": "any"}, "tool_choice.type = any needs tools with an input_schema; those that a server"),
         (None, {"type": "tool", "name": "add"}, "tool_choice.type = tool needs tools with an input_schema."),
         ([SEARCH, CUSTOM], {"type": "tool", "name": "web_search"}, "tool_choice.name = 'web_search' is no tool with"),
-        ([CUSTOM], {"type": "tool"}, "tool_choice.name = None is no tool with an input_schema"),
+        ([CUSTOM], {"type": "tool"}, "tool_choice.name = None is no tool with an input_schema: there are 'add'."),
     ],
 )
 def test_a_choice_without_its_tool(http: httpx.Client, tools: Any, choice: Any, words: str) -> None:  # noqa: F811

@@ -222,6 +222,17 @@ def test_refusals_name_the_field(hermes: LiveServer, fields: dict[str, Any], par
             assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
+def test_a_choice_that_is_not_offered_is_named_with_those_that_are(hermes: LiveServer) -> None:
+    body = {"model": "fake", "messages": [{"role": "user", "content": "x"}]}
+    choice = {"type": "function", "function": {"name": "sub"}}
+    many = "'f0', 'f1', 'f2', 'f3', 'f4', 'f5', 'f6', 'f7' and 2 more"
+    with hermes.client() as http:
+        for names, offered in ((["add", "mul"], "'add', 'mul'"), ([f"f{at}" for at in range(10)], many)):
+            fields = {"tools": [tool(name) for name in names], "tool_choice": choice}
+            message = http.post(CHAT, json=body | fields).json()["error"]["message"]
+            assert message == f"tool_choice names 'sub', which is not in tools: offered are {offered}."
+
+
 def test_unknown_formats_cannot_be_forced(server: LiveServer) -> None:
     """The fake's template teaches no format that is known: text stays text, and what must be enforced is refused."""
     message, _ = ask(server, CALL)

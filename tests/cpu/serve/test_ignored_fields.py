@@ -115,6 +115,24 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"regx": "a"}, "structured_outputs.regx is not known; did you mean regex?"),
+        ({"regx": "a", "json_object": True}, "structured_outputs.regx is not known; did you mean regex?"),
+        ({"colour": "red"}, "structured_outputs.colour is not known; known are begins_after, "),
+    ],
+)
+def test_no_part_of_a_constraint_is_ignored(http: httpx.Client, fields: dict[str, Any], words: str) -> None:  # noqa: F811
+    for path in (CHAT, TEXT):
+        error = http.post(path, json=body_of(path, {"structured_outputs": fields})).json()["error"]
+        assert (error["param"], error["code"]) == ("structured_outputs", "unknown_parameter")
+        assert error["message"].startswith(words)
+    off = {"json_object": True, "disable_fallback": False}
+    answer = http.post(CHAT, json=body_of(CHAT, {"structured_outputs": off}))
+    assert answer.status_code == 200 and named(answer) == "structured_outputs.disable_fallback"
+
+
 def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
     return {"model": "fake", **GOOD[path], **fields}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
+from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ from quire.text import grammar as grammars
 from quire.text.grammar import GrammarCompiler, grammar_of
 from quire.text.grammar_trial import tried
 from quire.text.message import MessageReader
+from quire.text.schema_support import INSTEAD
 from quire.text.tokenizer import HfTokenizer
 from quire.text.tool_calls import FORMATS, ToolReader
 from quire.text.tool_grammar import OfferedTool, auto_grammar, call_grammar
@@ -133,10 +136,36 @@ def test_free_text_or_good_calls(compiler: GrammarCompiler, tokenizer: HfTokeniz
 
 def test_strict_refuses_what_loose_leaves_out(compiler: GrammarCompiler, tokenizer: HfTokenizer) -> None:
     strict = [OfferedTool("g", {"type": "object", "not": {"required": ["a"]}}, True)]
-    with pytest.raises(RequestError, match="not"):
+    with pytest.raises(
+        RequestError, match=r": \$\.not in the schema cannot be enforced: say what is allowed, with type, "
+    ):
         compiler.compile(
             grammar_of(StructuredOutputsParams(calls=call_grammar("hermes", strict, tokenizer, at_most_one=True)))
         )
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"properties": {"a": {"not": {"type": "string"}}}}, r"\$\.properties\.a\.not in .* with type, enum, const,"),
+        ({"items": {"anyOf": [{"uniqueItems": True}]}}, r"\$\.items\.anyOf\[0\]\.uniqueItems in .*: leave it out"),
+        ({"if": {}, "then": {}}, r"\$\.if \(and 1 more such keywords\) in .*: write the cases as schemas of anyOf\."),
+        ({"minContains": 1}, r"\$\.minContains in the schema cannot be enforced: say with items"),
+    ],
+)
+def test_a_keyword_that_nothing_can_enforce_is_told_with_its_place(
+    compiler: GrammarCompiler, schema: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RequestError, match=said):
+        compiler.compile(grammar_of(StructuredOutputsParams(json=schema)))
+    unused = {"type": "string", "$defs": {"x": schema}}
+    compiler.compile(grammar_of(StructuredOutputsParams(json=unused)))  # does no harm
+
+
+def test_every_keyword_with_advice_is_one_that_the_library_refuses(compiler: GrammarCompiler) -> None:
+    for key in INSTEAD:
+        with pytest.raises(RequestError, match=f"{re.escape(key)} in the schema cannot be enforced"):
+            compiler.compile(grammar_of(StructuredOutputsParams(json={key: True})))
 
 
 def test_the_cache_is_bounded_and_forgets_the_oldest(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
