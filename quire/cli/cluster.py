@@ -56,4 +56,5 @@ class _FileParser(FlagParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Raise ConfigError."""
+        message = self.placed(message)
         raise ConfigError(message if self.prog in message else f"{self.prog}: {message}")

@@ -144,8 +144,9 @@ def _add_part(parts: dict[str, dict[str, Any]], flag: str, text: str) -> None:
     place[keys[-1]] = value
 
 
-def with_config_file(words: Sequence[str], known: Collection[str]) -> tuple[list[str], str]:
-    """The command line with the options of its --config FILE, and the model that the file names.
+def with_config_file(words: Sequence[str], known: Collection[str]) -> tuple[list[str], str, dict[str, str]]:
+    """The command line with the options of its --config FILE, the model that the file names, and flag → where in the
+    file it stands, for those that come from there.
 
     What stands on the command line wins. Raises ConfigError for a file that is no mapping of options.
     """
@@ -160,11 +161,12 @@ def with_config_file(words: Sequence[str], known: Collection[str]) -> tuple[list
     if len(files) > 1:
         raise ConfigError("--config is given twice: put the options into one file")
     if not files:
-        return kept, ""
-    options = read_yaml(pathlib.Path(files[0]))
+        return kept, "", {}
+    options, lines = read_yaml(pathlib.Path(files[0]))
     model = options.pop("model_tag", None) or options.pop("model", "")
     given = {_bare_name(word, known) for word in kept if word.startswith("-")}
     names: dict[str, str] = {}
+    places: dict[str, str] = {}
     for name, value in options.items():
         bare = _bare_name(dashed(str(name)), known)
         if bare in names:
@@ -172,7 +174,9 @@ def with_config_file(words: Sequence[str], known: Collection[str]) -> tuple[list
         names[bare] = str(name)
         if bare not in given:
             kept += _words_of(str(name), value, f"{files[0]}: {name}")
-    return kept, str(model)
+            place = f"{files[0]}, line {lines[str(name)]}" if str(name) in lines else files[0]
+            places |= dict.fromkeys((bare, dashed(str(name))), place)
+    return kept, str(model), places
 
 
 def _bare_name(word: str, known: Collection[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 
-from quire.core.errors import ConfigError, shown
+from quire.core.errors import SHOWN_CHARS, ConfigError, shown
 from quire.core.files import read_regular
 
 MAX_JSON_BYTES: Final = 64 << 20
@@ -53,16 +53,29 @@ class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
         return node
 
 
-def read_yaml(path: pathlib.Path) -> dict[str, Any]:
-    """The mapping in a YAML (or JSON) file of options, of plain values alone; raises ConfigError for anything else."""
+def read_yaml(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The mapping in a YAML (or JSON) file of options, of plain values alone, and the line of each of its keys, from 1;
+    raises ConfigError for anything else."""
     text = _read_regular(path, MAX_YAML_BYTES)
     try:
-        value = yaml.load(text, _OnceLoader)
+        loader = _OnceLoader(text)
+        node = loader.get_single_node()
+        value = None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date or number that is none
-        raise ConfigError(f"{path} is not valid YAML: {shown(' '.join(str(error).split()))}") from None
+        raise ConfigError(f"{path} is not valid YAML{_complaint(error)}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a mapping of options to values, not {shown(value)}")
-    return value
+    return value, {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
+
+
+def _complaint(error: Exception) -> str:
+    """Line, column and reason, in one line that a terminal can show."""
+    place, text = "", str(error)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        place = f", line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+        text = f"{error.problem}{f' {error.context}' if error.context else ''}"
+    plain = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+    return f"{place}: {plain if len(plain) <= SHOWN_CHARS else plain[: SHOWN_CHARS - 1] + '…'}"
 
 
 def _read_regular(path: pathlib.Path, max_bytes: int) -> bytes:

@@ -25,6 +25,7 @@ from quire.core.spelling import did_you_mean
 
 _NO_NUMBER = re.compile(r"argument (.+?): invalid (int|float) value: (.+)", re.DOTALL)
 _NO_CHOICE = re.compile(r"argument (.+?): invalid choice: (.+) \(choose from (.+)\)", re.DOTALL)
+_FLAG = re.compile(r"--[\w-]+")
 
 Converter = Callable[[str], object]
 
@@ -44,6 +45,8 @@ class FlagParser(argparse.ArgumentParser):
         self._modes: dict[str, FlagParser] = {}
         self._written: dict[str, str] = {}
         """Our flag → the other name by which it was given, which an error names."""
+        self._places: dict[str, str] = {}
+        """Flag → where in the file of options it stands, which an error names too."""
 
     def add_mode(self, name: str, description: str) -> FlagParser:
         """The parser of what follows `name` in the first place, where any other first word is this parser's."""
@@ -68,7 +71,7 @@ class FlagParser(argparse.ArgumentParser):
         flags = self._option_string_actions
         if not self.knows_others:
             return [_respelled(word, flags) for word in words]
-        words, model = with_config_file(words, flags)
+        words, model, self._places = with_config_file(words, flags)
         if model:
             self.set_defaults(config_model=model)
         given = [word.partition("=")[0] for word in words]
@@ -79,8 +82,14 @@ class FlagParser(argparse.ArgumentParser):
         """Print the error and where help is; exit with 2."""
         for flag, written in self._written.items():
             message = message.replace(f"argument {flag}:", f"argument {written} ({flag}):")
-        message = self.where + _plainly(message)
+        message = self.where + self.placed(_plainly(message))
         self.exit(2, f"{self.prog}: error: {message}\nSee: {self.prog} --help\n")
+
+    def placed(self, message: str) -> str:
+        """An error, with the place of the flag that it is about if that is in a file of options."""
+        flag = _FLAG.search(message)
+        place = self._places.get(flag[0]) if flag is not None else None
+        return f"{place}: {message}" if place else message
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """As in argparse, which hides that the file is full."""

@@ -233,15 +233,23 @@ def test_what_is_merged_into_a_mapping_is_not_given_twice(tmp_path: pathlib.Path
     )
     own = {"factor": 2.0, "rope_type": "linear"}
     expected = {"rope-scaling": {"inner": own}, "hf-overrides": own | {"rope_type": "dynamic"}}
-    assert read_yaml(path) == expected
+    assert read_yaml(path) == (expected, {"rope-scaling": 1, "hf-overrides": 2})
 
 
 @pytest.mark.parametrize("text, message", [
     ("- 1", "a mapping of options"),
     ("a: [", "is not valid YAML"),
+    ("a: [\n", "options.yaml is not valid YAML, line 2, column 1: expected the node content, but found"),
+    ("a: 'b", "is not valid YAML, line 1, column 6: found unexpected end of stream"),
     ("nnodes: 2", "run one server a device"),
+    ("nnodes: 2", "options.yaml, line 1: --nnodes = '2' is known in vLLM"),
     ("max-num-seq: 2", "did you mean --max-num-seqs?"),
+    ("max-num-seq: 2", "options.yaml, line 1: unknown option --max-num-seq; "),
     ("seed: -1", "an integer of at least 0"),
+    ("port: 8001\n\nmax-num-seqs: banana\n", "options.yaml, line 3: argument --max-num-seqs: 'banana' is not"),
+    ("max_num_seqs: banana", "options.yaml, line 1: argument --max-num-seqs: 'banana' is"),
+    ("api-key: k\ntensor_parallel: x", "options.yaml, line 2: "),
+    ("# one\nenforce-eager: 5", "options.yaml, line 2: argument --enforce-eager/--no-enforce-eager: "),
     ("when: 2020-01-01", "must be a text"),
     ("!!python/object/apply:os.getcwd []", "is not valid YAML"),
     ("hf_overrides: {since: 2020-01-01}", "is not of JSON: Object of type date"),
