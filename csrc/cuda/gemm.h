@@ -1,5 +1,6 @@
-// What both matrix products share (gemm.cu: few rows, gemm_wide.cu: many): clusters of blocks, numbers, access by 16 bytes.
+// What both matrix products share (gemm.cu: few rows, gemm_wide.cu: many): numbers, access by 16 bytes.
 #pragma once
+#include "cluster.h"
 #include "wgmma.h"
 
 namespace quire {
@@ -25,46 +26,6 @@ constexpr int CHUNK = QUIRE_NIBBLES ? 2 * ROW_BYTES : QUIRE_FP8 ? 128 : 64;  // 
 constexpr int BOX_COLUMNS = IN_BYTES ? ROW_BYTES : 64;      // the same, as the copy engine counts
 constexpr int OPERAND_BYTES = QUIRE_FP8 ? 1 : 2;            // of x
 constexpr int SCALE_BLOCK = 128;                            // a chunk of e4m3
-
-// ---- clusters --------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-__device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
-    uint32_t there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-__device__ __forceinline__ void store_there(uint32_t address, float4 x) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z),
-                 "f"(x.w)
-                 : "memory");
-}
-__device__ __forceinline__ void store_there(uint32_t address, float2 x) {
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x.x), "f"(x.y) : "memory");
-}
-__device__ __forceinline__ void store_there(uint32_t address, float x) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}
-__device__ __forceinline__ void arrive_there(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ bool try_cluster(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-__device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) {  // what other blocks have stored, too
-    const long long start = clock64();
-    while (!try_cluster(barrier, parity)) {
-        if (clock64() - start > 4000000000ll) __trap();
-    }
-}
 
 // ---- numbers and access by 16 bytes ----------------------------------------------------------------------------------
 

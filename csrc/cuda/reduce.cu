@@ -9,8 +9,7 @@
 //
 // A grid works on rows of cells of 16 bytes. A row without a norm is any part of the message; with one, it is a row of
 // the matrix, cut among the blocks of a cluster. A thread has one cell of each row of its block.
-#include <cooperative_groups.h>
-
+#include "cluster.h"
 #include "reduce/numbers.h"
 #include "reduce/peers.h"
 
@@ -28,8 +27,6 @@ struct QuireReduceArgs {       // _Args in quire/kernels/reduce/hopper.py
 
 namespace quire {
 namespace {
-
-namespace cg = cooperative_groups;
 
 constexpr int N = QUIRE_RANKS;
 static_assert(N >= 2 && N <= QUIRE_MAX_RANKS, "as many ranks as peers.h has room for");
@@ -114,10 +111,22 @@ __device__ __forceinline__ int4 put(const Call& call, int64_t cell, const int4& 
     return stored;
 }
 
-// Sums over all threads of a row, for R rows. The warps of a row are added in one order, however the row is cut. Rows
-// of one block take turns in `of_warps`, which all its cluster may write until the first turn's end.
+// What the warps of a row have summed, in each block of its cluster: two turns, as no block is two rows ahead.
+template <int R> struct OfWarps {
+    float sums[2][R][MAX_WARPS];
+    uint64_t come[2];  // barriers
+
+    __device__ __forceinline__ void init() {  // by one thread
+        for (int i = 0; i < 2; ++i) barrier_init(shared_address(&come[i]), 1);
+        barrier_init_fence();
+    }
+};
+
+// Sums over all threads of a row, for R rows. The warps of a row are added in one order, however the row is cut.
+// index: how many such rows this block has had.
 template <int R>
-__device__ __forceinline__ void sum_rows(float (&sums)[R], float (*of_warps)[MAX_WARPS], int n_slices) {
+__device__ __forceinline__ void sum_rows(float (&sums)[R], OfWarps<R>& all, int n_slices, int index) {
+    float(*of_warps)[MAX_WARPS] = all.sums[index & 1];
     const int lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
     const int warp = blockIdx.x % n_slices * n_warps + threadIdx.x / 32;
 #pragma unroll
@@ -132,13 +141,16 @@ __device__ __forceinline__ void sum_rows(float (&sums)[R], float (*of_warps)[MAX
         }
         __syncthreads();
     } else {
-        cg::cluster_group cluster = cg::this_cluster();
+        const uint32_t come = shared_address(&all.come[index & 1]);
+        if (threadIdx.x == 0) barrier_expect(come, n_slices * n_warps * R * sizeof(float));
         if (lane < n_slices) {
-            float(*there)[MAX_WARPS] = cluster.map_shared_rank(of_warps, lane);
+            const uint32_t there = address_in(shared_address(of_warps), lane), come_there = address_in(come, lane);
 #pragma unroll
-            for (int r = 0; r < R; ++r) there[r][warp] = sums[r];
+            for (int r = 0; r < R; ++r)
+                send_there(there + (r * MAX_WARPS + warp) * sizeof(float), sums[r], come_there);
         }
-        cluster.sync();
+        while (!barrier_try(come, index >> 1 & 1)) {  // however long another block waits for a rank
+        }
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -187,11 +199,16 @@ __device__ __forceinline__ bool receive_parts(const QuirePeers& peers, const Cal
 }
 
 // What is before the first wait in both kernels: only constants are read.
-template <bool NORM> __device__ __forceinline__ int4 begin(const Call& call, const Place& place) {
+template <bool NORM, int R>
+__device__ __forceinline__ int4 begin(const Call& call, const Place& place, OfWarps<R>& of_warps) {
     let_next_grid_start();
     int4 weight = make_int4(0, 0, 0, 0);
     if (NORM && place.is_live) weight = load_here(cell_at(call.args.weight, place.column));
-    if (NORM && call.n_slices > 1) cg::this_cluster().sync();  // all its blocks are there: their memory may be written
+    if (NORM && call.n_slices > 1) {  // all its blocks are there: their memory may be written
+        if (threadIdx.x == 0) of_warps.init();
+        cluster_arrive_relaxed();
+        cluster_wait();
+    }
     wait_for_previous_grid();
     return weight;
 }
@@ -201,9 +218,9 @@ template <bool NORM> __device__ __forceinline__ int4 begin(const Call& call, con
 template <class T, bool NORM>
 __global__ void __launch_bounds__(MAX_THREADS)
     one_shot_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
-    __shared__ float of_warps[2][1][MAX_WARPS];
+    __shared__ OfWarps<1> of_warps;
     const Place place(call);
-    const int4 weight = begin<NORM>(call, place);
+    const int4 weight = begin<NORM>(call, place, of_warps);
     const uint32_t number = number_of_call(peers);
     const bool is_void = has_given_up(peers);
     for (int row = place.first; row < call.n_rows; row += place.step) {
@@ -216,8 +233,8 @@ __global__ void __launch_bounds__(MAX_THREADS)
     }
     __syncthreads();
     if (threadIdx.x == 0) take_turn(peers, number);
-    int turn = 0;
-    for (int row = place.first; row < call.n_rows; row += place.step, turn ^= 1) {
+    int index = 0;
+    for (int row = place.first; row < call.n_rows; row += place.step, ++index) {
         const int64_t cell = place.cell(call, row);
         const bool is_live = place.has(call, row);
         int4 stored = make_int4(0, 0, 0, 0);
@@ -230,7 +247,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
         }
         if constexpr (NORM) {
             float sums[] = {square_sum<T>(stored)};
-            sum_rows(sums, of_warps[turn], call.n_slices);
+            sum_rows(sums, of_warps, call.n_slices, index);
             if (is_live) put_normed<T>(call, cell, stored, sums[0], weight);
         }
     }
@@ -277,16 +294,16 @@ __device__ __forceinline__ void send_sums(const QuirePeers& peers, const Call& c
 template <class T, bool NORM>
 __global__ void __launch_bounds__(MAX_THREADS)
     two_shots_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
-    __shared__ float of_warps[2][N][MAX_WARPS];
+    __shared__ OfWarps<N> of_warps;
     const Place place(call);
-    const int4 weight = begin<NORM>(call, place), none = make_int4(0, 0, 0, 0);
+    const int4 weight = begin<NORM>(call, place, of_warps), none = make_int4(0, 0, 0, 0);
     const uint32_t number = number_of_call(peers);
     send_rows(peers, call, place, number, has_given_up(peers));
     __syncthreads();
     if (threadIdx.x == 0) take_turn(peers, number);
     send_sums<T>(peers, call, place, number);
-    int turn = 0;
-    for (int round = place.first; round * N < call.n_rows; round += place.step, turn ^= 1) {
+    int index = 0;
+    for (int round = place.first; round * N < call.n_rows; round += place.step, ++index) {
         int4 before[N], stored[N], *from[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) {
@@ -307,7 +324,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
             float sums[N];
 #pragma unroll
             for (int i = 0; i < N; ++i) sums[i] = square_sum<T>(stored[i]);
-            sum_rows(sums, of_warps[turn], call.n_slices);
+            sum_rows(sums, of_warps, call.n_slices, index);
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 if (!place.has(call, round * N + i)) continue;
