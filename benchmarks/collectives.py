@@ -2,13 +2,17 @@
 
     python -m benchmarks.collectives --ranks 2 --output-json collectives.json
     python -m benchmarks.collectives --ranks 2 --step          # and milliseconds a token of the 8B shape, both ways
+    python -m benchmarks.collectives --ranks 2 --products      # products with their sums and norms instead
 
 Rows are bfloat16, 8,192 wide. A figure is of the slowest rank: a graph of 32 calls, the median of its replays.
+Products are o and down of Llama 3.1 8B and 70B: stored and then summed, or sent by themselves, to owners (two hops) or to
+all. Several matrices take turns, as in a model.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -24,9 +28,15 @@ from quire.compute.dist.added import RankSum, reduced_then_added
 from quire.compute.dist.comm import Comm, Reduction
 from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
+from quire.kernels import gemm
+from quire.planner.peers import SENT_BYTES
 
 HIDDEN = 8192
 KIB = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536]
+MATRICES = [(4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672)]
+"""[h, k] of all ranks."""
+PRODUCT_ROWS = [72, 128, 192, 256, 512, 1024, 2048, 4096, 8192]
+TURNS_BYTES = 200 << 20
 N_CALLS, N_REPLAYS = 32, 15
 MOST_BYTES = 16 << 20
 STEP = [
@@ -55,6 +65,41 @@ def microseconds(comm: Comm, launch: Callable[[], object]) -> float:
         taken.append(begin.elapsed_time(end) * 1e3 / N_CALLS)
     found = torch.tensor([statistics.median(taken)])
     return round(float(comm.all_reduce(found, Reduction.MAX)), 2)
+
+
+def measure_products(rank: int, size: int, meeting_point: str) -> list[dict[str, float]]:
+    """As `measure`."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    nccl = NcclComm(rank, size, meeting_point, device)
+    comms = {"two_hops": PeerComm(nccl, device, to_all=0), "to_all": PeerComm(nccl, device, to_all=1 << 40)}
+    for comm in comms.values():
+        comm.join()
+    stored, rows = RankSum(comms["two_hops"]), []
+    for h, k in MATRICES:
+        n_turns = TURNS_BYTES // (h * k // size * 2) + 1
+        weights = itertools.cycle(torch.randn(n_turns, h, k // size, device=device).to(torch.bfloat16).unbind())
+        norm = (torch.ones(h, device=device, dtype=torch.bfloat16), 1e-5)
+        for m in PRODUCT_ROWS:
+            y = torch.randn(m, k // size, device=device).to(torch.bfloat16)
+            x = torch.zeros(m, h, device=device, dtype=torch.bfloat16)
+            row: dict[str, float] = {"h": h, "k": k // size, "rows": m}
+            row["product"] = microseconds(nccl, lambda y=y, w=weights: gemm.linear(y, next(w)))
+            row["stored"] = microseconds(
+                nccl, lambda y=y, w=weights, x=x, norm=norm: stored.add(gemm.linear(y, next(w)), x, norm)
+            )
+            for name, comm in comms.items():
+                if name == "two_hops" or x.nbytes <= SENT_BYTES // size:
+                    row[name] = microseconds(
+                        nccl, lambda c=comm, y=y, w=weights, x=x, norm=norm: c.add_product(y, next(w), None, x, norm)
+                    )
+            rows.append(row)
+            if rank == 0:
+                print("  ".join(f"{name} {value:g}" for name, value in row.items()), flush=True)
+    for comm in comms.values():
+        comm.check()
+        comm.close()
+    return rows
 
 
 def measure(rank: int, size: int, meeting_point: str) -> list[dict[str, float]]:
@@ -97,18 +142,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--step", action="store_true", help="also ms a token of the 8B shape")
+    parser.add_argument("--products", action="store_true", help="products with their sums")
     parser.add_argument("--output-json", default="")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meeting-point", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        rows = measure(args.rank, args.ranks, args.meeting_point)
+        rows = (measure_products if args.products else measure)(args.rank, args.ranks, args.meeting_point)
         if args.rank == 0 and args.output_json:
             document = {"device": torch.cuda.get_device_name(), "ranks": args.ranks, "microseconds": rows}
             pathlib.Path(args.output_json).write_text(json.dumps(document, indent=1))
         return
     command = [sys.executable, "-m", "benchmarks.collectives", "--ranks", str(args.ranks)]
-    command += ["--output-json", args.output_json]
+    command += ["--output-json", args.output_json, *(["--products"] if args.products else [])]
     with tempfile.TemporaryDirectory() as folder:
         meet = ["--meeting-point", str(pathlib.Path(folder, "meet"))]
         ranks = [subprocess.Popen([*command, *meet, "--rank", str(rank)]) for rank in range(args.ranks)]

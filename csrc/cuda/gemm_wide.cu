@@ -10,7 +10,7 @@
 // Macros: QUIRE_BF16, QUIRE_TOKENS (32, 64, 96, 128, 192, 256), QUIRE_SPLIT, QUIRE_RESIDUAL (results are added to y),
 // QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h; up to 192 tokens),
 // QUIRE_NIBBLES = 2, QUIRE_ZEROS, QUIRE_CHUNK_GROUPS (1, 2, 4; gemm.h), QUIRE_RANK (adapters of that rank are added,
-// gemm/wide_adapters.h).
+// gemm/wide_adapters.h), QUIRE_SENT_TO (results go to so many ranks, gemm/wide_sent.h).
 #include "gemm/wide_adapters.h"
 #include "gemm/wide_codes.h"
 #include "gemm/wide_memory.h"
@@ -30,6 +30,8 @@ struct QuireWideArgs {  // WideArgs, AdaptedArgs in quire/kernels/gemm/hopper_pr
     int32_t n_teams, n_together;  // teams of QUIRE_SPLIT blocks; tiles of tokens taken together over all rows of w
 #if QUIRE_RANK
     QuireWideAdapters adapters;
+#elif QUIRE_SENT_TO
+    QuireWideSent sent;
 #endif
 };
 
@@ -382,9 +384,11 @@ struct WideBlock {
             }
         }
     }
-    __device__ void store_round(const CUtensorMap* map, uint32_t out, int row, int token) const {
+    __device__ void store_round(const CUtensorMap* map, uint32_t out, int row, int token, int parity) const {
         const int thread = threadIdx.x % GROUP;
-#if QUIRE_WIDE
+#if QUIRE_SENT_TO
+        if (thread == 0) send_round(map, a.sent, out, ROUND_QUADS, row, token, a.m, parity);  // rows beyond n are cut
+#elif QUIRE_WIDE
         for (int i = thread; i < ROUND_CELLS; i += GROUP) {
             const int y_row = row + i % CELLS * 8, y_token = token + i / CELLS;
             if (y_row >= n_out() || y_token >= a.m) continue;
@@ -398,7 +402,7 @@ struct WideBlock {
         if (thread == 0) store_box(map, out, row, token);
 #endif
     }
-    __device__ void store(const CUtensorMap* map, const float (&d)[TOKENS / 2], Place at) const {
+    __device__ void store(const CUtensorMap* map, const float (&d)[TOKENS / 2], Place at, int parity) const {
         constexpr int N_ROUNDS = OWN_QUADS / ROUND_QUADS;
         const int barrier = 1 + group();
 #pragma unroll
@@ -410,12 +414,12 @@ struct WideBlock {
             stage_round(&d[4 * first], out, row, at.token + first * 8);
             async_fence();
             named_sync(barrier, GROUP);
-            store_round(map, out, row, at.token + first * 8);
+            store_round(map, out, row, at.token + first * 8, parity);
         }
     }
     __device__ void work(const CUtensorMap* y_map) const {
         wait_for_previous_grid();
-        const int n = n_passes;
+        const int n = n_passes, parity = parity_of(a);
         for (int pass = 0; pass < n; pass++) {
             float d[TOKENS / 2];
             Place at = place(pass);
@@ -435,7 +439,7 @@ struct WideBlock {
             if (SPLIT > 1) exchange(d, at);
 #endif
             at.token += slice * OWN_QUADS * 8;
-            store(y_map, d, at);
+            store(y_map, d, at, parity);
         }
         if (!QUIRE_WIDE && threadIdx.x % GROUP == 0) stores_wait();
     }
@@ -450,7 +454,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 1) gemm_wide(const __grid_consta
     let_next_grid_start();
     if (threadIdx.x < WORKERS) {
         registers_up<QUIRE_RANK ? 168 : 232>();
-        block.work(&maps.y);
+        block.work(results_of(maps));
     } else {
         registers_down<40>();
         if (threadIdx.x == WORKERS) block.feed(maps);
@@ -466,13 +470,12 @@ int launch(const QuireWideArgs& a, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
     error = encode_tokens(&maps.x, a.x, a.m, a.k, a.x_row, TOKENS);
     if (error != cudaSuccess) return error;
-#if !QUIRE_WIDE
-    const uint64_t y_sizes[] = {uint64_t(QUIRE_SILU ? a.n / 2 : a.n), uint64_t(a.m)}, y_strides[] = {uint64_t(a.y_row) * 2};
-    const uint32_t y_box[] = {OUT_ROWS, ROUND_QUADS * 8};
-    error = encode_map(&maps.y, a.y, 2, y_sizes, y_strides, y_box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                       QUIRE_SILU ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
-    if (error != cudaSuccess) return error;
+#if QUIRE_SENT_TO
+    error = encode_sent(maps.sent, a.sent, a.m, a.n);
+#elif !QUIRE_WIDE
+    error = encode_results(&maps.y, a.y, QUIRE_SILU ? a.n / 2 : a.n, a.m, a.y_row, OUT_ROWS, ROUND_QUADS * 8);
 #endif
+    if (error != cudaSuccess) return error;
     error = encode_adapters(&maps, a);
     if (error != cudaSuccess) return error;
     error = allow_shared_memory<gemm_wide>(END);

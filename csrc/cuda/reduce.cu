@@ -4,6 +4,8 @@
 //   one shot   every rank sends all it has to all others, and sums everything. One hop; (n - 1) times the bytes
 //   two shots  a rank sums the rows that it owns and sends the sums to all. Two hops; 2 (n - 1) / n times the bytes
 //
+// The first hop may have been made by the product whose terms these are (gemm/wide_sent.h): then all are in `sent`.
+//
 // Sums are float32 in the order of ranks, rounded once: the same bits on every rank, and whichever way they went. The
 // stream is rounded again, as the separate operations do.
 //
@@ -14,15 +16,17 @@
 #include "reduce/peers.h"
 
 struct QuireReduceArgs {       // _Args in quire/kernels/reduce/hopper.py
-    void* x;                   // contiguous, as all below; takes the sum where there is no residual
+    void* x;                   // contiguous, as all below; takes the sum where there is no residual; not read if sent
     void* residual;            // null: there is none
     const void* weight;        // null: no norm
     void* normed;
     int64_t n_cells, timeout_ns;
+    int64_t sent_cell;         // where the first row of x lies in what each rank has sent
     int32_t row_cells, h;
     float eps;
     int32_t dtype;             // 0: bfloat16, 1: float16, 2: float32
     int32_t two_shots;
+    int32_t sent;              // 0: terms are in x; 1: all are sent; 2: and this is the last call for what was
 };
 
 namespace quire {
@@ -35,10 +39,17 @@ constexpr int MAX_CLUSTER = 8;
 constexpr int MAX_WARPS = MAX_CLUSTER * MAX_THREADS / 32;  // of a row
 constexpr int MIN_PLAIN_THREADS = 128, MAX_PLAIN_THREADS = 512;
 constexpr int MIN_THREADS = 64;  // of a block with a part of a row
+constexpr int SENT_SIDE = 3;     // log2 of the rows side by side that have one owner, as products send them
 
 struct Call {
     QuireReduceArgs args;
-    int32_t n_rows, n_slices;  // n_slices: blocks of a row, which are a cluster
+    int32_t n_rows, n_rounds, n_slices;  // n_rounds: of N rows in two shots; n_slices: blocks of a row, a cluster
+
+    // Two shots: the row of a round that a rank owns.
+    __device__ __forceinline__ int row(int round, int owner) const {
+        const int side = args.sent ? SENT_SIDE : 0;
+        return (((round >> side) * N + owner) << side) + (round & ((1 << side) - 1));
+    }
 };
 
 // ---- numbers -------------------------------------------------------------------------------------------------------
@@ -186,13 +197,24 @@ __device__ __forceinline__ void put_normed(const Call& call, int64_t cell, const
     static_cast<int4*>(call.args.normed)[cell] = x.narrow();
 }
 
-// Cells of all ranks for this one to sum. own: what it has itself. False: given up.
-__device__ __forceinline__ bool receive_parts(const QuirePeers& peers, const Call& call, uint32_t number, int64_t cell,
-                                              const int4& own, int4 (&cells)[N]) {
-    int4* from[N];
+// Where cells of all ranks come for this one to sum. To be made before its block's `take_turn`.
+struct Parts {
+    int4* first;   // of rank 0
+    int64_t step;  // cells to the next rank's
+
+    __device__ __forceinline__ Parts(const QuirePeers& peers, const Call& call, uint32_t number)
+        : first(call.args.sent ? sent_to(peers, 0, call.args.sent_cell) : part_of(peers, peers.rank, number, 0, 0)),
+          step(call.args.sent ? peers.sent_cells : peers.part_cells) {}
+};
+
+// cell: of x, which this rank has itself unless all are sent. False: given up.
+__device__ __forceinline__ bool receive_parts(const QuirePeers& peers, const Call& call, uint32_t number,
+                                              const Parts& parts, int64_t part, int64_t cell, int4 (&cells)[N]) {
+    int4 own = no_cell(), *from[N];
+    if (!call.args.sent) own = sendable(load_here(cell_at(call.args.x, cell)));
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        from[i] = part_of(peers, peers.rank, number, i, cell);
+        from[i] = parts.first + i * parts.step + part;
         cells[i] = i == peers.rank ? own : no_cell();
     }
     return receive<N>(peers, call.args.timeout_ns, number, from, cells);
@@ -223,7 +245,8 @@ __global__ void __launch_bounds__(MAX_THREADS)
     const int4 weight = begin<NORM>(call, place, of_warps);
     const uint32_t number = number_of_call(peers);
     const bool is_void = has_given_up(peers);
-    for (int row = place.first; row < call.n_rows; row += place.step) {
+    const Parts parts(peers, call, number);
+    for (int row = place.first; row < call.n_rows && !call.args.sent; row += place.step) {
         if (!place.has(call, row)) continue;
         const int64_t cell = place.cell(call, row);
         const int4 own = sendable(load_here(cell_at(call.args.x, cell)));  // on its way before `is_void` is known
@@ -232,7 +255,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
         for (int i = 1; i < N; ++i) store_cell(part_of(peers, (peers.rank + i) % N, number, peers.rank, cell), own);
     }
     __syncthreads();
-    if (threadIdx.x == 0) take_turn(peers, number);
+    if (threadIdx.x == 0) take_turn(peers, number, call.args.sent == 2);
     int index = 0;
     for (int row = place.first; row < call.n_rows; row += place.step, ++index) {
         const int64_t cell = place.cell(call, row);
@@ -240,9 +263,8 @@ __global__ void __launch_bounds__(MAX_THREADS)
         int4 stored = make_int4(0, 0, 0, 0);
         if (is_live) {
             int4 before = stored, cells[N];
-            const int4 own = sendable(load_here(cell_at(call.args.x, cell)));
             if (call.args.residual) before = load_here(cell_at(call.args.residual, cell));
-            receive_parts(peers, call, number, cell, own, cells);
+            receive_parts(peers, call, number, parts, cell, cell, cells);
             stored = put<T>(call, cell, sum_of<T>(cells), before);
         }
         if constexpr (NORM) {
@@ -253,38 +275,37 @@ __global__ void __launch_bounds__(MAX_THREADS)
     }
 }
 
-// ---- two shots: row r is summed by rank r % N, as row r / N of its parts -------------------------------------------
+// ---- two shots: row r is summed by rank r % N, as row r / N of its parts; if sent, the same of eight rows -----------
 
 // Parts to their owners, then sums to all: of all rows of this block, each cell as soon as it can be.
 __device__ __forceinline__ void send_rows(const QuirePeers& peers, const Call& call, const Place& place,
                                           uint32_t number, bool is_void) {
-    for (int round = place.first; round * N < call.n_rows; round += place.step) {
+    for (int round = place.first; round < call.n_rounds; round += place.step) {
         const int64_t part = place.cell(call, round);
         int4 cells[N];
 #pragma unroll
         for (int i = 1; i < N; ++i) {
-            const int row = round * N + (peers.rank + i) % N;
+            const int row = call.row(round, (peers.rank + i) % N);
             if (place.has(call, row)) cells[i] = load_here(cell_at(call.args.x, place.cell(call, row)));
         }
         if (is_void) continue;
 #pragma unroll
         for (int i = 1; i < N; ++i) {
             const int owner = (peers.rank + i) % N;
-            if (!place.has(call, round * N + owner)) continue;
+            if (!place.has(call, call.row(round, owner))) continue;
             store_cell(part_of(peers, owner, number, peers.rank, part), sendable(cells[i]));
         }
     }
 }
 template <class T>
 __device__ __forceinline__ void send_sums(const QuirePeers& peers, const Call& call, const Place& place,
-                                          uint32_t number) {
-    for (int round = place.first; round * N < call.n_rows; round += place.step) {
-        const int row = round * N + peers.rank;
+                                          const Parts& parts, uint32_t number) {
+    for (int round = place.first; round < call.n_rounds; round += place.step) {
+        const int row = call.row(round, peers.rank);
         if (!place.has(call, row)) continue;
         const int64_t cell = place.cell(call, row);
         int4 cells[N];
-        const int4 own = sendable(load_here(cell_at(call.args.x, cell)));
-        if (!receive_parts(peers, call, number, place.cell(call, round), own, cells)) continue;
+        if (!receive_parts(peers, call, number, parts, place.cell(call, round), cell, cells)) continue;
         const int4 sum = sendable(sum_of<T>(cells));
 #pragma unroll
         for (int i = 1; i <= N; ++i) store_cell(whole_of(peers, (peers.rank + i) % N, number, cell), sum);
@@ -298,17 +319,19 @@ __global__ void __launch_bounds__(MAX_THREADS)
     const Place place(call);
     const int4 weight = begin<NORM>(call, place, of_warps), none = make_int4(0, 0, 0, 0);
     const uint32_t number = number_of_call(peers);
-    send_rows(peers, call, place, number, has_given_up(peers));
+    const Parts parts(peers, call, number);
+    if (!call.args.sent) send_rows(peers, call, place, number, has_given_up(peers));
     __syncthreads();
-    if (threadIdx.x == 0) take_turn(peers, number);
-    send_sums<T>(peers, call, place, number);
+    if (threadIdx.x == 0) take_turn(peers, number, call.args.sent == 2);
+    send_sums<T>(peers, call, place, parts, number);
     int index = 0;
-    for (int round = place.first; round * N < call.n_rows; round += place.step, ++index) {
+    for (int round = place.first; round < call.n_rounds; round += place.step, ++index) {
         int4 before[N], stored[N], *from[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const int64_t cell = place.cell(call, round * N + i);
-            const bool is_live = place.has(call, round * N + i);
+            const int row = call.row(round, i);
+            const int64_t cell = place.cell(call, row);
+            const bool is_live = place.has(call, row);
             from[i] = whole_of(peers, peers.rank, number, cell);
             stored[i] = is_live ? no_cell() : none;
             before[i] = none;
@@ -317,8 +340,8 @@ __global__ void __launch_bounds__(MAX_THREADS)
         receive<N>(peers, 2 * call.args.timeout_ns, number, from, stored);  // who lacks a part is to say so first
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            if (!place.has(call, round * N + i)) continue;
-            stored[i] = put<T>(call, place.cell(call, round * N + i), stored[i], before[i]);
+            const int row = call.row(round, i);
+            if (place.has(call, row)) stored[i] = put<T>(call, place.cell(call, row), stored[i], before[i]);
         }
         if constexpr (NORM) {
             float sums[N];
@@ -327,8 +350,8 @@ __global__ void __launch_bounds__(MAX_THREADS)
             sum_rows(sums, of_warps, call.n_slices, index);
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-                if (!place.has(call, round * N + i)) continue;
-                put_normed<T>(call, place.cell(call, round * N + i), stored[i], sums[i], weight);
+                const int row = call.row(round, i);
+                if (place.has(call, row)) put_normed<T>(call, place.cell(call, row), stored[i], sums[i], weight);
             }
         }
     }
@@ -360,10 +383,10 @@ int plain_cells(const QuireReduceArgs& args) {
 
 template <class T> cudaError_t run(const QuirePeers& peers, const Call& call, void* stream) {
     const bool is_normed = call.args.weight != nullptr;
-    const int n_units = call.args.two_shots ? ceil_div(call.n_rows, N) : call.n_rows;
-    const int64_t needed = static_cast<int64_t>(n_units) * call.args.row_cells;
+    const int n_units = call.args.two_shots ? call.n_rounds : call.n_rows;
+    const int64_t first = call.args.sent ? call.args.sent_cell : 0, room = call.args.sent ? peers.sent_cells : peers.part_cells;
     const bool has_room = !call.args.two_shots || call.args.n_cells <= peers.whole_cells;
-    if (needed > peers.part_cells || !has_room) return cudaErrorInvalidValue;
+    if (first + static_cast<int64_t>(n_units) * call.args.row_cells > room || !has_room) return cudaErrorInvalidValue;
     const auto kernel = call.args.two_shots ? (is_normed ? two_shots_kernel<T, true> : two_shots_kernel<T, false>)
                                             : (is_normed ? one_shot_kernel<T, true> : one_shot_kernel<T, false>);
     cudaLaunchAttribute attributes[2]{};
@@ -412,15 +435,18 @@ extern "C" void quire_peers_leave(QuirePeers* peers) {
 extern "C" int quire_reduce(const QuirePeers* peers, const QuireReduceArgs* args, void* stream) {
     using namespace quire;
     if (peers->size != N || args->n_cells <= 0) return cudaErrorInvalidValue;
-    Call call{*args, 0, 1};
-    if (!args->weight) {
+    Call call{*args, 0, 0, 1};
+    const bool is_of_rows = args->weight || args->sent;
+    if (!is_of_rows) {
         call.args.row_cells = plain_cells(*args);
     } else if (args->row_cells <= 0 || args->n_cells % args->row_cells) {
         return cudaErrorInvalidValue;
     }
     call.n_rows = ceil_div(args->n_cells, call.args.row_cells);
-    if (args->weight) {
-        call.n_slices = slices_of(args->row_cells, args->two_shots ? ceil_div(call.n_rows, N) : call.n_rows);
+    const int side = args->sent ? 1 << SENT_SIDE : 1;
+    call.n_rounds = ceil_div(call.n_rows, N * side) * side;
+    if (is_of_rows) {
+        call.n_slices = slices_of(args->row_cells, args->two_shots ? call.n_rounds : call.n_rows);
         if (call.n_slices == 0) return cudaErrorInvalidValue;
     }
     if (args->dtype == 0) return run<BFloat16>(*peers, call, stream);

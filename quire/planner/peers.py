@@ -22,6 +22,8 @@ HOP_BYTES: Final = 768 << 10
 """What a GPU sends in the time of a hop: 2.4 us of the 322 GB/s that were measured on four H200s."""
 LONGEST_BYTES: Final = 16 << 20
 """Of a sum in one launch; longer ones are several."""
+SENT_BYTES: Final = 64 << 20
+"""Of the terms that one product sends itself, of all ranks of a sum in two hops together."""
 
 
 def one_shot_bytes(size: int) -> int:
@@ -30,15 +32,23 @@ def one_shot_bytes(size: int) -> int:
     return LONGEST_BYTES if size <= 2 else HOP_BYTES * size // ((size - 1) * (size - 2))
 
 
+def sent_to_all_bytes(size: int) -> int:
+    """The longest term of so many ranks that a product sends to all, so that no second hop is left."""
+    return 1 << 40 if size <= 2 else one_shot_bytes(size)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerLayout:
-    """Of one rank's memory: a part from each rank in turn, then the whole; both for each parity."""
+    """Of one rank's memory: a part from each rank in turn, then the whole, then what products send, from each rank in
+    turn; all for each parity."""
 
     size: int
     """Ranks."""
     one_shot: int
     """Bytes of the longest sum that goes in one hop."""
     longest: int = LONGEST_BYTES
+    sent: int = SENT_BYTES
+    """Bytes that products of all ranks send at a time."""
 
     @property
     def part_cells(self) -> int:
@@ -57,9 +67,19 @@ class PeerLayout:
         return CONTROL_BYTES + PARITIES * self.size * self.part_cells * CELL_BYTES
 
     @property
+    def sent_at(self) -> int:
+        """Where what products send begins, in bytes."""
+        return self.whole_at + PARITIES * self.whole_cells * CELL_BYTES
+
+    @property
+    def sent_cells(self) -> int:
+        """Of one rank."""
+        return self.sent // self.size // CELL_BYTES // PART_STEP * PART_STEP
+
+    @property
     def n_bytes(self) -> int:
         """All of it."""
-        return self.whole_at + PARITIES * self.whole_cells * CELL_BYTES
+        return self.sent_at + PARITIES * self.size * self.sent_cells * CELL_BYTES
 
 
 def peer_bytes(size: int) -> int:

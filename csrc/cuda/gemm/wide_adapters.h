@@ -8,7 +8,7 @@
 // A chunk of several parts (q, k, v) is of that of the tile's rows; gate and up, which a tile has both, get one each.
 #pragma once
 #include "adapters.h"
-#include "gemm.h"
+#include "wide_sent.h"
 
 #ifndef QUIRE_RANK
 #define QUIRE_RANK 0
@@ -32,6 +32,9 @@ struct Maps {
 #endif
 #if QUIRE_RANK
     CUtensorMap b, inner;
+#endif
+#if QUIRE_SENT_TO
+    CUtensorMap sent[QUIRE_SENT_TO];
 #endif
 };
 

@@ -5,6 +5,7 @@
 //   turn      how many calls this rank has made, counted by the device: replays of graphs need no host
 //   parts     [parity][from][..]: what others have for this rank to sum
 //   whole     [parity][..]: sums, as their owners have made them
+//   sent      [parity][from][..]: what products of others send themselves (gemm/wide_sent.h); parities of their own
 //
 // A cell that has not come has all bits set, which no sent word has: it is data and flag in one, so that a sum needs
 // neither fences nor barriers, and each cell goes on as soon as it has come. Who has read a cell empties it.
@@ -26,7 +27,7 @@ constexpr int QUIRE_MAX_BLOCKS = 128;
 struct QuirePeers {            // _Peers in quire/kernels/reduce/hopper.py
     char* base[QUIRE_MAX_RANKS];
     int64_t* fault;            // in the host's memory: 1 + the rank that did not come, the call
-    int64_t parts_at, part_cells, whole_at, whole_cells;  // _at: bytes from base
+    int64_t parts_at, part_cells, whole_at, whole_cells, sent_at, sent_cells;  // _at: bytes from base
     int32_t rank, size;
 };
 
@@ -34,7 +35,7 @@ namespace quire {
 
 constexpr int64_t CELL_BYTES = 16;
 constexpr int64_t CONTROL_BYTES = 1024;  // before all cells
-constexpr int64_t TURN_WORD = 0, TICKET_WORD = 1, GIVEN_UP_WORD = 2;  // of 4 bytes, from base
+constexpr int64_t TURN_WORD = 0, TICKET_WORD = 1, GIVEN_UP_WORD = 2, SENT_WORD = 3;  // of 4 bytes, from base
 
 // ---- calls ---------------------------------------------------------------------------------------------------------
 
@@ -45,12 +46,13 @@ __device__ __forceinline__ uint32_t* control(const QuirePeers& peers) {
 __device__ __forceinline__ uint32_t number_of_call(const QuirePeers& peers) {
     return load_relaxed(control(peers) + TURN_WORD) + 1;
 }
-// By one thread of each block, once: the last block counts the call.
-__device__ __forceinline__ void take_turn(const QuirePeers& peers, uint32_t call) {
+// By one thread of each block, once: the last block counts the call, and what was sent if the call ends its sum.
+__device__ __forceinline__ void take_turn(const QuirePeers& peers, uint32_t call, bool ends_sent) {
     uint32_t* words = control(peers);
     if (atomicAdd(words + TICKET_WORD, 1u) != gridDim.x - 1) return;
     store_relaxed(words + TICKET_WORD, 0);
     store_relaxed(words + TURN_WORD, call);
+    if (ends_sent) store_relaxed(words + SENT_WORD, load_relaxed(words + SENT_WORD) + 1);
 }
 
 // Whether this rank has waited in vain: what it computes from there on is void, and it sends no more of it, so that the
@@ -91,6 +93,13 @@ __device__ __forceinline__ int4* part_of(const QuirePeers& peers, int at, uint32
 }
 __device__ __forceinline__ int4* whole_of(const QuirePeers& peers, int at, uint32_t call, int64_t cell) {
     return reinterpret_cast<int4*>(peers.base[at] + peers.whole_at) + (call & 1) * peers.whole_cells + cell;
+}
+
+// Of the product whose sum is next.
+__device__ __forceinline__ int4* sent_to(const QuirePeers& peers, int from, int64_t cell) {
+    const int64_t parity = load_relaxed(control(peers) + SENT_WORD) & 1;
+    const int64_t index = (parity * peers.size + from) * peers.sent_cells + cell;
+    return reinterpret_cast<int4*>(peers.base[peers.rank] + peers.sent_at) + index;
 }
 
 constexpr int EMPTY = -1;

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from quire.compute.dist.comm import Comm
+from quire.kernels import gemm
 from quire.kernels.gemm import Norm
 from quire.kernels.norm import rms_norm
 
@@ -20,6 +21,28 @@ class RankSum:
         self._comm = comm
         self._own = getattr(comm, "add_reduced", None)
         """A comm's own launch for `add`, if it has one."""
+        self._own_product = getattr(comm, "add_product", None)
+        """And its own way for `add_product`."""
+
+    @property
+    def sends_to(self) -> int:
+        """Ranks to which products send their terms themselves; 0: they do not."""
+        n_ranks: int = getattr(self._comm, "sends_to", 0)
+        return n_ranks
+
+    def add_product(
+        self,
+        y: torch.Tensor,
+        w: torch.Tensor,
+        bias: torch.Tensor | None,
+        x: torch.Tensor,
+        norm: Norm | None = None,
+    ) -> torch.Tensor | None:
+        """As `add` of the term y [n, k] @ w [h, k]^T + bias, whose way to other ranks may be hidden in the product."""
+        if self._own_product is None or not self.sends_to:
+            return self.add(gemm.linear(y, w, bias), x, norm)
+        normed: torch.Tensor | None = self._own_product(y, w, bias, x, norm)
+        return normed
 
     def add(self, z: torch.Tensor, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor | None:
         """z: this rank's term [n, h], which may be overwritten; x: the stream [n, h], the same on all ranks, takes the

@@ -16,12 +16,16 @@ from quire.compute.dist.added import reduced_then_added
 from quire.compute.dist.comm import MeetingComm, Reduction, Sent
 from quire.core import env
 from quire.core.errors import EngineError
-from quire.kernels.gemm import Norm
+from quire.kernels import gemm
+from quire.kernels.gemm import Norm, sent
 from quire.kernels.reduce import hopper
 from quire.kernels.reduce.hopper import PeerMemory
-from quire.planner.peers import LONGEST_BYTES, one_shot_bytes
+from quire.planner.peers import LONGEST_BYTES, one_shot_bytes, sent_to_all_bytes
 
 logger = logging.getLogger("quire.engine")
+
+PART_ROWS: Final = 256
+"""Of which the parts of a product that is sent have a multiple, but for the last."""
 
 LEAVE_S: Final = 2.0
 """At the end all ranks let go of one another's memory within so much time; who does not is going to be killed."""
@@ -37,20 +41,26 @@ class PeerComm:
         one_shot: int | None = None,
         longest: int = LONGEST_BYTES,
         first: int = 0,
+        to_all: int | None = None,
     ) -> None:
         """device: this rank's GPU. one_shot: bytes of the longest sum in one hop, None for `one_shot_bytes`; longest:
-        in one launch. first: what its rank 0 is called, where these are some of more ranks."""
+        in one launch. first: what its rank 0 is called, where these are some of more ranks. to_all: bytes of the
+        longest term that a product sends to every rank, None for `sent_to_all_bytes`."""
         self.rank, self.size, self.n_calls = nccl.rank, nccl.size, 0
         self._nccl, self._device, self._first, self._is_void = nccl, device, first, False
         self._memory: PeerMemory | None = None
         self._one_shot = one_shot_bytes(self.size) if one_shot is None else one_shot
         self._longest = longest
+        self._to_all = sent_to_all_bytes(self.size) if to_all is None else to_all
+        self.sends_to = 0
+        """Ranks to which products may send their terms themselves (`add_product`); 0: none does."""
 
     def join(self) -> None:
         """See `MeetingComm`."""
         self._nccl.join()
         if self._memory is None:
             self._memory = self._shared_memory()
+            self.sends_to = 0 if self._memory is None else self.size
 
     def _shared_memory(self) -> PeerMemory | None:
         """None where any rank cannot reach the others."""
@@ -122,6 +132,29 @@ class PeerComm:
         if two_shots is None:
             return reduced_then_added(self, z, x, norm)
         return self._reduce(two_shots, z, x, norm)
+
+    def add_product(
+        self, y: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor, norm: Norm | None
+    ) -> torch.Tensor | None:
+        """See `RankSum.add_product`: of many rows the product sends its term to those who sum it."""
+        memory = self._memory
+        if memory is None or x.device != self._device or memory.misfit(x, x, norm):
+            return self.add_reduced(gemm.linear(y, w, bias), x, norm)
+        row_bytes = x.shape[1] * x.itemsize
+        to_all = x.nbytes <= self._to_all
+        n_parts = -(-len(x) // memory.most_sent_rows(row_bytes, to_all=to_all))
+        step = -(-len(x) // n_parts // PART_ROWS) * PART_ROWS
+        parts = [slice(begin, begin + step) for begin in range(0, len(x), step)]
+        products = [sent.prepare(y[part], w, self.size, bias is not None) for part in parts]
+        if any(isinstance(product, str) for product in products):
+            return self.add_reduced(gemm.linear(y, w, bias), x, norm)
+        normed = None if norm is None else torch.empty_like(x)
+        for part, product in zip(parts, products, strict=True):
+            assert not isinstance(product, str)
+            self.n_calls += 1
+            sent.send(product, y[part], w, bias, memory.places(to_all=to_all))
+            memory.reduce_sent(x[part], norm, None if normed is None else normed[part], to_all=to_all)
+        return normed
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """See `Comm`. x: on the GPU."""

@@ -141,6 +141,6 @@ class DecoderLayer:
 
         return [
             *self.mixer.kernels(norm=takes(self.attention_norm)),
-            self.mixer.out.kernel(residual=self.attention_sum.adds),
+            self.mixer.out.kernel(residual=self.attention_sum.adds, sent_to=self.attention_sum.sends_to),
             *self.ffn.kernels(norm=takes(self.ffn_norm)),
         ]

@@ -141,7 +141,8 @@ class FeedForward:
 
     def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
         """See `Ffn`."""
-        return [self.up.kernel(norm=norm, silu_mul=self.spec.is_plain), self.down.kernel(residual=self.sum.adds)]
+        down = self.down.kernel(residual=self.sum.adds, sent_to=self.sum.sends_to)
+        return [self.up.kernel(norm=norm, silu_mul=self.spec.is_plain), down]
 
     def build(self, max_rows: int) -> None:
         """See `Ffn`; nothing."""

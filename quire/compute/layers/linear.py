@@ -78,6 +78,11 @@ class Linear:
             yield self.bias
 
     @property
+    def floating(self) -> torch.Tensor | None:
+        """The matrix [n_out, n_in], where it is stored as it is and nothing stands around its product."""
+        return self.run.weight if isinstance(self.run, PlainProduct) else None
+
+    @property
     def plain_shapes(self) -> set[tuple[int, int]]:
         """[n, k] of the floating matrices that `gemm.linear` is given for it."""
         return {(self.matrix.n_out, self.matrix.n_in)} if isinstance(self.product, PlainProduct) else set()
@@ -105,11 +110,17 @@ class Linear:
             fused.silu_mul(target, out)
 
     def kernel(
-        self, *, norm: bool = False, silu_mul: bool = False, residual: bool = False, wide: bool = False
+        self,
+        *,
+        norm: bool = False,
+        silu_mul: bool = False,
+        residual: bool = False,
+        wide: bool = False,
+        sent_to: int = 0,
     ) -> gemm.LinearShape:
         """What `gemm.build` needs to know; the arguments say what its calls have around the product."""
         n, k = self.matrix.n_out, self.matrix.n_in
-        return gemm.LinearShape(n, k, norm, silu_mul, residual, self.bias is not None, wide)
+        return gemm.LinearShape(n, k, norm, silu_mul, residual, self.bias is not None, wide, sent_to)
 
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """The parameters of projection `index` that are still to be filled, by their kind in the checkpoint: contiguous

@@ -13,7 +13,9 @@ import torch
 from quire.compute.dist.added import RankSum
 from quire.compute.layers.linear import Linear
 from quire.compute.layers.norm import Norm
+from quire.kernels import gemm
 from quire.kernels.gemm.plan import MAX_NORM_ROWS
+from quire.kernels.gemm.sent import MIN_SENT_ROWS
 
 Between = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """`between(y, z)`: y [n, n_in], what the product took, z [n, hidden], what it gave → what is to be added to the stream
@@ -63,7 +65,25 @@ class ResidualProduct(ResidualSum):
 
     def __call__(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """See `add`."""
-        return self.linear(y, residual=x) if self.adds else self.add(y, self.linear(y), x)
+        if self.adds:
+            return self.linear(y, residual=x)
+        if self._is_sent(y):
+            self._add_sent(y, x, None)
+            return x
+        return self.add(y, self.linear(y), x)
+
+    @property
+    def sends_to(self) -> int:
+        """Ranks to which the product of many rows sends its term itself; 0: it does not."""
+        is_whole = self._is_bare and self.between is None and self.linear.floating is not None
+        return self.ranks.sends_to if self.ranks is not None and is_whole else 0
+
+    def _is_sent(self, y: torch.Tensor) -> bool:
+        return len(y) >= MIN_SENT_ROWS and self.sends_to > 0
+
+    def _add_sent(self, y: torch.Tensor, x: torch.Tensor, norm: gemm.Norm | None) -> torch.Tensor | None:
+        assert self.ranks is not None and self.linear.floating is not None
+        return self.ranks.add_product(y, self.linear.floating, self.linear.bias, x, norm)
 
     def then(self, y: torch.Tensor, x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, Norm | None]:
         """As the call; what a layer takes of the stream that norms it first, and the norm that is still to be done.
@@ -72,8 +92,11 @@ class ResidualProduct(ResidualSum):
         is_many = self.ranks is not None and len(x) > MAX_NORM_ROWS
         if is_many and norm is not None and norm.pair is not None and self._is_bare:
             assert self.ranks is not None
-            z = self.linear(y)
-            normed = self.ranks.add(z if self.between is None else self.between(y, z), x, norm.pair)
+            if self._is_sent(y):
+                normed = self._add_sent(y, x, norm.pair)
+            else:
+                z = self.linear(y)
+                normed = self.ranks.add(z if self.between is None else self.between(y, z), x, norm.pair)
             assert normed is not None
             return normed, None
         return self(y, x), norm

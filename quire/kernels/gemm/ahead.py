@@ -20,7 +20,8 @@ from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.hopper import static_obstacle
 from quire.kernels.gemm.hopper_product import Build, n_processors_of, variant_of
 from quire.kernels.gemm.plan import MAX_NORM_ROWS, ProductShape
-from quire.kernels.gemm.wide import takes_adapters
+from quire.kernels.gemm.sent import MIN_SENT_ROWS, sent_build
+from quire.kernels.gemm.wide import takes_adapters, wide_plan
 from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone
 
@@ -42,6 +43,8 @@ class LinearShape:
     bias: bool = False
     wide: bool = False
     """The result is float32."""
+    sent_to: int = 0
+    """Ranks to which the result of many rows goes (sent.py)."""
 
 
 Coded = Callable[[LinearShape, torch.dtype, Iterable[int], int, bool], Iterable[_Variant]]
@@ -94,3 +97,7 @@ def _variants(
                     yield variant_of(product, made, kind, {"RANK": rank})
                     if beside is not None:
                         yield beside(dtype, layer.k)
+        if layer.sent_to and m >= MIN_SENT_ROWS and not static_obstacle(ProductShape(m, layer.n, layer.k), dtype):
+            product = ProductShape(m, layer.n, layer.k)
+            made = wide_plan(product, n_processors, alone=alone)
+            yield variant_of(product, made, sent_build(dtype, layer.sent_to, layer.bias))

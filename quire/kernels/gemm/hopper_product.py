@@ -64,6 +64,22 @@ class AdaptedArgs(ctypes.Structure):
     ]  # fmt: skip
 
 
+@functools.cache
+def sent_args(n_ranks: int) -> type[ctypes.Structure]:
+    """`WideArgs` with QuireWideSent in csrc/cuda/gemm/wide_sent.h."""
+
+    class SentArgs(ctypes.Structure):
+        _fields_ = [
+            *WideArgs._fields_,
+            ("to", ctypes.c_void_p * n_ranks),
+            ("control", ctypes.c_void_p),
+            ("parity_bytes", ctypes.c_int64),
+            ("to_all", ctypes.c_int32),
+        ]
+
+    return SentArgs
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Build:
     """What one library is compiled for, beside its plan."""
@@ -75,6 +91,8 @@ class Build:
     """The result is float32."""
     fp8: int = 0
     """QUIRE_FP8 in csrc/cuda/gemm.h."""
+    sent_to: int = 0
+    """Ranks to which the result goes (gemm/sent.py); 0: it stays here."""
 
 
 class CompiledProduct:
@@ -102,10 +120,12 @@ class CompiledProduct:
         steps: tuple[int, int] = (0, 0),
         group: int = 0,
         adapters: tuple[object, ...] = (),
+        sent: tuple[tuple[int, ...], int, int, int] | None = None,
     ) -> torch.Tensor:
         """x [m, k] times w of size [n, k], elements or codes with their scales; the result, of `dtype` if it is new, is
         in `residual` or `out` if given. norm: of few rows alone. steps: x_scale_step and w_scale_step. adapters: the
-        values of `AdaptedArgs`' own fields, of many rows. Raises RuntimeError if it cannot be launched."""
+        values of `AdaptedArgs`' own fields, of many rows. sent: those of `sent_args`; nothing is stored then. Raises
+        RuntimeError if it cannot be launched."""
         m, (n, k), plan = x.shape[0], size, self.plan
         y = out if residual is None else residual
         if y is None:
@@ -116,10 +136,15 @@ class CompiledProduct:
         )  # fmt: skip
         if isinstance(plan, WidePlan):
             sums = torch.empty(self.n_sums, dtype=torch.float32, device=x.device)
-            args: ctypes.Structure = (AdaptedArgs if adapters else WideArgs)(
+            more: tuple[object, ...] = adapters
+            kind: type[ctypes.Structure] = AdaptedArgs if adapters else WideArgs
+            if sent is not None:
+                kind = sent_args(len(sent[0]))
+                more = ((ctypes.c_void_p * len(sent[0]))(*sent[0]), *sent[1:])
+            args: ctypes.Structure = kind(
                 x.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), sums.data_ptr(),
                 *pointers, x_row, y.stride(0), m, n, k, *steps, group, plan.n_teams, plan.n_together,
-                *adapters,
+                *more,
             )  # fmt: skip
         else:
             args = Args(
@@ -171,7 +196,7 @@ def variant_of(
         "BIAS": build.bias,
         "WIDE": build.wide,
         "FP8": build.fp8,
-    }
+    } | ({"SENT_TO": build.sent_to} if build.sent_to else {})
     if isinstance(plan, WidePlan):
         source = "gemm_wide.cu"
         macros |= {"TOKENS": plan.tokens, "SPLIT": plan.split}

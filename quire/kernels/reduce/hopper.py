@@ -17,8 +17,9 @@ from typing import Final
 
 import torch
 
+from quire.kernels.gemm.sent import SENT_ROWS, Places
 from quire.kernels.hopper import build_obstacle, compile_variant
-from quire.planner.peers import CELL_BYTES, CONTROL_BYTES, MAX_RANKS, MAX_ROW_CELLS, PeerLayout
+from quire.planner.peers import CELL_BYTES, CONTROL_BYTES, MAX_RANKS, MAX_ROW_CELLS, SENT_BYTES, PeerLayout
 
 logger = logging.getLogger("quire.engine")
 
@@ -42,7 +43,9 @@ class _Peers(ctypes.Structure):
     _fields_ = [
         ("base", ctypes.c_void_p * MAX_RANKS),
         ("fault", ctypes.POINTER(ctypes.c_int64)),
-        *[(name, ctypes.c_int64) for name in ("parts_at", "part_cells", "whole_at", "whole_cells")],
+        *[(name, ctypes.c_int64) for name in (
+            "parts_at", "part_cells", "whole_at", "whole_cells", "sent_at", "sent_cells",
+        )],
         *[(name, ctypes.c_int32) for name in ("rank", "size")],
     ]  # fmt: skip
 
@@ -52,10 +55,10 @@ class _Args(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("x", "residual", "weight", "normed")],
-        *[(name, ctypes.c_int64) for name in ("n_cells", "timeout_ns")],
+        *[(name, ctypes.c_int64) for name in ("n_cells", "timeout_ns", "sent_cell")],
         *[(name, ctypes.c_int32) for name in ("row_cells", "h")],
         ("eps", ctypes.c_float),
-        *[(name, ctypes.c_int32) for name in ("dtype", "two_shots")],
+        *[(name, ctypes.c_int32) for name in ("dtype", "two_shots", "sent")],
     ]
 
 
@@ -81,13 +84,16 @@ def _library(n_ranks: int) -> ctypes.CDLL:
 class PeerMemory:
     """One rank's memory, and where it sees that of the others. On the current device."""
 
-    def __init__(self, rank: int, size: int, one_shot_bytes: int, two_shots_bytes: int) -> None:
-        """The longest messages of either kind in one launch. Raises RuntimeError if it cannot be had."""
+    def __init__(
+        self, rank: int, size: int, one_shot_bytes: int, two_shots_bytes: int, sent_bytes: int = SENT_BYTES
+    ) -> None:
+        """The longest messages of either kind in one launch, and what products may send at a time. Raises RuntimeError
+        if it cannot be had."""
         self._library, self._peers = _library(size), _Peers(rank=rank, size=size)
         self._device = torch.cuda.current_device()
-        peers, layout = self._peers, PeerLayout(size, one_shot_bytes, two_shots_bytes)
-        peers.parts_at, peers.whole_at = CONTROL_BYTES, layout.whole_at
-        peers.part_cells, peers.whole_cells = layout.part_cells, layout.whole_cells
+        peers, layout = self._peers, PeerLayout(size, one_shot_bytes, two_shots_bytes, sent_bytes)
+        peers.parts_at, peers.whole_at, peers.sent_at = CONTROL_BYTES, layout.whole_at, layout.sent_at
+        peers.part_cells, peers.whole_cells, peers.sent_cells = layout.part_cells, layout.whole_cells, layout.sent_cells
         self.n_bytes = layout.n_bytes
         self._most = (one_shot_bytes, two_shots_bytes)
         self._leave = weakref.finalize(self, _leave, self._library, peers)
@@ -139,27 +145,70 @@ class PeerMemory:
     ) -> torch.Tensor | None:
         """x, which fits: its sum over ranks in place; or added to `residual`, whose norm, if wanted, is returned. In as
         many launches as the memory makes of it. timeout_s: None for the usual ones."""
-        if timeout_s is None:
-            timeout_s = REPLAY_TIMEOUT_S if torch.cuda.is_current_stream_capturing() else EAGER_TIMEOUT_S
         normed = None if norm is None else torch.empty_like(x)
         row_size = x.shape[-1] if norm is not None else 0
-        stream = torch.cuda.current_stream(x.device).cuda_stream
         unit = row_size * x.itemsize or CELL_BYTES
         step = max(self._most[two_shots] // unit, 1) * unit
+        for begin in range(0, x.nbytes, step):
+            self._launch(x, x, residual, norm, normed, begin, step, row_size, two_shots, 0, timeout_s)
+        return normed
 
-        def at(tensor: torch.Tensor | None, begin: int) -> int | None:
+    def places(self, *, to_all: bool) -> Places:
+        """Where the next product may send its term, of which `reduce_sent` is to be the next call."""
+        peers = self._peers
+        at = peers.sent_at + peers.rank * peers.sent_cells * CELL_BYTES
+        bases = peers.base[: peers.size]
+        return Places(
+            tuple(base + at for base in bases), bases[peers.rank], peers.size * peers.sent_cells * CELL_BYTES, to_all
+        )
+
+    def most_sent_rows(self, row_bytes: int, *, to_all: bool) -> int:
+        """Of a product: in two hops a rank gets those that it owns, in boxes of SENT_ROWS."""
+        rows: int = self._peers.sent_cells * CELL_BYTES // row_bytes // SENT_ROWS * SENT_ROWS
+        return rows if to_all else rows * self._peers.size
+
+    def reduce_sent(
+        self,
+        residual: torch.Tensor,
+        norm: Norm | None,
+        normed: torch.Tensor | None,
+        *,
+        to_all: bool,
+        timeout_s: float | None = None,
+    ) -> None:
+        """The sum of what the products before, of as many rows as `residual` [m, h], have sent is added to it, and its
+        norm goes to `normed`. As `reduce` without an x."""
+        row_bytes, n_bytes = residual.shape[-1] * residual.itemsize, residual.nbytes
+        unit = row_bytes * SENT_ROWS * self._peers.size
+        step = n_bytes if to_all else max(self._most[True] // unit, 1) * unit
+        given = (residual, norm, normed)
+        for begin in range(0, n_bytes, step):
+            sent = 2 if begin + step >= n_bytes else 1
+            self._launch(residual, None, *given, begin, step, residual.shape[-1], not to_all, sent, timeout_s)
+
+    def _launch(
+        self, shaped: torch.Tensor, x: torch.Tensor | None, residual: torch.Tensor | None, norm: Norm | None,
+        normed: torch.Tensor | None, begin: int, step: int, row_size: int, two_shots: bool, sent: int,
+        timeout_s: float | None,
+    ) -> None:  # fmt: skip
+        """Of all tensors, which are as long as `shaped`, `step` bytes from `begin` on. sent: as in QuireReduceArgs."""
+        if timeout_s is None:
+            timeout_s = REPLAY_TIMEOUT_S if torch.cuda.is_current_stream_capturing() else EAGER_TIMEOUT_S
+
+        def at(tensor: torch.Tensor | None) -> int | None:
             return None if tensor is None else tensor.data_ptr() + begin
 
-        for begin in range(0, x.nbytes, step):
-            args = _Args(
-                at(x, begin), at(residual, begin), None if norm is None else norm[0].data_ptr(), at(normed, begin),
-                min(step, x.nbytes - begin) // CELL_BYTES, int(timeout_s * 1e9), row_size * x.itemsize // CELL_BYTES,
-                row_size, 0.0 if norm is None else norm[1], DTYPES[x.dtype], int(two_shots),
-            )  # fmt: skip
-            code = self._library.quire_reduce(ctypes.byref(self._peers), ctypes.byref(args), stream)
-            if code:
-                raise RuntimeError(f"the sum of {tuple(x.shape)} over ranks could not be launched: CUDA error {code}")
-        return normed
+        args = _Args(
+            at(x), at(residual), None if norm is None else norm[0].data_ptr(), at(normed),
+            min(step, shaped.nbytes - begin) // CELL_BYTES, int(timeout_s * 1e9),
+            begin // CELL_BYTES // (self._peers.size if two_shots else 1),
+            row_size * shaped.itemsize // CELL_BYTES, row_size, 0.0 if norm is None else norm[1],
+            DTYPES[shaped.dtype], int(two_shots), sent,
+        )  # fmt: skip
+        stream = torch.cuda.current_stream(shaped.device).cuda_stream
+        code = self._library.quire_reduce(ctypes.byref(self._peers), ctypes.byref(args), stream)
+        if code:
+            raise RuntimeError(f"the sum of {tuple(shaped.shape)} over ranks could not be launched: CUDA error {code}")
 
     @property
     def lost(self) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ import torch
 from emulation import EXACT, emulated_library, emulated_sources
 
 from quire.kernels import jit
+from quire.kernels.gemm.sent import SENT_ROWS
 from quire.kernels.hopper import FLAGS as NVCC_FLAGS
 from quire.kernels.norm.reference import TOLERANCE
 from quire.kernels.reduce import hopper, reference
@@ -120,6 +121,48 @@ def test_a_sum_longer_than_the_memory_is_several(ranks: list[PeerMemory], two_sh
     for rank, normed in enumerate(each(ranks, call)):
         assert torch.equal(plain[rank], reference.total(given[:SIZE])) and torch.equal(stream[rank], total)
         assert (normed.double() - expected.double()).abs().max() <= 8 * TOLERANCE[torch.float32]
+
+
+def sent_by(rank: int, memory: PeerMemory, term: torch.Tensor, n_sums: int, *, to_all: bool) -> None:
+    """As a product of many rows does (csrc/cuda/gemm/wide_sent.h)."""
+    places, row_bytes = memory.places(to_all=to_all), term.shape[1] * term.itemsize
+    for box, rows in enumerate(term.split(SENT_ROWS)):
+        for owner in range(SIZE) if to_all else [box % SIZE]:
+            at = (box if to_all else box // SIZE) * SENT_ROWS * row_bytes + n_sums % 2 * places.parity_bytes
+            ctypes.memmove(places.to[owner] + at, rows.data_ptr(), rows.nbytes)
+
+
+def test_products_may_have_sent_their_terms(ranks: list[PeerMemory]) -> None:
+    """To all or to owners, in several launches, with and without norm, between other sums; rows that end in the middle
+    of a box, and more of them afterwards."""
+    torch.manual_seed(2)
+    cases = [(70, 192, torch.float32), (3, 128, torch.bfloat16), (300, 192, torch.float32), (241, 256, torch.float16)]
+    cases = [(*case, to_all, with_norm) for case in cases for to_all in (False, True) for with_norm in (False, True)]
+    given = [[torch.randn(m, h).to(dtype) for _ in range(SIZE + 1)] for m, h, dtype, *_ in cases]
+    streams = [[terms[-1].clone() for terms in given] for _ in range(SIZE)]
+
+    def call(rank: int, memory: PeerMemory) -> list[torch.Tensor | None]:
+        found = []
+        for i, (m, h, dtype, to_all, with_norm) in enumerate(cases):
+            if i % 3 == 0:
+                memory.reduce(torch.ones(8), two_shots=i % 2 == 0, timeout_s=20)
+            assert m <= memory.most_sent_rows(h * dtype.itemsize, to_all=to_all)
+            sent_by(rank, memory, given[i][rank], i, to_all=to_all)
+            normed = torch.empty(m, h, dtype=dtype) if with_norm else None
+            norm = (given[i][-1][0].contiguous(), EPS) if with_norm else None
+            memory.reduce_sent(streams[rank][i], norm, normed, to_all=to_all, timeout_s=20)
+            found.append(normed)
+        return found
+
+    normed = each(ranks, call)
+    for i, (*_, dtype, _, with_norm) in enumerate(cases):
+        total, expected = reference.add(given[i][:SIZE], given[i][-1], (given[i][-1][0].contiguous(), EPS))
+        for rank in range(SIZE):
+            assert torch.equal(streams[rank][i], total), cases[i]
+            if with_norm:
+                error = (normed[rank][i].double() - expected.double()).abs() / (1 + expected.double().abs())
+                assert error.max() <= TOLERANCE[dtype] and torch.equal(normed[rank][i], normed[0][i]), cases[i]
+    assert all(memory.lost is None for memory in ranks)
 
 
 @pytest.mark.parametrize("dtype", hopper.DTYPES)

@@ -14,6 +14,10 @@ from quire.compute.dist.comm import Reduction
 from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 from quire.core.errors import EngineError
+from quire.kernels.gemm.hopper import load
+from quire.kernels.gemm.hopper_product import Build, n_processors_of
+from quire.kernels.gemm.plan import ProductShape
+from quire.kernels.gemm.wide import wide_plan
 from quire.kernels.norm.reference import TOLERANCE
 from quire.kernels.reduce import hopper, reference
 
@@ -21,6 +25,8 @@ SHAPES = [(1, 4096), (1, 8), (3, 1000), (17, 5120), (33, 8192), (64, 3584), (129
 SHAPES += [(250, 8192), (509, 8192), (1300, 8192)]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ODD = [(torch.bfloat16, (5, 3)), (torch.float32, (1,)), (torch.bfloat16, (1, 4097)), (torch.int64, (9,))]
+PRODUCTS = [(65, 4096, 1024), (128, 512, 256), (203, 8192, 2048), (256, 4096, 3584), (1000, 2560, 1024)]
+PRODUCTS += [(5000, 8192, 512), (129, 4096, 1024), (131, 4096, 1024)]
 N_REPLAYS = 1000
 EPS = 1e-5
 
@@ -32,7 +38,7 @@ class Rank:
 
         def comm(name: str, one_shot: int | None = None) -> PeerComm:
             nccl = NcclComm(rank, size, f"{meeting_point}-{name}", self.device, timeout_s=120)
-            return PeerComm(nccl, self.device, one_shot)
+            return PeerComm(nccl, self.device, one_shot, to_all=one_shot)
 
         self.default, self.ones, self.twos = comm("default"), comm("ones", 8 << 20), comm("twos", 0)
         for comm in (self.default, self.ones, self.twos):
@@ -73,6 +79,31 @@ class Rank:
                         assert error <= TOLERANCE[dtype], f"norm of {name}: {error}"
                         assert self.all_have(normed), f"norm of {name}: ranks differ"
 
+    def check_products(self) -> None:
+        """Terms that products send themselves, bit by bit as if they had been stored first; between other sums."""
+        for i, (m, h, k) in enumerate(PRODUCTS):
+            dtype, device = (torch.bfloat16, torch.float16)[i % 2], self.device
+            made = torch.Generator().manual_seed(100 + i)
+            ys = [torch.randn(m, k, generator=made).to(device, dtype) for _ in range(self.size)]
+            ws = [(torch.randn(h, k, generator=made) / k**0.5).to(device, dtype) for _ in range(self.size)]
+            stream = torch.randn(m, h, generator=made).to(device, dtype)
+            weight = stream[0].contiguous()
+            plan = wide_plan(ProductShape(m, h, k), n_processors_of(device))
+            store = load(ProductShape(m, h, k), plan, Build(dtype, False, False, False))
+            terms = [store(y, w, None, None, None, False, None) for y, w in zip(ys, ws, strict=True)]
+            total, expected = reference.add(terms, stream, (weight, EPS))
+            for comm in (self.default, self.ones, self.twos):
+                for norm in (None, (weight, EPS)):
+                    x = stream.clone()
+                    normed = comm.add_product(ys[self.rank], ws[self.rank], None, x, norm)
+                    wrong = (x != total).nonzero()
+                    assert not len(wrong), f"{m} x {h}, norm {norm is not None}: {len(wrong)} wrong from {wrong[0]} on"
+                    comm.all_reduce(torch.ones(8, device=device))
+                    if normed is None or expected is None:
+                        continue
+                    error = (normed.double() - expected.double()).abs() / (1 + expected.double().abs())
+                    assert error.max() <= 2 * TOLERANCE[dtype] and self.all_have(normed), f"{m} x {h}: {error.max()}"
+
     def check_every_number(self) -> None:
         """Also those whose bits mean that nothing has come."""
         for dtype in DTYPES:
@@ -108,6 +139,13 @@ class Rank:
                 torch.cuda._sleep(100_000)
             for comm in (self.ones, self.twos):
                 bad.add_((comm.all_reduce(terms[self.rank].clone()).double() != expected).sum())
+                own_row = turn.expand(1)  # a product of many rows, in whole numbers too
+                y = ((torch.arange(96, device=self.device)[:, None] + own_row) % 5).to(torch.bfloat16).expand(96, 64)
+                w = torch.full((4096, 64), 1.0 + self.rank, device=self.device, dtype=torch.bfloat16)
+                stream = torch.zeros(96, 4096, device=self.device, dtype=torch.bfloat16)
+                comm.add_product(y.contiguous(), w, None, stream, None)
+                whole = (y[:, :1] * 64).double() * sum(1 + other for other in range(self.size))
+                bad.add_((stream.double() != whole.to(torch.bfloat16).double()).sum())
                 for rows in (1, n):
                     stream, weight = terms[0][:rows].clone(), torch.ones_like(terms[0][0])
                     before = stream.double()
@@ -171,6 +209,7 @@ def main() -> None:
     assert hopper.obstacle(one.size) is None, hopper.obstacle(one.size)
     assert one.ones._memory is not None, "no peer memory: see the log"
     one.check_sums()
+    one.check_products()
     one.check_every_number()
     one.check_what_goes_through_nccl()
     for sleepy in (None, 1):
