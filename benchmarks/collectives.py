@@ -5,8 +5,8 @@
     python -m benchmarks.collectives --ranks 2 --products      # products with their sums and norms instead
 
 Rows are bfloat16, 8,192 wide. A figure is of the slowest rank: a graph of 32 calls, the median of its replays.
-Products are o and down of Llama 3.1 8B and 70B: stored and then summed, or sent by themselves, to owners (two hops) or to
-all. Several matrices take turns, as in a model.
+Products are o and down of Llama 3.1 8B and 70B: stored and then summed, or sent by themselves, to owners (two hops) or
+to all. Several matrices take turns, as in a model.
 """
 
 from __future__ import annotations
