@@ -29,7 +29,7 @@ from quire.compute.dist.comm import Comm, Reduction
 from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 from quire.kernels import gemm
-from quire.planner.peers import SENT_BYTES
+from quire.planner.peers import LONGEST_BYTES
 
 HIDDEN = 8192
 KIB = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536]
@@ -38,7 +38,7 @@ MATRICES = [(4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672)]
 PRODUCT_ROWS = [72, 128, 192, 256, 512, 1024, 2048, 4096, 8192]
 TURNS_BYTES = 200 << 20
 N_CALLS, N_REPLAYS = 32, 15
-MOST_BYTES = 16 << 20
+MOST_BYTES = 64 << 20
 STEP = [
     *("latency", "--model", "shape:llama-3.1-8b", "--max-model-len", "4096", "--batch-size", "1", "--input-len", "128"),
     *("--output-len", "256", "--num-iters", "3", "--num-iters-warmup", "1", "--no-view", "--max-num-seqs", "8"),
@@ -89,7 +89,7 @@ def measure_products(rank: int, size: int, meeting_point: str) -> list[dict[str,
                 nccl, lambda y=y, w=weights, x=x, norm=norm: stored.add(gemm.linear(y, next(w)), x, norm)
             )
             for name, comm in comms.items():
-                if name == "two_hops" or x.nbytes <= SENT_BYTES // size:
+                if name == "two_hops" or x.nbytes <= LONGEST_BYTES // size:
                     row[name] = microseconds(
                         nccl, lambda c=comm, y=y, w=weights, x=x, norm=norm: c.add_product(y, next(w), None, x, norm)
                     )

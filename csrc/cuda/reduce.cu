@@ -1,5 +1,5 @@
-// Sums over the ranks of one host for messages up to 16 MiB; longer ones take several launches. In place, or added to the
-// residual stream, whose RMS norm may be wanted at once. Hopper; QUIRE_RANKS ranks; types in `quire_reduce`.
+// Sums over the ranks of one host, of messages up to 64 MiB; longer ones take several launches. In place, or added to
+// the residual stream, whose RMS norm may be wanted at once. Hopper; QUIRE_RANKS ranks; types in `quire_reduce`.
 //
 //   one shot   every rank sends all it has to all others, and sums everything. One hop; (n - 1) times the bytes
 //   two shots  a rank sums the rows that it owns and sends the sums to all. Two hops; 2 (n - 1) / n times the bytes
@@ -21,12 +21,11 @@ struct QuireReduceArgs {       // _Args in quire/kernels/reduce/hopper.py
     const void* weight;        // null: no norm
     void* normed;
     int64_t n_cells, timeout_ns;
-    int64_t sent_cell;         // where the first row of x lies in what each rank has sent
     int32_t row_cells, h;
     float eps;
     int32_t dtype;             // 0: bfloat16, 1: float16, 2: float32
     int32_t two_shots;
-    int32_t sent;              // 0: terms are in x; 1: all are sent; 2: and this is the last call for what was
+    int32_t sent;              // all terms are
 };
 
 namespace quire {
@@ -46,8 +45,8 @@ struct Call {
     int32_t n_rows, n_rounds, n_slices;  // n_rounds: of N rows in two shots; n_slices: blocks of a row, a cluster
 
     // Two shots: the row of a round that a rank owns.
-    __device__ __forceinline__ int row(int round, int owner) const {
-        const int side = args.sent ? SENT_SIDE : 0;
+    template <bool IS_SENT> __device__ __forceinline__ int row(int round, int owner) const {
+        constexpr int side = IS_SENT ? SENT_SIDE : 0;
         return (((round >> side) * N + owner) << side) + (round & ((1 << side) - 1));
     }
 };
@@ -197,26 +196,26 @@ __device__ __forceinline__ void put_normed(const Call& call, int64_t cell, const
     static_cast<int4*>(call.args.normed)[cell] = x.narrow();
 }
 
-// Where cells of all ranks come for this one to sum. To be made before its block's `take_turn`.
+// Where the cells of other ranks come for this one to sum.
 struct Parts {
     int4* first;   // of rank 0
     int64_t step;  // cells to the next rank's
 
-    __device__ __forceinline__ Parts(const QuirePeers& peers, const Call& call, uint32_t number)
-        : first(call.args.sent ? sent_to(peers, 0, call.args.sent_cell) : part_of(peers, peers.rank, number, 0, 0)),
-          step(call.args.sent ? peers.sent_cells : peers.part_cells) {}
+    __device__ __forceinline__ void receive_from(int4* (&from)[N], int64_t cell) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i) from[i] = first + i * step + cell;
+    }
 };
 
-// cell: of x, which this rank has itself unless all are sent. False: given up.
+// part: the cell among parts; cell: that of x, which this rank has itself unless all are sent. False: given up.
+template <bool IS_SENT>
 __device__ __forceinline__ bool receive_parts(const QuirePeers& peers, const Call& call, uint32_t number,
                                               const Parts& parts, int64_t part, int64_t cell, int4 (&cells)[N]) {
     int4 own = no_cell(), *from[N];
-    if (!call.args.sent) own = sendable(load_here(cell_at(call.args.x, cell)));
+    if constexpr (!IS_SENT) own = sendable(load_here(cell_at(call.args.x, cell)));
+    parts.receive_from(from, part);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        from[i] = parts.first + i * parts.step + part;
-        cells[i] = i == peers.rank ? own : no_cell();
-    }
+    for (int i = 0; i < N; ++i) cells[i] = i == peers.rank ? own : no_cell();
     return receive<N>(peers, call.args.timeout_ns, number, from, cells);
 }
 
@@ -235,27 +234,40 @@ __device__ __forceinline__ int4 begin(const Call& call, const Place& place, OfWa
     return weight;
 }
 
+// Behind all that a block's threads read of counts.
+__device__ __forceinline__ void count_call(const QuirePeers& peers, uint32_t number, bool is_of_sent) {
+    __syncthreads();
+    if (threadIdx.x == 0) take_turn(peers, number, is_of_sent);
+}
+
 // ---- one shot ------------------------------------------------------------------------------------------------------
 
-template <class T, bool NORM>
+__device__ __forceinline__ void send_row(const QuirePeers& peers, const Call& call, const Place& place,
+                                         uint32_t number, int row, bool is_void) {
+    if (!place.has(call, row)) return;
+    const int64_t cell = place.cell(call, row);
+    const int4 own = sendable(load_here(cell_at(call.args.x, cell)));  // on its way before `is_void` is known
+    if (is_void) return;
+#pragma unroll
+    for (int i = 1; i < N; ++i) store_cell(part_of(peers, (peers.rank + i) % N, number, peers.rank, cell), own);
+}
+
+template <class T, bool NORM, bool IS_SENT>
 __global__ void __launch_bounds__(MAX_THREADS)
     one_shot_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
     __shared__ OfWarps<1> of_warps;
     const Place place(call);
     const int4 weight = begin<NORM>(call, place, of_warps);
     const uint32_t number = number_of_call(peers);
-    const bool is_void = has_given_up(peers);
-    const Parts parts(peers, call, number);
-    for (int row = place.first; row < call.n_rows && !call.args.sent; row += place.step) {
-        if (!place.has(call, row)) continue;
-        const int64_t cell = place.cell(call, row);
-        const int4 own = sendable(load_here(cell_at(call.args.x, cell)));  // on its way before `is_void` is known
-        if (is_void) continue;
-#pragma unroll
-        for (int i = 1; i < N; ++i) store_cell(part_of(peers, (peers.rank + i) % N, number, peers.rank, cell), own);
+    Parts parts{part_of(peers, peers.rank, number, 0, 0), peers.part_cells};
+    if constexpr (IS_SENT) {
+        parts = {sent_of(peers, peers.rank, sent_parity(peers), 0, 0), peers.sent_cells};
+    } else {
+        const bool is_void = has_given_up(peers);
+        for (int row = place.first; row < call.n_rows; row += place.step)
+            send_row(peers, call, place, number, row, is_void);
     }
-    __syncthreads();
-    if (threadIdx.x == 0) take_turn(peers, number, call.args.sent == 2);
+    count_call(peers, number, IS_SENT);
     int index = 0;
     for (int row = place.first; row < call.n_rows; row += place.step, ++index) {
         const int64_t cell = place.cell(call, row);
@@ -264,7 +276,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
         if (is_live) {
             int4 before = stored, cells[N];
             if (call.args.residual) before = load_here(cell_at(call.args.residual, cell));
-            receive_parts(peers, call, number, parts, cell, cell, cells);
+            receive_parts<IS_SENT>(peers, call, number, parts, cell, cell, cells);
             stored = put<T>(call, cell, sum_of<T>(cells), before);
         }
         if constexpr (NORM) {
@@ -277,83 +289,93 @@ __global__ void __launch_bounds__(MAX_THREADS)
 
 // ---- two shots: row r is summed by rank r % N, as row r / N of its parts; if sent, the same of eight rows -----------
 
-// Parts to their owners, then sums to all: of all rows of this block, each cell as soon as it can be.
-__device__ __forceinline__ void send_rows(const QuirePeers& peers, const Call& call, const Place& place,
-                                          uint32_t number, bool is_void) {
-    for (int round = place.first; round < call.n_rounds; round += place.step) {
-        const int64_t part = place.cell(call, round);
-        int4 cells[N];
+// Parts of a round to their owners.
+__device__ __forceinline__ void send_parts(const QuirePeers& peers, const Call& call, const Place& place,
+                                           uint32_t parity, int round, bool is_void) {
+    const int64_t part = place.cell(call, round);
+    int4 cells[N];
 #pragma unroll
-        for (int i = 1; i < N; ++i) {
-            const int row = call.row(round, (peers.rank + i) % N);
-            if (place.has(call, row)) cells[i] = load_here(cell_at(call.args.x, place.cell(call, row)));
-        }
-        if (is_void) continue;
-#pragma unroll
-        for (int i = 1; i < N; ++i) {
-            const int owner = (peers.rank + i) % N;
-            if (!place.has(call, call.row(round, owner))) continue;
-            store_cell(part_of(peers, owner, number, peers.rank, part), sendable(cells[i]));
-        }
+    for (int i = 1; i < N; ++i) {
+        const int row = call.row<false>(round, (peers.rank + i) % N);
+        if (place.has(call, row)) cells[i] = load_here(cell_at(call.args.x, place.cell(call, row)));
     }
-}
-template <class T>
-__device__ __forceinline__ void send_sums(const QuirePeers& peers, const Call& call, const Place& place,
-                                          const Parts& parts, uint32_t number) {
-    for (int round = place.first; round < call.n_rounds; round += place.step) {
-        const int row = call.row(round, peers.rank);
-        if (!place.has(call, row)) continue;
-        const int64_t cell = place.cell(call, row);
-        int4 cells[N];
-        if (!receive_parts(peers, call, number, parts, place.cell(call, round), cell, cells)) continue;
-        const int4 sum = sendable(sum_of<T>(cells));
+    if (is_void) return;
 #pragma unroll
-        for (int i = 1; i <= N; ++i) store_cell(whole_of(peers, (peers.rank + i) % N, number, cell), sum);
+    for (int i = 1; i < N; ++i) {
+        const int owner = (peers.rank + i) % N;
+        if (!place.has(call, call.row<false>(round, owner))) continue;
+        store_cell(sent_of(peers, owner, parity, peers.rank, part), sendable(cells[i]));
     }
 }
 
-template <class T, bool NORM>
+// The sum of the row that this rank owns, to all.
+template <class T, bool IS_SENT>
+__device__ __forceinline__ void send_sum(const QuirePeers& peers, const Call& call, const Place& place,
+                                         const Parts& parts, uint32_t number, int round) {
+    const int row = call.row<IS_SENT>(round, peers.rank);
+    if (!place.has(call, row)) return;
+    const int64_t cell = place.cell(call, row);
+    int4 cells[N];
+    if (!receive_parts<IS_SENT>(peers, call, number, parts, place.cell(call, round), cell, cells)) return;
+    const int4 sum = sendable(sum_of<T>(cells));
+#pragma unroll
+    for (int i = 1; i <= N; ++i) store_cell(whole_of(peers, (peers.rank + i) % N, number, cell), sum);
+}
+
+// What becomes of the sums of a round.
+template <class T, bool NORM, bool IS_SENT>
+__device__ __forceinline__ void finish(const QuirePeers& peers, const Call& call, const Place& place, uint32_t number,
+                                       int round, int index, const int4& weight, OfWarps<N>& of_warps) {
+    const int4 none = make_int4(0, 0, 0, 0);
+    int4 before[N], stored[N], *from[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const int row = call.row<IS_SENT>(round, i);
+        const int64_t cell = place.cell(call, row);
+        const bool is_live = place.has(call, row);
+        from[i] = whole_of(peers, peers.rank, number, cell);
+        stored[i] = is_live ? no_cell() : none;
+        before[i] = none;
+        if (is_live && call.args.residual) before[i] = load_here(cell_at(call.args.residual, cell));
+    }
+    receive<N>(peers, 2 * call.args.timeout_ns, number, from, stored);  // who lacks a part is to say so first
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const int row = call.row<IS_SENT>(round, i);
+        if (place.has(call, row)) stored[i] = put<T>(call, place.cell(call, row), stored[i], before[i]);
+    }
+    if constexpr (NORM) {
+        float sums[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) sums[i] = square_sum<T>(stored[i]);
+        sum_rows(sums, of_warps, call.n_slices, index);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const int row = call.row<IS_SENT>(round, i);
+            if (place.has(call, row)) put_normed<T>(call, place.cell(call, row), stored[i], sums[i], weight);
+        }
+    }
+}
+
+// A round's parts are on their way while the one before is summed, and its sums while the one before that is finished.
+template <class T, bool NORM, bool IS_SENT>
 __global__ void __launch_bounds__(MAX_THREADS)
     two_shots_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
     __shared__ OfWarps<N> of_warps;
     const Place place(call);
-    const int4 weight = begin<NORM>(call, place, of_warps), none = make_int4(0, 0, 0, 0);
+    const int4 weight = begin<NORM>(call, place, of_warps);
     const uint32_t number = number_of_call(peers);
-    const Parts parts(peers, call, number);
-    if (!call.args.sent) send_rows(peers, call, place, number, has_given_up(peers));
-    __syncthreads();
-    if (threadIdx.x == 0) take_turn(peers, number, call.args.sent == 2);
-    send_sums<T>(peers, call, place, parts, number);
-    int index = 0;
-    for (int round = place.first; round < call.n_rounds; round += place.step, ++index) {
-        int4 before[N], stored[N], *from[N];
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            const int row = call.row(round, i);
-            const int64_t cell = place.cell(call, row);
-            const bool is_live = place.has(call, row);
-            from[i] = whole_of(peers, peers.rank, number, cell);
-            stored[i] = is_live ? no_cell() : none;
-            before[i] = none;
-            if (is_live && call.args.residual) before[i] = load_here(cell_at(call.args.residual, cell));
-        }
-        receive<N>(peers, 2 * call.args.timeout_ns, number, from, stored);  // who lacks a part is to say so first
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            const int row = call.row(round, i);
-            if (place.has(call, row)) stored[i] = put<T>(call, place.cell(call, row), stored[i], before[i]);
-        }
-        if constexpr (NORM) {
-            float sums[N];
-#pragma unroll
-            for (int i = 0; i < N; ++i) sums[i] = square_sum<T>(stored[i]);
-            sum_rows(sums, of_warps, call.n_slices, index);
-#pragma unroll
-            for (int i = 0; i < N; ++i) {
-                const int row = call.row(round, i);
-                if (place.has(call, row)) put_normed<T>(call, place.cell(call, row), stored[i], sums[i], weight);
-            }
-        }
+    const bool is_void = has_given_up(peers);
+    const uint32_t parity = sent_parity(peers);
+    const Parts parts{sent_of(peers, peers.rank, parity, 0, 0), peers.sent_cells};
+    count_call(peers, number, true);
+    constexpr int lag = IS_SENT ? 0 : 1;
+    const int step = place.step;
+    for (int index = -lag - 1, round = place.first + index * step; round < call.n_rounds; ++index, round += step) {
+        const int summed = round + step, parted = summed + lag * step;
+        if (!IS_SENT && parted < call.n_rounds) send_parts(peers, call, place, parity, parted, is_void);
+        if (index >= -1 && summed < call.n_rounds) send_sum<T, IS_SENT>(peers, call, place, parts, number, summed);
+        if (index >= 0) finish<T, NORM, IS_SENT>(peers, call, place, number, round, index, weight, of_warps);
     }
 }
 
@@ -381,14 +403,18 @@ int plain_cells(const QuireReduceArgs& args) {
     return n;
 }
 
+template <class T, bool NORM> auto kernel_of(const Call& call) {
+    if (call.args.sent) return call.args.two_shots ? two_shots_kernel<T, NORM, true> : one_shot_kernel<T, NORM, true>;
+    return call.args.two_shots ? two_shots_kernel<T, NORM, false> : one_shot_kernel<T, NORM, false>;
+}
+
 template <class T> cudaError_t run(const QuirePeers& peers, const Call& call, void* stream) {
     const bool is_normed = call.args.weight != nullptr;
     const int n_units = call.args.two_shots ? call.n_rounds : call.n_rows;
-    const int64_t first = call.args.sent ? call.args.sent_cell : 0, room = call.args.sent ? peers.sent_cells : peers.part_cells;
     const bool has_room = !call.args.two_shots || call.args.n_cells <= peers.whole_cells;
-    if (first + static_cast<int64_t>(n_units) * call.args.row_cells > room || !has_room) return cudaErrorInvalidValue;
-    const auto kernel = call.args.two_shots ? (is_normed ? two_shots_kernel<T, true> : two_shots_kernel<T, false>)
-                                            : (is_normed ? one_shot_kernel<T, true> : one_shot_kernel<T, false>);
+    const int64_t room = call.args.sent || call.args.two_shots ? peers.sent_cells : peers.part_cells;
+    if (static_cast<int64_t>(n_units) * call.args.row_cells > room || !has_room) return cudaErrorInvalidValue;
+    const auto kernel = is_normed ? kernel_of<T, true>(call) : kernel_of<T, false>(call);
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -436,7 +462,7 @@ extern "C" int quire_reduce(const QuirePeers* peers, const QuireReduceArgs* args
     using namespace quire;
     if (peers->size != N || args->n_cells <= 0) return cudaErrorInvalidValue;
     Call call{*args, 0, 0, 1};
-    const bool is_of_rows = args->weight || args->sent;
+    const bool is_of_rows = args->weight || args->sent;  // else of any parts
     if (!is_of_rows) {
         call.args.row_cells = plain_cells(*args);
     } else if (args->row_cells <= 0 || args->n_cells % args->row_cells) {

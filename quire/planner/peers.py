@@ -20,41 +20,36 @@ PART_STEP: Final = 32
 """Cells of which a part is a multiple."""
 HOP_BYTES: Final = 768 << 10
 """What a GPU sends in the time of a hop: 2.4 us of the 322 GB/s that were measured on four H200s."""
-LONGEST_BYTES: Final = 16 << 20
+LONGEST_BYTES: Final = 64 << 20
 """Of a sum in one launch; longer ones are several."""
-SENT_BYTES: Final = 64 << 20
-"""Of the terms that one product sends itself, of all ranks of a sum in two hops together."""
+PAIR_BYTES: Final = 4 << 20
+"""Of the longest sum of two ranks in one hop: two move as many bytes, but sum half of them on each."""
 
 
 def one_shot_bytes(size: int) -> int:
-    """The longest sum of so many ranks that goes in one hop. A second one spares (n - 1) (n - 2) / n times its
-    bytes, of two ranks none."""
-    return LONGEST_BYTES if size <= 2 else HOP_BYTES * size // ((size - 1) * (size - 2))
+    """The longest sum of so many ranks that goes in one hop. A second spares (n - 1) (n - 2) / n times its bytes."""
+    return PAIR_BYTES if size <= 2 else HOP_BYTES * size // ((size - 1) * (size - 2))
 
 
 def sent_to_all_bytes(size: int) -> int:
     """The longest term of so many ranks that a product sends to all, so that no second hop is left."""
-    return 1 << 40 if size <= 2 else one_shot_bytes(size)
+    return PAIR_BYTES // 2 if size <= 2 else HOP_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerLayout:
-    """Of one rank's memory: a part from each rank in turn, then the whole, then what products send, from each rank in
-    turn; all for each parity."""
+    """Of one rank's memory: parts of sums in one hop, from each rank in turn, then the whole of sums in two, then their
+    parts; all for each parity."""
 
     size: int
     """Ranks."""
     one_shot: int
     """Bytes of the longest sum that goes in one hop."""
     longest: int = LONGEST_BYTES
-    sent: int = SENT_BYTES
-    """Bytes that products of all ranks send at a time."""
-
     @property
     def part_cells(self) -> int:
-        """Of one rank: a sum in one hop, or its share of one in two."""
-        cells = max(self.one_shot // CELL_BYTES, self.whole_cells // self.size) + MAX_ROW_CELLS
-        return -(-cells // PART_STEP) * PART_STEP
+        """Of one rank: a sum in one hop."""
+        return _stepped(self.one_shot // CELL_BYTES + MAX_ROW_CELLS)
 
     @property
     def whole_cells(self) -> int:
@@ -68,18 +63,22 @@ class PeerLayout:
 
     @property
     def sent_at(self) -> int:
-        """Where what products send begins, in bytes."""
+        """Where parts of sums in two hops begin, in bytes."""
         return self.whole_at + PARITIES * self.whole_cells * CELL_BYTES
 
     @property
     def sent_cells(self) -> int:
-        """Of one rank."""
-        return self.sent // self.size // CELL_BYTES // PART_STEP * PART_STEP
+        """Of one rank: its share of a sum in two hops, or what a product of its sends to every rank."""
+        return _stepped(self.whole_cells // self.size + MAX_ROW_CELLS)
 
     @property
     def n_bytes(self) -> int:
         """All of it."""
         return self.sent_at + PARITIES * self.size * self.sent_cells * CELL_BYTES
+
+
+def _stepped(cells: int) -> int:
+    return -(-cells // PART_STEP) * PART_STEP
 
 
 def peer_bytes(size: int) -> int:

@@ -3,9 +3,10 @@
 // Each rank owns one block of memory, which all the others have mapped (CUDA IPC). In it:
 //
 //   turn      how many calls this rank has made, counted by the device: replays of graphs need no host
-//   parts     [parity][from][..]: what others have for this rank to sum
+//   parts     [parity][from][..]: what others have for this rank to sum, in one shot
 //   whole     [parity][..]: sums, as their owners have made them
-//   sent      [parity][from][..]: what products of others send themselves (gemm/wide_sent.h); parities of their own
+//   sent      [parity][from][..]: parts of two shots, and whatever products send themselves (gemm/wide_sent.h), with
+//             a count of their own for the parity
 //
 // A cell that has not come has all bits set, which no sent word has: it is data and flag in one, so that a sum needs
 // neither fences nor barriers, and each cell goes on as soon as it has come. Who has read a cell empties it.
@@ -46,13 +47,13 @@ __device__ __forceinline__ uint32_t* control(const QuirePeers& peers) {
 __device__ __forceinline__ uint32_t number_of_call(const QuirePeers& peers) {
     return load_relaxed(control(peers) + TURN_WORD) + 1;
 }
-// By one thread of each block, once: the last block counts the call, and what was sent if the call ends its sum.
-__device__ __forceinline__ void take_turn(const QuirePeers& peers, uint32_t call, bool ends_sent) {
+// By one thread of each block, once: the last block counts the call, and whether its parts are in `sent`.
+__device__ __forceinline__ void take_turn(const QuirePeers& peers, uint32_t call, bool is_of_sent) {
     uint32_t* words = control(peers);
     if (atomicAdd(words + TICKET_WORD, 1u) != gridDim.x - 1) return;
     store_relaxed(words + TICKET_WORD, 0);
     store_relaxed(words + TURN_WORD, call);
-    if (ends_sent) store_relaxed(words + SENT_WORD, load_relaxed(words + SENT_WORD) + 1);
+    if (is_of_sent) store_relaxed(words + SENT_WORD, load_relaxed(words + SENT_WORD) + 1);
 }
 
 // Whether this rank has waited in vain: what it computes from there on is void, and it sends no more of it, so that the
@@ -95,11 +96,13 @@ __device__ __forceinline__ int4* whole_of(const QuirePeers& peers, int at, uint3
     return reinterpret_cast<int4*>(peers.base[at] + peers.whole_at) + (call & 1) * peers.whole_cells + cell;
 }
 
-// Of the product whose sum is next.
-__device__ __forceinline__ int4* sent_to(const QuirePeers& peers, int from, int64_t cell) {
-    const int64_t parity = load_relaxed(control(peers) + SENT_WORD) & 1;
-    const int64_t index = (parity * peers.size + from) * peers.sent_cells + cell;
-    return reinterpret_cast<int4*>(peers.base[peers.rank] + peers.sent_at) + index;
+// Of sums in two shots and of those whose terms products send. As the number of a call: before `take_turn`.
+__device__ __forceinline__ uint32_t sent_parity(const QuirePeers& peers) {
+    return load_relaxed(control(peers) + SENT_WORD) & 1;
+}
+__device__ __forceinline__ int4* sent_of(const QuirePeers& peers, int at, uint32_t parity, int from, int64_t cell) {
+    const int64_t index = (int64_t(parity) * peers.size + from) * peers.sent_cells + cell;
+    return reinterpret_cast<int4*>(peers.base[at] + peers.sent_at) + index;
 }
 
 constexpr int EMPTY = -1;

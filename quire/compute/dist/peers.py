@@ -142,8 +142,9 @@ class PeerComm:
             return self.add_reduced(gemm.linear(y, w, bias), x, norm)
         row_bytes = x.shape[1] * x.itemsize
         to_all = x.nbytes <= self._to_all
-        n_parts = -(-len(x) // memory.most_sent_rows(row_bytes, to_all=to_all))
-        step = -(-len(x) // n_parts // PART_ROWS) * PART_ROWS
+        most = memory.most_sent_rows(row_bytes, to_all=to_all)
+        n_parts = -(-len(x) // most)
+        step = min(-(-len(x) // n_parts // PART_ROWS) * PART_ROWS, most)
         parts = [slice(begin, begin + step) for begin in range(0, len(x), step)]
         products = [sent.prepare(y[part], w, self.size, bias is not None) for part in parts]
         if any(isinstance(product, str) for product in products):

@@ -19,7 +19,7 @@ import torch
 
 from quire.kernels.gemm.sent import SENT_ROWS, Places
 from quire.kernels.hopper import build_obstacle, compile_variant
-from quire.planner.peers import CELL_BYTES, CONTROL_BYTES, MAX_RANKS, MAX_ROW_CELLS, SENT_BYTES, PeerLayout
+from quire.planner.peers import CELL_BYTES, CONTROL_BYTES, MAX_RANKS, MAX_ROW_CELLS, PeerLayout
 
 logger = logging.getLogger("quire.engine")
 
@@ -55,7 +55,7 @@ class _Args(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("x", "residual", "weight", "normed")],
-        *[(name, ctypes.c_int64) for name in ("n_cells", "timeout_ns", "sent_cell")],
+        *[(name, ctypes.c_int64) for name in ("n_cells", "timeout_ns")],
         *[(name, ctypes.c_int32) for name in ("row_cells", "h")],
         ("eps", ctypes.c_float),
         *[(name, ctypes.c_int32) for name in ("dtype", "two_shots", "sent")],
@@ -84,14 +84,11 @@ def _library(n_ranks: int) -> ctypes.CDLL:
 class PeerMemory:
     """One rank's memory, and where it sees that of the others. On the current device."""
 
-    def __init__(
-        self, rank: int, size: int, one_shot_bytes: int, two_shots_bytes: int, sent_bytes: int = SENT_BYTES
-    ) -> None:
-        """The longest messages of either kind in one launch, and what products may send at a time. Raises RuntimeError
-        if it cannot be had."""
+    def __init__(self, rank: int, size: int, one_shot_bytes: int, two_shots_bytes: int) -> None:
+        """The longest messages of either kind in one launch. Raises RuntimeError if it cannot be had."""
         self._library, self._peers = _library(size), _Peers(rank=rank, size=size)
         self._device = torch.cuda.current_device()
-        peers, layout = self._peers, PeerLayout(size, one_shot_bytes, two_shots_bytes, sent_bytes)
+        peers, layout = self._peers, PeerLayout(size, one_shot_bytes, two_shots_bytes)
         peers.parts_at, peers.whole_at, peers.sent_at = CONTROL_BYTES, layout.whole_at, layout.sent_at
         peers.part_cells, peers.whole_cells, peers.sent_cells = layout.part_cells, layout.whole_cells, layout.sent_cells
         self.n_bytes = layout.n_bytes
@@ -150,7 +147,8 @@ class PeerMemory:
         unit = row_size * x.itemsize or CELL_BYTES
         step = max(self._most[two_shots] // unit, 1) * unit
         for begin in range(0, x.nbytes, step):
-            self._launch(x, x, residual, norm, normed, begin, step, row_size, two_shots, 0, timeout_s)
+            given = (x, x, residual, norm, normed, begin, step, row_size)
+            self._launch(*given, two_shots=two_shots, sent=False, timeout_s=timeout_s)
         return normed
 
     def places(self, *, to_all: bool) -> Places:
@@ -163,8 +161,8 @@ class PeerMemory:
         )
 
     def most_sent_rows(self, row_bytes: int, *, to_all: bool) -> int:
-        """Of a product: in two hops a rank gets those that it owns, in boxes of SENT_ROWS."""
-        rows: int = self._peers.sent_cells * CELL_BYTES // row_bytes // SENT_ROWS * SENT_ROWS
+        """Of a product at a time: in two hops a rank gets those that it owns, in boxes of SENT_ROWS."""
+        rows: int = self._most[True] // self._peers.size // row_bytes // SENT_ROWS * SENT_ROWS
         return rows if to_all else rows * self._peers.size
 
     def reduce_sent(
@@ -176,22 +174,17 @@ class PeerMemory:
         to_all: bool,
         timeout_s: float | None = None,
     ) -> None:
-        """The sum of what the products before, of as many rows as `residual` [m, h], have sent is added to it, and its
-        norm goes to `normed`. As `reduce` without an x."""
-        row_bytes, n_bytes = residual.shape[-1] * residual.itemsize, residual.nbytes
-        unit = row_bytes * SENT_ROWS * self._peers.size
-        step = n_bytes if to_all else max(self._most[True] // unit, 1) * unit
-        given = (residual, norm, normed)
-        for begin in range(0, n_bytes, step):
-            sent = 2 if begin + step >= n_bytes else 1
-            self._launch(residual, None, *given, begin, step, residual.shape[-1], not to_all, sent, timeout_s)
+        """The sum of what the product before, of as many rows as `residual` [m, h], has sent is added to it, and its norm
+        goes to `normed`. As `reduce`, in one launch."""
+        given = (residual, None, residual, norm, normed, 0, residual.nbytes, residual.shape[-1])
+        self._launch(*given, two_shots=not to_all, sent=True, timeout_s=timeout_s)
 
     def _launch(
         self, shaped: torch.Tensor, x: torch.Tensor | None, residual: torch.Tensor | None, norm: Norm | None,
-        normed: torch.Tensor | None, begin: int, step: int, row_size: int, two_shots: bool, sent: int,
-        timeout_s: float | None,
+        normed: torch.Tensor | None, begin: int, step: int, row_size: int, *, two_shots: bool,
+        sent: bool, timeout_s: float | None,
     ) -> None:  # fmt: skip
-        """Of all tensors, which are as long as `shaped`, `step` bytes from `begin` on. sent: as in QuireReduceArgs."""
+        """Of all tensors, which are as long as `shaped`, `step` bytes from `begin` on."""
         if timeout_s is None:
             timeout_s = REPLAY_TIMEOUT_S if torch.cuda.is_current_stream_capturing() else EAGER_TIMEOUT_S
 
@@ -201,9 +194,8 @@ class PeerMemory:
         args = _Args(
             at(x), at(residual), None if norm is None else norm[0].data_ptr(), at(normed),
             min(step, shaped.nbytes - begin) // CELL_BYTES, int(timeout_s * 1e9),
-            begin // CELL_BYTES // (self._peers.size if two_shots else 1),
             row_size * shaped.itemsize // CELL_BYTES, row_size, 0.0 if norm is None else norm[1],
-            DTYPES[shaped.dtype], int(two_shots), sent,
+            DTYPES[shaped.dtype], int(two_shots), int(sent),
         )  # fmt: skip
         stream = torch.cuda.current_stream(shaped.device).cuda_stream
         code = self._library.quire_reduce(ctypes.byref(self._peers), ctypes.byref(args), stream)
