@@ -143,12 +143,15 @@ class PeerMemory:
         """x, which fits: its sum over ranks in place; or added to `residual`, whose norm, if wanted, is returned. In as
         many launches as the memory makes of it. timeout_s: None for the usual ones."""
         normed = None if norm is None else torch.empty_like(x)
-        row_size = x.shape[-1] if norm is not None else 0
-        unit = row_size * x.itemsize or CELL_BYTES
-        step = max(self._most[two_shots] // unit, 1) * unit
-        for begin in range(0, x.nbytes, step):
-            given = (x, x, residual, norm, normed, begin, step, row_size)
-            self._launch(*given, two_shots=two_shots, sent=False, timeout_s=timeout_s)
+        row = (-1,) if norm is None else (-1, x.shape[-1])
+        step = max(self._most[two_shots] // (x.itemsize * (1 if norm is None else x.shape[-1])), 1)
+
+        def parts(tensor: torch.Tensor | None, n: int) -> Sequence[torch.Tensor | None]:
+            return [None] * n if tensor is None else torch.split(tensor.view(row), step)
+
+        terms = parts(x, 0)
+        for given in zip(terms, parts(residual, len(terms)), parts(normed, len(terms)), strict=True):
+            self._launch(*given, norm, two_shots=two_shots, sent=False, timeout_s=timeout_s)
         return normed
 
     def places(self, *, to_all: bool) -> Places:
@@ -174,33 +177,36 @@ class PeerMemory:
         to_all: bool,
         timeout_s: float | None = None,
     ) -> None:
-        """The sum of what the product before, of as many rows as `residual` [m, h], has sent is added to it, and its norm
-        goes to `normed`. As `reduce`, in one launch."""
-        given = (residual, None, residual, norm, normed, 0, residual.nbytes, residual.shape[-1])
-        self._launch(*given, two_shots=not to_all, sent=True, timeout_s=timeout_s)
+        """The sum of what the product before, of as many rows as `residual` [m, h], has sent is added to it, and its
+        norm goes to `normed`. As `reduce`, in one launch."""
+        self._launch(None, residual, normed, norm, two_shots=not to_all, sent=True, timeout_s=timeout_s)
 
     def _launch(
-        self, shaped: torch.Tensor, x: torch.Tensor | None, residual: torch.Tensor | None, norm: Norm | None,
-        normed: torch.Tensor | None, begin: int, step: int, row_size: int, *, two_shots: bool,
-        sent: bool, timeout_s: float | None,
-    ) -> None:  # fmt: skip
-        """Of all tensors, which are as long as `shaped`, `step` bytes from `begin` on."""
+        self,
+        x: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        normed: torch.Tensor | None,
+        norm: Norm | None,
+        *,
+        two_shots: bool,
+        sent: bool,
+        timeout_s: float | None,
+    ) -> None:
+        """Of rows, or without a norm of anything."""
         if timeout_s is None:
             timeout_s = REPLAY_TIMEOUT_S if torch.cuda.is_current_stream_capturing() else EAGER_TIMEOUT_S
-
-        def at(tensor: torch.Tensor | None) -> int | None:
-            return None if tensor is None else tensor.data_ptr() + begin
-
+        like = residual if x is None else x
+        assert like is not None
+        row_size = like.shape[-1]
         args = _Args(
-            at(x), at(residual), None if norm is None else norm[0].data_ptr(), at(normed),
-            min(step, shaped.nbytes - begin) // CELL_BYTES, int(timeout_s * 1e9),
-            row_size * shaped.itemsize // CELL_BYTES, row_size, 0.0 if norm is None else norm[1],
-            DTYPES[shaped.dtype], int(two_shots), int(sent),
+            *(None if tensor is None else tensor.data_ptr() for tensor in (x, residual, norm and norm[0], normed)),
+            like.nbytes // CELL_BYTES, int(timeout_s * 1e9), row_size * like.itemsize // CELL_BYTES, row_size,
+            0.0 if norm is None else norm[1], DTYPES[like.dtype], int(two_shots), int(sent),
         )  # fmt: skip
-        stream = torch.cuda.current_stream(shaped.device).cuda_stream
+        stream = torch.cuda.current_stream(like.device).cuda_stream
         code = self._library.quire_reduce(ctypes.byref(self._peers), ctypes.byref(args), stream)
         if code:
-            raise RuntimeError(f"the sum of {tuple(shaped.shape)} over ranks could not be launched: CUDA error {code}")
+            raise RuntimeError(f"the sum of {tuple(like.shape)} over ranks could not be launched: CUDA error {code}")
 
     @property
     def lost(self) -> tuple[int, int] | None:
