@@ -120,7 +120,7 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     their launch. Of three ranks and more latencies are the same, since each rank writes to all others at once."""
 
     pair: Way
-    """Two ranks, which always go one hop: one alone takes less of what the link could bring than three do."""
+    """Two ranks, in one hop or two, which send as much: one alone takes less of what the link could bring."""
 
     one_hop: Way
     """A rank sends all of its rows to each of the others."""

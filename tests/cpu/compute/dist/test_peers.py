@@ -64,6 +64,18 @@ class Memory(PeerMemory):
         self.ways.append((options["two_shots"], residual is not None, norm is not None))
         return norm and torch.empty_like(x)
 
+    def places(self, *, to_all: bool) -> Any:
+        return to_all
+
+    def most_sent_rows(self, row_bytes: int, *, to_all: bool) -> int:
+        return 1024 if to_all else 4096
+
+    def reduce_sent(self, residual: Any, norm: Any, normed: Any, *, to_all: bool, timeout_s: Any = None) -> None:
+        self.ways.append(("summed", len(residual), to_all))
+        residual.add_(1)
+        if normed is not None:
+            normed.copy_(residual)
+
     @property
     def lost(self) -> tuple[int, int] | None:
         return self.faults[0] if self.faults else None
@@ -110,6 +122,33 @@ def test_size_and_type_choose(size: int, one_shot: int, made: list[Memory]) -> N
     assert comm.n_calls == 9
     comm.close()
     assert memory.is_closed
+
+
+@pytest.mark.parametrize(("n_rows", "parts"), [(65, [65]), (4096, [4096]), (9000, [3072, 3072, 2856])])
+def test_products_send_their_terms_in_parts(
+    n_rows: int, parts: list[int], made: list[Memory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is summed before the next is sent; all ranks cut alike. What no kernel sends is stored and summed."""
+    reason: list[str] = []
+
+    def send(product: Any, x: torch.Tensor, w: Any, bias: Any, places: Any) -> None:
+        made[0].ways.append(("sent", len(x), places))
+
+    monkeypatch.setattr(peers.sent, "prepare", lambda *given: reason[0] if reason else object())
+    monkeypatch.setattr(peers.sent, "send", send)
+    comm = PeerComm(Nccl(size=4), CPU)
+    assert comm.sends_to == 0
+    comm.join()
+    assert comm.sends_to == 4
+    y, w, x, norm = torch.ones(n_rows, 16), torch.ones(4096, 16), torch.zeros(n_rows, 4096), (torch.ones(4096), 1e-5)
+    normed = RankSum(comm).add_product(y, w, None, x, norm)
+    expected = [(what, n, n_rows * 4096 * 4 <= 768 << 10) for n in parts for what in ("sent", "summed")]
+    assert made[0].ways == expected and comm.n_calls == len(parts)
+    assert x.eq(1).all() and normed is not None and normed.eq(1).all()
+    assert RankSum(comm).add_product(y, w, None, x) is None
+    reason.append("none")
+    RankSum(comm).add_product(y, w, None, x, norm)
+    assert made[0].ways[-1] == (True, True, True)
 
 
 def test_what_does_not_fit_one_launch_is_several(made: list[Memory]) -> None:

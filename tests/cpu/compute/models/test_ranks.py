@@ -24,6 +24,7 @@ from quire.compute.layers.norm import Norm
 from quire.compute.layers.residual import ResidualProduct
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.schemes.choice import floating
+from quire.compute.schemes.plain import PlainProduct
 from quire.compute.weights.pieces import take
 from quire.config.arch import ModelArch
 from quire.config.layers import NormSpec
@@ -163,6 +164,52 @@ def test_the_sum_over_ranks_norms_what_no_product_does(n: int, post_norm: bool) 
     torch.testing.assert_close(x, expected)
     assert (left is None) == (n == 20 and not post_norm)
     torch.testing.assert_close(rows if left is None else left(rows), norm(expected))
+
+
+class SendingComm(SoloComm):
+    """Of two ranks, whose products may send their terms."""
+
+    sends_to = 2
+
+    def __init__(self) -> None:
+        self.sent: list[bool] = []
+
+    def add_product(
+        self, y: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor, norm: Any
+    ) -> torch.Tensor | None:
+        self.sent.append(norm is not None)
+        x.add_(torch.nn.functional.linear(y, w, bias))
+        return None if norm is None else torch.nn.functional.rms_norm(x, x.shape[1:], *norm)
+
+
+def test_products_of_many_rows_send_their_terms() -> None:
+    """With the norm that follows, if any; not of few rows, nor where anything stands between."""
+    (point, weight), comm = product(post_norm=False, scale=1.0), SendingComm()
+    point.linear.run = PlainProduct(weight)
+    norm = Norm(torch.empty, NormTable(name="n", shape=(64,), spec=NormSpec(eps=1e-5)))
+    assert norm.weight is not None
+    norm.weight.uniform_(0.5, 2)
+    few, many = (torch.randn(n, 48) for n in (64, 65))
+    expected = point(many, torch.ones(65, 64))
+    point.ranks = RankSum(comm)
+    assert point.sends_to == 2
+    x = torch.ones(65, 64)
+    rows, left = point.then(many, x, norm)
+    assert left is None and comm.sent == [True]
+    torch.testing.assert_close(x, expected)
+    torch.testing.assert_close(rows, norm(expected))
+    torch.testing.assert_close(point(many, torch.ones(65, 64)), expected)
+    assert comm.sent == [True, False]
+    point(few, torch.ones(64, 64))
+    point.then(few, torch.ones(64, 64), norm)
+    point.between = lambda taken, z: z
+    assert point.sends_to == 0
+    point.then(many, torch.ones(65, 64), norm)
+    others, weight = product(post_norm=True, scale=1.0)
+    others.linear.run = PlainProduct(weight)
+    others.ranks = RankSum(comm)
+    others(many, torch.ones(65, 64))
+    assert comm.sent == [True, False]
 
 
 def test_nothing_between_is_one_launch() -> None:
