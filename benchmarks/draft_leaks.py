@@ -91,17 +91,18 @@ def run(speculative: dict[str, Any], n_requests: int, n_pages: int) -> dict[str,
         "requests": n_requests, "cancels": n_cancels, "preemptions": stats.preemptions, "tokens": n_tokens,
         "drafts_verified": policy.n_verified, "drafts_right": sum(policy.n_right), "prefix_hits": stats.prefix_hits,
         "pages": stats.n_pages, "pages_free_at_the_end": stats.n_pages_free,
-        "slots": n_slots, "slots_free_at_the_end": len(core.scheduler.live.free_slots),
-        "matchers_at_the_end": core.grammars.n_live,
+        "slots": n_slots, "slots_free_at_the_end": sum(map(len, core.scheduler.live.free_slots)),
+        "matchers_at_the_end": core.grammars.n_live, "errors": stats.finished["error"],
     }  # fmt: skip
     core.shutdown()
     return found
 
 
 def leaked(found: dict[str, Any]) -> bool:
-    """Whether something was not given back."""
+    """Whether something was not given back. An error counts, too: behind a step that failed all pages are new."""
     names = [("pages", "pages_free_at_the_end"), ("slots", "slots_free_at_the_end")]
-    return any(found[all_of] != found[free] for all_of, free in names) or found["matchers_at_the_end"] > 0
+    is_left = any(found[all_of] != found[free] for all_of, free in names)
+    return is_left or found["matchers_at_the_end"] > 0 or found["errors"] > 0
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Beam search: what a user may ask of it, what comes back, and what the engine is told.
 
 Owns the public `BeamSearchParams`, `BeamSearchSequence` and `BeamSearchOutput` (vLLM's names) and their checks.
-Does not own the search (`control/beam_group.py`).
+Does not own the search (`control/beam_search.py`).
 Invariant: checked when made; one that passed can be served if the model has enough logits.
 """
 
