@@ -75,11 +75,12 @@ struct FewBlock : FewCodes {
 #endif
     }
     template <class K> __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring) const {
-        const int end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
-        for (int item = first_item<K>(blockIdx.x); item < end; item++) {
-            const int row = item % n_row_tiles<K>() * K::OUT_ROWS, expert = tiles()[item / n_row_tiles<K>()].expert;
+        const int first = first_item<K>(blockIdx.x), end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
+        Place place(first, n_row_tiles<K>());
+        for (int item = first; item < end; item++, place.advance()) {
+            const int row = place.row_tile * K::OUT_ROWS, expert = tiles()[place.tile].expert;
 #if QUIRE_CODES
-            copy_scales<K>(item, scales_ring);
+            copy_scales<K>(place.tile, row, scales_ring);
             if (threadIdx.x != WORKERS) continue;
 #endif
             for (int unit = 0; unit < n; unit++) {
@@ -90,24 +91,24 @@ struct FewBlock : FewCodes {
         }
     }
     // QUIRE_LONE, second product: warps take units in turn, and each has stages of its own, where nobody waits for
-    // another. They follow the filling of all stages that came before: `ring`.
-    __device__ int stage_of(int index) const { return index % WARPS + index / WARPS % (a.n_stages / WARPS) * WARPS; }
-    __device__ int fillings_before(const Ring& ring, int index) const {
-        return ring.turn + (stage_of(index) < ring.stage) + index / WARPS / (a.n_stages / WARPS);
+    // another: of every WARPS stages one. They follow the filling of all stages that came before: `ring`.
+    __device__ int n_part_stages() const { return a.n_stages / WARPS * WARPS; }
+    __device__ static int fillings_before(const Ring& ring, const Ring& parts) {
+        return ring.turn + (parts.stage < ring.stage) + parts.turn;
     }
     __device__ void feed_parts(const CUtensorMap* maps, const Ring& ring, Ring& scales_ring) const {
         const int end = first_item<Down>(blockIdx.x + 1), n = n_units<Down>();
-        int index = 0;
+        Ring parts;
         for (int item = first_item<Down>(blockIdx.x); item < end; item++) {
 #if QUIRE_CODES
-            copy_scales<Down>(item, scales_ring);
+            copy_scales<Down>(0, item * Down::OUT_ROWS, scales_ring);
             if (threadIdx.x != WORKERS) continue;
 #endif
             for (int part = 0; part < n_tiles(); part++) {
-                for (int unit = 0; unit < n; unit++, index++) {
-                    const int slot = stage_of(index), fillings = fillings_before(ring, index);
-                    if (fillings > 0) barrier_wait(empty(slot), (fillings - 1) & 1);
-                    load<Down>(maps, slot, tiles()[part].expert, item * Down::OUT_ROWS, unit);
+                for (int unit = 0; unit < n; unit++, parts.advance(n_part_stages())) {
+                    const int fillings = fillings_before(ring, parts);
+                    if (fillings > 0) barrier_wait(empty(parts.stage), (fillings - 1) & 1);
+                    load<Down>(maps, parts.stage, tiles()[part].expert, item * Down::OUT_ROWS, unit);
                 }
             }
         }
@@ -264,12 +265,12 @@ struct FewBlock : FewCodes {
         uint32_t x_at = 0;
 #endif
         Tile tile;
-        for (int item = first; item < end; item++) {
-            const int index = item / n_row_tiles<K>();
-            if (index != before) {
+        Place place(first, n_row_tiles<K>());
+        for (int item = first; item < end; item++, place.advance()) {
+            if (place.tile != before) {
                 if (before >= 0) named_sync(WORKERS_BARRIER, WORKERS);  // everybody has read x
-                before = index;
-                tile = tiles()[index];
+                before = place.tile;
+                tile = tiles()[place.tile];
                 stage_rows<K>(tile);
 #if QUIRE_CODES
                 find_x(x_at, tile, Layout::row_bytes(columns<K>()));
@@ -296,7 +297,7 @@ struct FewBlock : FewCodes {
 #if QUIRE_CODES
             leave_scales(scales_ring);
 #endif
-            finish<K>(d, tile, item % n_row_tiles<K>() * K::OUT_ROWS, item - first);
+            finish<K>(d, tile, place.row_tile * K::OUT_ROWS, item - first);
         }
     }
 
@@ -313,22 +314,24 @@ struct FewBlock : FewCodes {
 #else
         const uint32_t x_at = base + at.x + lane / 8 % 2 * 16;
 #endif
-        for (int item = first; item < end; item++) {
-            const int before = (item - first) * n_tiles() * n, after = before + n_tiles() * n;
+        Ring parts{warp, 0};
+        int part = 0, unit = warp;  // a warp's next, counted on from item to item
+        for (int item = first; item < end; item++, part -= n_tiles()) {
             float d[2][4] = {};
 #if QUIRE_CODES
             wait_for_scales(scales_ring);
 #endif
-            for (int index = before + (warp - before % WARPS + WARPS) % WARPS; index < after; index += WARPS) {
-                const int slot = stage_of(index), unit = (index - before) % n, part = (index - before) / n;
-                barrier_wait(full(slot), fillings_before(ring, index) & 1);
+            for (;; unit += WARPS, parts.advance(n_part_stages(), WARPS)) {
+                for (; unit >= n; unit -= n) part++;
+                if (part >= n_tiles()) break;
+                barrier_wait(full(parts.stage), fillings_before(ring, parts) & 1);
 #if QUIRE_CODES
-                multiply_part(d, stage(slot), x_at[0], unit, part, scales_of(scales_ring));
+                multiply_part(d, stage(parts.stage), x_at[0], unit, part, scales_of(scales_ring));
 #else
-                multiply_part(d, stage(slot), x_at, unit, part);
+                multiply_part(d, stage(parts.stage), x_at, unit, part);
 #endif
                 __syncwarp();
-                if (lane < WARPS) barrier_arrive(empty(slot));
+                if (lane < WARPS) barrier_arrive(empty(parts.stage));
             }
             const float sums[1][4] = {{d[0][0] + d[1][0], d[0][1] + d[1][1], d[0][2] + d[1][2], d[0][3] + d[1][3]}};
 #if QUIRE_CODES

@@ -86,6 +86,8 @@ class Allocation:
     """Groups of layers of `Worker.arch` with page tables of their own; None: one group that keeps everything."""
     n_snapshots: int = 0
     """Recurrent states that are kept beside those of the slots."""
+    max_num_seqs: int = 0
+    """Slots; 0: as many as the limits say."""
 
 
 class Worker:
@@ -138,12 +140,11 @@ class Worker:
         self._allocation: Allocation | None = None
         self._runner: Runner | None = None
 
-    @property
-    def captured(self) -> Captured:
-        """The steps that `allocate` will capture."""
+    def captured(self, limits: EngineLimits | None = None) -> Captured:
+        """The steps that `allocate` will capture within these limits; None: those that it was made with."""
         if deals_tokens(self._config):
             return Captured()
-        captured = self.platform.captured(self.arch, self._limits)
+        captured = self.platform.captured(self.arch, limits or self._limits)
         if self._config.enable_lora:  # each is captured with and without adapters
             captured = dataclasses.replace(captured, graph_sizes=captured.graph_sizes * 2)
         if self._draft is None or not captured.graph_sizes:
@@ -336,7 +337,8 @@ class Worker:
 
     def _make_runner(self, model: Decoder, allocation: Allocation) -> Runner:
         device, page_size = self.platform.device, self._config.block_size
-        limits = msgspec.structs.replace(self._limits, max_model_len=allocation.max_model_len)
+        own, n_seqs = self._limits, allocation.max_num_seqs or self._limits.max_num_seqs
+        limits = msgspec.structs.replace(own, max_model_len=allocation.max_model_len, max_num_seqs=n_seqs)
         layout = None if allocation.layout is None else stage_layout(allocation.layout, self._layers)
         pool = KVPool(self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, layout)
         pool.scales = model.kv_scales

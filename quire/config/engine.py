@@ -107,7 +107,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 0
     max_num_seqs: Annotated[
-        int, _doc("Most sequences that run at once (slots); 0 chooses by device.", ge=0, le=65536)
+        int, _doc("Most sequences at once (slots); 0 chooses by device, and by memory for states.", ge=0, le=65536)
     ] = 0
     max_num_batched_tokens: Annotated[
         int, _doc("Most tokens in one step; 0 chooses by device.", extra={"counts": True}, ge=0)

@@ -88,6 +88,9 @@ class EngineStats(msgspec.Struct):
     preemptions: int = 0
     expert_imbalance: float = 0.0
     """Tokens of a layer's busiest expert over those of its mean one, the mean of all layers; 0 without experts."""
+    expert_map: list[bytes] = []
+    """Of each layer with experts a byte for each: its tokens over those of the layer's mean one, in sixteenths, at most
+    255."""
     expert_balance: BalanceFacts | None = None
     """Of the last rearrangement of experts; None: they stay where they are."""
     dp_running: list[int] = []

@@ -45,6 +45,7 @@ from quire.engine.capacity import (
     tightest,
     whole_bytes,
 )
+from quire.engine.concurrency import with_fitting_seqs
 from quire.engine.core import EngineCore
 from quire.engine.executors.balancing import BalancingExecutor
 from quire.engine.executors.executor import Executor
@@ -119,12 +120,14 @@ def _build(
     """group: the ranks beside this one, if there are any. undo: gives back what is taken if this fails."""
     made = make_leader(config, folder, arch, group, is_server=is_server)
     worker, limits, draft, platform = made.worker, made.limits, made.draft, made.worker.platform
-    captured = worker.captured
     undo.callback(worker.close)
     check_fit(fit_case(config, made))
     facts, layout = worker.load(), layout_of(config, limits, worker.shared)
+    pools = _stage_pools(worker.shared, layout, facts)
+    limits = with_fitting_seqs(config, limits, worker.arch, pools, lambda asked: worker.captured(asked).graph_sizes)
+    captured = worker.captured(limits)
     n_snapshots = snapshots_within(config, limits, worker.arch, facts.room)
-    stage = tightest(config, limits, _stage_pools(worker.shared, layout, facts), captured.graph_sizes)
+    stage = tightest(config, limits, pools, captured.graph_sizes)
     n_pages, limits = size_pool(
         config, limits, stage.arch, stage.room, captured.graph_sizes, captured.mixed_rows, stage.weights_bytes,
         stage.others_bytes, 0 if draft is None else draft.numbers(ITEMSIZES[limits.dtype], kv_itemsize(limits, arch)),
@@ -134,7 +137,7 @@ def _build(
     if tokenizer is not None and len(tokenizer) < arch.vocab_size:
         logger.info("token ids %d to %d have no token: they are never chosen", len(tokenizer), arch.vocab_size - 1)
     vocab_limit = None if tokenizer is None else len(tokenizer)
-    worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
+    worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots, limits.max_num_seqs))
     executor_of = functools.partial(_executor, balancer := make_balancer(config, made))
     all_bytes = whole_bytes(config, arch, sum(one.model_bytes for one in facts.stages))
     pace = pace_of(limits, arch, engine_calibration(platform.name, platform.device_name), all_bytes / arch.n_parameters)

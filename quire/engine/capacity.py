@@ -139,12 +139,21 @@ def _n_snapshots(config: EngineConfig, limits: EngineLimits, arch: ModelArch, ro
     return min(int(room.free_bytes * SNAPSHOT_SHARE) // state_bytes, SNAPSHOTS_EACH * limits.max_num_seqs)
 
 
-def holds_longest(config: EngineConfig, limits: EngineLimits, arch: ModelArch, stage: StagePool) -> bool:
-    """Whether `size_pool` would leave `max_model_len` as it is. arch: of all layers; stage: the tightest."""
-    n_snapshots = _n_snapshots(config, limits, arch, stage.room)
-    terms = equation(config, limits, stage.arch, stage.weights_bytes, n_snapshots=n_snapshots, kv=stage.kv)
-    n_pages = terms.pages_within(_budget(config, terms, stage.room))
-    return terms.tokens_within(n_pages - 1) >= limits.max_model_len
+def tokens_held(
+    config: EngineConfig, limits: EngineLimits, arch: ModelArch, stage: StagePool, graph_sizes: tuple[int, ...] = ()
+) -> int:
+    """Of the longest sequence that `size_pool` would find room for; 0: it would raise. arch: of all layers."""
+    room, n_snapshots = stage.room, _n_snapshots(config, limits, arch, stage.room)
+    terms = _measured(
+        equation(
+            config, limits, stage.arch, stage.weights_bytes, graph_sizes, n_snapshots=n_snapshots, kv=stage.kv
+        ), room, stage.others_bytes,
+    )  # fmt: skip
+    n_pages = config.num_gpu_blocks_override
+    n_pages = n_pages or (_budget(config, terms, room) - terms.fixed_bytes) // terms.page_bytes
+    n_bytes = terms.total_bytes(n_pages)
+    fits = n_bytes <= room.total_bytes and (not room.is_main or n_bytes - terms.weights_bytes <= room.free_bytes)
+    return terms.tokens_within(n_pages - 1) if fits and n_pages >= terms.min_pages else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

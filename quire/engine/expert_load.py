@@ -35,6 +35,7 @@ class ExpertLoad:
         self._past: Loads = []
         self._before: Loads | None = read()
         self._next_s, self._imbalance = 0.0, 0.0
+        self._map: list[bytes] = []
 
     def counts(self) -> Loads:
         """So far."""
@@ -53,14 +54,15 @@ class ExpertLoad:
 
     def note(self, stats: EngineStats, now_s: float) -> None:
         """Its figures."""
-        stats.expert_imbalance = self.imbalance(now_s)
+        stats.expert_imbalance, stats.expert_map = self.imbalance(now_s), self._map
         if self._balancer is not None:
             stats.expert_balance = self._balancer.facts
 
     def imbalance(self, now_s: float) -> float:
         """See `imbalance`, at most PERIOD_S old."""
         if now_s >= self._next_s:
-            self._next_s, self._imbalance = now_s + PERIOD_S, imbalance(self.counts())
+            counts = self.counts()
+            self._next_s, self._imbalance, self._map = now_s + PERIOD_S, imbalance(counts), load_map(counts)
         return self._imbalance
 
 
@@ -69,6 +71,11 @@ def imbalance(loads: Loads, before: Loads | None = None) -> float:
     0 without tokens. before: loads that do not count."""
     layers = _each(int.__sub__, loads, before) if before else loads
     return statistics.fmean([max(one) * len(one) / sum(one) for one in layers if sum(one)] or [0.0])
+
+
+def load_map(loads: Loads) -> list[bytes]:
+    """See `EngineStats.expert_map`; zeros where a layer has seen no token."""
+    return [bytes(min(255, 16 * n * len(one) // max(1, sum(one))) for n in one) for one in loads]
 
 
 def _each(change: Callable[[int, int], int], loads: Loads, others: Loads) -> Loads:

@@ -142,6 +142,8 @@ class FitCase:
 
 def check_fit(case: FitCase) -> None:
     """Raises ConfigError with the table, one term a line, and what would fit."""
+    if case.arch.state_specs and not case.config.max_num_seqs:
+        case = case.change(max_num_seqs=1)  # as many run at once as fit, see `concurrency`
     if case.room.total_bytes <= 0 or case.fits:
         return
     raise ConfigError("\n".join([*_table(case), *_cures(case)]), code=Code.DOES_NOT_FIT)

@@ -6,8 +6,6 @@ Owns what such a machine is taken to have: its memory, and the seconds of a step
 
 from __future__ import annotations
 
-import bisect
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Final
@@ -30,15 +28,8 @@ from quire.core.plan import StepPlan
 from quire.core.plan_parts import spans_of
 from quire.core.units import format_bytes
 from quire.engine.assembly import assemble, pace_of
-from quire.engine.capacity import (
-    ITEMSIZES,
-    StagePool,
-    holds_longest,
-    layout_of,
-    size_pool,
-    snapshots_within,
-    tightest,
-)
+from quire.engine.capacity import ITEMSIZES, StagePool, layout_of, size_pool, snapshots_within, tightest
+from quire.engine.concurrency import with_fitting_seqs
 from quire.engine.core import EngineCore
 from quire.engine.executors.null_timed import TimedNullExecutor
 from quire.engine.grammars.manager import StructuredOutput
@@ -196,23 +187,9 @@ def _check(config: EngineConfig) -> None:
 def _sized(
     config: EngineConfig, limits: EngineLimits, own: ModelArch, pools: Sequence[StagePool]
 ) -> tuple[int, int, EngineLimits]:
-    """(pages, kept states, limits) of the ranks. Where nobody says how many sequences run at once, and the states of
-    the usual number do not fit, as many as fit; `quire plan` does the same. ConfigError for what does not fit."""
-
-    def of(n_seqs: int) -> tuple[EngineLimits, StagePool]:
-        asked = msgspec.structs.replace(limits, max_num_seqs=n_seqs)
-        return asked, tightest(config, asked, pools, ())
-
-    def holds(n_seqs: int) -> bool:
-        asked, stage = of(n_seqs)
-        with contextlib.suppress(ConfigError):
-            return holds_longest(config, asked, own, stage)
-        return False
-
-    n_seqs = limits.max_num_seqs
-    if own.state_specs and not config.max_num_seqs and holds(1):
-        n_seqs = min(n_seqs, bisect.bisect_left(range(1, n_seqs), True, key=lambda n: not holds(n + 1)) + 1)
-    limits, stage = of(n_seqs)
+    """(pages, kept states, limits) of the ranks. ConfigError for what does not fit."""
+    limits = with_fitting_seqs(config, limits, own, pools)
+    stage = tightest(config, limits, pools, ())
     n_snapshots = snapshots_within(config, limits, own, stage.room)
     n_pages, limits = size_pool(
         config, limits, stage.arch, stage.room, weights_bytes=stage.weights_bytes, n_snapshots=n_snapshots,

@@ -108,7 +108,7 @@ class Made:
 def fit_case(config: EngineConfig, made: Made) -> FitCase:
     """What is to fit a rank's device, by what it has free before anything is loaded."""
     worker = made.worker
-    platform, captured = worker.platform, worker.captured
+    platform, captured = worker.platform, worker.captured()
     return FitCase(
         config, made.limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
         rounds=platform.rounds, kv_rounded="" if worker.arch.keeps_lines else platform.kv_rounded,

@@ -41,15 +41,15 @@ struct FewCodes : FewLists {
         }
     }
     // By all lanes of the warp that loads: one of them asks for the weights, and the others wait for it.
-    template <class K> __device__ void copy_scales(int item, Ring& ring) const {
-        const int n_bytes = Layout::part_bytes<K>(columns<K>()), row = item % n_row_tiles<K>() * K::OUT_ROWS;
+    template <class K> __device__ void copy_scales(int tile, int row, Ring& ring) const {
+        const int n_bytes = Layout::part_bytes<K>(columns<K>());
         const uint32_t to = scales_of(ring);
         __syncwarp();
         if (ring.turn > 0) barrier_wait(scales_empty(ring.stage), (ring.turn - 1) & 1);
         if (K::IN_PARTS) {
             for (int part = 0; part < n_tiles(); part++) copy_part<K>(to + part * n_bytes, tiles()[part].expert, row);
         } else {
-            const int expert = tiles()[item / n_row_tiles<K>()].expert;
+            const int expert = tiles()[tile].expert;
             copy_part<K>(to, expert, row);
             if (K::IS_UP) copy_part<K>(to + n_bytes, expert, a.inner + row);
         }

@@ -117,8 +117,16 @@ struct Layout {
 
 struct Ring {  // where a warp stands in it
     int stage = 0, turn = 0;
-    __device__ void advance(int n_stages) {
-        if (++stage == n_stages) stage = 0, turn++;
+    __device__ void advance(int n_stages, int by = 1) {  // n_stages: a multiple of `by`
+        stage += by;
+        if (stage >= n_stages) stage -= n_stages, turn++;
+    }
+};
+struct Place {  // of an item: of which tile of pairs, and which rows. It counts: a division takes the loading thread long
+    int n_row_tiles, tile, row_tile;
+    __device__ Place(int item, int n) : n_row_tiles(n), tile(item / n), row_tile(item % n) {}
+    __device__ void advance() {
+        if (++row_tile == n_row_tiles) row_tile = 0, tile++;
     }
 };
 

@@ -77,7 +77,8 @@ class ReplicaFigures:
         whole = _counted(self._gone, *(each.before for each in self._replicas.values()), *every)
         for name in GAUGES:
             setattr(whole, name, sum(getattr(one, name) for one in every))
-        whole.expert_imbalance = max((one.expert_imbalance for one in every), default=0.0)
+        uneven = max(every, key=lambda one: one.expert_imbalance, default=whole)
+        whole.expert_imbalance, whole.expert_map = uneven.expert_imbalance, uneven.expert_map
         whole.adapters = self._adapters()
         whole.running_adapters, whole.waiting_adapters = (
             list(dict.fromkeys(name for one in every for name in getattr(one, field)))

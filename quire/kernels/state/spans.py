@@ -80,8 +80,7 @@ def plan_spans(
     ends, keeps = [], []
     for span, (first, length) in enumerate(zip(q_indptr[:-1].tolist(), lengths.tolist(), strict=True)):
         own = cuts.get(span, {})
-        at = set(own) | {*range(PIECE, length, PIECE), length} if own else {*range(PIECE, length, PIECE), length}
-        places = sorted(at)
+        places = sorted({*own, *range(PIECE, length, PIECE), length})
         counts[span] = len(places)
         ends += [first + place for place in places]
         keeps += [own.get(place, NOWHERE) for place in places]

@@ -21,6 +21,8 @@ def families(model_name: str, stats: EngineStats) -> Iterator[Metric]:
         )  # fmt: skip
         family.add_metric([model_name], stats.expert_imbalance)
         yield family
+    if stats.expert_map:
+        yield from _of_layers(model_name, stats.expert_map)
     facts = stats.expert_balance
     if facts is None:
         return
@@ -47,3 +49,21 @@ def families(model_name: str, stats: EngineStats) -> Iterator[Metric]:
     for part, value in (("all", facts.last_s), ("longest", facts.longest_s)):
         stood.add_metric([model_name, part], value)
     yield stood
+
+
+def _of_layers(model_name: str, loads: list[bytes]) -> Iterator[Metric]:
+    """loads: see `EngineStats.expert_map`. Each expert's own load is in /v1/engine: it would be thousands of series."""
+    figures = {
+        "expert_layer_imbalance": (
+            "Tokens of the layer's busiest expert over those of its mean one, at most 16.",
+            [max(one, default=0) / 16 for one in loads],
+        ),
+        "expert_layer_idle": (
+            "Experts of the layer with less than a sixteenth of the mean one's tokens.", [one.count(0) for one in loads]
+        ),
+    }  # fmt: skip
+    for name, (meaning, values) in figures.items():
+        gauge = GaugeMetricFamily(f"quire:{name}", meaning, labels=["model_name", "layer"])
+        for layer, value in enumerate(values):
+            gauge.add_metric([model_name, str(layer)], value)
+        yield gauge

@@ -28,7 +28,7 @@ _TYPES = {
 }
 _NAMES = (
     *("icon.svg", "quire.css", "talk.css", "side.css"),
-    *("quire.js", "dom.js", "client.js", "settings.js", "engine.js", "tree.js", "waterfall.js"),
+    *("quire.js", "dom.js", "client.js", "settings.js", "engine.js", "tree.js", "experts.js", "waterfall.js"),
     *("chat.js", "talk.js", "thread.js", "message.js", "markdown.js", "maths.js", "archive.js"),
     *("shelf.js", "export.js", "completion.js", "menu.js", "tools.js", "calls.js"),
     *("vendor/marked.esm.js", "vendor/purify.es.mjs", "vendor/highlight.min.js"),

@@ -3,16 +3,18 @@
 import { showStarters } from "./chat.js";
 import { request, server } from "./client.js";
 import { $, element } from "./dom.js";
+import { drawExperts, expertAt } from "./experts.js";
 import { adopt } from "./settings.js";
 import { showTools } from "./tools.js";
 import { drawTree, nodeAt } from "./tree.js";
 
-const view = { samples: [], speeds: [], map: new Uint8Array(0), each: 1, pageSize: 0, tree: [], n_nodes: 0, delay: 500 };
+const view = { samples: [], speeds: [], map: new Uint8Array(0), each: 1, pageSize: 0, tree: [], n_nodes: 0, experts: [], delay: 500 };
 const SPEEDS = 120;
 
 export function buildEngine() {
   pointed("map", pageAt);
   pointed("tree", (x, y) => nodeAt(x, y, view.pageSize));
+  pointed("experts", expertAt);
 }
 
 /** Draw everything again: the size or the theme changed. */
@@ -21,6 +23,7 @@ export function drawAll() {
   drawSpark();
   drawMap();
   drawTree(view.tree, view.n_nodes);
+  drawExperts(view.experts);
 }
 
 /** What the pointer stands on is named beside it; `told(x, y)` gives the words or "". */
@@ -95,6 +98,7 @@ function show(info) {
   view.map = Uint8Array.from(atob(stats.page_map), (char) => char.charCodeAt(0));
   view.tree = stats.tree;
   view.n_nodes = stats.n_tree_nodes;
+  view.experts = stats.expert_map;
   $("map").setAttribute("aria-label", `Map of the KV pages: ${held} held, ${stats.n_pages_cached} cached, of ${stats.n_pages}`);
   const each = view.each = Math.ceil(stats.n_pages / Math.max(1, view.map.length));
   const many = each > 1 ? `, ${each} a cell,` : "";

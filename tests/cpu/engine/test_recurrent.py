@@ -10,15 +10,18 @@ import pytest
 import torch
 from family_cases import IDS, checkpoint_of
 
+from quire.compute.platform import CpuPlatform
 from quire.control import snapshots
 from quire.core.beams import BeamSearchParams
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.core.sampling import SamplingParams
 from quire.engine.llm import LLM
+from quire.planner.memory import Room
 
 CASES = ("lfm2", "mamba2", "qwen3_next")
 N_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_TOKENS, ignore_eos=True)
+FREE_BYTES = 1_400_000
 PROMPTS = [IDS, IDS[:21], [*IDS[:30], 7, 8, 9], IDS, [5], IDS[:17]]
 OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True, "device": "cpu", "num_threads": 1, "max_num_seqs": 4, "block_size": 8,
@@ -85,6 +88,20 @@ def test_preemption_goes_on_from_a_snapshot(case: tuple[pathlib.Path, list[list[
     assert texts(tight, PROMPTS) == case[1]
     assert tight.stats().preemptions > 0
     tight.shutdown()
+
+
+@pytest.mark.parametrize("case", ["mamba2"], indirect=True)
+def test_as_many_run_at_once_as_have_room_for_their_states(
+    case: tuple[pathlib.Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuPlatform, "room", lambda self: Room(8 << 20, FREE_BYTES))
+    options = {**OPTIONS, "max_num_seqs": 0, "max_num_batched_tokens": 64, "max_model_len": 128}
+    made = LLM(str(case[0]), **options)
+    assert 1 < made.max_num_seqs < 64
+    assert texts(made, PROMPTS * 6) == case[1] * 6
+    made.shutdown()
+    with pytest.raises(ConfigError, match="does not fit"):
+        LLM(str(case[0]), **{**options, "max_num_seqs": 64})
 
 
 def test_prompt_logprobs(llm: LLM, case: tuple[pathlib.Path, list[list[int]]]) -> None:

@@ -13,6 +13,13 @@ async def test_the_figure_is_there_with_experts_only() -> None:
     assert b'quire:expert_imbalance{model_name=""} 1.5' in await metrics.text(EngineStats(expert_imbalance=1.5))
 
 
+async def test_layers_of_experts_are_told_apart() -> None:
+    text = await Metrics().text(EngineStats(expert_map=[b"\x10\x10", b"\x20\0"]))
+    assert b'quire:expert_layer_imbalance{layer="0",model_name=""} 1.0' in text
+    assert b'quire:expert_layer_imbalance{layer="1",model_name=""} 2.0' in text
+    assert b'quire:expert_layer_idle{layer="1",model_name=""} 1.0' in text
+
+
 async def test_experts_that_move_have_figures() -> None:
     metrics = Metrics()
     assert b"rank_imbalance" not in await metrics.text(EngineStats(expert_imbalance=1.5))

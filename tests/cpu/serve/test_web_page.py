@@ -240,6 +240,19 @@ def test_engine_view(page: WebPage, server: Any) -> None:
     page.until(lambda: page["tip"].text.startswith("Page"))
     chain.move_to_element_with_offset(page["tree"], 0, -7).perform()
     page.until(lambda: "Node at level 1: 4 pages, 64 tokens; below it 5 pages" in page["tip"].text)
+    said = "Experts: 2 layers of 4; the busiest has 2.5 × the tokens of its layer's mean, 1 of all have hardly any"
+    assert page["experts-note"].text == said
+    assert page["experts"].size["height"] == 2 * 8
+    chain.move_to_element_with_offset(page["experts"], -2, -4).perform()
+    page.until(lambda: "Expert 1 of layer 1 with experts\n2.5 × the tokens of the mean one" in page["tip"].text)
+
+
+def test_a_model_without_experts_draws_none(page: WebPage) -> None:
+    shown = page.driver.execute_async_script(
+        "import('/page/experts.js').then((experts) => { experts.drawExperts([]);"
+        " arguments[0](['experts', 'experts-note'].map((id) => document.getElementById(id).offsetHeight)) })"
+    )
+    assert shown == [0, 0]
 
 
 def test_a_cut_tree_says_so(page: WebPage) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.core.balance import BalanceFacts
 from quire.core.events import EngineStats
-from quire.engine.expert_load import PERIOD_S, ExpertLoad, imbalance
+from quire.engine.expert_load import PERIOD_S, ExpertLoad, imbalance, load_map
 
 
 def test_imbalance_is_the_busiest_over_the_mean_of_all_layers() -> None:
@@ -46,6 +46,16 @@ def test_it_is_read_now_and_then() -> None:
     assert load.imbalance(100.0) == 0.0, "nothing since the start"
     assert load.imbalance(100.0 + PERIOD_S / 2) == 0.0 and len(read) == 1
     assert load.imbalance(100.0 + PERIOD_S) == 2.0 and len(read) == 2
+
+
+def test_each_expert_has_its_share_of_the_mean() -> None:
+    assert load_map([[4, 4, 4, 4], [40, 0, 1, 39], [0, 0]]) == [b"\x10" * 4, bytes([32, 0, 0, 31]), b"\0\0"]
+    assert load_map([[900] + [0] * 63]) == [b"\xff" + bytes(63)]
+    stats, now = EngineStats(), [[0, 0]]
+    load = ExpertLoad(lambda: [list(layer) for layer in now])
+    now[0] = [3, 1]
+    load.note(stats, 0.0)
+    assert stats.expert_map == [bytes([24, 8])]
 
 
 def test_figures_of_experts_that_move_are_told_too() -> None:

@@ -205,7 +205,7 @@ def test_its_graphs_are_counted(folder: pathlib.Path, oracle: head_case.Oracle, 
     speculative = {"method": "eagle3", "model": str(folder / "head")}
     llm = drafting(folder, speculative_config=speculative, **SIZE | {"max_num_seqs": 8})
     worker: Any = llm.engine.executor.worker
-    own, limits = worker.captured, worker._limits
+    own, limits = worker.captured(), worker._limits
     llm.shutdown()
     assert own.graph_sizes == (*worker.platform.captured(worker.arch, limits).graph_sizes, 1, 2, 4, 8)
     assert [chain_sizes(n, 4) for n in (1, 3, 600)] == [[1], [1, 2, 3], [1, 2, 4, 8, 16, 32, 64, 128, 256]]

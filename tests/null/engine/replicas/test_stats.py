@@ -43,7 +43,7 @@ def test_a_new_engine_of_a_replica_goes_on_counting() -> None:
 def test_every_figure_is_accounted_for() -> None:
     others = {"finished", "accepted_at", "expert_imbalance", "last_step_age_s", "is_asleep", "is_late"}
     others |= {"tree", "page_map", "adapters", "running_adapters", "waiting_adapters"}
-    others |= {"dp_running", "dp_pages_free", "expert_balance"}  # which are told of one engine alone
+    others |= {"expert_map", "dp_running", "dp_pages_free", "expert_balance"}  # which are told of one engine alone
     assert {*GAUGES, *COUNTERS} | others == set(EngineStats.__struct_fields__)
     assert not {*GAUGES} & {*COUNTERS}
 
@@ -79,6 +79,15 @@ def test_trees_stand_side_by_side() -> None:
     stats = figures.stats()
     assert stats.tree == [(-1, 2, 0), (0, 1, 1), (-1, 2, 0), (2, 1, 1)]
     assert stats.page_map == b"\0\1\0\1"
+
+
+def test_experts_are_those_of_the_most_uneven_replica() -> None:
+    figures = ReplicaFigures()
+    assert figures.stats().expert_map == []
+    for name, imbalance, loads in (("a", 1.0, b"\x10\x10"), ("b", 1.5, b"\x18\x08")):
+        figures.introduce(name, READY)
+        figures.note(name, EngineStats(expert_imbalance=imbalance, expert_map=[loads]))
+    assert (figures.stats().expert_imbalance, figures.stats().expert_map) == (1.5, [b"\x18\x08"])
 
 
 def test_limits_are_those_that_all_keep() -> None:
