@@ -113,7 +113,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """`quire plan`; exit code 1 if the model does not fit, or misses its limits: the answer is no, as of others."""
+    """`quire plan`; exit code 1 if the model does not fit, misses its limits or cannot be served: the answer is no."""
     for flag, such in NAMED.items():
         if getattr(namespace, flag) == "":
             raise ConfigError(f"--{flag.replace('_', '-')} names nothing: give {such}, or leave it out")
