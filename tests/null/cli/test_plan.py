@@ -78,7 +78,7 @@ def test_what_does_not_fit_ends_with_1_and_says_so(
 
 @pytest.mark.parametrize(("flag", "message"), [
     ("--quantization", "here it is --weights, such as fp8"), ("-tp", "here it is --mesh tp=N with --count N"),
-    ("--max-num-sequences", "did you mean --max-num-seqs?"),
+    ("--max-num-sequences", "did you mean --max-num-seqs?"), ("--shape", "here it is shape:NAME, the first word"),
 ])  # fmt: skip
 def test_flags_of_other_commands_are_named_as_they_are_here(
     capsys: pytest.CaptureFixture[str], flag: str, message: str
