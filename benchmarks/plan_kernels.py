@@ -37,6 +37,8 @@ ROUTER_S: Final = 11.3e-6
 """Of a router in float32: cast, product, sum of its parts (experts_models.json, the step of DeepSeek-V2-Lite)."""
 FLOAT32_FLOPS: Final = 67e12
 """Published; nobody measured it."""
+MXFP4_SHAPES, LARGE = ("qwen3-30b-a3b", "gpt-oss-20b"), "experts gpt-oss-20b mxfp4"
+"""Whose experts in MXFP4 were timed, and what kernels_lengths.json calls the second's."""
 HEADS, HEAD_DIM = (32, 8), 128
 """Of queries and of keys, of the 8B shape."""
 LEAST_KIB: Final = {"one_shot": 8, "two_shots": 512}
@@ -91,7 +93,30 @@ def expert_curves(calibration: Calibration) -> dict[str, Curve]:
         timer = StepTimer(arch, trial, Formats(weights=weights), Mesh())
         left = [max(0.0, s - sum(timer.product_s(one, n) for one in experts)) + CHOICE_S for n, s in measured]
         found[name] = msgspec.structs.replace(free, rows=tuple(n for n, _ in measured), fixed_s=tuple(left))
+    found["mxfp4"] = with_lone_token(found["mxfp4"], table["mxfp4"][0][1], calibration)
     return found
+
+
+def with_lone_token(curve: Curve, known_s: float, calibration: Calibration) -> Curve:
+    """Experts in MXFP4. What those of gpt-oss-20b, which are five times as large, take longer than Qwen3-30B-A3B's for
+    a lone token has no fixed cost in it, and is nearly twice what reading takes as fast as for more tokens: few blocks
+    have work, and undo codes one after the other. known_s: of Qwen3's."""
+    (large_s,) = (1e-6 * one["us"] for one in rows_of("kernels_lengths") if one["what"] == LARGE and one["rows"] == 1)
+
+    def both(share: float) -> list[float]:
+        free = msgspec.structs.replace(curve, fixed_s=(0.0,), flops_share=(share,))
+        trial = msgspec.structs.replace(calibration, experts={"bfloat16": free})
+        timers = [StepTimer(even(shape), trial, Formats(weights=FORMATS["mxfp4"]), Mesh()) for shape in MXFP4_SHAPES]
+        return [sum(one.product_s(part, 1) for part in one.parts.products if part.is_experts) for one in timers]
+
+    low, high = curve.flops_share[0] / 1000, curve.flops_share[0]
+    for _ in range(50):
+        middle = (low * high) ** 0.5
+        few_s, many_s = both(middle)
+        low, high = (middle, high) if many_s - few_s > large_s - known_s else (low, middle)
+    fixed_s = max(0.0, known_s - both(high)[0]) + CHOICE_S
+    shares = (high, *curve.flops_share * (len(curve.rows) - 1))
+    return msgspec.structs.replace(curve, fixed_s=(fixed_s, *curve.fixed_s[1:]), flops_share=shares)
 
 
 def coded_curves(bf16: Curve, calibration: Calibration) -> dict[str, Curve]:
