@@ -170,8 +170,8 @@ def main(argv: Sequence[str]) -> int:
         )
     for llm in engines.values():
         llm.shutdown()
-    settings = vars(args) | {"output": str(args.output)}
-    report = build_report(f"baselines on {args.device}", settings, {"rows": rows}, argv=[parser.prog, *argv])
+    settings = {name: value for name, value in vars(args).items() if name != "output"}
+    report = build_report(f"baselines on {args.device}", settings, {"rows": rows}, argv=[*parser.prog.split(), *argv])
     write_report(str(args.output), report)
     return 0
 

@@ -27,6 +27,7 @@ from benchmarks.plan_kernels import (
     expert_curves,
     sums_of_ranks,
 )
+from benchmarks.plan_products import filled
 from quire.config.arch import ModelArch
 from quire.config.mesh import Mesh
 from quire.config.model import read_arch
@@ -147,7 +148,8 @@ def fit(start: Calibration, fitted: list[Case]) -> Calibration:
 def with_kernels(calibration: Calibration) -> Calibration:
     """With the curves of kernels that were timed alone."""
     found = msgspec.structs.replace(calibration, experts=expert_curves(calibration), sums=sums_of_ranks())
-    coded = coded_curves(calibration.products["bfloat16"], calibration)
+    plain = filled(calibration.products["bfloat16"], PRODUCT_ROWS, calibration)
+    coded = coded_curves(plain, calibration)
     return msgspec.structs.replace(found, products=coded, attentions=attention_curves(calibration))
 
 

@@ -1,9 +1,9 @@
 """Curves of `quire/planner/calibrations/h200.json` that follow from kernels timed alone: no whole model is in them.
 
-Read from benchmarks/results/h200: experts from kernels_moe.json, products in FP8 from kernels_coded.json and in formats
-that were timed by rows from kernels_products.json (`plan_products`), lines from kernels_mla.json, keys and values in
-e4m3 and what a sequence costs from kernels_lengths.json, sums over ranks from collectives_2xh200.json and
-collectives_4xh200.json. `plan_fit` puts them in its file.
+Read from benchmarks/results/h200: experts from kernels_moe.json, products in FP8 and 4 bits, timed by rows, from
+kernels_products.json (`plan_products`), lines from kernels_mla.json, keys and values in e4m3 and what a sequence costs
+from kernels_lengths.json, sums over ranks from collectives_2xh200.json and collectives_4xh200.json. `plan_fit` puts
+them in its file.
 """
 
 from __future__ import annotations
@@ -37,11 +37,8 @@ ROUTER_S: Final = 11.3e-6
 """Of a router in float32: cast, product, sum of its parts (experts_models.json, the step of DeepSeek-V2-Lite)."""
 FLOAT32_FLOPS: Final = 67e12
 """Published; nobody measured it."""
-WHOLE_FP8_FLOPS: Final = 1300e12
-"""Of 8,192 rows by channels, 8,192 x 8,192 (docs/lab-notes.md; kernels_coded.json has bf16 beside it)."""
-BF16_FLOPS: Final = 723e12
-ROUNDING_BYTES: Final = 3
-"""Read and written of each number of a row that is brought into 8 bits, in a pass beside the product."""
+MXFP4_SHAPES, LARGE = ("qwen3-30b-a3b", "gpt-oss-20b"), "experts gpt-oss-20b mxfp4"
+"""Whose experts in MXFP4 were timed, and what kernels_lengths.json calls the second's."""
 HEADS, HEAD_DIM = (32, 8), 128
 """Of queries and of keys, of the 8B shape."""
 LEAST_KIB: Final = {"one_shot": 8, "two_shots": 512}
@@ -96,27 +93,36 @@ def expert_curves(calibration: Calibration) -> dict[str, Curve]:
         timer = StepTimer(arch, trial, Formats(weights=weights), Mesh())
         left = [max(0.0, s - sum(timer.product_s(one, n) for one in experts)) + CHOICE_S for n, s in measured]
         found[name] = msgspec.structs.replace(free, rows=tuple(n for n, _ in measured), fixed_s=tuple(left))
+    found["mxfp4"] = with_lone_token(found["mxfp4"], table["mxfp4"][0][1], calibration)
     return found
 
 
+def with_lone_token(curve: Curve, known_s: float, calibration: Calibration) -> Curve:
+    """Experts in MXFP4. What those of gpt-oss-20b, which are five times as large, take longer than Qwen3-30B-A3B's for
+    a lone token has no fixed cost in it, and is nearly twice what reading takes as fast as for more tokens: few blocks
+    have work, and undo codes one after the other. known_s: of Qwen3's."""
+    (large_s,) = (1e-6 * one["us"] for one in rows_of("kernels_lengths") if one["what"] == LARGE and one["rows"] == 1)
+
+    def both(share: float) -> list[float]:
+        free = msgspec.structs.replace(curve, fixed_s=(0.0,), flops_share=(share,))
+        trial = msgspec.structs.replace(calibration, experts={"bfloat16": free})
+        timers = [StepTimer(even(shape), trial, Formats(weights=FORMATS["mxfp4"]), Mesh()) for shape in MXFP4_SHAPES]
+        return [sum(one.product_s(part, 1) for part in one.parts.products if part.is_experts) for one in timers]
+
+    low, high = curve.flops_share[0] / 1000, curve.flops_share[0]
+    for _ in range(50):
+        middle = (low * high) ** 0.5
+        few_s, many_s = both(middle)
+        low, high = (middle, high) if many_s - few_s > large_s - known_s else (low, middle)
+    fixed_s = max(0.0, known_s - both(high)[0]) + CHOICE_S
+    shares = (high, *curve.flops_share * (len(curve.rows) - 1))
+    return msgspec.structs.replace(curve, fixed_s=(fixed_s, *curve.fixed_s[1:]), flops_share=shares)
+
+
 def coded_curves(bf16: Curve, calibration: Calibration) -> dict[str, Curve]:
-    """Of weights in codes, as timed by rows; of FP8 bfloat16's, which has what an engine adds to a kernel, and how the
-    kernels differ at one row and at 8,192."""
-    us = {(row["form"], row["n"], row["rows"], row["implementation"]): row["us"] for row in rows_of("kernels_coded")}
-    reads, (n, k) = calibration.read_bytes_per_s, (28672, 4096)
-
-    def beside_reads(form: str, implementation: str, n_bytes: float) -> float:
-        return float(us[form, n, 1, implementation]) * 1e-6 - n_bytes / reads
-
-    more_s = beside_reads("fp8 channels", "hopper", n * k) - beside_reads("fp8 channels", "bf16 gemm", 2 * n * k)
-    faster = WHOLE_FP8_FLOPS / BF16_FLOPS * calibration.rate("bfloat16") / calibration.rate("fp8")  # at all rows
-    fp8 = msgspec.structs.replace(
-        bf16, fixed_s=tuple(one + more_s for one in bf16.fixed_s),
-        flops_share=(bf16.flops_share[-1] * faster,),
-        row_number_s=ROUNDING_BYTES / 2 / reads,  # half of a product's numbers come in
-    )  # fmt: skip
+    """bfloat16's, a router's in float32, and those of weights in codes, as timed by rows."""
     router = Curve(fixed_s=(ROUTER_S,), flops_share=(0.8,))
-    return {"bfloat16": bf16, "fp8": fp8, "float32": router} | product_curves(bf16, calibration)
+    return {"bfloat16": bf16, "float32": router} | product_curves(bf16, calibration)
 
 
 def decode_lines(rows: list[dict[str, Any]], name: str, number_bytes: int) -> tuple[float, float, float]:

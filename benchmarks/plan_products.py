@@ -1,9 +1,9 @@
 """A format's curve of products, of kernels timed by rows (`product_rows`): kernels_products.json is all that is read.
 
-An engine takes as long as its kernels alone where these read memory: bfloat16's, whose curve is fitted to whole steps,
-does within a few percent. From `MANY_ROWS` on it takes longer, as the chip is at its power limit when products go on;
-other formats do so as much. Of each number of rows a line through the matrices of a layer tells fixed costs from those
-of size.
+An engine takes as long as its kernels alone where these read memory. From `MANY_ROWS` on the chip comes to its power
+limit when products go on: none reaches a higher rate then than bfloat16's in an engine, whose curve is fitted to whole
+steps; one that is slower alone loses nothing. Of each number of rows a line through the matrices of a layer tells fixed
+costs from those of size.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from quire.planner.formats import FORMATS, WeightFormat
 FILE: Final = pathlib.Path(__file__).with_name("results") / "h200" / "kernels_products.json"
 FORMS: Final = {"g128": "int4-g128", "fp8 channels": "fp8"}
 """A form of the file → the format of the planner."""
-PLAIN: Final = "bf16"
-MANY_ROWS: Final = 512
-"""Arithmetic binds any format's products of so many."""
+PLAIN, ALONE = "bfloat16", "bf16"
+"""The format, and its form of the file."""
+FEW_ROWS, MANY_ROWS = 128, 512
+"""Up to two tiles, and from where on arithmetic binds any format's products."""
+GOING_ON: Final = {"fp8": 1300 / 723, "int8": 1.0}
+"""Rates of products that go on, to bfloat16's: 8,192 rows by channels, 8,192 x 8,192 (docs/lab-notes.md). Codes of 4
+bits are multiplied as bfloat16."""
 Sizes = tuple[int, int]
 """(outputs, inputs) of a matrix."""
 Times = dict[int, dict[Sizes, float]]
@@ -68,12 +72,13 @@ def line(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 def curve_of_times(times: Times, weights: WeightFormat, plain: Curve, calibration: Calibration) -> Curve:
     """times: as an engine has them. Reads are as fast as with the fewest rows; where products of more rows take longer
-    than that, arithmetic binds, at the rate that is left for it. plain: whose tiles there are, and whose rate is the
-    most."""
+    than that, arithmetic binds, at the rate that is left for it. plain: bfloat16's, whose tiles there are, and whose
+    shares of the device's reads and products are the most."""
     n_few, *_ = times
     _, byte_s = line([(weights.n_bytes(*sizes), s) for sizes, s in times[n_few].items()])
-    most = max(plain.flops_share) * calibration.rate("bfloat16") / calibration.rate(weights.products)
-    found = Curve(bytes_share=1 / (byte_s * calibration.read_bytes_per_s), tile=plain.tile)
+    most = max(plain.flops_share)
+    bytes_share = min(plain.bytes_share, 1 / (byte_s * calibration.read_bytes_per_s))
+    found = Curve(bytes_share=bytes_share, tile=plain.tile)
     fixed_s, shares = [], []
     for n_rows, measured in times.items():
         _, number_s = line([(n_out * n_in, s) for (n_out, n_in), s in measured.items()])
@@ -90,26 +95,54 @@ def curve_of_times(times: Times, weights: WeightFormat, plain: Curve, calibratio
     return msgspec.structs.replace(found, rows=tuple(times), fixed_s=tuple(fixed_s), flops_share=tuple(shares))
 
 
-def engine_times(alone: Times, plain_alone: Times, plain: Curve, calibration: Calibration) -> Times:
-    """Of kernels that go on. plain_alone: bfloat16's kernel; plain: its curve in an engine."""
-    weights, found = FORMATS["bfloat16"], {}
+def engine_times(alone: Times, weights: WeightFormat, plain: Curve, calibration: Calibration) -> Times:
+    """Of kernels that go on. plain: bfloat16's curve in an engine."""
+    found = {}
     for n_rows, measured in alone.items():
         times = 1.0
         if n_rows >= MANY_ROWS:
-            known = plain_alone[n_rows]
-            going_on_s = sum(seconds(plain, weights, sizes, n_rows, calibration) for sizes in known)
-            times = max(1.0, going_on_s / sum(known.values()))
+            going_on_s = sum(seconds(plain, FORMATS[PLAIN], sizes, n_rows, calibration) for sizes in measured)
+            times = max(1.0, going_on_s / GOING_ON[weights.products] / sum(measured.values()))
         found[n_rows] = {sizes: times * s for sizes, s in measured.items()}
     return found
+
+
+def filled(
+    plain: Curve, fitted: tuple[int, ...], calibration: Calibration, report: dict[str, Any] | None = None
+) -> Curve:
+    """bfloat16's, which whole steps tell at the rows of `fitted`, with what its kernel takes alone between `FEW_ROWS`
+    and `MANY_ROWS`. At 128 and 256 rows that is within 1 % of what an engine takes. Between them there is no line, as
+    tiles fill the processors now well and now badly."""
+    alone = times_of(json.loads(FILE.read_text()) if report is None else report, ALONE)
+    between = {n: times for n, times in alone.items() if FEW_ROWS < n < MANY_ROWS and n not in fitted}
+    knots, fixed_s = sorted({*fitted, *between, *([FEW_ROWS] if between else [])}), []
+    known = at_rows(plain, fitted)
+    for n_rows in knots:
+        here = at_rows(known, (n_rows,))
+        if n_rows in between:
+            here = msgspec.structs.replace(here, fixed_s=(0.0,))
+            measured = between[n_rows]
+            left_s = [s - seconds(here, FORMATS[PLAIN], one, n_rows, calibration) for one, s in measured.items()]
+            fixed_s.append(max(0.0, sum(left_s) / len(left_s)))
+        else:
+            fixed_s.append(here.fixed_s[0])
+    return msgspec.structs.replace(at_rows(known, tuple(knots)), fixed_s=tuple(fixed_s))
+
+
+def at_rows(curve: Curve, rows: tuple[int, ...]) -> Curve:
+    """The same with these knots."""
+    return msgspec.structs.replace(
+        curve, rows=rows, fixed_s=tuple(map(curve.fixed, rows)), flops_share=tuple(map(curve.rate_share, rows))
+    )
 
 
 def product_curves(plain: Curve, calibration: Calibration, report: dict[str, Any] | None = None) -> dict[str, Curve]:
     """Of each format that was timed by rows. plain: bfloat16's. report: None: `FILE`."""
     report = json.loads(FILE.read_text()) if report is None else report
-    plain_alone, found = times_of(report, PLAIN), {}
+    found = {}
     for form, name in FORMS.items():
         alone = times_of(report, form)
         if alone:
-            times = engine_times(alone, plain_alone, plain, calibration)
+            times = engine_times(alone, FORMATS[name], plain, calibration)
             found[name] = curve_of_times(times, FORMATS[name], plain, calibration)
     return found

@@ -2,9 +2,10 @@
 
     python -m benchmarks.product_rows --output benchmarks/results/h200/kernels_products.json
 
-The four matrices of a layer of the 8B shape, gate and up with their activation, through the ops that the engine calls;
-kernels are built beforehand, several at a time. Inputs are larger than the cache, calls are captured, medians count.
-Forms that are not asked for keep what the file has of them, so one kernel that is new is one command.
+The four matrices of a layer of the 8B shape, and few rows by the two large ones of the 70B's, which tell how fast a
+large matrix is read; gate and up with their activation, through the ops that the engine calls. Kernels are built
+beforehand, several at a time. Inputs are larger than the cache, calls are captured, medians count. Forms and matrices
+that are not asked for keep what the file has of them, so one kernel that is new is one command.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ import torch
 
 from quire.bench.kernels.case import Setting
 from quire.bench.kernels.coded import packed
-from quire.bench.kernels.linear import LAYERS, LinearCase
+from quire.bench.kernels.linear import LinearCase
 from quire.bench.kernels.timing import Call, timer
 from quire.bench.machine import commit, n_cores, package_versions
 from quire.kernels import gemm, w4a16, w8a8
 
-NAMES: Final = ("8b qkv", "8b o", "8b gate_up", "8b down")
+MATRICES: Final = {
+    "8b qkv": LinearCase(6144, 4096), "8b o": LinearCase(4096, 4096),
+    "8b gate_up": LinearCase(28672, 4096, silu_mul=True), "8b down": LinearCase(4096, 14336),
+    "70b gate_up": LinearCase(57344, 8192, silu_mul=True), "70b down": LinearCase(8192, 28672),
+}  # fmt: skip
+LARGE_ROWS: Final = 64
+"""Of the 70B's matrices, at most."""
 ROWS: Final = (
     1, 8, 16, 17, 32, 48, 64, 96, 128, 144, 160, 176, 192, 224, 256, 320, 384, 416, 448, 512, 768, 1024, 2048, 8192,
 )  # fmt: skip
@@ -57,12 +64,12 @@ def calls_of(form: str, layer: LinearCase, setting: Setting) -> Callable[[torch.
     return lambda x: [functools.partial(op, x, *weight) for weight in copies]
 
 
-def measured(form: str, rows: list[int], setting: Setting) -> Iterator[dict[str, Any]]:
+def measured(form: str, names: list[str], rows: list[int], setting: Setting) -> Iterator[dict[str, Any]]:
     """A row of the file for each matrix and number of rows."""
-    for name in NAMES:
-        layer = LinearCase(LAYERS[name].n, LAYERS[name].k, silu_mul=LAYERS[name].silu_mul)
+    for name in names:
+        layer, most = MATRICES[name], LARGE_ROWS if name.startswith("70b") else max(rows)
         make = calls_of(form, layer, setting)
-        inputs = [setting.randn(n_rows, layer.k) for n_rows in rows]
+        inputs = [setting.randn(n_rows, layer.k) for n_rows in rows if n_rows <= most]
         calls = [make(x) for x in inputs]
         touch = functools.partial(torch.zeros, 1, device=setting.device)  # or a thread has no CUDA context to launch in
         with concurrent.futures.ThreadPoolExecutor(n_cores(), initializer=touch) as pool:
@@ -86,6 +93,7 @@ def main(say: Callable[[str], None] = print) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forms", nargs="+", choices=OPS, default=list(OPS))
+    parser.add_argument("--matrices", nargs="+", choices=MATRICES, default=list(MATRICES))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", type=pathlib.Path, required=True)
@@ -93,9 +101,12 @@ def main(say: Callable[[str], None] = print) -> None:
     setting = Setting(timer(options.device), torch.bfloat16)
     report = json.loads(options.output.read_text()) if options.output.exists() else {"rows": []}
     for form in options.forms:
-        found = list(measured(form, options.rows, setting))
-        report["rows"] = [row for row in report["rows"] if row["form"] != form] + found
-        report["commits"] = report.get("commits", {}) | {form: commit()}
+        found = list(measured(form, options.matrices, options.rows, setting))
+        sizes = {(MATRICES[name].n, MATRICES[name].k) for name in options.matrices}
+        kept = [row for row in report["rows"] if row["form"] != form or (row["n"], row["k"]) not in sizes]
+        report["rows"] = kept + found
+        key = form if len(options.matrices) == len(MATRICES) else f"{form}: {', '.join(options.matrices)}"
+        report["commits"] = report.get("commits", {}) | {key: commit()}
         write(options.output, report, setting.timer.name)
         for (n, k), group in itertools.groupby(found, lambda row: (row["n"], row["k"])):
             say(f"{form:<14}{n:>6} x {k:<6}" + "".join(f"{row['us']:9.1f}" for row in group) + " us")

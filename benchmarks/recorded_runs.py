@@ -18,10 +18,10 @@ import quire
 
 RESULTS: Final = pathlib.Path(__file__).with_name("results") / "h200"
 SHAPES: Final = pathlib.Path(quire.__file__).parent / "bench" / "shapes"
-REPORTS: Final = ("w1", "w2", "w3", "w5", "w4_06b", "w4_8b", "w6", "w6_tp2")
+REPORTS: Final = ("w1", "w2", "w2_kv_fp8", "w3", "w5", "w4_06b", "w4_8b", "w6", "w6_tp2")
 TOLD: Final = ("four_gpus", "four_bits")
-BEFORE: Final = {("7cdb43e3", "int4-g128")}
-"""(commit, weights) of runs with kernels that are no more, which nothing here expects."""
+BEFORE: Final = {("7cdb43e3", "int4-g128"), ("5d4425f8", "kv fp8")}
+"""(commit, weights or keys and values) of runs with kernels that are no more, which nothing here expects."""
 LENGTHS: Final = (256, 120)
 """Of `benchmarks/deterministic_speed.py`: prompt and output."""
 W6_06B: Final = {1: 0.81, 8: 1.09, 32: 1.83, 128: 4.80, 256: 8.66}
@@ -101,6 +101,8 @@ def of_commands() -> Iterator[Figure]:
         config: dict[str, Any] = {
             name: given.get(f"--{name.replace('_', '-')}", "") for name in ("model", "quantization", "kv_cache_dtype")
         }
+        if (run["commit"], f"kv {config['kv_cache_dtype']}") in BEFORE:
+            continue
         config |= {"max_model_len": 4096, "hf_overrides": json.loads(given.get("--hf-overrides", "{}"))}
         if "cases" in run:
             yield from of_cases(config, run["cases"])

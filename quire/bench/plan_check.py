@@ -11,12 +11,12 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from quire.bench.shape import FOLDER
 from quire.bench.workloads import THROUGHPUT_WORKLOADS, throughput_dataset
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.mesh import mesh_of
 from quire.config.model import read_arch
+from quire.config.shapes import FOLDER, PREFIX
 from quire.core.errors import ConfigError, shown
 from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
@@ -78,12 +78,19 @@ def device_of_result(result: Mapping[str, Any]) -> Accelerator:
 
 
 def cost_of_result(
-    result: Mapping[str, Any], device: Accelerator | None = None, calibration: Calibration | None = None
+    result: Mapping[str, Any],
+    device: Accelerator | None = None,
+    calibration: Calibration | None = None,
+    arch: ModelArch | None = None,
 ) -> CostModel:
-    """With the formats and the ranks of the run."""
+    """With the formats and the ranks of the run. arch: of its model, where it is known."""
     config, device = result["config"], device or device_of_result(result)
-    arch = arch_of_result(config["model"], config.get("hf_overrides"))
+    arch = arch or arch_of_result(config.get("model", ""), config.get("hf_overrides"))
     quantization = config.get("quantization", "none")
+    if quantization == "auto" and arch.codings is not None:
+        raise ConfigError(
+            "the result is of a quantised checkpoint, and it does not say in which format weights were kept"
+        )
     weights = "auto" if quantization in ("auto", "none") else quantization
     formats = formats_named(weights, config.get("kv_cache_dtype", "auto"), arch.dtype)
     ranks = {name: config[name] for name in EngineConfig.__struct_fields__ if "parallel" in name and name in config}
@@ -94,9 +101,15 @@ def cost_of_result(
 
 
 def arch_of_result(model: str, overrides: Mapping[str, Any] | None = None) -> ModelArch:
-    """A report has a bundled shape's folder, as it was on that machine."""
-    name = pathlib.Path(model).name
-    folder = FOLDER / name if (FOLDER / name / "config.json").is_file() else pathlib.Path(model)
+    """Of shape:NAME, of a bundled shape's folder as it was on that machine, or of a folder that is here. ConfigError
+    for all else."""
+    folder = pathlib.Path(model)
+    if model and not (folder / "config.json").is_file():
+        folder = FOLDER / pathlib.Path(model.removeprefix(PREFIX)).name
+    if not model or not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"the result is of the model {shown(model or 'demo')}, which is not a folder here: name MODEL"
+        )
     return read_arch(folder, overrides)
 
 
@@ -172,10 +185,11 @@ def lines(found: Sequence[Comparison], cost: CostModel) -> list[str]:
     return text
 
 
-def one_line(result: Mapping[str, Any]) -> str:
-    """Model against measurement, at the end of a benchmark; empty where there is nothing to compare."""
+def one_line(result: Mapping[str, Any], arch: ModelArch | None = None) -> str:
+    """Model against measurement, at the end of a benchmark; empty where there is nothing to compare. arch: of its
+    model; None: its configuration says which."""
     try:
-        cost = cost_of_result(result)
+        cost = cost_of_result(result, arch=arch)
         found = [one for one in compare(result, cost) if ":   " not in one.what]
     except ConfigError:
         return ""

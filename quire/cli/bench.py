@@ -275,15 +275,15 @@ def _write(
     if options.output_json:
         settings = msgspec.structs.asdict(options) | engine
         write_report(options.output_json, build_report(name, settings, results, timeline))
-    if engine and engine["device"] != "null":
-        _say_expected(name, msgspec.structs.asdict(options) | engine, results)
+    if config is not None and config.device != "null":
+        _say_expected(name, msgspec.structs.asdict(options) | engine, results, _arch_of(config))
     if options.plot:
         write_plot(options.plot, timeline, f"quire bench {name}")
 
 
-def _say_expected(name: str, settings: Mapping[str, object], results: Mapping[str, object]) -> None:
+def _say_expected(name: str, settings: Mapping[str, object], results: Mapping[str, object], arch: ModelArch) -> None:
     """The planner's expectation beside the measurement, where it has a calibration of this machine."""
-    text = one_line({"benchmark": name, "config": settings, "results": results, "hardware": hardware()})
+    text = one_line({"benchmark": name, "config": settings, "results": results, "hardware": hardware()}, arch)
     if text:
         print(text)
 

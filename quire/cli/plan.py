@@ -61,7 +61,8 @@ ELSEWHERE = {
     "--tensor-parallel-size": MESH.format("tp"), "-tp": MESH.format("tp"),
     "--pipeline-parallel-size": MESH.format("pp"), "-pp": MESH.format("pp"),
     "--data-parallel-size": MESH.format("dp"), "-dp": MESH.format("dp"),
-    "--model": "MODEL, the first word behind plan", "--dtype": "--weights, such as float16", "--gpus": "--count",
+    "--model": "MODEL, the first word behind plan", "--shape": "shape:NAME, the first word behind plan",
+    "--dtype": "--weights, such as float16", "--gpus": "--count",
 }  # fmt: skip
 """Flags of `quire serve` and of `quire plan train` → what says the same."""
 NAMED = {
@@ -104,7 +105,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--calibration", default=None, help="file of `quire bench calibrate`, in place of what comes with Quire")
     add("--json", action="store_true", help="print JSON")
     add("--plot", default=None, metavar="FILE.png", help="draw roofline, memory and frontier (needs matplotlib)")
-    add("--check", default=None, metavar="RESULT.json", help="compare the model with a recorded result of quire bench")
+    add("--check", default=None, metavar="RESULT.json", help="compare with a recorded result of quire bench (of MODEL)")
     add("--dataset-path", default="", help="with --check of W3: the lengths that it had")
     parser.epilog = "quire plan train plans training, and what a budget is best spent on; see its --help"
     if isinstance(parser, FlagParser):
@@ -113,7 +114,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """`quire plan`; exit code 1 if the model does not fit, or misses its limits: the answer is no, as of others."""
+    """`quire plan`; exit code 1 if the model does not fit, misses its limits or cannot be served: the answer is no."""
     for flag, such in NAMED.items():
         if getattr(namespace, flag) == "":
             raise ConfigError(f"--{flag.replace('_', '-')} names nothing: give {such}, or leave it out")
@@ -149,7 +150,8 @@ def _check(namespace: argparse.Namespace) -> int:
     result = plan_check.read_result(namespace.check)
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
     device = _device(namespace)[0] if namespace.gpu or given else None
-    cost = plan_check.cost_of_result(result, device, given)
+    arch = find_arch(namespace.model) if namespace.model else None
+    cost = plan_check.cost_of_result(result, device, given, arch)
     found = plan_check.compare(result, cost, namespace.dataset_path)
     if namespace.json:
         print(json.dumps([dataclasses.asdict(one) | {"error": one.error} for one in found], indent=1))

@@ -18,21 +18,29 @@ class _Group:
     """Sequences that pass through one node."""
 
     slots: list[int]
-    n_pages: int
+    n_pages: int = 0
     """Pages from the root to the node's end."""
+    are_apart: bool = False
+    """Each still reads them for itself."""
+
+    @property
+    def n_read(self) -> int:
+        """Pages that are read, as long as it is joined with no other."""
+        return self.n_pages * (len(self.slots) if self.are_apart else 1)
 
 
 def shared_prefixes(seqs: list[Seq], min_pages: int) -> list[tuple[list[int], int]]:
     """(slots, number of leading pages they share) for prefixes of at least `min_pages` pages. seqs: of one tree."""
-    open_at: dict[Node, list[_Group]] = {}
+    apart: dict[Node, list[int]] = {}
     for seq in seqs:
         node = seq.node
         while node is not None and node.lock < 2:
             node = node.parent
         if node is not None and node.parent is not None:  # the root has no pages
-            open_at.setdefault(node, []).append(_Group([seq.slot], 0))
-    if not open_at:
+            apart.setdefault(node, []).append(seq.slot)
+    if not apart:
         return []
+    open_at = {node: [_Group(slots, are_apart=True)] for node, slots in apart.items()}
     queue = [(-_depth(node), node.serial, node) for node in open_at]
     heapq.heapify(queue)
     done: list[_Group] = []
@@ -51,13 +59,13 @@ def shared_prefixes(seqs: list[Seq], min_pages: int) -> list[tuple[list[int], in
         if parent not in open_at:
             heapq.heappush(queue, (depth + node.n_pages, parent.serial, parent))
         open_at.setdefault(parent, []).append(joined)
-    return [(group.slots, group.n_pages) for group in done if len(group.slots) > 1 and group.n_pages >= min_pages]
+    return [(group.slots, group.n_pages) for group in done if not group.are_apart and group.n_pages >= min_pages]
 
 
 def _join(groups: list[_Group], depth: int, done: list[_Group]) -> _Group | None:
-    """One group at `depth` if that reads fewer pages than the groups alone; else those are done, singles join."""
+    """One group at `depth` if that reads fewer pages than the groups alone; else those are done, and one goes on."""
     together = depth + sum(len(group.slots) * (group.n_pages - depth) for group in groups)
-    if together < sum(group.n_pages for group in groups):
+    if together < sum(group.n_read for group in groups):
         return _Group([slot for group in groups for slot in group.slots], depth)
     if len(groups) == 1:
         return groups[0]

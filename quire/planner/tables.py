@@ -9,6 +9,7 @@ from quire.core.units import format_bytes
 
 N_MESHES = 8
 NOT_HERE = "not in this engine"
+CANNOT = "cannot be served by this version"
 
 
 def lines(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -22,7 +23,7 @@ def lines(plan: Mapping[str, Any]) -> Iterator[str]:
         if plan.get("command"):
             yield from ("", "to serve it:", f"  {plan['command']}")
         elif plan.get("cannot"):
-            yield from ("", f"cannot be served by this version: {plan['cannot']}")
+            yield from ("", f"{CANNOT}: {plan['cannot']}")
         if plan.get("unknown"):
             yield from ("", "not known:", *(f"  - {text}" for text in plan["unknown"]))
     else:
@@ -30,15 +31,15 @@ def lines(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def objection(plan: Mapping[str, Any]) -> str:
-    """Why the model does not fit, or not within the limits, in a sentence; empty: it does, if only in a mesh that this
-    engine has not, or it was not asked."""
+    """Why the model does not fit, or not within the limits, or cannot be served so, in a sentence; empty: it can, or it
+    was not asked."""
     if "device" not in plan:
         return ""
     where = f"{plan['device']['count']} x {plan['device']['name'].upper()}"
     if missed := plan.get("missed"):
         return f"{plan['model']} on {where}: {_missed(missed)}"
     if any("tokens_per_s" in mesh for mesh in plan.get("meshes", ())):
-        return ""
+        return f"{plan['model']} on {where} {CANNOT}: {plan['cannot']}" if plan.get("cannot") else ""
     memory = plan.get("memory")
     if memory is None:
         return f"{plan['model']} cannot be divided among {where}: take another --count or --mesh"

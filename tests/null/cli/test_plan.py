@@ -43,9 +43,9 @@ def test_a_plan_for_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     text = planned(capsys, "shape:llama-3.1-70b", "--gpu", "h100", "--count", "4", "--price", "2.5")
     assert "4 x H100" in text and "$/M tokens" in text and "tp4" in text
     assert "quire serve shape:llama-3.1-70b --tensor-parallel-size 4" in text
-    mesh = planned(capsys, "shape:llama-3.1-70b", "--gpu", "h100", "--count", "16", "--mesh", "tp=16")
-    assert "not in this engine" in mesh
     assert "no step was ever timed on the H100" in text
+    assert run(["plan", "shape:llama-3.1-70b", "--gpu", "h100", "--count", "16", "--mesh", "tp=16"]) == 1
+    assert "not in this engine" in capsys.readouterr().out
 
 
 def test_a_model_that_does_not_fit_names_the_least_that_would(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_what_does_not_fit_ends_with_1_and_says_so(
 
 @pytest.mark.parametrize(("flag", "message"), [
     ("--quantization", "here it is --weights, such as fp8"), ("-tp", "here it is --mesh tp=N with --count N"),
-    ("--max-num-sequences", "did you mean --max-num-seqs?"),
+    ("--max-num-sequences", "did you mean --max-num-seqs?"), ("--shape", "here it is shape:NAME, the first word"),
 ])  # fmt: skip
 def test_flags_of_other_commands_are_named_as_they_are_here(
     capsys: pytest.CaptureFixture[str], flag: str, message: str
@@ -144,8 +144,11 @@ def made_config(command: str) -> EngineConfig:
 def test_what_this_engine_cannot_do_has_no_command(
     capsys: pytest.CaptureFixture[str], words: list[str], reason: str
 ) -> None:
-    text = planned(capsys, "shape:qwen2.5-72b" if "tp=16" in words else "shape:qwen3-32b", "--gpu", "h200", *words)
+    model = "shape:qwen2.5-72b" if "tp=16" in words else "shape:qwen3-32b"
+    assert run(["plan", model, "--gpu", "h200", *words]) == 1
+    text, said = capsys.readouterr()
     assert "cannot be served by this version: " in text and reason in text and "quire serve" not in text
+    assert said.startswith(f"quire plan: {model} on ") and reason in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v2-lite", "mamba2-2.7b", "lfm2-1.2b"])
@@ -157,8 +160,9 @@ def test_the_engine_takes_every_command_or_its_own_reason_is_told(
     for kv in ("auto", "bfloat16", "float16", "float32", "fp8", "int8"):
         formats = ("--weights", weights, "--kv-cache-dtype", kv)
         words = ("plan", f"shape:{model}", "--gpu", "b200", *formats, "--slo", "none", "--max-num-seqs", "8", "--json")
-        assert run(list(words)) == 0
+        code = run(list(words))
         found = json.loads(capsys.readouterr().out)
+        assert code == ("command" not in found)
         n_commands += "command" in found
         config = EngineConfig(kv_cache_dtype=kv, dtype="auto" if weights == "fp8" else weights)  # type: ignore[arg-type]
         if "command" in found:

@@ -123,6 +123,29 @@ def test_lengths_that_nobody_fitted(run: int) -> None:
 
 def test_a_benchmark_ends_with_one_line() -> None:
     assert one_line(result("w1")).startswith("model: W1: output ")
+    given = result("w6") | {"config": {"model": "org/of-the-hub", "max_model_len": 4096}}
+    assert one_line(given) == "", "nobody said what it is"
+    assert one_line(given, read_arch(FOLDER / "llama-3.1-8b")) == one_line(result("w6")) != ""
+
+
+@pytest.mark.parametrize("model", ["shape:llama-3.1-8b", "/elsewhere/quire/bench/shapes/llama-3.1-8b"])
+def test_a_report_names_a_shape_as_it_was_given(model: str) -> None:
+    recorded = result("w6")
+    given = recorded | {"config": recorded["config"] | {"model": model}}
+    assert one_line(given) == one_line(recorded) != ""
+
+
+@pytest.mark.parametrize("model", ["", "org/name", "shape:no-such", "/no/such/folder"])
+def test_a_model_that_is_not_here_is_named(model: str) -> None:
+    with pytest.raises(ConfigError, match=f"of the model '{model or 'demo'}', which is not a folder here: name MODEL"):
+        cost_of_result({"config": {"model": model}}, accelerator_named("h200"))
+
+
+def test_a_quantised_checkpoint_is_not_taken_for_one_in_bfloat16() -> None:
+    coded = {"quantization_config": {"quant_method": "mxfp4"}}
+    config = {"model": "shape:gpt-oss-20b", "hf_overrides": coded, "quantization": "auto"}
+    with pytest.raises(ConfigError, match="of a quantised checkpoint"):
+        cost_of_result({"config": config}, accelerator_named("h200"))
     assert one_line(result("w6") | {"hardware": {"gpus": []}}) == "", "no calibration of that machine"
 
 
