@@ -46,10 +46,10 @@ def holding(
         scheme = next(allowed, None)
         if scheme is not None:
             found[matrix.name] = scheme
-    return _in_banks(found, arch) if device.type == "cuda" else found
+    return in_banks(found, arch) if device.type == "cuda" else found
 
 
-def _in_banks(found: dict[str, FilledScheme], arch: ModelArch) -> dict[str, FilledScheme]:
+def in_banks(found: dict[str, FilledScheme], arch: ModelArch) -> dict[str, FilledScheme]:
     """Without those of experts that are not alike: on a GPU one launch multiplies by all of a layer."""
     banks: dict[str, list[str]] = collections.defaultdict(list)
     for matrix in matrices(arch):
