@@ -28,19 +28,26 @@ class Coding:
             codes = torch.randn(n_experts, n, k, device=device).mul_(40).clamp_(-127, 127).to(self.dtype)
             lines = (-(-n // 128), -(-k // 128)) if self.group else (n,)
             scales = torch.rand(n_experts, *lines, device=device).add_(0.5).mul_(size / 40)
-        else:
-            each = [self._words(n, k, size, dtype, device) for _ in range(n_experts)]
-            codes, scales = torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])
-        return CodedMatrices(self.kind, k, codes, scales, self.group, self.zeros)
+            return CodedMatrices(self.kind, k, codes, scales, self.group)
+        each = [self._words(n, k, size, dtype, device) for _ in range(n_experts)]
+        codes, scales = torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])
+        factors = None
+        if self.group == mxfp4.NV_BLOCK:
+            factors = torch.rand(n_experts, n, device=device).add_(0.5).mul_(size / 300)
+        return CodedMatrices(self.kind, k, codes, scales, self.group, self.zeros, factors)
 
     def _words(self, n: int, k: int, size: float, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
         if self.kind is Codes.FP4:
             blocks = torch.randint(0, 256, (n, k // 2), device=device, dtype=torch.uint8)
+            if self.group == mxfp4.NV_BLOCK:
+                scales = torch.randint(0, 127, (n, -(-k // 16)), device=device, dtype=torch.uint8)
+                made = mxfp4.pack(blocks, scales, torch.ones(n, device=device))
+                return made.codes, made.scales.T
             middle = 127 + round(math.log2(size / 3))
             shape = (n, -(-k // 32))
             exponents = torch.randint(middle - 1, middle + 2, shape, device=device, dtype=torch.uint8)
             made = mxfp4.pack(blocks, exponents)
-            return made.codes, made.exponents.T
+            return made.codes, made.scales.T
         group = self.group or k
         codes = torch.randint(0, 16, (n, k), device=device, dtype=torch.uint8)
         scales = torch.rand(n, -(-k // group), device=device).add_(0.5).mul_(size / 5).to(dtype)
@@ -57,6 +64,7 @@ CODINGS = (
     Coding(Codes.INT4, group=128),
     Coding(Codes.INT4),
     Coding(Codes.FP4, group=32),
+    Coding(Codes.FP4, group=16),
 )
 
 

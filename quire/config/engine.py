@@ -384,9 +384,3 @@ def _check_adapters(config: EngineConfig) -> None:
         )
     if config.lora_experts and not config.enable_lora:
         raise ConfigError("lora_experts needs enable_lora: add --enable-lora", param="lora_experts")
-    if config.lora_experts and config.data_parallel_size > 1 and config.enable_expert_parallel:
-        raise ConfigError(
-            f"lora_experts, enable_expert_parallel and data_parallel_size = {config.data_parallel_size}: rows that"
-            " travel to their experts do not take their adapters along: leave one of the three out",
-            param="lora_experts",
-        )

@@ -3,10 +3,12 @@ sequences of their own; they come and go while it runs, on all ranks."""
 
 from __future__ import annotations
 
+import json
 import pathlib
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from adapter_case import check_against, merged, write_adapter
 from family_cases import CASES, IDS, random_checkpoint
@@ -94,6 +96,46 @@ def test_two_ranks_say_what_one_says(
         assert tokens(answers(llm, folder, NAMES)) == expected
     finally:
         llm.shutdown()
+
+
+def test_rows_take_their_adapters_to_experts_of_other_ranks(tmp_path: pathlib.Path) -> None:
+    """Sequences are divided and experts too: what rank 1 holds is adapted for rows of rank 0."""
+    family, fields = CASES["qwen3_moe"]
+    oracle = random_checkpoint(tmp_path / "model", family, **fields)
+    for seed, name in enumerate("abc"):
+        write_expert_adapter(tmp_path / name, oracle, seed)
+    options = OPTIONS | {"lora_experts": True}
+    one = LLM(str(tmp_path / "model"), **options)
+    expected = answers(one, tmp_path, NAMES)
+    one.shutdown()
+    assert len(set(tokens(expected))) == len(NAMES), "prompts and adapters differ"
+    two = LLM(str(tmp_path / "model"), **options, data_parallel_size=2, enable_expert_parallel=True)
+    try:
+        for _ in range(2):
+            found = answers(two, tmp_path, NAMES)
+            assert tokens(found) == tokens(expected)
+            for (_, got), (_, wanted) in zip(found, expected, strict=True):
+                assert got == pytest.approx(wanted, abs=1e-4)
+    finally:
+        two.shutdown()
+
+
+def write_expert_adapter(folder: pathlib.Path, oracle: transformers.PreTrainedModel, seed: int) -> None:
+    """Of both products of each expert, in PEFT's layout."""
+    made, config, rank = torch.Generator().manual_seed(seed), oracle.config, 4
+    hidden, inner = config.hidden_size, config.moe_intermediate_size
+    shapes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    tensors = {}
+    for layer in range(config.num_hidden_layers):
+        for expert in range(config.num_experts):
+            for name, (n, k) in shapes.items():
+                at = f"base_model.model.model.layers.{layer}.mlp.experts.{expert}.{name}"
+                tensors[f"{at}.lora_A.weight"] = torch.randn(rank, k, generator=made)
+                tensors[f"{at}.lora_B.weight"] = torch.randn(n, rank, generator=made) * 0.3
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "target_modules": list(shapes)}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
 
 
 def check_loading(llm: LLM, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

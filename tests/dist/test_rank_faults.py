@@ -72,8 +72,6 @@ def is_gone(pid: int) -> bool:
     ({"data_parallel_size": 2, "device": "null"}, "data_parallel_size = 2 and device = 'null'"),
     ({"data_parallel_size": 2, "pipeline_parallel_size": 2}, "data-parallel ranks have no stages yet: leave one"),
     ({"data_parallel_size": 2, "speculative_config": NGRAM}, "data-parallel ranks do not draft yet: leave"),
-    ({"data_parallel_size": 2, "enable_lora": True, "lora_experts": True, "enable_expert_parallel": True},
-     "data_parallel_size = 2: rows that travel to their experts do not take their adapters along: leave one"),
     ({"data_parallel_size": 2, "enable_expert_parallel": True}, "no experts: leave enable_expert_parallel=True out"),
 ])  # fmt: skip
 def test_what_ranks_cannot_do(

@@ -1,6 +1,7 @@
 // Products of few rows with codes of 4 bits: made to numbers in registers and multiplied by the warp (mma.m16n8k16, rows
 // of w are the 16). Numbers are left as much too large as masks make them: what that adds to a sum is a multiple of the
-// sum of x, which is known, and is taken away with the zero point, once in a group of columns.
+// sum of x, which is known, and is taken away with the zero point, once in a group of columns. Both are at most 144 times the
+// sum of |x| over 128 columns: in bf16 they overflow beyond 2.3e36 of that.
 //
 // A warpgroup takes every QUIRE_GROUPS-th chunk, each of its warps 32 rows by 128 columns: two blocks of 16 rows share
 // what is read of x. When a tile is done, all hand their sums to the warpgroup whose turn it is to finish, and go on.

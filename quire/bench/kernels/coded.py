@@ -28,7 +28,7 @@ Weights = tuple[object, ...]
 FORMS = {
     "w8a8": ("fp8 channels", "fp8 blocks", "int8"),
     "w4a16": ("g128", "g32 zeros"),
-    "mxfp4": ("mxfp4",),
+    "mxfp4": ("mxfp4", "nvfp4"),
 }
 
 
@@ -66,7 +66,7 @@ def _function_name(form: str) -> str:
 
 
 def _n_bytes(form: str, layer: LinearCase) -> float:
-    scales = {"g128": 2 / 128, "g32 zeros": 4 / 32, "mxfp4": 1 / 32}.get(form, 0.0)
+    scales = {"g128": 2 / 128, "g32 zeros": 4 / 32, "mxfp4": 1 / 32, "nvfp4": 1 / 16}.get(form, 0.0)
     return layer.n * layer.k * ((0.5 if scales else 1.0) + scales)
 
 
@@ -80,9 +80,12 @@ def packed(form: str, layer: LinearCase, setting: Setting) -> Weights:
         shape = (n,) if form == "fp8 channels" else (-(-n // w8a8.BLOCK), -(-k // w8a8.BLOCK))
         return codes.half().to(torch.float8_e4m3fn), torch.full(shape, k**-0.5 / 70, device=device), None
     nibbles = codes.view(torch.uint8) & 15
-    if form == "mxfp4":
-        exponents = torch.full((n, -(-k // mxfp4.BLOCK)), 120, dtype=torch.uint8, device=device)
-        return (mxfp4.pack(nibbles[:, ::2] | nibbles[:, 1::2] << 4, exponents),)
+    if form.endswith("fp4"):
+        blocks, is_nv = nibbles[:, ::2] | nibbles[:, 1::2] << 4, form == "nvfp4"
+        n_blocks = -(-k // (mxfp4.NV_BLOCK if is_nv else mxfp4.BLOCK))
+        factors = torch.full((n,), 2.0**-7, device=device) if is_nv else None
+        scales = torch.full((n, n_blocks), 56 if is_nv else 120, dtype=torch.uint8, device=device)  # 1, 2^-7
+        return (mxfp4.pack(blocks, scales, factors),)
     group = 32 if form.startswith("g32") else 128
     scales = torch.full((n, -(-k // group)), k**-0.5 / 5, dtype=setting.dtype, device=device)
     zeros = torch.full(scales.shape, 7, dtype=torch.uint8, device=device) if form.endswith("zeros") else None

@@ -68,6 +68,21 @@ class LinesExpertAdapters:
     ) -> None:
         """See `Adapted`: the native kernels are there."""
 
+    def places(self, n_rows: int) -> torch.Tensor:
+        """See `Adapted`."""
+        rows = self._active.rows
+        assert not isinstance(rows, lora.Tiles)
+        return torch.full((n_rows,), -1, dtype=torch.int32) if rows is None else torch.from_numpy(rows.astype(np.int32))
+
+    def received(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """See `Adapted`."""
+        with self._active.step(places.numpy(), len(x)):
+            y = self(x, expert_ids, weights, None)
+        assert y is not None
+        return y
+
     def _has(self, place: int) -> bool:
         """Whether the adapter there has something for these experts."""
         return any(one.places is not None and one.places[place] is not None for one in self._layer.of_experts)
@@ -186,6 +201,20 @@ class StackedExpertAdapters:
             return None
         assert isinstance(tiles, lora.Tiles) and tiles.places is not None
         return self._products(x, expert_ids, weights, residual, tiles.places)
+
+    def places(self, n_rows: int) -> torch.Tensor:
+        """See `Adapted`."""
+        tiles = self._active.rows
+        if tiles is None:
+            return torch.full((n_rows,), -1, dtype=torch.int32, device=self._banks[0].stack.ranks.device)
+        assert isinstance(tiles, lora.Tiles) and tiles.places is not None
+        return tiles.places
+
+    def received(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """See `Adapted`: with and without adapters rows go one way, as what other ranks' rows have is not known."""
+        return self._products(x, expert_ids, weights, None, places)
 
     def build(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None

@@ -21,11 +21,11 @@ from quire.planner import exchange as volumes
 
 NOT_HELD: Final = -1
 
-Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(rows [n, h]; their experts [n, k] int32, as numbers among those held, -1: another rank's; weights [n, k] float32)
-→ the sums over those held [n, h], n >= 1."""
+Compute = Callable[..., torch.Tensor]
+"""(rows [n, h]; their experts [n, k] int32, as numbers among those held, -1: another rank's; weights [n, k] float32;
+marks [n] int32, where rows have them) → the sums over those held [n, h], n >= 1."""
 Held = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""The same of any rows; experts among all and the bits of their weights are one tensor, int32 [n, 2 k]."""
+"""The same of any rows; experts among all, the bits of their weights and marks are one tensor, int32 [n, 2 k (+ 1)]."""
 
 
 class Exchange:
@@ -47,13 +47,15 @@ class Exchange:
         self._rows = [len(range(place, n, n_sharing)) for n in rows for place in range(n_sharing)]
 
     def run(
-        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, n_held: int, compute: Compute
-    ) -> torch.Tensor:
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, n_held: int, compute: Compute,
+        marks: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """x: [n, h], the rows of this rank's step, maybe none; expert_ids: [n, k] int32 among all experts, of which
-        each rank holds n_held; weights: [n, k] float32 → the sums over the experts of each row [n, h]; of several ranks
-        that share layers, a term of them."""
+        each rank holds n_held; weights: [n, k] float32; marks: [n] int32, what else a row takes along, on all ranks or
+        on none → the sums over the experts of each row [n, h]; of several ranks that share layers, a term of them."""
         mine = slice(self._place, None, self._n_sharing)
-        chosen = torch.cat([expert_ids[mine], weights[mine].view(torch.int32)], 1)
+        beside = [] if marks is None else [marks[mine, None]]
+        chosen = torch.cat([expert_ids[mine], weights[mine].view(torch.int32), *beside], 1)
 
         def held(rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
             return self._computed(rows, chosen, n_held, compute)
@@ -105,13 +107,14 @@ class Exchange:
         return total.to(x.dtype)
 
     def _computed(self, rows: torch.Tensor, chosen: torch.Tensor, n_held: int, compute: Compute) -> torch.Tensor:
-        expert_ids, weights = chosen.chunk(2, 1)
+        k = chosen.shape[1] // 2
+        expert_ids, weights, marks = chosen.tensor_split((k, 2 * k), 1)
         own = expert_ids - self._comm.rank * n_held
         own = own.masked_fill((own < 0) | (own >= n_held), NOT_HELD)
         factors, found = weights.contiguous().view(torch.float32), torch.empty_like(rows)
         for at in range(0, len(rows), self._max_rows):
             piece = slice(at, at + self._max_rows)
-            found[piece] = compute(rows[piece], own[piece], factors[piece])
+            found[piece] = compute(rows[piece], own[piece], factors[piece], *marks[piece].unbind(1))
         return found
 
 

@@ -52,6 +52,16 @@ class Adapted(Protocol):
         """Make what such a call needs, where that takes time."""
         ...
 
+    def places(self, n_rows: int) -> torch.Tensor:
+        """int32 [n_rows]: of the adapter of each row of this step, -1: none."""
+        ...
+
+    def received(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """The sums over the experts that are held, of rows of any rank's step, whose places came along."""
+        ...
+
 
 class Experts:
     """See `ExpertsSpec`."""
@@ -135,14 +145,22 @@ class Experts:
 
     def _exchanged(self, exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
         """What the experts of all ranks make of the rows of this one."""
-        return exchange.run(x, *self._routed(x), self.spec.n_held, self._products)
+        return self._sent(exchange, x, *self._routed(x))
+
+    def _sent(
+        self, exchange: Exchange, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        n_held, adapted = self.spec.n_held, self.adapted
+        if adapted is None:
+            return exchange.run(x, expert_ids, weights, n_held, self._products)
+        return exchange.run(x, expert_ids, weights, n_held, adapted.received, adapted.places(len(x)))
 
     def join(self, x: torch.Tensor) -> None:
         """Of a step in which this rank has no rows, x [0, hidden]: compute those of others."""
         n_chosen = self.spec.routing.n_chosen
         expert_ids, weights = (torch.empty(0, n_chosen, dtype=dtype, device=x.device) for dtype in _CHOSEN_TYPES)
         if self.exchange is not None:
-            self.exchange.run(x, expert_ids, weights, self.spec.n_held, self._products)
+            self._sent(self.exchange, x, expert_ids, weights)
 
     def _products(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None = None

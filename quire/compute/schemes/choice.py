@@ -13,11 +13,11 @@ from typing import Final
 import torch
 
 from quire.compute.schemes.coded import Source
-from quire.compute.schemes.holding import holding
-from quire.compute.schemes.packed import HELD, Blocks, Packed, Rounded, Scheme
+from quire.compute.schemes.holding import holding, in_banks
+from quire.compute.schemes.packed import HELD, Held, Packed, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
-from quire.compute.schemes.scheme import MatrixScheme
-from quire.compute.schemes.w4a16 import GROUPS, RoundedInt4
+from quire.compute.schemes.scheme import FilledScheme, MatrixScheme
+from quire.compute.schemes.w4a16 import GROUPS, Int4, RoundedInt4
 from quire.compute.schemes.w8a8 import RoundedEightBits
 from quire.compute.weights.header import Entry
 from quire.config.arch import ModelArch
@@ -99,10 +99,10 @@ def choose(
     if arch is None or entries is None:
         held = {} if arch is None else holding(quantization, device, dtype, arch, sources or {})
         return schemes_on(device, dtype, default, held)
-    allowed = _allowed(quantization, device)
+    allowed = _allowed(quantization, device, dtype)
     found = {matrix.name: holder(parts_of(matrix, arch, entries).values(), allowed) for matrix in matrices(arch)}
     own = {name: scheme for name, scheme in found.items() if scheme is not None}
-    return schemes_on(device, dtype, default, own)
+    return schemes_on(device, dtype, default, in_banks(own, arch) if device.type == "cuda" else own)
 
 
 def parts_of(matrix: Matrix, arch: ModelArch, entries: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -113,17 +113,24 @@ def parts_of(matrix: Matrix, arch: ModelArch, entries: Mapping[str, Entry]) -> d
     return {name: entries[name] for name in names}
 
 
-def holder(parts: Iterable[Entry], allowed: Iterable[Blocks]) -> Blocks | None:
+def holder(parts: Iterable[Entry], allowed: Held) -> FilledScheme | None:
     """The smallest of the allowed schemes for a matrix of these parts, in the order of rows; None where none can hold
     their types or one ends within a tile."""
     entries = list(parts)
     if any(entry.shape[0] % TILE for entry in entries[:-1]):
         return None
-    return next((one for one in allowed if all(entry.dtype in HELD[one] for entry in entries)), None)
+    return next((one for one, types in allowed.items() if all(entry.dtype in types for entry in entries)), None)
 
 
-def _allowed(quantization: str, device: torch.device) -> tuple[Blocks, ...]:
+def _allowed(quantization: str, device: torch.device, dtype: torch.dtype) -> Held:
     """Which may hold matrices for a value of --quantization: without one, any that is fast here."""
+    held = held_on(device, dtype)
     if quantization == "auto":
-        return tuple(HELD) if device.type == "cpu" and native.library() is not None else ()
-    return tuple(scheme for scheme in HELD if scheme.form == quantization)
+        return held if device.type != "cpu" or native.library() is not None else {}
+    asked = (quantization, quantization.partition("-")[0])  # another group is no reason to round again
+    return {scheme: types for scheme, types in held.items() if scheme.name in asked}
+
+
+def held_on(device: torch.device, dtype: torch.dtype) -> Held:
+    """On a GPU Q4_0 is whole numbers of 4 bits in groups of 32; other types are decoded."""
+    return HELD if device.type == "cpu" else {Int4(dtype, 32): ("Q4_0",)}

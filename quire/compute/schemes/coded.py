@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from quire.config.codings import Coding
+from quire.kernels import nibbles
 
 PIECE_VALUES: Final = 1 << 22
 """Numbers that are decoded at once."""
@@ -31,12 +32,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Coded:
-    """weight[i, j] = (value of codes[i, j] - zeros[i, g]) * scales[i, g], g being the group of j."""
+    """weight[i, j] = (value of codes[i, j] - zeros[i, g]) * scales[i, g] * factor, g being the group of j."""
 
     codes: torch.Tensor
     """[n, k]: uint8 or int8; or e4m3, which are values by themselves."""
     scales: torch.Tensor
-    """[n, groups]; of float16, bfloat16, float32 or e8m0."""
+    """[n, groups]; of float16, bfloat16, float32, e8m0 or e4m3."""
     group: int
     """Neighbouring inputs that share a scale."""
     zeros: torch.Tensor | None = None
@@ -47,6 +48,9 @@ class Coded:
     """int64 [k]: the group of each input, where neighbours do not share one."""
     table: tuple[float, ...] = ()
     """What codes stand for, where not for themselves."""
+    factor: float = 1.0
+    """Of the tensor. Its product with a scale is rounded to float32 once: numbers of 4 and 24 bits, or their quotient,
+    are so far from where roundings meet that float64 between them changes nothing."""
     input_scale: torch.Tensor | None = None
     """float32 [1]: of what is multiplied by it."""
 
@@ -89,6 +93,8 @@ class Coded:
 
     def _numbers(self, rows: slice) -> torch.Tensor:
         codes, scales = self.codes[rows], self.scales[rows].float()
+        if self.factor != 1:
+            scales = scales.double().mul_(self.factor).float()
         if self.table:
             values = torch.tensor(self.table, dtype=torch.float32)[codes.int()]
         else:
@@ -108,6 +114,14 @@ class Coded:
         if self.groups is not None:
             return of_groups[:, self.groups]
         return of_groups if of_groups.shape[1] == 1 else of_groups.repeat_interleave(self.group, dim=1)[:, : self.k]
+
+
+def fill_nibbles(words: torch.Tensor, codes: torch.Tensor, order: torch.Tensor | None = None) -> None:
+    """words: int32 [n, nibbles.n_words(k)], on any device; codes: uint8 [n, k] below 16. order: int64 [k], columns."""
+    step = max(1, PIECE_VALUES // codes.shape[1])
+    for first in range(0, len(codes), step):
+        piece = codes[first : first + step].to(words.device)
+        words[first : first + step].copy_(nibbles.pack(piece if order is None else piece[:, order]))
 
 
 def _alone(of_groups: torch.Tensor) -> torch.Tensor:

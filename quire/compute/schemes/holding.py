@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from quire.compute.schemes import integers, mxfp4, w4a16, w8a8
+from quire.compute.schemes import fp4, integers, w4a16, w8a8
 from quire.compute.schemes.coded import Source
 from quire.compute.schemes.scheme import FilledScheme
 from quire.config.arch import ModelArch
@@ -46,10 +46,10 @@ def holding(
         scheme = next(allowed, None)
         if scheme is not None:
             found[matrix.name] = scheme
-    return _in_banks(found, arch) if device.type == "cuda" else found
+    return in_banks(found, arch) if device.type == "cuda" else found
 
 
-def _in_banks(found: dict[str, FilledScheme], arch: ModelArch) -> dict[str, FilledScheme]:
+def in_banks(found: dict[str, FilledScheme], arch: ModelArch) -> dict[str, FilledScheme]:
     """Without those of experts that are not alike: on a GPU one launch multiplies by all of a layer."""
     banks: dict[str, list[str]] = collections.defaultdict(list)
     for matrix in matrices(arch):
@@ -74,6 +74,6 @@ def on_cpu(matrix: Matrix, sources: Sequence[Source], device: torch.device, dtyp
 
 HOLDERS: Final[dict[str, tuple[Holder, ...]]] = {
     "cpu": (on_cpu,),
-    "cuda": (w8a8.holder, w4a16.holder, mxfp4.holder),
+    "cuda": (w8a8.holder, w4a16.holder, fp4.holder),
 }
 """Type of a device → who is asked, in order."""

@@ -7,6 +7,7 @@ Invariant: a row of the result has the same bits whatever the other rows and the
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -148,8 +149,10 @@ class Blocks(FilledScheme):
         return PackedProduct(packing.empty(self.form, n, k, table=GRID if is_nibbles else ()))
 
 
-HELD: Final = {Blocks("int4-g32"): ("Q4_0",), Blocks("int8-g32"): ("Q8_0", "Q4_0")}
+Held = Mapping[FilledScheme, tuple[str, ...]]
 """Scheme → types of GGUF tensors whose blocks it holds as they are; the smallest first."""
+HELD: Final[Held] = {Blocks("int4-g32"): ("Q4_0",), Blocks("int8-g32"): ("Q8_0", "Q4_0")}
+"""Of the CPU's kernels."""
 
 
 Scheme = MatrixScheme | FilledScheme

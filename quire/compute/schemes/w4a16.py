@@ -14,7 +14,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from quire.compute.schemes.coded import PIECE_VALUES, Coded, Source
+from quire.compute.schemes.coded import PIECE_VALUES, Coded, Source, fill_nibbles
 from quire.compute.schemes.launched import Launched
 from quire.compute.schemes.scheme import FilledScheme, MatrixScheme, Product, Stored
 from quire.config.codings import Layout
@@ -105,11 +105,7 @@ class Int4(FilledScheme):
         if self.zeros:
             assert coded.zeros is not None
             lines[1::2].copy_(coded.zeros.t())
-        step = max(1, PIECE_VALUES // coded.k)
-        for first in range(0, coded.n, step):
-            codes = coded.codes[first : first + step].to(found["codes"].device)
-            codes = codes if order is None else codes[:, order]
-            found["codes"][first_row + first : first_row + first + len(codes)].copy_(nibbles.pack(codes))
+        fill_nibbles(found["codes"][first_row : first_row + coded.n], coded.codes, order)
 
     def _order(self, found: dict[str, torch.Tensor], coded: Coded) -> torch.Tensor | None:
         """That of a part, which is that of all."""

@@ -16,15 +16,17 @@ import torch.nn.functional as F
 
 from quire.compute.models.decoder import Decoder
 from quire.compute.schemes.choice import parts_of
-from quire.compute.schemes.packed import Blocks, PackedProduct
+from quire.compute.schemes.coded import Coded
+from quire.compute.schemes.packed import PackedProduct
+from quire.compute.schemes.scheme import FilledScheme, Product
 from quire.compute.weights.checkpoint import read_into
 from quire.compute.weights.gguf_blocks import nibbles
 from quire.compute.weights.header import Entry
 from quire.compute.weights.names import separate_halves
 from quire.config.shares import Region
 from quire.core.errors import LoadError
-from quire.kernels import qgemm
 from quire.kernels.qgemm import weight as packing
+from quire.kernels.w4a16.weight import MIDDLE
 
 BLOCK_LEN: Final = 32
 """Values in a block of any of these types, which share a scale."""
@@ -36,8 +38,26 @@ PIECE_ROWS: Final = 16 * packing.TILE
 class Place:
     """Where the blocks of one tensor go."""
 
-    packed: qgemm.PackedWeight
+    scheme: FilledScheme
+    product: Product
     first_row: int
+
+    def put(self, first: int, blocks: torch.Tensor, dtype: str, n_interleaved: int) -> None:
+        """uint8 [rows, blocks, bytes], from row `first` of the tensor on. Raises ValueError where a scale is not
+        finite."""
+        product = self.product
+        in_nibbles = not isinstance(product, PackedProduct) or bool(product.packed.table)
+        codes, scales = _codes(blocks, dtype, in_nibbles=in_nibbles)
+        if not bool(scales.isfinite().all()):
+            raise ValueError("NaN or infinite scales")
+        if n_interleaved:
+            separate_halves(codes, n_interleaved)
+            separate_halves(scales, n_interleaved)
+        if isinstance(product, PackedProduct):
+            padding = (0, 0, 0, -len(codes) % packing.TILE)
+            packing.lay_out(product.packed, self.first_row + first, *(F.pad(one, padding) for one in (codes, scales)))
+        else:
+            self.scheme.put(product, self.first_row + first, Coded(codes, scales, BLOCK_LEN, zero=MIDDLE))
 
 
 def places(model: Decoder, entries: Mapping[str, Entry]) -> dict[str, Place]:
@@ -47,12 +67,11 @@ def places(model: Decoder, entries: Mapping[str, Entry]) -> dict[str, Place]:
     """
     found = {}
     for linear in model.linears():
-        if isinstance(linear.scheme, Blocks):
-            assert isinstance(linear.product, PackedProduct)
+        if isinstance(linear.scheme, FilledScheme):
             first_row = 0
             names = parts_of(linear.matrix, model.arch, entries)
             for name, (_, n_rows) in zip(names, linear.matrix.parts, strict=True):
-                found[name] = Place(linear.product.packed, first_row)
+                found[name] = Place(linear.scheme, linear.product, first_row)
                 first_row += n_rows
     return found
 
@@ -75,22 +94,18 @@ def fill(
         piece = raw[: min(step, n_rows - first) * row_bytes]
         read_into(descriptor, piece.numpy().data, entry.start + (first_row + first) * row_bytes, path)
         blocks = piece.view(-1, entry.shape[1] // BLOCK_LEN, row_bytes * BLOCK_LEN // entry.shape[1])
-        codes, scales = _codes(blocks[:, first_block : first_block + n_blocks], entry.dtype, place.packed.table)
-        if not bool(scales.isfinite().all()):
-            raise LoadError(f"tensor {entry.name} in {path} has NaN or infinite scales")
-        if n_interleaved:
-            separate_halves(codes, n_interleaved)
-            separate_halves(scales, n_interleaved)
-        padding = (0, 0, 0, -len(codes) % packing.TILE)
-        codes, scales = (F.pad(one, padding) for one in (codes, scales))
-        packing.lay_out(place.packed, place.first_row + first, codes, scales)
+        try:
+            place.put(first, blocks[:, first_block : first_block + n_blocks], entry.dtype, n_interleaved)
+        except ValueError as error:
+            raise LoadError(f"tensor {entry.name} in {path} has {error}") from None
         yield len(piece)
 
 
-def _codes(blocks: torch.Tensor, dtype: str, table: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """uint8 [rows, blocks, bytes] → codes as `lay_out` takes them [rows, k], float16 scales [rows, blocks]."""
+def _codes(blocks: torch.Tensor, dtype: str, *, in_nibbles: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """uint8 [rows, blocks, bytes] → codes [rows, k], float16 scales [rows, blocks]. in_nibbles: codes of 4 bits as they
+    are, below 16; else the integers that they stand for."""
     scales = blocks[:, :, :2].contiguous().view(torch.float16).squeeze(2)
     if dtype == "Q8_0":
         return blocks[:, :, 2:].reshape(len(blocks), -1).view(torch.int8).to(torch.int16), scales
     codes = nibbles(blocks[:, :, 2:].flatten(0, 1)).reshape(len(blocks), -1)
-    return (codes if table else codes.to(torch.int16) - 8), scales
+    return (codes if in_nibbles else codes.to(torch.int16) - MIDDLE), scales

@@ -38,6 +38,8 @@ from quire.kernels.w8a8 import BLOCK
 
 DTYPES = (torch.bfloat16, torch.float16)
 ALIGNMENT_BYTES = 16
+NVFP4 = 5
+"""Kind of a `CodesShape` that no kernel here has."""
 ROW_STEP = 8
 """As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
 MAX_PAIRS = 1 << 24
@@ -283,6 +285,7 @@ def _codes(matrices: Matrices) -> CodesShape:
         return FLOATING
     kinds = {torch.float8_e4m3fn: 1, torch.int8: 2}
     kind = {Codes.INT4: 3, Codes.FP4: 4}.get(matrices.kind) or kinds[matrices.codes.dtype]
+    kind = kind if matrices.factors is None else NVFP4
     return CodesShape(kind, matrices.group, matrices.has_zeros)
 
 
@@ -290,6 +293,8 @@ def static_obstacle(shape: ExpertsShape, dtype: torch.dtype) -> str | None:
     """Why no machine could run this with these kernels, or None."""
     if dtype not in DTYPES:
         return f"x is {dtype}: it must be bfloat16 or float16"
+    if shape.codes.kind == NVFP4:
+        return "experts are in NVFP4, which these kernels do not read"
     if shape.hidden % CHUNK or shape.inner % CHUNK:
         return f"experts are {shape.hidden} x {shape.inner}: both must be multiples of {CHUNK}"
     if shape.n_experts > MAX_EXPERTS or shape.n_chosen > MAX_CHOSEN:

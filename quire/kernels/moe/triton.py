@@ -106,7 +106,7 @@ def _up(
     inner = torch.empty(len(blocks.order), inner_size, dtype=x.dtype, device=x.device)
     products.up[(blocks.number * triton.cdiv(inner_size, tile.bn),)](
         rows.numbers, rows.numbers.stride(0), rows.scales, rows.step, blocks.table, blocks.number, blocks.order,
-        kept.numbers, kept.scales, bias, added, inner, gating.slope, gating.offset, gating.limit,
+        kept.numbers, kept.scales, kept.factors, bias, added, inner, gating.slope, gating.offset, gating.limit,
         HIDDEN=x.shape[1], INNER=inner_size, K=k, LIMITED=gating.limit > 0, **kept.constants,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
     )  # fmt: skip
@@ -123,7 +123,7 @@ def _down(
     each = torch.empty(len(inner), hidden_size, dtype=inner.dtype, device=inner.device)
     products.down[(blocks.number * triton.cdiv(hidden_size, tile.bn),)](
         rows.numbers, rows.numbers.stride(0), rows.scales, rows.step, blocks.table, blocks.number, blocks.order,
-        kept.numbers, kept.scales, bias, added, weights, each,
+        kept.numbers, kept.scales, kept.factors, bias, added, weights, each,
         HIDDEN=hidden_size, INNER=inner.shape[1], **kept.constants,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
     )  # fmt: skip
@@ -196,20 +196,21 @@ class _Kept:
 
     numbers: torch.Tensor
     scales: torch.Tensor | None
+    factors: torch.Tensor | None
     constants: dict[str, int]
 
     @classmethod
     def of(cls, matrices: Matrices) -> _Kept:
         if isinstance(matrices, torch.Tensor):
             constants = {"KEPT": 0, "GROUP": 0, "ZEROS": False, "MATRIX": matrices[0].numel(), "SCALES": 0}
-            return cls(matrices, None, constants)
+            return cls(matrices, None, None, constants)
         kept = (products.E4M3 if matrices.rounds_inputs else KEPT[matrices.kind]).value
         group = matrices.group if matrices.kind is Codes.BYTES else matrices.group or matrices.k
         constants = {
             "KEPT": kept, "GROUP": group, "ZEROS": matrices.has_zeros,
             "MATRIX": matrices.codes[0].numel(), "SCALES": matrices.scales[0].numel(),
         }  # fmt: skip
-        return cls(matrices.codes, matrices.scales, constants)
+        return cls(matrices.codes, matrices.scales, matrices.factors, constants)
 
 
 def _block_rows(n_assigned: int, n_experts: int) -> int:

@@ -57,14 +57,16 @@ def _added(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _finished(  # type: ignore[no-untyped-def]
-    sums, a_scales, scales, biases, row, is_row, KEPT: tl.constexpr, GROUP: tl.constexpr
+    sums, a_scales, scales, factors, biases, row, is_row, KEPT: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Times the scales of rows, where they have one each, and the bias. a_scales: [BM], E4M3."""
+    """Times the scales or factors of rows, where they have one each, and the bias. a_scales: [BM], E4M3."""
     if KEPT > PLAIN and GROUP == 0:
         own = tl.load(scales + row, mask=is_row, other=0.0)[None, :]
         if KEPT == E4M3:
             own = own * a_scales[:, None]
         sums *= own
+    if factors is not None:
+        sums *= nibbles.UNIT * tl.load(factors + row, mask=is_row, other=0.0)[None, :]
     if biases is not None:
         sums += tl.load(biases + row, mask=is_row, other=0.0).to(tl.float32)[None, :]
     return sums
@@ -81,7 +83,7 @@ def _scales_of(scales, rows, is_row, WANTED: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit(do_not_specialize=["n_blocks", "x_step"])  # type: ignore[untyped-decorator]
 def up(  # type: ignore[no-untyped-def]
-    x, x_stride, x_scales, x_step, table, n_blocks, order, matrices, scales, biases, deltas, inner,
+    x, x_stride, x_scales, x_step, table, n_blocks, order, matrices, scales, factors, biases, deltas, inner,
     slope, offset, limit,
     HIDDEN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, LIMITED: tl.constexpr,
     KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, MATRIX: tl.constexpr, SCALES: tl.constexpr,
@@ -112,12 +114,14 @@ def up(  # type: ignore[no-untyped-def]
         by = _scales_of(x_scales, start // SIDE * x_step + token, is_row, KEPT == E4M3 and GROUP > 0)
         gates = _added(gates, a, by, matrix, own, column, is_column, start, HIDDEN, KEPT, GROUP, ZEROS, BN, BK)
         ups = _added(ups, a, by, matrix, own, INNER + column, is_column, start, HIDDEN, KEPT, GROUP, ZEROS, BN, BK)
-    bias = biases
+    bias, factor = biases, factors
     if biases is not None:
         bias = biases + expert * (2 * INNER)
+    if factors is not None:
+        factor = factors + expert * (2 * INNER)
     by = _scales_of(x_scales, token, is_row, KEPT == E4M3 and GROUP == 0)
-    gates = _finished(gates, by, own, bias, column, is_column, KEPT, GROUP)
-    ups = _finished(ups, by, own, bias, INNER + column, is_column, KEPT, GROUP)
+    gates = _finished(gates, by, own, factor, bias, column, is_column, KEPT, GROUP)
+    ups = _finished(ups, by, own, factor, bias, INNER + column, is_column, KEPT, GROUP)
     is_both = is_row[:, None] & is_column[None, :]
     if deltas is not None:
         places = assigned
@@ -134,8 +138,8 @@ def up(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["n_blocks", "inner_step"])  # type: ignore[untyped-decorator]
 def down(  # type: ignore[no-untyped-def]
-    inner, inner_stride, inner_scales, inner_step, table, n_blocks, order, matrices, scales, biases, deltas, weights,
-    each,
+    inner, inner_stride, inner_scales, inner_step, table, n_blocks, order, matrices, scales, factors, biases, deltas,
+    weights, each,
     HIDDEN: tl.constexpr, INNER: tl.constexpr,
     KEPT: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, MATRIX: tl.constexpr, SCALES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -157,9 +161,11 @@ def down(  # type: ignore[no-untyped-def]
         places = assigned
     k = _columns(KEPT, BK)
     rows = inner + places.to(tl.int64)[:, None] * inner_stride + k[None, :]
-    matrix, own, bias = matrices + expert * MATRIX, scales, biases
+    matrix, own, factor, bias = matrices + expert * MATRIX, scales, factors, biases
     if scales is not None:
         own = scales + expert * SCALES
+    if factors is not None:
+        factor = factors + expert * HIDDEN
     if biases is not None:
         bias = biases + expert * HIDDEN
     sums = tl.zeros([BM, BN], tl.float32)
@@ -168,7 +174,7 @@ def down(  # type: ignore[no-untyped-def]
         by = _scales_of(inner_scales, start // SIDE * inner_step + places, is_row, KEPT == E4M3 and GROUP > 0)
         sums = _added(sums, a, by, matrix, own, column, is_column, start, INNER, KEPT, GROUP, ZEROS, BN, BK)
     by = _scales_of(inner_scales, places, is_row, KEPT == E4M3 and GROUP == 0)
-    sums = _finished(sums, by, own, bias, column, is_column, KEPT, GROUP)
+    sums = _finished(sums, by, own, factor, bias, column, is_column, KEPT, GROUP)
     is_both = is_row[:, None] & is_column[None, :]
     if deltas is not None:
         line = deltas + assigned.to(tl.int64)[:, None] * HIDDEN + column[None, :]

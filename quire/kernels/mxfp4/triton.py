@@ -1,11 +1,11 @@
-"""Linear layers in MXFP4 on CUDA: the kernel of 4-bit integers with another number made of each code."""
+"""Linear layers in MXFP4 and NVFP4 on CUDA: the kernel of 4-bit integers with another number made of each code."""
 
 from __future__ import annotations
 
 import torch
 
 from quire.kernels import around
-from quire.kernels.mxfp4.weight import BLOCK, Fp4Weight
+from quire.kernels.mxfp4.weight import Fp4Weight
 from quire.kernels.norm import rms_norm
 from quire.kernels.w4a16.triton import product
 
@@ -22,5 +22,5 @@ def linear(
     """See op.py."""
     if norm is not None:
         x = rms_norm(x, *norm)
-    y = product(x, weight.codes, weight.exponents, bias, BLOCK, fp4=True)
+    y = product(x, weight.codes, weight.scales, bias, weight.block, fp4=True, factors=weight.factors)
     return around.finish(y, residual, silu_mul, out)

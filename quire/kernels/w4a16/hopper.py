@@ -86,11 +86,16 @@ def prepare(
         return f"the address of the weights is not a multiple of {ALIGNMENT_BYTES} bytes"
     fused = (silu_mul, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
     shape = m, weight.n, weight.k, weight.group, weight.has_zeros
-    found = _prepared(*shape, x.dtype, x.device, *fused, are_rows_alone())
+    kind = x.dtype, x.device, *fused, are_rows_alone()
+    found = _prepared(*shape, *kind, is_aligned=True)
     y = out if residual is None else residual
     if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
         return found
-    return lies_wrong(y) or found
+    wrong = lies_wrong(y)
+    if wrong is None:
+        return found
+    few = _prepared(*shape, *kind, is_aligned=False)
+    return few if isinstance(few, Launch) else wrong
 
 
 def static_obstacle(product: Int4Shape, dtype: torch.dtype, silu_mul: bool) -> str | None:
@@ -119,25 +124,35 @@ def _prepared(
     bias: bool,
     wide: bool,
     alone: bool,
+    *,
+    is_aligned: bool,
 ) -> Launch | str:
     product = Int4Shape(m, n, k, group, zeros)
     found = static_obstacle(product, dtype, silu)
     if found:
         return found
+    n_processors = n_processors_of(device)
+    made = choose(product, n_processors, alone=alone) if is_aligned else few_plan(product, n_processors, alone=alone)
+    if made is None:
+        return "no plan of few rows fits"
 
     def make() -> Launch:
-        return load(product, choose(product, n_processors_of(device), alone=alone), dtype, silu, residual, bias, wide)
+        return load(product, made, dtype, silu, residual, bias, wide)
 
     return built(make)
 
 
 def choose(product: Int4Shape, n_processors: int, *, alone: bool) -> Plan | WidePlan:
     """How a product is cut, and by which kernel."""
-    many = wide_plan(product, n_processors, alone=alone)
-    few = plan(product, n_processors) if product.m <= MAX_FEW_ROWS and not alone else None
+    many, few = wide_plan(product, n_processors, alone=alone), few_plan(product, n_processors, alone=alone)
     if few is None or wide_us(product, many, n_processors) < plan_us(product, few, n_processors):
         return many
     return few
+
+
+def few_plan(product: Int4Shape, n_processors: int, *, alone: bool) -> Plan | None:
+    """For the kernel of few rows, which stores a result anywhere; None: it does not multiply so many."""
+    return plan(product, n_processors) if product.m <= MAX_FEW_ROWS and not alone else None
 
 
 def load(

@@ -56,7 +56,8 @@ def linear(
 
     x: [m, k], last dimension contiguous, of the dtype of the scales. Weights are rounded to that dtype, or not at all
     (the kernel of few rows multiplies codes, and their sums by the scales); sums are in float32, rounded with the
-    bias; the other arguments as in `kernels.gemm.linear`.
+    bias; the other arguments as in `kernels.gemm.linear`. In bfloat16 the sizes of 128 neighbours in a row of x must
+    add up to less than 2.3e36: the kernel of few rows multiplies codes raised by 128, whose sums overflow beyond.
     Nothing is read by the host: it may be captured. In a `rows_alone` region a row's bits do not depend on the others.
     Raises ValueError on a mismatch.
     """

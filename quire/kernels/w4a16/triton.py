@@ -1,7 +1,7 @@
 """Linear layers of 4 bits on CUDA: one launch, weights made of their codes on the way to the product.
 
-Owns the launch, which products in MXFP4 share. Does not own the kernel (`triton_kernels`). Invariant: shapes alone
-decide what is launched.
+Owns the launch, which products in MXFP4 and NVFP4 share. Does not own the kernel (`triton_kernels`). Invariant: shapes
+alone decide what is launched.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ def product(
     *,
     has_zeros: bool = False,
     fp4: bool = False,
+    factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [m, k] times the matrix [n, k] of these codes. fp4: they are e2m1, and scales exponents."""
+    """x [m, k] times the matrix [n, k] of these codes. fp4, factors: see `Fp4Weight`."""
     m, k, n = *x.shape, len(codes)
     y = torch.empty(m, n, dtype=x.dtype, device=x.device)
     bm = 64 if are_rows_alone() else min(64, max(16, triton.next_power_of_2(m)))
     bn = 64
     if m:
         kernels.product[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
-            x, x.stride(0), codes, scales, bias, y, m, n,
+            x, x.stride(0), codes, scales, factors, bias, y, m, n,
             K=k, GROUP=group, ZEROS=has_zeros, FP4=fp4, BM=bm, BN=bn,
             num_warps=4, num_stages=3,
         )  # fmt: skip

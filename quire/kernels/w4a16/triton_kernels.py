@@ -10,7 +10,7 @@ from quire.kernels import nibbles_triton as nibbles
 
 @triton.jit  # type: ignore[untyped-decorator]
 def product(  # type: ignore[no-untyped-def]
-    x, x_stride, codes, scales, bias, y, m, n,
+    x, x_stride, codes, scales, factors, bias, y, m, n,
     K: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, FP4: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -26,6 +26,8 @@ def product(  # type: ignore[no-untyped-def]
         a = tl.load(x_at + start, mask=is_row[:, None] & (k < K - start)[None, :], other=0.0)
         b = nibbles.numbers(codes, scales, column, is_column, start, n, 1, K, GROUP, ZEROS, FP4, BN)
         sums = tl.dot(a, tl.trans(b).to(a.dtype), sums, input_precision="ieee")
+    if factors is not None:
+        sums *= nibbles.UNIT * tl.load(factors + column, mask=is_column, other=0.0)[None, :]
     if bias is not None:
         sums += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     at = y + row.to(tl.int64)[:, None] * n + column[None, :]

@@ -16,6 +16,7 @@ from quire.kernels.moe import triton_kernels as moe_kernels
 from quire.kernels.moe import triton_products as moe_products
 from quire.kernels.norm import triton as norm
 from quire.kernels.qkv import triton as qkv
+from quire.kernels.w4a16 import triton_kernels as words
 
 SHARED_BYTES = 227 * 1024
 """What one program may take on an H100 or H200."""
@@ -57,18 +58,23 @@ def build_qkv(d: int, rotary: int, warps: int, pages: str = "*bf16", **no_norms:
     )  # fmt: skip
 
 
-def build_moe(n_rows: int, codes: str = "", scales: str = "", group: int = 0, deltas: str = "") -> None:
-    """Products of 128 experts of 768 in a block of n_rows. codes, scales: pointers, of matrices in MXFP4 or e4m3, which
-    have blocks of `group`; deltas: to what adapters add."""
+def build_moe(
+    n_rows: int, codes: str = "", scales: str = "", group: int = 0, factors: str = "", deltas: str = ""
+) -> None:
+    """Products of 128 experts of 768 in a block of n_rows. codes, scales, factors: pointers, of matrices in numbers of
+    4 bits or e4m3, which have blocks of `group`; deltas: to what adapters add."""
     in_words = codes == "*i32"
     is_rounded, kinds = codes == "*fp8e4nv", {"*i32": moe_products.FP4, "*fp8e4nv": moe_products.E4M3}
     tile = moe._tile(n_rows, torch.float8_e4m3fn if is_rounded else torch.bfloat16)
     sizes = {"HIDDEN": 2048, "INNER": 768, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "ZEROS": False}
-    sizes |= {"MATRIX": 2 * 768 * 2048 // (8 if in_words else 1), "SCALES": 96 * 1024 if in_words else 192}
-    sizes |= {"KEPT": kinds[codes].value if codes else 0, "GROUP": 32 if in_words else group}
+    sizes |= {
+        "MATRIX": 2 * 768 * 2048 // (8 if in_words else 1),
+        "SCALES": 2 * 768 * 2048 // group if in_words else 192,
+    }
+    sizes |= {"KEPT": kinds[codes].value if codes else 0, "GROUP": group}
     launch = {"warps": tile.n_warps, "stages": tile.n_stages, "biases": None} | ({} if codes else {"scales": None})
-    launch |= {} if deltas else {"deltas": None}
-    matrices = f"{codes or '*bf16'} {scales} {deltas}"
+    launch |= {name: None for name, one in (("factors", factors), ("deltas", deltas)) if not one}
+    matrices = f"{codes or '*bf16'} {scales} {factors} {deltas}"
     rows = "*fp8e4nv i32 *fp32" if is_rounded else "*bf16 i32"
     for kernel, types, more in (
         (moe_products.up, f"{rows} i32 *i32 i32 *i32 {matrices} *bf16 fp32 fp32 fp32", {"K": 8, "LIMITED": False}),
@@ -76,6 +82,13 @@ def build_moe(n_rows: int, codes: str = "", scales: str = "", group: int = 0, de
     ):
         none = {} if is_rounded else {"x_scales" if kernel is moe_products.up else "inner_scales": None}
         build(kernel, types, **launch, **more, **none, **sizes)
+
+
+def build_words(group: int, scales: str, **more: bool | None) -> None:
+    """A product with a matrix of 4 bits [n, 4096]."""
+    types = f"*bf16 i32 *i32 {scales} {'' if 'factors' in more else '*fp32'} *bf16 *bf16 i32 i32"
+    constants = {"K": 4096, "GROUP": group, "ZEROS": False, "FP4": True, "BM": 16, "BN": 64}
+    build(words.product, types, **constants | more)
 
 
 def build_choice() -> None:
@@ -93,12 +106,16 @@ def build_choice() -> None:
 CASES = {
     "moe": lambda: build_moe(16),
     "moe many": lambda: build_moe(128),
-    "moe words": lambda: build_moe(128, "*i32", "*u8"),
+    "moe words": lambda: build_moe(128, "*i32", "*u8", 32),
+    "moe words, factors": lambda: build_moe(16, "*i32", "*u8", 16, "*fp32"),
     "moe e4m3": lambda: build_moe(16, "*fp8e4nv", "*fp32"),
     "moe e4m3 blocks": lambda: build_moe(128, "*fp8e4nv", "*fp32", 128),
     "moe adapters": lambda: build_moe(128, deltas="*bf16"),
-    "moe words, adapters": lambda: build_moe(16, "*i32", "*u8", deltas="*bf16"),
+    "moe words, adapters": lambda: build_moe(16, "*i32", "*u8", 32, deltas="*bf16"),
     "moe e4m3, adapters": lambda: build_moe(16, "*fp8e4nv", "*fp32", deltas="*bf16"),
+    "words int4": lambda: build_words(128, "*bf16", ZEROS=True, FP4=False, factors=None),
+    "words mxfp4": lambda: build_words(32, "*u8", factors=None),
+    "words nvfp4": lambda: build_words(16, "*u8"),
     "moe choice": build_choice,
     "norm": lambda: build(norm._norm, "*bf16 i32 i32 i32 *bf16 i32 *bf16 *bf16 i32 fp32", ADD=True, BLOCK=4096),
     "act": lambda: build(act._silu_mul, "*bf16 i32 *bf16 i32", BLOCK=1024),

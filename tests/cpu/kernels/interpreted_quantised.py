@@ -26,7 +26,7 @@ def check(dtype: torch.dtype, m: int, n: int, k: int) -> None:
     for group, zeros, order in ((32, False, True), (128, True, False), (k, True, True)):
         weight = case.int4(n, k, group, dtype, zeros=zeros, order=order)
         alls.append((int4.linear, int4_reference.linear, (weight,)))
-    alls.append((fp4.linear, fp4_reference.linear, (case.fp4(n, k),)))
+    alls += [(fp4.linear, fp4_reference.linear, (make(n, k),)) for make in (case.fp4, case.nvfp4)]
     for own, oracle, weight in alls:
         for around in case.arounds(m, n, k, x):
             got, expected = (function(x, *weight, *around.own().arguments) for function in (own, oracle))

@@ -81,6 +81,14 @@ def fp4(n: int, k: int, device: str = "cpu") -> mxfp4.Fp4Weight:
     return mxfp4.pack(blocks, torch.randint(119, 124, (n, -(-k // 32)), device=device, dtype=torch.uint8))
 
 
+def nvfp4(n: int, k: int, device: str = "cpu") -> mxfp4.Fp4Weight:
+    """A matrix in NVFP4: scales of any size that e4m3 has, the subnormal ones and the largest too."""
+    blocks = torch.randint(0, 256, (n, k // 2), device=device, dtype=torch.uint8)
+    scales = torch.randint(0, 127, (n, -(-k // 16)), device=device, dtype=torch.uint8)
+    factors = torch.rand(n, device=device).add_(0.5).mul_(k**-0.5 / 300)
+    return mxfp4.pack(blocks, scales, factors)
+
+
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest |got - expected| / (size + |expected|); size: the root of the mean square of the row that is expected, so
     that small rows count as much as large ones."""

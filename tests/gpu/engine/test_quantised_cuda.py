@@ -21,10 +21,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, prompt_lo
 KEPT = {
     "packed-g128": "int4", "packed-channel": "int4", "packed-order": "int4", "gptq-g64-zeros": "int4",
     "awq-g64": "int4", "int8": "int8", "fp8-blocks": "fp8", "fp8-static": "fp8", "gptq-v2-8": "",
-    "nvfp4": "",
+    "nvfp4": "nvfp4", "nvfp4-modelopt": "nvfp4",
 }  # fmt: skip
 """Coding → scheme that holds it; empty: it is decoded."""
-NEAR = {"": 0.3, "int4": 0.3, "int8": 0.6, "fp8": 1.5}
+NEAR = {"": 0.3, "int4": 0.3, "nvfp4": 0.3, "int8": 0.6, "fp8": 1.5}
 """Scheme → largest mean difference of log-probabilities, in bfloat16: random models amplify each rounding."""
 
 
@@ -66,6 +66,17 @@ def test_experts_stay_in_mxfp4(tmp_path: pathlib.Path, caplog: pytest.LogCapture
         eager, text = run(tmp_path / "coded", enforce_eager=True)
     assert "kept as mxfp4" in caplog.text
     assert float((eager - expected_of(tmp_path / "plain")).abs().mean()) < NEAR["int4"]
+    assert run(tmp_path / "coded")[1] == text
+
+
+def test_experts_stay_in_nvfp4(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    family, fields = CASES["qwen3_moe"]
+    random_checkpoint(tmp_path / "floating", family, **{**fields, "moe_intermediate_size": 64})
+    quantise(tmp_path / "floating", tmp_path / "coded", FORMATS["nvfp4"], tmp_path / "plain")
+    with caplog.at_level(logging.INFO):
+        eager, text = run(tmp_path / "coded", enforce_eager=True)
+    assert "kept as nvfp4" in caplog.text and "decoded" not in caplog.text
+    assert float((eager - expected_of(tmp_path / "plain")).abs().mean()) < NEAR["nvfp4"]
     assert run(tmp_path / "coded")[1] == text
 
 

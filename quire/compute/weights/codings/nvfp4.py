@@ -42,14 +42,16 @@ def _more(coding: Coding, entries: Mapping[str, Entry], n: int, k: int) -> str:
 
 
 def _read(coding: Coding, tensors: Mapping[str, torch.Tensor], n: int, k: int) -> Coded:
-    scales = tensors[SCALE].float()
-    if PACKED in tensors:
-        codes, scales = tensors[PACKED], scales / tensors[DIVISOR]
-    else:
-        codes, scales = tensors[WEIGHT], scales * tensors[FACTOR]
-    if not bool(scales.isfinite().all()):
-        raise ValueError(f"its scales are NaN or infinite, with {DIVISOR if PACKED in tensors else FACTOR} or without")
-    return Coded(unpack(codes, coding.bits, k), scales, coding.group, table=VALUES)
+    codes, of_tensor = (WEIGHT, FACTOR) if WEIGHT in tensors else (PACKED, DIVISOR)
+    one, largest = tensors[of_tensor].double().reshape(()), tensors[SCALE].float().abs().max()
+    factor = one if of_tensor == FACTOR else 1 / one
+    if not bool((largest * factor).float().isfinite()):
+        raise ValueError(f"its scales are NaN or infinite, with {of_tensor} or without")
+    if not bool(factor.float()):
+        raise ValueError(f"{of_tensor} is {float(one):g}: the numbers would all be zeros")
+    return Coded(
+        unpack(tensors[codes], coding.bits, k), tensors[SCALE], coding.group, table=VALUES, factor=float(factor)
+    )
 
 
 NVFP4 = Reader((SCALE, PACKED, DIVISOR, FACTOR, *INPUTS, WEIGHT), lambda _: (SCALE,), _allowed, _read, _more)

@@ -41,13 +41,13 @@ def rows_for(size: int, counts: list[int]) -> list[tuple[torch.Tensor, torch.Ten
     ]
 
 
-def products(matrices: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """matrices: [experts held, HIDDEN, HIDDEN]."""
+def products(matrices: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """matrices: [experts held, HIDDEN, HIDDEN]. Results are multiplied by the marks of rows."""
 
-    def compute(x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def compute(x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         assert 1 <= len(x) <= 4 and expert_ids.is_contiguous() and weights.is_contiguous()
         each = torch.einsum("nkij,nj->nki", matrices[expert_ids.clamp(min=0).long()], x)
-        return (each * torch.where(expert_ids < 0, 0.0, weights)[..., None]).sum(1)
+        return (each * torch.where(expert_ids < 0, 0.0, weights)[..., None]).sum(1) * marks[:, None]
 
     return compute
 
@@ -60,6 +60,7 @@ def test_both_ways_give_what_one_place_gives(
     size = n_sharing * len(counts)
     given = rows_for(size, counts)
     matrices = torch.randn(size * N_HELD, HIDDEN, HIDDEN)
+    marks = [torch.randint(-3, 4, (n,), dtype=torch.int32) for n in counts]
 
     def work(comm: GlooComm) -> torch.Tensor:
         dp_rank, place = divmod(comm.rank, n_sharing)
@@ -68,14 +69,15 @@ def test_both_ways_give_what_one_place_gives(
         own = products(matrices[comm.rank * N_HELD : (comm.rank + 1) * N_HELD])
         x, expert_ids, weights = given[dp_rank]
         assert one.gathers(x, N_CHOSEN, N_HELD) == gathers
-        y = one.run(x, expert_ids, weights, N_HELD, own)
-        return one.run(x, expert_ids, weights, N_HELD, own) if torch.equal(y, y + 0) else y
+        given_once = x, expert_ids, weights, N_HELD, own, marks[dp_rank]
+        y = one.run(*given_once)
+        return one.run(*given_once) if torch.equal(y, y + 0) else y
 
     found = on_ranks(size, tmp_path, work)
     for dp_rank, (x, expert_ids, weights) in enumerate(given):
         y = sum(found[dp_rank * n_sharing : (dp_rank + 1) * n_sharing])  # as the ranks that share a layer do
         each = torch.einsum("nkij,nj->nki", matrices[expert_ids.long()].double(), x.double())
-        expected = (each * weights.double()[..., None]).sum(1)
+        expected = (each * weights.double()[..., None]).sum(1) * marks[dp_rank][:, None]
         torch.testing.assert_close(y, expected.float(), rtol=1e-5, atol=1e-5)
 
 

@@ -9,29 +9,30 @@ import torch
 
 from quire.compute.layers.expert_banks import CodedStack, Stack
 from quire.compute.layers.linear import Linear
-from quire.compute.schemes.mxfp4 import Mxfp4
+from quire.compute.schemes.fp4 import Fp4
 from quire.compute.schemes.packed import Rounded
 from quire.compute.schemes.plain import Plain
+from quire.compute.schemes.scheme import FilledScheme
 from quire.compute.schemes.w4a16 import RoundedInt4
 from quire.compute.schemes.w8a8 import RoundedEightBits
 from quire.config.parameters import Matrix
 from quire.core.errors import LoadError
 
 
-@pytest.mark.parametrize("is_coded", [True, False])
-def test_a_slot_is_all_of_one_expert(is_coded: bool) -> None:
+@pytest.mark.parametrize(("scheme", "n_tensors"), [(Fp4(nv=False), 3), (Fp4(nv=True), 4), (Plain(torch.float32), 2)])
+def test_a_slot_is_all_of_one_expert(scheme: FilledScheme | Plain, n_tensors: int) -> None:
     def make(*shape: int) -> torch.Tensor:
         return torch.zeros(shape)
 
     matrices = [Matrix(n_in=64, parts=((f"up.{expert}", 16),), bias=True) for expert in range(3)]
-    bank = CodedStack(make, matrices, Mxfp4()) if is_coded else Stack(make, matrices, Plain(torch.float32))
+    bank = Stack(make, matrices, scheme) if isinstance(scheme, Plain) else CodedStack(make, matrices, scheme)
     for one in bank.of_slot(1):
         assert one.is_contiguous()
         one.view(-1).view(torch.uint8).fill_(7)
     for whole in bank.tensors():
         filled = [bool((expert.contiguous().view(-1).view(torch.uint8) == 7).all()) for expert in whole]
         assert filled == [False, True, False] and not whole[::2].any()
-    assert len(bank.of_slot(0)) == len(list(bank.tensors())) == (3 if is_coded else 2)
+    assert len(bank.of_slot(0)) == len(list(bank.tensors())) == n_tensors
 
 
 @pytest.mark.parametrize("scheme", [

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from quire.compute.schemes import choice
 from quire.config.gguf import read_header
 from quire.config.model import read_arch
 from quire.core.errors import LoadError
@@ -166,6 +167,26 @@ def test_blocks_are_held_as_they_are(
     assert torch.equal(model.embed.weight, plain.embed.weight.bfloat16())
     found, expected = (tools["run_chunks"](one, one.dtype, IDS, [len(IDS)]).float() for one in (model, plain))
     assert float((found - expected).norm() / expected.norm()) < 0.08
+
+
+def test_a_gpu_keeps_blocks_of_4_bits(
+    tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], write_gguf: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As GPUs keep them, by the reference of their op: the file's numbers, and other types decoded. Rows of q and k
+    take turns, the head is tied, q, k and v are one."""
+    sizes = {"hidden_size": 256, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 64}
+    oracle = tools["random_checkpoint"](tmp_path / "hf", "Llama", **sizes, tie_word_embeddings=True)
+    path = write_gguf(tmp_path / "m.gguf", oracle, "llama", lambda name: "Q8_0" if "ffn_down" in name else "Q4_0")
+    plain = tools["load"](path, quantization="none")
+    held_on = choice.held_on
+    monkeypatch.setattr(choice, "held_on", lambda device, dtype: held_on(torch.device("cuda"), dtype))
+    model = tools["load"](path, quantization="auto")
+    block = model.layers[0]
+    kept = [one.scheme.name for one in (block.mixer.qkv, block.mixer.out, block.ffn.up, block.ffn.down, model.head)]
+    assert kept == ["int4", "int4", "int4", "float32", "int4"]
+    found, expected = (tools["run_chunks"](one, torch.float32, IDS, [len(IDS)]) for one in (model, plain))
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
 def test_auto_keeps_blocks_and_rounds_nothing(

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from coded_experts import CODINGS
 
 from quire.config.experts import Gating
 from quire.kernels.invariance import rows_alone
@@ -96,6 +97,8 @@ def test_what_is_not_for_these_kernels_says_why() -> None:
     up, down = torch.zeros(8, 128, 128), torch.zeros(8, 128, 64)
     coded = CodedMatrices(Codes.FP4, 64, torch.zeros(8, 128, 8).int(), torch.zeros(8, 128, 2, dtype=torch.uint8), 32)
     assert "kept in two ways" in str(hopper.prepare(x, ids, weights, up, coded, Gating()))
+    nvfp4 = CODINGS[7].matrices(8, 128, 64, torch.bfloat16)
+    assert "experts are in NVFP4" in str(hopper.static_obstacle(hopper.shape_of(ids, nvfp4), torch.bfloat16))
     with rows_alone():
         assert "number of rows" in str(hopper.prepare(x, ids, weights, up, down, Gating()))
     assert "elements apart" in str(hopper.prepare(torch.zeros(4, 132)[:, :128], ids, weights, up, down, Gating()))

@@ -92,6 +92,26 @@ def test_it_matches_float64(one: One) -> None:
     assert case.error(got, expected) <= reference.TOLERANCE[one.dtype]
 
 
+@pytest.mark.usefixtures("compiled")
+def test_large_activations_of_few_rows() -> None:
+    """Up to what the op says: codes raised by 128 may not make more of them than float32 holds."""
+    torch.manual_seed(0)
+    one = next(one for one in ALL if isinstance(one.plan, Plan) and one.dtype == torch.bfloat16)
+    m, n, k, group = one.shape
+    codes, scales = torch.randint(0, 16, (n, k), dtype=torch.uint8), torch.full((n, k // group), 2.0**-10)
+    weight = w4a16.pack(codes, scales.bfloat16(), group=group)
+    for size, step, is_finite in ((1e36, 128, True), (1.5e34, 1, True), (1e35, 1, False)):
+        x = torch.zeros(m, k, dtype=one.dtype)
+        x[:, ::step] = size
+        shape = Int4Shape(m, n, k, group, False)
+        launch = hopper.load(shape, one.plan, one.dtype, False, False, False, False)
+        got = launch(x, weight, None, None, None, False, None)
+        expected = reference.linear(x, weight, None, None, None, False)
+        assert bool(expected.isfinite().all()) and bool(got.isfinite().all()) == is_finite
+        if is_finite:
+            assert case.error(got, expected) <= reference.TOLERANCE[one.dtype]
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_what_is_built_ahead_is_what_calls_ask_for(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, dtype, rows = (
@@ -105,7 +125,8 @@ def test_what_is_built_ahead_is_what_calls_ask_for(alone: bool, monkeypatch: pyt
     monkeypatch.setattr(hopper, "n_processors_of", lambda device: 132)
     for m in rows:
         shape = m, weight.n, weight.k, weight.group, weight.has_zeros
-        hopper._prepared.__wrapped__(*shape, dtype, torch.device("cuda"), True, False, True, False, alone)
+        around = (True, False, True, False)
+        hopper._prepared.__wrapped__(*shape, dtype, torch.device("cuda"), *around, alone, is_aligned=True)
     layer = LinearShape(512, 512, silu_mul=True, bias=True)
     assert set(hopper.ahead(weight)(layer, dtype, rows, 132, alone)) == asked
     assert len(asked) == (1 if alone else 4)

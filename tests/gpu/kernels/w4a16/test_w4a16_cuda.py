@@ -45,6 +45,21 @@ def test_it_matches_float64(kind: tuple[int, int, int, bool]) -> None:
             assert isinstance(hopper.prepare(x, weight, *around.arguments), hopper.Launch)
 
 
+@pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
+def test_a_few_rows_for_the_wide_kernel_may_be_stored_anywhere() -> None:
+    """Where their result does not lie as that kernel stores it they go to that of few rows."""
+    m, n, k = 16, 4096, 14336
+    weight = case.int4(n, k, 128, torch.bfloat16, zeros=False, order=False, device="cuda")
+    x = case.rows(m, k, torch.bfloat16, "cuda")
+    aligned, odd = (torch.empty(m, n + width, device="cuda", dtype=torch.bfloat16)[:, :n] for width in (8, 1))
+    plans = [hopper.prepare(x, weight, None, None, None, False, out) for out in (aligned, odd)]
+    assert [isinstance(one.plan, WidePlan) for one in plans] == [True, False]
+    expected = reference.linear(x, weight, None, None, None, False)
+    assert case.error(w4a16.linear(x, weight, out=odd), expected) <= reference.TOLERANCE[torch.bfloat16]
+    many = case.rows(64, k, torch.bfloat16, "cuda")
+    assert "do not start" in hopper.prepare(many, weight, None, None, None, False, many.new_empty(64, n + 1)[:, :n])
+
+
 def test_a_row_alone_has_the_same_bits() -> None:
     torch.manual_seed(0)
     for n, k, group, zeros in KINDS[1:3]:
