@@ -68,6 +68,7 @@ logger = logging.getLogger("quire.engine")
 
 SUMMED: Final = "the order in which values of several ranks are summed depends on where a row stands in the batch"
 DIVIDED: Final = "whether the tokens of a step are divided among ranks depends on how many there are"
+WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
@@ -386,7 +387,7 @@ class Worker:
         else:
             runner = Runner(pool, tables, tail, in_turn, ahead, lengths, forwards.follower, alone=alone, put=put)
         with ticking("building kernels and running a first step"):
-            runner.warm_up(min(limits.max_model_len - 1, limits.max_num_batched_tokens))
+            runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner
 
 

@@ -40,9 +40,6 @@ from quire.kernels.invariance import RowsAlone, rows_alone
 
 GREEDY: Final = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
 """Of sequences that are computed for nobody, before the first request."""
-WARM_UP_TOKENS: Final = (512, 1024, 2048, 4096, 6000, 8192)
-"""Of prompts that run at start; on a CPU the first alone. A GPU loads a kernel when it is first wanted, behind all that
-it computes, and torch's products have others for other numbers of rows: a server stood still for 0.1 to 0.4 s."""
 
 
 class Launched(Protocol):
@@ -284,19 +281,18 @@ class Runner:
             self.tables.append(plan.pages)
         return ready
 
-    def warm_up(self, most: int) -> None:
+    def warm_up(self, n_tokens: int) -> None:
         """Run prompts once, on the dummy page, so that kernels are compiled before the first request.
 
-        `WARM_UP_TOKENS` up to `most`, and what attention has kernels of their own for: one token, and as many as a
-        small tile holds. Then one token of a part of the vocabulary, and such a one with a penalty and its logprob: the
-        sampler beyond what is captured at start.
+        `n_tokens`, and what attention has kernels of their own for: one token, and as many as a small tile holds. Then
+        one token of a part of the vocabulary, and such a one with a penalty and its logprob: the sampler beyond what
+        is captured at start.
         """
         plain = msgspec.structs.replace(GREEDY, temperature=0.7)
         truncated = msgspec.structs.replace(plain, top_p=0.9)
         penalised = msgspec.structs.replace(truncated, presence_penalty=0.1, logprobs=1)
         group = self.pool.group
-        prompts = WARM_UP_TOKENS if self.tables.tokens.is_cuda else WARM_UP_TOKENS[:1]
-        lengths = sorted({min(n, most) for n in (1, max(1, small_rows_of(group) // group), *prompts)})
+        lengths = sorted({1, min(max(1, small_rows_of(group) // group), n_tokens), n_tokens})
         slots = self.warm_slots
         for n, params in [*((n, plain) for n in lengths), (1, truncated), (1, penalised)]:
             spans = Spans(slots, [0] * len(slots), [n] * len(slots), [0] * len(slots), [True] * len(slots))
