@@ -60,16 +60,19 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     assert code == 0 and "speedup" in capsys.readouterr().out
     results = json.loads(report.read_text())["results"]
     assert results["cases"][0]["same_tokens"] is True and results["costs"]["rows"][0] == 1
-    assert chart.read_text().count("<circle") == 2
+    assert chart.read_text().count("<circle") == 3
 
 
 def test_the_chart_is_the_theory_and_the_points(tmp_path: pathlib.Path) -> None:
     row = {"batch_size": 1, "acceptance": 0.8, "drafts_per_span": 4.0, "accepted_per_span": 2.3, "speedup": 1.7}
-    tokens, speed = panels([row], DraftCosts((1, 8), (1.0, 1.7), guess_s=0.1, exposed_s=(0.2,)))
+    tokens, speed, most = panels([row], DraftCosts((1, 8), (1.0, 1.7), guess_s=0.1, exposed_s=(0.2,)))
     assert set(tokens.lines) == set(speed.lines) == set(CHANCES)
     assert tokens.lines[0.8][4] == pytest.approx(expected_tokens(0.8, 4))
     assert speed.lines[0.8][0] == 1.0 and speed.lines[0.8][4] == pytest.approx(expected_tokens(0.8, 4) / (1.4 + 0.6))
     assert tokens.points == [(4.0, 3.3, "batch 1, α 0.80")] and speed.points[0][:2] == (4.0, 1.7)
     assert len(tokens.lines[0.8]) == MOST + 1
+    best = max((1 - 0.8 ** (n + 1)) / (1 - 0.8) / (0.1 * n + 1) for n in range(MOST + 1))
+    assert most.numbers[4] == 0.1 and most.lines[0.8][4] == pytest.approx(best)
+    assert most.points == [(0.1, 1.7, "batch 1, α 0.80")]
     with pytest.raises(ConfigError, match=r"must end with \.png or \.html"):
         write_draft_chart(str(tmp_path / "chart.txt"), [tokens], "title")

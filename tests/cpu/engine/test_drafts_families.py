@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -31,8 +32,8 @@ def texts(llm: LLM, stops: list[int]) -> list[list[int]]:
         for ends in ([], stops)
     )
     params = [greedy] * (len(PROMPTS) - 1) + [stopped]
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    streams = [llm.stream(*one) for one in zip(prompts, params, strict=True)]
+    asked = zip(PROMPTS, params, strict=True)
+    streams: list[Any] = [llm.stream({"prompt_token_ids": prompt}, wish) for prompt, wish in asked]
     newest = [next(stream) for stream in streams]  # all have begun
     next(streams[CANCELLED])
     streams[CANCELLED].close()
