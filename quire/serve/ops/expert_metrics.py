@@ -53,7 +53,7 @@ def families(model_name: str, stats: EngineStats) -> Iterator[Metric]:
 
 def _of_layers(model_name: str, loads: list[bytes]) -> Iterator[Metric]:
     """loads: see `EngineStats.expert_map`. Each expert's own load is in /v1/engine: it would be thousands of series."""
-    figures = {
+    figures: dict[str, tuple[str, list[float]]] = {
         "expert_layer_imbalance": (
             "Tokens of the layer's busiest expert over those of its mean one, at most 16.",
             [max(one, default=0) / 16 for one in loads],
