@@ -5,7 +5,7 @@ Owns their names. Does not own the figures (`engine/expert_load`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -53,7 +53,7 @@ def families(model_name: str, stats: EngineStats) -> Iterator[Metric]:
 
 def _of_layers(model_name: str, loads: list[bytes]) -> Iterator[Metric]:
     """loads: see `EngineStats.expert_map`. Each expert's own load is in /v1/engine: it would be thousands of series."""
-    figures: dict[str, tuple[str, Sequence[float]]] = {
+    figures: dict[str, tuple[str, list[float]]] = {
         "expert_layer_imbalance": (
             "Tokens of the layer's busiest expert over those of its mean one, at most 16.",
             [max(one, default=0) / 16 for one in loads],
