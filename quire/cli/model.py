@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 from quire.bench.shape import PREFIX, shape_options
 from quire.cli.interrupt import instant_exit
+from quire.compute.weights.hub import find_checkpoint, is_on_hub
 from quire.config.advice import check_adapter_folder
 from quire.config.command_line import CONFIG_FLAG
+from quire.config.division import check_division, is_divided
 from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser, add_flags, given_values
+from quire.config.model import read_arch
 from quire.config.options import make_options
 from quire.core.adapters import lora_module
-from quire.core.errors import ConfigError, shown
+from quire.core.errors import ConfigError, QuireError, shown
 
 if TYPE_CHECKING:
     from quire.engine.llm import LLM
@@ -42,7 +45,7 @@ def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineCo
     """The engine's options as given; `defaults` stand in for flags that were not given.
 
     `shape:<name>` as a model becomes a bundled config.json with random weights and no tokenizer.
-    Raises ConfigError when MODEL and --model disagree or a value is out of range.
+    Raises ConfigError when MODEL and --model disagree, a value is out of range, or ranks cannot share the model.
     """
     given = given_values(namespace, EngineConfig)
     values = defaults | given
@@ -55,7 +58,20 @@ def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineCo
         values = values | shape_options(model) | {"model": model}  # as it was written, which is its name in the API
     config = make_options(EngineConfig, values)
     _check_adapters(config)
+    _check_division(config)
     return config
+
+
+def _check_division(config: EngineConfig) -> None:
+    """ConfigError where the model cannot be divided among so many ranks: this is said before torch is imported. A model
+    that is not here, or cannot be read, is left to the engine's words for it."""
+    if config.device == "null" or not is_divided(config) or is_on_hub(config.model):
+        return
+    try:
+        arch = read_arch(find_checkpoint(config.model, config.revision), config.hf_overrides)
+    except QuireError:
+        return
+    check_division(config, arch)
 
 
 def _check_adapters(config: EngineConfig) -> None:

@@ -37,3 +37,17 @@ def quiet_gc(thresholds: tuple[int, int, int] = THRESHOLDS) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*thresholds)
+
+
+@contextlib.contextmanager
+def thawed() -> Iterator[None]:
+    """For work that gives memory back, in a process that serves: cycles among what was frozen are garbage meanwhile.
+
+    A runner and the steps captured for it are such a cycle. NCCL waits for these steps when a group of ranks ends.
+    """
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.freeze()

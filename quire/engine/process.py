@@ -61,7 +61,7 @@ from quire.engine.command_reader import refusals
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import RanksLost
 from quire.engine.flight_recorder import FlightRecorder
-from quire.engine.garbage import quiet_gc
+from quire.engine.garbage import quiet_gc, thawed
 from quire.engine.router import ClientRouter
 from quire.engine.throughput import ThroughputLog
 from quire.engine.trials import Trials
@@ -147,7 +147,8 @@ class EngineLoop:
                 self._router.deliver(deltas)
             self._send_stats()
             self._core.check()
-        self._core.shutdown()
+        with thawed():
+            self._core.shutdown()
 
     def _take_commands(self) -> list[SeqDelta]:
         if self._loading and not self._core.has_work():
@@ -194,7 +195,8 @@ class EngineLoop:
                 case ResetPrefixCache():
                     value = self._core.scheduler.forget_prefixes()
                 case Sleep():
-                    self._core.sleep(order.level)
+                    with thawed():
+                        self._core.sleep(order.level)
                 case WakeUp():
                     self._core.wake_up()
                 case UnloadAdapter():

@@ -148,11 +148,15 @@ class CudaDevice:
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
     def release(self) -> None:
-        """cuBLAS keeps 33 MiB for each stream that multiplied, those of captured graphs in the graphs' memory: it
-        lets go of them here, and may only while no graph lives."""
+        """Ends all graphs: whoever still holds one keeps its memory, and a group of NCCL for as long as that lasts.
+
+        cuBLAS keeps 33 MiB for each stream that multiplied, those of captured graphs in the graphs' memory: it lets go
+        of them here, and may only while no graph lives."""
         gc.collect()
-        if not self._graphs:
-            torch._C._cuda_clearCublasWorkspaces()
+        for graph in tuple(self._graphs):
+            graph.reset()
+        self._graphs.clear()
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

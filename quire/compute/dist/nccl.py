@@ -121,15 +121,15 @@ class NcclComm:
         return True
 
     def abort(self) -> None:
-        """See `MeetingComm`. A kernel that waits for the other rank ends."""
+        """See `MeetingComm`. A kernel that waits for the other rank ends; a wait of `close` for graphs does not."""
         self._is_void = True
         group = self.__dict__.get("_group")
         if group is not None:
             group.abort()
 
     def close(self) -> None:
-        """See `Comm`. Captured graphs that hold its calls must be gone: NCCL waits for them."""
+        """See `Comm`. Captured graphs that hold its calls must be gone: NCCL waits for them, and nothing ends that."""
         group = self.__dict__.get("_group")
         if group is not None and not self._is_void:
-            group.shutdown()  # an `abort` from another thread ends it
+            group.shutdown()
         self.__dict__.pop("_group", None)

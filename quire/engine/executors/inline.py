@@ -126,7 +126,8 @@ class LaunchExecutor:
         work()
 
     def shutdown(self) -> None:
-        """Nothing runs in the background."""
+        """Nothing runs in the background. A step that will get no masks holds its captured choice."""
+        self._unmasked = self._staged = None
 
 
 class ComputedFuture(concurrent.futures.Future[StepResult]):

@@ -78,7 +78,7 @@ def run_rank(start: RankStart, memory: RankMemory, pulse: Pulse) -> None:
         for check in worker.platform.device.checks:
             check()
         rank.do(said)
-    worker.close()
+    rank.close()
     meeting.close()
 
 
@@ -134,3 +134,9 @@ class Rank:
             case TellLoads():
                 if self._results is not None:
                     self._results.put_loads(self._worker.expert_loads())
+
+    def close(self) -> None:
+        """Give up all memory, and before it a step whose masks will not come: it holds its captured choice, for which
+        NCCL waits when a group ends."""
+        self._unmasked = None
+        self._worker.close()
