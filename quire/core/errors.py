@@ -105,6 +105,13 @@ class InvalidParameter(RequestError):
         super().__init__(f"{message} {hint}".rstrip(), param=param)
 
 
+class ClashingParameter(InvalidParameter):
+    """`param` does not go with something else that was asked. Message: its name, and `said`."""
+
+    def __init__(self, param: str, said: str) -> None:
+        RequestError.__init__(self, f"{param} {said}.", param=param)
+
+
 class ContextLengthExceeded(RequestError):
     """Prompt plus requested output exceed the model's context, or can never fit the KV pool."""
 
