@@ -2,6 +2,7 @@
 
 ├── RequestError                  a request is refused; the engine is unharmed (HTTP 4xx)
 │   ├── InvalidParameter          one named field has a bad value
+│   │   └── ClashingParameter         or does not go with another one
 │   ├── ContextLengthExceeded     prompt and output do not fit the context or the pool
 │   ├── QueueFull, GrammarsBusy, EngineAsleep, RequestExpired (HTTP 429, 503, 503, 503 or 408)
 │   ├── RequestQuarantined
