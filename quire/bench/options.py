@@ -101,6 +101,11 @@ class LatencyOptions(ReportOptions, kw_only=True):
 class SpeculateOptions(ReportOptions, kw_only=True):
     """Options of `quire bench speculate`."""
 
+    plot: Annotated[
+        str, _doc("Picture of a step's tokens and of the speed-up over the number of drafts: a .png (needs matplotlib)"
+                  " or an .html.")
+    ] = ""  # fmt: skip
+
     batch_sizes: Annotated[
         list[Annotated[int, Meta(ge=1)]], _doc("Requests that start together; a row of the table each.")
     ] = msgspec.field(default_factory=lambda: [1, 4, 16])
@@ -225,6 +230,8 @@ class NumericsOptions(msgspec.Struct, kw_only=True):
 
 class TradeoffOptions(ReportOptions, kw_only=True):
     """Options of `quire bench tradeoffs`."""
+
+    plot: Annotated[str, _doc("Picture of quality against speed: a .png (needs matplotlib) or an .html.")] = ""
 
     texts: Annotated[
         list[str], _doc("Text files on which quality is told; those of no training and no calibration.")

@@ -6,7 +6,7 @@ from typing import Final
 
 from quire.config import shapes
 from quire.core.errors import ConfigError, shown
-from quire.core.spelling import did_you_mean
+from quire.core.spelling import did_you_mean_and_known
 
 PREFIX: Final = shapes.PREFIX
 FOLDER: Final = shapes.FOLDER
@@ -25,6 +25,5 @@ def shape_options(model: str) -> dict[str, object]:
     name = model.removeprefix(PREFIX)
     if name not in shape_names():
         known = [PREFIX + each for each in shape_names()]
-        near = did_you_mean(model, known) or "."
-        raise ConfigError(f"{shown(model)} is not a bundled shape{near} There are {', '.join(known)}.")
+        raise ConfigError(f"{shown(model)} is not a bundled shape{did_you_mean_and_known(model, known)}.")
     return {"model": str(FOLDER / name), "load_format": "dummy", "skip_tokenizer_init": True}

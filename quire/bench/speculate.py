@@ -20,7 +20,7 @@ from quire.bench.datasets import BenchRequest
 from quire.bench.offline import check_batches, exact_params
 from quire.bench.options import SpeculateOptions
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, shown
 from quire.core.prompts import TokensPrompt
 from quire.core.ticker import ticked
 from quire.engine.llm import LLM
@@ -79,10 +79,11 @@ def measure_speculation(
     config: EngineConfig, options: SpeculateOptions
 ) -> tuple[list[dict[str, object]], DraftCosts | None]:
     """A row for each batch size: rates, acceptance and what they let expect; and what a step and a guess cost."""
+    text = _text(options.text) if options.text else ""
     pair = Pair.load(config, options.acceptance)
     try:
         check_batches(pair.plain, options.batch_sizes, "--batch-sizes")
-        texts = _prompts(pair.plain, options)
+        texts = _prompts(pair.plain, options, text) if options.text else []
         rows = []
         for n in options.batch_sizes:
             rng = random.Random(config.seed + n)
@@ -92,15 +93,18 @@ def measure_speculation(
         pair.shutdown()
 
 
-def _prompts(llm: LLM, options: SpeculateOptions) -> list[int]:
-    """The tokens of `--text`, of which prompts are cut; empty: prompts are random."""
-    if not options.text:
-        return []
+def _text(path: str) -> str:
     try:
-        with open(options.text, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text {options.text!r} cannot be read: {error}") from None
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigError(f"--text {shown(path)} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--text {shown(path)} is not UTF-8: {error}") from None
+
+
+def _prompts(llm: LLM, options: SpeculateOptions, text: str) -> list[int]:
+    """The tokens of `--text`, of which prompts are cut."""
     tokens = list(llm.get_tokenizer().encode(text))
     if len(tokens) < options.input_len:
         raise ConfigError(f"--text {options.text!r} has {len(tokens)} tokens, --input-len is {options.input_len}")

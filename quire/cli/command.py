@@ -15,7 +15,7 @@ import sys
 
 from quire import __version__
 from quire.config.flags import FlagParser
-from quire.core.errors import ConfigError, LoadError, QuireError, complaint, shown
+from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError, complaint, shown
 from quire.core.shortage import shortage
 from quire.core.spelling import did_you_mean
 from quire.engine import logs
@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
                 sys.stdout.flush()
     except QuireError as error:
         _say(complaint(error))
-        return 2 if isinstance(error, (ConfigError, LoadError)) else 1
+        return 2 if isinstance(error, (ConfigError, LoadError, InvalidParameter)) else 1
     except BrokenPipeError:
         # The reader of our output has left (`quire generate | head`); nothing more can be written to it.
         _drop_output()

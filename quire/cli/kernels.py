@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from quire.config.flags import add_flags, read_flags
 from quire.core.errors import ConfigError, shown
-from quire.core.spelling import did_you_mean
+from quire.core.spelling import did_you_mean_and_known
 
 if TYPE_CHECKING:
     import torch
@@ -90,8 +90,8 @@ def run_explain(namespace: argparse.Namespace) -> int:
     if namespace.op is None:
         raise ConfigError(f"quire kernels explain needs an op: {', '.join(catalog.OPS)}.")
     if namespace.op not in catalog.OPS:
-        hint = did_you_mean(namespace.op, catalog.OPS)
-        raise ConfigError(f"{shown(namespace.op)} is not an op{hint}. There are {', '.join(catalog.OPS)}.")
+        hint = did_you_mean_and_known(namespace.op, catalog.OPS)
+        raise ConfigError(f"{shown(namespace.op)} is not an op{hint}.")
     if namespace.op == "attention":
         lines = attention_lines(options)
     else:
@@ -123,8 +123,8 @@ def attention_lines(options: ExplainOptions) -> Iterator[str]:
     from quire.kernels.attention.schedule.plan import Heads
 
     if options.variant not in NAMED | SHORT:
-        hint = did_you_mean(options.variant, NAMED | SHORT)
-        raise ConfigError(f"--variant {shown(options.variant)} is unknown{hint}. There are {', '.join(NAMED)}.")
+        hint = did_you_mean_and_known(options.variant, NAMED | SHORT, NAMED)
+        raise ConfigError(f"--variant {shown(options.variant)} is unknown{hint}.")
     no_gpu = catalog.cuda_obstacle()
     device = options.device if options.device != "auto" else "cpu" if no_gpu else "cuda"
     heads = Heads(options.q_heads, options.kv_heads, options.head_dim)

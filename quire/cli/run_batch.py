@@ -9,6 +9,7 @@ from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
 from quire.config.cluster import ClusterConfig
 from quire.config.flags import add_flags, read_flags
+from quire.core.units import counted
 from quire.engine import stdio
 
 CONCURRENCY = 256
@@ -33,7 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Answer the file; returns the exit code. Lines that fail are told in the output and counted on stderr."""
+    """Answer the file; returns the exit code, as vLLM's 0 also if lines fail. They are told in the output; stderr has
+    their number and the first reason."""
     stdio.take_over()
     engine = engine_config(namespace, disable_log_stats=True)
     cluster = read_flags(namespace, ClusterConfig)
@@ -46,7 +48,10 @@ def run(namespace: argparse.Namespace) -> int:
         with instant_exit():
             from quire.serve.batch.offline import run_batch
         summary = run_batch(engine, *files, namespace.concurrency)
-    print(f"{summary.n_answered} lines answered, {summary.n_failed} failed", file=sys.stderr)
+    print(f"{counted(summary.n_answered, 'line')} answered, {summary.n_failed:,} failed", file=sys.stderr)
+    if summary.n_failed:
+        print(f"the first that failed: {summary.first_reason}", file=sys.stderr)
+        print(f"all answers and reasons are in {namespace.output_file}", file=sys.stderr)
     return 0
 
 

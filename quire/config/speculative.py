@@ -105,6 +105,17 @@ def read_speculative(options: Mapping[str, Any] | None) -> SpeculativeConfig | N
     """None for None: nothing is drafted. Raises ConfigError that names the key, its value and what to do."""
     if options is None:
         return None
+    try:
+        return _read(options)
+    except _WrongOptions as error:
+        raise ConfigError(f"speculative_config = {shown(dict(options))}: {error}", param="speculative_config") from None
+
+
+class _WrongOptions(Exception):
+    """What is wrong, without the options as they were given."""
+
+
+def _read(options: Mapping[str, Any]) -> SpeculativeConfig:
     options = {key: value for key, value in options.items() if value is not None}
     if "method" not in options:
         options["method"] = _method_of(options)
@@ -112,21 +123,21 @@ def read_speculative(options: Mapping[str, Any] | None) -> SpeculativeConfig | N
     try:
         found = msgspec.convert(options, SpeculativeConfig)
     except msgspec.ValidationError as error:
-        raise _error(_wrong_value(f"{error}", options), options) from None
+        raise _WrongOptions(_wrong_value(f"{error}", options)) from None
     for method, keys in OF_METHOD.items():
         given = [key for key in keys if key in options]
         if given and method != found.method:
-            raise _error(f"{given[0]} is for the method {method!r}, not {found.method!r}: leave it out", options)
+            raise _WrongOptions(f"{given[0]} is for the method {method!r}, not {found.method!r}: leave it out")
     if "model" in options and found.method not in WITH_MODEL:
         known = ", ".join(map(repr, WITH_MODEL))
-        raise _error(f"model is for the methods {known}, not {found.method!r}: leave it out", options)
+        raise _WrongOptions(f"model is for the methods {known}, not {found.method!r}: leave it out")
     _check_tree(found, options)
     what = WITH_MODEL.get(found.method)
     if what and not found.model:
-        raise _error(f"the method {found.method!r} needs {what}: add its folder or hub name as 'model'", options)
+        raise _WrongOptions(f"the method {found.method!r} needs {what}: add its folder or hub name as 'model'")
     shortest, longest = found.lookup
     if shortest > longest:
-        raise _error(f"prompt_lookup_min = {shortest} is more than prompt_lookup_max = {longest}: swap them", options)
+        raise _WrongOptions(f"prompt_lookup_min = {shortest} is more than prompt_lookup_max = {longest}: swap them")
     return found
 
 
@@ -134,18 +145,17 @@ def _check_tree(found: SpeculativeConfig, options: Mapping[str, Any]) -> None:
     for key, methods in BRANCHING.items():
         if key in options and found.method not in methods:
             known = ", ".join(map(repr, methods))
-            raise _error(f"{key} is for the methods {known}, not {found.method!r}: leave it out", options)
+            raise _WrongOptions(f"{key} is for the methods {known}, not {found.method!r}: leave it out")
     if found.branching and found.speculative_token_tree:
-        raise _error("branching and speculative_token_tree exclude each other: leave one out", options)
+        raise _WrongOptions("branching and speculative_token_tree exclude each other: leave one out")
     try:
         tree = found.tree
     except ValueError as error:
-        raise _error(f"speculative_token_tree: {error}", options) from None
+        raise _WrongOptions(f"speculative_token_tree: {error}") from None
     if tree is not None and tree.paths and found.n_drafts != len(tree.paths):
-        raise _error(
+        raise _WrongOptions(
             f"num_speculative_tokens = {found.num_speculative_tokens} is not the {len(tree.paths)} of "
-            "speculative_token_tree: leave it out",
-            options,
+            "speculative_token_tree: leave it out"
         )
 
 
@@ -153,25 +163,24 @@ def _method_of(options: Mapping[str, Any]) -> str:
     """As vLLM does: words in place of a model name a method."""
     model = options.get("model")
     if model in ("ngram", "[ngram]") or "prompt_lookup_max" in options:
-        raise _error('add "method": "ngram"', options)
+        raise _WrongOptions('add "method": "ngram"')
     if isinstance(model, str) and model:
         return "draft_model"
     _check_known(options)
-    raise _error(
+    raise _WrongOptions(
         'there is no "method": give "ngram", "suffix", "mtp", or "draft_model" or "eagle3" with a "model", or leave'
-        " speculative_config out",
-        options,
+        " speculative_config out"
     )
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
     for names, why in REFUSED_METHODS.items():
         if options["method"] in names.split():
-            raise _error(f"the method {shown(options['method'])} {why}", options)
+            raise _WrongOptions(f"the method {shown(options['method'])} {why}")
     for names, what in REFUSED_KEYS.items():
         for key in options:
             if key in names.split():
-                raise _error(f"{key} = {shown(options[key])} means nothing here: {what}", options)
+                raise _WrongOptions(f"{key} = {shown(options[key])} means nothing here: {what}")
     _check_known(options)
 
 
@@ -181,7 +190,7 @@ def _check_known(options: Mapping[str, Any]) -> None:
         if key not in fields:
             near = difflib.get_close_matches(key, fields, 1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(fields)}"
-            raise _error(f"{key} is unknown: {hint}", options)
+            raise _WrongOptions(f"{key} is unknown: {hint}")
 
 
 def _wrong_value(said: str, options: Mapping[str, Any]) -> str:
@@ -193,7 +202,3 @@ def _wrong_value(said: str, options: Mapping[str, Any]) -> str:
     if key not in options:
         return said
     return f"{key} = {shown(options[key])}: {problem.replace('`', '').replace(' | null', '').replace('E', 'e', 1)}"
-
-
-def _error(what: str, options: Mapping[str, Any]) -> ConfigError:
-    return ConfigError(f"speculative_config = {shown(dict(options))}: {what}", param="speculative_config")

@@ -2,6 +2,7 @@
 
 ├── RequestError                  a request is refused; the engine is unharmed (HTTP 4xx)
 │   ├── InvalidParameter          one named field has a bad value
+│   │   └── ClashingParameter         or does not go with another one
 │   ├── ContextLengthExceeded     prompt and output do not fit the context or the pool
 │   ├── QueueFull, GrammarsBusy, EngineAsleep, RequestExpired (HTTP 429, 503, 503, 503 or 408)
 │   ├── RequestQuarantined
@@ -103,6 +104,13 @@ class InvalidParameter(RequestError):
     def __init__(self, param: str, value: object, limit: str, hint: str = "") -> None:
         message = f"{param} = {shown(value)} is not allowed: it must be {limit}."
         super().__init__(f"{message} {hint}".rstrip(), param=param)
+
+
+class ClashingParameter(InvalidParameter):
+    """`param` does not go with something else that was asked. Message: its name, and `said`."""
+
+    def __init__(self, param: str, said: str) -> None:
+        RequestError.__init__(self, f"{param} {said}.", param=param)
 
 
 class ContextLengthExceeded(RequestError):

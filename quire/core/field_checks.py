@@ -85,7 +85,12 @@ def _check(name: str, kind: inspect.Type) -> Check:
 def _int(name: str, kind: inspect.IntType, may_be_none: bool) -> Check:
     assert kind.ge is not None
     low, high = kind.ge, math.inf if kind.le is None else kind.le
-    limit = f"an integer of at least {low}" if kind.le is None else f"an integer between {low} and {high}"
+    if kind.le is None:
+        limit = f"an integer of at least {low}"
+    elif (low, high) == (-(2**63), 2**63 - 1):
+        limit = "a 64-bit signed integer"
+    else:
+        limit = f"an integer between {low} and {high}"
 
     def check(value: Any) -> Any:
         if value.__class__ is int and low <= value <= high:

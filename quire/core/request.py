@@ -49,7 +49,7 @@ class Request(msgspec.Struct, kw_only=True):
     max_tokens: int
     """`params.max_tokens` resolved against the context: prompt + max_tokens <= max_model_len."""
     seed: int
-    """`params.seed` or a fresh one; sequence i of `n` uses seed + i."""
+    """The lower 63 bits of `params.seed`, or a fresh one; sequence i of `n` uses seed + i."""
     end_token_ids: list[int] = []
     """The model's end tokens, empty when `ignore_eos`."""
     bad_token_seqs: list[list[int]] = []

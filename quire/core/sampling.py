@@ -22,6 +22,7 @@ from quire.core.structured import StructuredOutputsParams
 
 MAX_N: Final = 128
 MAX_SEED: Final = 2**63 - 1
+"""Of 64 bits with a sign; of a negative one `Request.seed` has the 63 bits below the sign."""
 MAX_INT32: Final = 2**31 - 1
 MAX_LISTED_TOKENS: Final = 4096
 PROPOSED: Final = {"proposed": True}
@@ -112,7 +113,7 @@ class SamplingParams(
         ),
     ] = 1.0
     seed: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_SEED)] | None,
+        Annotated[int, Meta(ge=-MAX_SEED - 1, le=MAX_SEED)] | None,
         Meta(
             description="Makes the choice repeatable: a token depends on seed and position, whatever the batch. Without"
             " one it is fresh."

@@ -24,17 +24,33 @@ def did_you_mean_or_known(word: str, known: Iterable[str]) -> str:
     return did_you_mean(word, names) or f"; known are {', '.join(names)}"
 
 
+def did_you_mean_and_known(word: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
+    """`; did you mean X? There are X, Y`, or `: there are X, Y` when none is near. listed: what is told of `known`."""
+    names = list(known)
+    near = did_you_mean(word, names)
+    return f"{near}{' There' if near else ': there'} are {', '.join(listed or names)}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The one of `known` that is nearest to `word`, else one that begins with it or has its words, whole or shortened;
-    empty when none is near."""
+    empty when none is near. The only one that ends with `word` is nearer than others by more than one letter."""
     found = sorted((_distance(word, each), each) for each in known)
     near = [each for distance, each in found if distance <= _limit(word)]
+    ended = [each for _, each in found if _ends_with(each, word)]
+    if len(ended) == 1 and not (found[0][0] <= 1 and near):
+        return ended[0]
     begun = [each for _, each in found if len(word.lstrip("-")) > 3 and each.startswith(word)]
     return next(iter(near or begun or [each for _, each in found if _has_words(word, each)]), "")
 
 
 def _limit(word: str) -> int:
     return min(MAX_DISTANCE, len(word) // 3)
+
+
+def _ends_with(long: str, word: str) -> bool:
+    """`--request-rate` with `--rate`, `max_num_seqs` with `num_seqs`."""
+    end = word.lstrip("-").replace("_", "-")
+    return len(end) > 3 and long.replace("_", "-").endswith(f"-{end}") and long.lstrip("-") != end
 
 
 def _has_words(one: str, other: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.core.errors import InvalidParameter, Words
+from quire.core.errors import ClashingParameter, InvalidParameter, Words
 from quire.core.spelling import NamedArguments
 
 MAX_GRAMMAR_CHARS: Final = 512 * 1024
@@ -71,8 +71,9 @@ class StructuredOutputsParams(
         if not given and self.begins_within is not None:
             return "free"
         if len(given) != 1:
-            found = Words(" and ".join(given) or "no constraint")
-            raise InvalidParameter("structured_outputs", found, f"exactly one of {', '.join(KINDS)}")
+            found = " and ".join(given) or "none of them"
+            said = f"takes exactly one of {', '.join(KINDS)}; it was given {found}"
+            raise ClashingParameter("structured_outputs", said)
         return given[0]
 
     def verify(self) -> None:

@@ -19,10 +19,10 @@ import msgspec
 from quire.config.engine import EngineConfig
 from quire.core.beams import BeamTerms
 from quire.core.clock import Clock
-from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError, Words
+from quire.core.errors import ClashingParameter, ContextLengthExceeded, InvalidParameter, RequestError
 from quire.core.events import EngineReady
 from quire.core.request import MAX_SALT_CHARS, Pooling, Request
-from quire.core.sampling import SamplingParams
+from quire.core.sampling import MAX_SEED, SamplingParams
 from quire.text.length import check_length, too_many_tokens, with_context
 from quire.text.thinking import with_budget
 from quire.text.tokenizer import HfTokenizer
@@ -101,7 +101,7 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             params=params,
             max_tokens=max_tokens,
-            seed=derived_seed(self.config.seed, number) if params.seed is None else params.seed,
+            seed=derived_seed(self.config.seed, number) if params.seed is None else params.seed & MAX_SEED,
             end_token_ids=[] if params.ignore_eos else self.end_token_ids,
             bad_token_seqs=checked.bad_token_seqs,
             pooling=pooling,
@@ -174,9 +174,11 @@ class InputProcessor:
         """Whether there are enough slots, and tokens to choose from. What a search has no meaning for is refused."""
         for name in NO_BEAMS:
             value = getattr(params, name)
-            if value != getattr(_PLAIN, name):
-                value = Words("a constraint") if name == "structured_outputs" else value
-                raise InvalidParameter(name, value, "left out with beam search")
+            if value == getattr(_PLAIN, name):
+                continue
+            if name == "structured_outputs":
+                raise ClashingParameter(name, "cannot be used with beam search: leave one of the two out")
+            raise InvalidParameter(name, value, "left out with beam search")
         n_slots, n_tokens = self.ready.max_num_seqs, beams.n_candidates(len(set(self.end_token_ids)))
         if n_slots and beams.width > n_slots:
             raise InvalidParameter("beam_width", beams.width, f"at most max_num_seqs = {n_slots}, one slot a beam")

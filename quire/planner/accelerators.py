@@ -15,7 +15,7 @@ import msgspec
 
 from quire.core import host
 from quire.core.errors import ConfigError, shown
-from quire.core.spelling import did_you_mean
+from quire.core.spelling import did_you_mean_and_known
 from quire.planner.calibration import Calibration, Curve, calibration_of
 from quire.planner.links import Links
 
@@ -112,9 +112,9 @@ def accelerator_named(name: str) -> Accelerator:
         return ACCELERATORS[wanted]
     first = [each for each in ACCELERATORS if each[:1] == wanted[:1]]
     rest = [each for each in ACCELERATORS if each not in first]
-    near = did_you_mean(wanted, ACCELERATORS)
+    known = did_you_mean_and_known(wanted, ACCELERATORS, first + rest)
     raise ConfigError(
-        f"--gpu {shown(name)} is unknown{near}: there are {', '.join(first + rest)}; `here` measures this machine, and"
+        f"--gpu {shown(name)} is unknown{known}; `here` measures this machine, and"
         " a file of `quire bench calibrate` can be given with --calibration"
     )
 

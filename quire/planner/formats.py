@@ -11,7 +11,7 @@ import msgspec
 
 from quire.config.parameters import Kept, Matrix
 from quire.core.errors import ConfigError, shown
-from quire.core.spelling import did_you_mean
+from quire.core.spelling import did_you_mean_and_known
 
 
 class WeightFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +104,5 @@ def formats_named(weights: str, kv: str = "auto", dtype: str = "bfloat16") -> Fo
     weights, kv = (dtype if name == "auto" else name for name in (weights, kv))
     for flag, name, known in (("--weights", weights, FORMATS), ("--kv-cache-dtype", kv, KV_ITEMSIZES)):
         if name not in known:
-            near = did_you_mean(name, known)
-            raise ConfigError(f"{flag} {shown(name)} is unknown{near}: there are {', '.join(known)}")
+            raise ConfigError(f"{flag} {shown(name)} is unknown{did_you_mean_and_known(name, known)}")
     return Formats(weights=FORMATS[weights], kv=kv, itemsize=4 if dtype == "float32" else 2)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from quire.core.errors import ConfigError, shown
-from quire.core.spelling import did_you_mean
+from quire.core.spelling import did_you_mean, did_you_mean_and_known
 
 MOST_TOKENS: Final = 1 << 24
 
@@ -68,8 +68,8 @@ def workload_named(name: str) -> Workload:
     if not path.is_file():
         near = did_you_mean(name, WORKLOADS)
         raise ConfigError(
-            f"--workload {shown(name)} is neither a file nor one of {', '.join(WORKLOADS)}{near}; a file is JSON with"
-            " lists 'input' and 'output' of lengths in tokens"
+            f"--workload {shown(name)} is neither a file (of JSON, with lists 'input' and 'output' of lengths in"
+            f" tokens) nor one of {', '.join(WORKLOADS)}{near}"
         )
     return Workload(name=path.stem, meaning=f"lengths of {path.name}", lengths=_lengths(path))
 
@@ -122,9 +122,10 @@ def parse_limits(text: str, known: Sequence[str]) -> dict[str, float]:
         name, _, value = (word.strip() for word in part.partition("="))
         match = _TIME.fullmatch(value)
         if name not in known:
-            near = did_you_mean(name, known)
-            raise ConfigError(f"--slo {shown(part)}: {shown(name)} is no time that is known{near}: there are"
-                              f" {', '.join(known)}, as in ttft=200ms,tpot=20ms")  # fmt: skip
+            names = did_you_mean_and_known(name, known)
+            raise ConfigError(
+                f"--slo {shown(part)}: {shown(name)} is no time that is known{names}, as in ttft=200ms,tpot=20ms"
+            )
         if match is None:
             raise ConfigError(f"--slo {shown(part)} cannot be read: write ttft=200ms,tpot=20ms, with us, ms or s")
         seconds = float(match[1]) * _UNITS[match[2]]

@@ -273,23 +273,29 @@ class Service:
         self.state.draining = True
         limit_s = self.server.shutdown_timeout
         deadline_s = asyncio.get_running_loop().time() + limit_s
-        if self.state.live and limit_s:
+        was_open = bool(self.state.live)
+        if was_open and limit_s:
             within = f"for at most {limit_s:g} s (--shutdown-timeout)"
             print(f"Finishing {_requests(self.state)} {within}; a second Ctrl-C cuts them off.", flush=True)
-        elif self._on_ready is None:
-            print("Quire shuts down: no request is open.", flush=True)
         while self.state.live and not self._force.is_set() and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.05)
         if self.state.live and not self._force.is_set():
             n_cut = _requests(self.state)
             verb = "is" if len(self.state.live) == 1 else "are"
             logger.warning("%g s are over (--shutdown-timeout): %s %s cut off", limit_s, n_cut, verb)
+        self._announce_end(was_open)
         for exchange_task in list(self.state.live):
             exchange_task.stop(unavailable("draining", "The server is shutting down."))
         for _ in range(10):
             if not self.state.live:
                 break
             await asyncio.sleep(0.05)
+
+    def _announce_end(self, was_open: bool) -> None:
+        """was_open: there were requests to finish. Of several API processes their parent speaks."""
+        if self._on_ready is None:
+            left = f"{_requests(self.state)} cut off" if self.state.live else "no request is open"
+            print(f"Quire shuts down: {left}{' any more' if was_open and not self.state.live else ''}.", flush=True)
 
     async def _close(self, llm: AsyncLLM | None, serving: asyncio.Task[None] | None) -> None:
         self.state.close()

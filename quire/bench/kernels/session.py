@@ -13,7 +13,7 @@ from quire.bench.kernels.timing import timer
 from quire.bench.options import KernelBenchOptions
 from quire.core import env
 from quire.core.errors import ConfigError, shown
-from quire.core.spelling import did_you_mean
+from quire.core.spelling import did_you_mean_and_known
 from quire.kernels import catalog
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -34,8 +34,7 @@ def chosen_ops(text: str) -> list[str]:
     names = [name for name in text.split(",") if name]
     for name in names:
         if name not in OPS:
-            hint = did_you_mean(name, OPS)
-            raise ConfigError(f"--ops {shown(name)} is not an op{hint}. There are {', '.join(OPS)}.")
+            raise ConfigError(f"--ops {shown(name)} is not an op{did_you_mean_and_known(name, OPS)}.")
     return names or list(OPS)
 
 

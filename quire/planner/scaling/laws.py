@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import msgspec
 
 from quire.core.errors import ConfigError, shown
-from quire.core.spelling import did_you_mean
+from quire.core.spelling import did_you_mean_and_known
 
 FLOPS_PER_PARAMETER_TOKEN: Final = 6
 """Two for a multiply and add, thrice: forward, and twice that backward."""
@@ -212,7 +212,7 @@ DEFAULT_LAW: Final = "besiroglu"
 def law_named(name: str) -> ScalingLaw:
     """ConfigError with the known names for another."""
     if name not in LAWS:
-        raise ConfigError(f"--law {shown(name)} is unknown{did_you_mean(name, LAWS)}; there are {', '.join(LAWS)}")
+        raise ConfigError(f"--law {shown(name)} is unknown{did_you_mean_and_known(name, LAWS)}")
     return LAWS[name]
 
 

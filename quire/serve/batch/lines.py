@@ -122,5 +122,32 @@ def failed(custom_id: str | None, code: str | None, message: str) -> bytes:
     return msgspec.json.encode({"id": _fresh_id(), "custom_id": custom_id, "response": None, "error": error})
 
 
+class _Said(msgspec.Struct):
+    message: str
+
+
+class _FailedBody(msgspec.Struct):
+    error: _Said
+
+
+class _FailedResponse(msgspec.Struct):
+    body: _FailedBody
+
+
+class _FailedLine(msgspec.Struct):
+    custom_id: str | None = None
+    response: _FailedResponse | None = None
+    error: _Said | None = None
+
+
+def reason_of(output: bytes) -> str:
+    """What a person is told of an output line that holds no good answer: which line it is, and what was wrong."""
+    line = msgspec.json.decode(output, type=_FailedLine)
+    if line.error is not None:
+        return line.error.message
+    assert line.response is not None, "a line that did not reach an endpoint has an error"
+    return f"custom_id {shown(line.custom_id)}: {line.response.body.error.message}"
+
+
 def _fresh_id() -> str:
     return f"batch_req_{secrets.token_hex(12)}"

@@ -21,7 +21,16 @@ from quire.core.errors import ConfigError, EngineDead, EngineError
 from quire.core.files import open_output, open_regular
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.app import App
-from quire.serve.batch.lines import BatchLine, answered, custom_id_of, double_problem, failed, mark_of, read_line
+from quire.serve.batch.lines import (
+    BatchLine,
+    answered,
+    custom_id_of,
+    double_problem,
+    failed,
+    mark_of,
+    read_line,
+    reason_of,
+)
 from quire.serve.config import ServerConfig
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.keys import NOBODY
@@ -49,6 +58,14 @@ class BatchSummary:
 
     n_answered: int = 0
     n_failed: int = 0
+    first_reason: str = ""
+    """Which line failed first, and why; empty: none did."""
+
+    def count(self, n_answered: int, n_failed: int, reason: str) -> None:
+        """Some more lines. reason: the first one among them."""
+        self.n_answered += n_answered
+        self.n_failed += n_failed
+        self.first_reason = self.first_reason or reason
 
 
 def run_batch(
@@ -178,8 +195,7 @@ class Batch:
 
     async def _write(self, output: IO[bytes], task: asyncio.Task[tuple[bytes, bool]], summary: BatchSummary) -> None:
         line, is_good = await task
-        summary.n_answered += is_good
-        summary.n_failed += not is_good
+        summary.count(is_good, not is_good, "" if is_good or summary.first_reason else reason_of(line))
         await asyncio.to_thread(_put, output, line + b"\n")
         self._held_bytes -= len(line)
 

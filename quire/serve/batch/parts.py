@@ -8,6 +8,7 @@ part that stands.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -81,13 +82,13 @@ class PartWorker:
         self._loading = asyncio.Lock()
 
     async def __call__(self, row: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """`part`: a Part as JSON. Gives `output`, its lines, and how many were answered or failed."""
+        """`part`: a Part as JSON. Gives `output`, its lines, how many were answered or failed, and the first reason."""
         batch = await self._loaded()
         part = msgspec.json.decode(row["part"], type=Part)
         data = await asyncio.to_thread(self._read, part)
         output = io.BytesIO()
         summary = await batch.run(io.BytesIO(data), output, part.first_line, part.repeated)
-        yield {"output": output.getvalue(), "n_answered": summary.n_answered, "n_failed": summary.n_failed}
+        yield {"output": output.getvalue(), **dataclasses.asdict(summary)}
 
     async def _loaded(self) -> Batch:
         async with self._loading:

@@ -36,6 +36,5 @@ def spread_batch(
             for row in ray_map.run(PartWorker, arguments, parts):
                 output.write(row["output"])
                 output.flush()
-                summary.n_answered += row["n_answered"]
-                summary.n_failed += row["n_failed"]
+                summary.count(row["n_answered"], row["n_failed"], row["first_reason"])
     return summary

@@ -75,6 +75,7 @@ PROMPTING: Refused = {
 request is refused for its length."""
 
 SAMPLING: Refused = {
+    "beam_width": RefusedField("n is the width: send use_beam_search with n beams."),
     "background": RefusedField("answers are not kept; use /v1/batches for work that can wait."),
     "do_sample": RefusedField("send temperature 0 for greedy choice.", (True,), keeps_false=True),
     "dry_multiplier": RefusedField(_SAMPLER, (0,)),

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from quire.core.errors import InvalidParameter, Words, shown
-from quire.core.sampling import MAX_SEED, OutputKind, SamplingParams
+from quire.core.sampling import OutputKind, SamplingParams
 from quire.core.structured import StructuredOutputsParams
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import Headers, bad_request, unknown_model, unsupported
@@ -140,7 +140,6 @@ def sampling_params(
         value = getattr(body, name)
         if value is not None:
             given[name] = value
-    given["seed"] = _seed(body.seed)
     params = SamplingParams(
         **given,
         max_tokens=max_tokens,
@@ -209,12 +208,3 @@ def bound_output(
         raise InvalidParameter(
             param, Words(asked), f"at most {limits.max_logprob_cells} values", "Lower n, max_tokens or logprobs."
         )
-
-
-def _seed(seed: int | None) -> int | None:
-    """OpenAI allows 64-bit signed seeds; negative ones are folded into the engine's range."""
-    if seed is None:
-        return None
-    if not -MAX_SEED - 1 <= seed <= MAX_SEED:
-        raise InvalidParameter("seed", seed, "a 64-bit signed integer")
-    return seed & MAX_SEED

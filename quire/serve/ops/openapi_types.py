@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from quire.core.sampling import MAX_SEED, SamplingParams
+from quire.core.sampling import SamplingParams
 from quire.serve.anthropic.input import MAX_TEMPERATURE
 from quire.serve.batch.lines import ENDPOINTS
 from quire.serve.ollama.input import LATEST
@@ -59,7 +59,6 @@ BOUNDS: dict[str, JsonObject] = {
     "CompletionRequest.logprobs": SAMPLING["logprobs"],
     "best_of": _bounds("n"),
     "MessagesRequest.temperature": SAMPLING["temperature"] | {"maximum": MAX_TEMPERATURE},
-    "seed": SAMPLING["seed"] | {"minimum": -MAX_SEED - 1},
     "stop": {
         "description": SAMPLING["stop"]["description"],
         "anyOf": [SAMPLING["stop"]["items"], {"type": "array", **_bounds("stop")}, {"type": "null"}],

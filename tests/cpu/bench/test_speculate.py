@@ -49,6 +49,27 @@ def test_a_text_that_is_too_short(tmp_path: pathlib.Path) -> None:
         measure_speculation(EngineConfig(speculative_config=NGRAM), options)
 
 
+def test_a_text_that_cannot_be_read_is_told_before_a_model_loads(tmp_path: pathlib.Path) -> None:
+    config = EngineConfig(model="/nowhere", speculative_config=NGRAM)
+    with pytest.raises(ConfigError) as error:
+        measure_speculation(config, SpeculateOptions(text=str(tmp_path / "none")))
+    assert error.value.message == f"--text '{tmp_path}/none' cannot be read: No such file or directory"
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="is not UTF-8: "):
+        measure_speculation(config, SpeculateOptions(text=str(tmp_path / "bytes")))
+
+
+@pytest.mark.parametrize(("kind", "drawn"), [
+    ("speculate", "over the number of drafts"), ("tradeoffs", "quality against speed"),
+    ("throughput", "batch filling over time"),
+])  # fmt: skip
+def test_the_help_says_what_is_drawn(kind: str, drawn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", kind, "--help"])
+    pictures = [words for words in " ".join(capsys.readouterr().out.split()).split("--") if "Picture of" in words]
+    assert len(pictures) == 1 and drawn in pictures[0]
+
+
 def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, report, chart = tmp_path / "text", tmp_path / "out.json", tmp_path / "chart.html"
     text.write_text("One two three four five six. " * 40)

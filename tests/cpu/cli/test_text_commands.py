@@ -111,3 +111,8 @@ def test_a_model_without_tokenizer_cannot_chat(capsys: pytest.CaptureFixture[str
 def test_a_missing_folder_is_a_load_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "./nowhere", "--prompt", "x"]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_bad_prompt_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "", *ENGINE]) == 2
+    assert "prompt = '' is not allowed" in capsys.readouterr().err

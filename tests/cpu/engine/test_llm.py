@@ -116,6 +116,14 @@ def test_seeded_text_does_not_depend_on_the_batch(llm: LLM) -> None:
     assert together == alone
 
 
+def test_a_negative_seed_is_that_of_its_lower_63_bits(llm: LLM) -> None:
+    texts = [
+        llm.generate(["x"], SamplingParams(seed=seed, max_tokens=12, ignore_eos=True), use_tqdm=False)[0].outputs[0]
+        for seed in (-3, 2**63 - 3, 3)
+    ]
+    assert texts[0].token_ids == texts[1].token_ids != texts[2].token_ids
+
+
 def test_prefix_cache_is_hit_and_harmless(llm: LLM) -> None:
     prompt = prompts(1, longest=2, seed=6)[0] + list(range(10, 110))
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)

@@ -44,15 +44,31 @@ async def test_requests_cut_off_are_counted(
     assert not ending.state.live
     assert [record.getMessage() for record in caplog.records] == [f"0.05 s are over (--shutdown-timeout): {cut}"]
     within = "for at most 0.05 s (--shutdown-timeout)"
-    assert f"Finishing {cut.rsplit(' ', 3)[0]} {within}; a second Ctrl-C" in capsys.readouterr().out
+    requests = cut.rsplit(" ", 3)[0]
+    begun, ended = capsys.readouterr().out.splitlines()
+    assert f"Finishing {requests} {within}; a second Ctrl-C" in begun
+    assert ended == f"Quire shuts down: {requests} cut off."
+
+
+async def test_a_closing_line_follows_what_was_finished(service: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    ending = service(300)
+    request = Open(ending)
+    draining = asyncio.create_task(ending._drain())
+    await asyncio.sleep(0)
+    request.stop(None)
+    await asyncio.wait_for(draining, 60)
+    begun, ended = capsys.readouterr().out.splitlines()
+    assert begun.startswith("Finishing 1 request ") and ended == "Quire shuts down: no request is open any more."
 
 
 async def test_a_second_ctrl_c_and_an_idle_server_say_nothing_of_it(
-    service: Any, caplog: pytest.LogCaptureFixture
+    service: Any, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forced = service(300)
     Open(forced)
     forced.force()
     await asyncio.wait_for(forced._drain(), 60)
     await service(300)._drain()
+    *_, cut, idle = capsys.readouterr().out.splitlines()
+    assert (cut, idle) == ("Quire shuts down: 1 request cut off.", "Quire shuts down: no request is open.")
     assert not caplog.records and not forced.state.live

@@ -449,9 +449,12 @@ def test_what_a_beam_search_is_asked(server: Any) -> None:
             ({"n": 65}, "n"), ({"best_of": 65}, "best_of"), ({"stop": "x"}, "stop"), ({"min_tokens": 2}, "min_tokens"),
             ({"logit_bias": {"5": 1.0}}, "logit_bias"), ({"presence_penalty": 1.0}, "presence_penalty"),
             ({"early_stopping": "soon"}, "early_stopping"), ({"length_penalty": 1e9}, "length_penalty"),
+            ({"n": 3, "beam_width": 3}, "beam_width"), ({"guided_regex": "a+"}, "guided_regex"),
         ):  # fmt: skip
             refused = http.post("/v1/completions", json=body | more)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        refused = http.post("/v1/completions", json=body | {"beam_width": 1})
+        assert "n is the width" in refused.json()["error"]["message"]
 
 
 def test_load(server: Any) -> None:

@@ -42,6 +42,7 @@ def test_lines_come_in_order_and_broken_ones_stay_in_place(tmp_path: Path) -> No
         text = row["response"]["body"]["choices"][0]["text"]
         assert row["custom_id"] == str(i) and text == reply_to(byte_tokenizer().encode(f"p{i}"))[: lengths[i]]
     assert [row["error"]["code"] for row in rows[100:]] == ["invalid_json", "duplicate_custom_id", "invalid_value"]
+    assert summary.first_reason == rows[100]["error"]["message"] and summary.first_reason.startswith("line 102: ")
     assert rows[101]["error"]["message"] == "line 104: line 7 has this custom_id already."
 
 
@@ -51,6 +52,7 @@ def test_a_fault_of_one_line_is_its_own(tmp_path: Path) -> None:
     summary, rows = answers(
         source, target, fault=lambda request: request.prompt_token_ids == byte_tokenizer().encode("7")
     )
+    assert summary.first_reason == "custom_id '7': The engine failed while it computed this sequence."
     assert summary.n_failed == 1 and rows[7]["response"]["status_code"] == 500
     assert all(row["response"]["status_code"] == 200 for row in rows if row["custom_id"] != "7")
 
@@ -76,7 +78,11 @@ def test_the_command(tmp_path: Path) -> None:
     source.write_bytes(line("sum", {**body, "temperature": 0}, "/v1/chat/completions") + b"{\n")
     command = [sys.executable, "-m", "quire", "run-batch", "-i", str(source), "-o", str(target), "--num-threads", "1"]
     run = subprocess.run([*command, "--num-gpu-blocks-override", "200"], capture_output=True, text=True, check=False)
-    assert run.returncode == 0 and "1 lines answered, 1 failed" in run.stderr, run.stderr
+    said = f"""1 line answered, 1 failed
+the first that failed: line 2: The body is not valid JSON: Input data was truncated.
+all answers and reasons are in {target}
+"""
+    assert run.returncode == 0 and run.stderr.endswith(said), run.stderr
     rows = list(map(json.loads, target.read_text().splitlines()))
     assert "42" in rows[0]["response"]["body"]["choices"][0]["message"]["content"]
     assert subprocess.run(command[:6], capture_output=True, check=False).returncode == 2

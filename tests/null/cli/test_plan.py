@@ -241,8 +241,8 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpu", "h300"], "there are h100, h100-pcie, h100-nvl, h200"),
-        (["--gpu", "h20"], "did you mean h200"),
+        (["--gpu", "h300"], "did you mean b300? There are h100, h100-pcie, h100-nvl, h200"),
+        (["--gpu", "h20"], "did you mean h200? There are h100, "),
         (["--gpu", "h200", "--slo", "ttft=soon"], "'ttft=soon' cannot be read: write ttft=200ms"),
         (["--gpu", "h200", "--slo", "foo=200ms"], "'foo' is no time that is known: there are ttft, tpot, as in"),
         (["--gpu", "h200", "--slo", "tpot=0ms"], "nothing takes no time"),

@@ -121,6 +121,7 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
         (["--baselines", "-pp", "2"], "--baselines have no stages"),
         (["--baselines", "--compare", "max-num-seqs=2"], "a comparison of its own"),
         (["--request-rate", "-3"], "is not allowed"),
+        (["--rate", "5"], "unknown option --rate; did you mean --request-rate?"),
         (["--compare", "max-num-seqz=2"], "unknown option --max-num-seqz; did you mean --max-num-seqs?"),
         (["--compare", "max-num-seqs=many"], "'many' is not allowed"),
         (["--compare", 'eplb-config={"num_redundant_experts":16'], "redundant_experts\":16': braces are not closed"),

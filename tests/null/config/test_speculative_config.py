@@ -49,7 +49,8 @@ def test_one_of_both_lengths_stands_for_both(given: dict[str, int], lookup: tupl
     ("options", "said"),
     [
         ({}, 'speculative_config = {}: there is no "method": give "ngram", "suffix", "mtp", or "draft_model" or'),
-        ({"method": None}, "or leave speculative_config out"),
+        ({"method": None}, "speculative_config = {'method': None}: there is no \"method\""),
+        ({"branching": 2, "model": "x"}, "speculative_config = {'branching': 2, 'model': 'x'}: branching is for"),
         ({"num_speculative_tokens": 4}, 'there is no "method"'),
         ({"model": "ngram"}, '"method": "ngram"'),
         ({"method": "ngramm"}, "ngramm"),
