@@ -72,8 +72,9 @@ def line(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 def curve_of_times(times: Times, weights: WeightFormat, plain: Curve, calibration: Calibration) -> Curve:
     """times: as an engine has them. Reads are as fast as with the fewest rows; where products of more rows take longer
-    than that, arithmetic binds, at the rate that is left for it. plain: bfloat16's, whose tiles there are, and whose
-    shares of the device's reads and products are the most."""
+    than that, arithmetic binds, at the rate that is left for it. Fixed costs are those of the matrices that were timed
+    with any number of rows; large ones tell rates. plain: bfloat16's, whose tiles there are, and whose shares of the
+    device's reads and products are the most."""
     n_few, *_ = times
     _, byte_s = line([(weights.n_bytes(*sizes), s) for sizes, s in times[n_few].items()])
     most = max(plain.flops_share)
@@ -89,7 +90,8 @@ def curve_of_times(times: Times, weights: WeightFormat, plain: Curve, calibratio
         left_s = max(0.0, grown_s**SHARPNESS - memory_s**SHARPNESS) ** (1 / SHARPNESS)
         share = min(most, whole_s / left_s if left_s else most)
         here = msgspec.structs.replace(found, flops_share=(share,))
-        lacking = [s - seconds(here, weights, sizes, n_rows, calibration) for sizes, s in measured.items()]
+        known = [sizes for sizes in measured if all(sizes in one for one in times.values())]
+        lacking = [measured[sizes] - seconds(here, weights, sizes, n_rows, calibration) for sizes in known]
         shares.append(float(share))
         fixed_s.append(max(0.0, sum(lacking) / len(lacking)))
     return msgspec.structs.replace(found, rows=tuple(times), fixed_s=tuple(fixed_s), flops_share=tuple(shares))

@@ -38,11 +38,11 @@ def shared_prefixes(seqs: list[Seq], min_pages: int) -> list[tuple[list[int], in
             node = node.parent
         if node is not None and node.parent is not None:  # the root has no pages
             apart.setdefault(node, []).append(seq.slot)
-    if not apart:
+    queue = [(-_depth(node), node.serial, node) for node in apart]
+    heapq.heapify(queue)
+    if not queue or -queue[0][0] < min_pages:  # no group is longer than the deepest node
         return []
     open_at = {node: [_Group(slots, are_apart=True)] for node, slots in apart.items()}
-    queue = [(-_depth(node), node.serial, node) for node in open_at]
-    heapq.heapify(queue)
     done: list[_Group] = []
     while queue:
         depth, _, node = heapq.heappop(queue)  # deepest first, so that all groups below have come up

@@ -115,6 +115,21 @@ def test_rows_that_no_whole_step_tells_are_as_their_kernel_takes_alone() -> None
             assert 1e6 * (behind_s - before_s) == pytest.approx(more_us, abs=0.01), (n_rows, sizes)
 
 
+def test_large_matrices_tell_rates_and_the_others_fixed_costs() -> None:
+    """One matrix of the layer takes longer than its bytes say, as a kernel may: no reason to read large ones slowly."""
+    large, weights, slow = (57344, 8192), FORMATS["int4-g128"], MATRICES[2]
+    given = report()
+    for row in given["rows"]:
+        row["us"] += 5.0 if (row["n"], row["k"]) == slow else 0.0
+    alone = product_curves(PLAIN, H200, given)["int4-g128"]
+    given["rows"].append({"form": "g128", "n": large[0], "k": large[1], "rows": 1, "us": 1e6 * invented(1, *large)})
+    curve = product_curves(PLAIN, H200, given)["int4-g128"]
+    off = [seconds(one, weights, large, 1, H200) / invented(1, *large) - 1 for one in (alone, curve)]
+    assert off[0] > 0.1 and abs(off[1]) < 0.04
+    layer_us = 1e6 * sum(seconds(curve, weights, sizes, 1, H200) for sizes in MATRICES)
+    assert layer_us == pytest.approx(5 + 1e6 * sum(invented(1, *sizes) for sizes in MATRICES), rel=0.01)
+
+
 def test_what_was_not_timed_has_no_curve() -> None:
     only = {"rows": [row | {"form": "bf16"} for row in report()["rows"]]}
     assert product_curves(PLAIN, H200, only) == {}
