@@ -13,7 +13,7 @@ import torch
 
 from quire.compute.schemes.coded import Coded, Source, fill_nibbles
 from quire.compute.schemes.launched import Launched
-from quire.compute.schemes.scheme import FilledScheme, Product, Stored
+from quire.compute.schemes.scheme import NibblesScheme, Product, Stored
 from quire.config.codings import Layout
 from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
@@ -22,7 +22,7 @@ from quire.kernels.mxfp4 import weight as packing
 
 
 @dataclasses.dataclass(frozen=True)
-class Fp4(FilledScheme):
+class Fp4(NibblesScheme):
     """Codes of 4 bits with an exponent for each 32 inputs; or an e4m3 for each 16, and a factor for each output."""
 
     nv: bool
@@ -55,16 +55,6 @@ class Fp4(FilledScheme):
             return mxfp4.linear(x, weight, bias, **around)  # type: ignore[arg-type]
 
         return Launched(tensors, run)
-
-    def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """See `WeightScheme`; scales of a row lie side by side."""
-        found = super().bank_tensors(n_experts, n, k, device)
-        return {**found, "scales": found["scales"].mT.contiguous()}
-
-    def of_bank(self, tensors: dict[str, torch.Tensor], expert: int) -> dict[str, torch.Tensor]:
-        """See `WeightScheme`."""
-        found = super().of_bank(tensors, expert)
-        return {**found, "scales": found["scales"].t()}
 
     def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
         """See `WeightScheme`."""

@@ -123,3 +123,17 @@ class FilledScheme(WeightScheme):
     def put(self, product: Product, first_row: int, coded: Coded) -> None:
         """Fill rows `first_row`, ... of a product that `begin` made. Raises ValueError where numbers do not fit."""
         raise NotImplementedError
+
+
+class NibblesScheme(FilledScheme):
+    """Codes of 4 bits, and `scales` [groups, n]: in a bank those of a row lie side by side."""
+
+    def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """See `WeightScheme`."""
+        found = super().bank_tensors(n_experts, n, k, device)
+        return {**found, "scales": found["scales"].mT.contiguous()}
+
+    def of_bank(self, tensors: dict[str, torch.Tensor], expert: int) -> dict[str, torch.Tensor]:
+        """See `WeightScheme`."""
+        found = super().of_bank(tensors, expert)
+        return {**found, "scales": found["scales"].t()}

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from quire.compute.schemes.coded import PIECE_VALUES, Coded, Source, fill_nibbles
 from quire.compute.schemes.launched import Launched
-from quire.compute.schemes.scheme import FilledScheme, MatrixScheme, Product, Stored
+from quire.compute.schemes.scheme import MatrixScheme, NibblesScheme, Product, Stored
 from quire.config.codings import Layout
 from quire.config.parameters import Cut, Matrix
 from quire.config.shares import Share, share
@@ -31,7 +31,7 @@ GROUPS: Final = {"int4": 64, "int4-g32": 32, "int4-g128": 128}
 
 
 @dataclasses.dataclass(frozen=True)
-class Int4(FilledScheme):
+class Int4(NibblesScheme):
     """With a scale for each `group` inputs of an output."""
 
     dtype: torch.dtype
@@ -79,16 +79,6 @@ class Int4(FilledScheme):
     def makes_banks(self) -> bool:
         """See `WeightScheme`: what experts are multiplied by is in one order."""
         return not self.order
-
-    def bank_tensors(self, n_experts: int, n: int, k: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """See `WeightScheme`; scales of a row lie side by side."""
-        found = super().bank_tensors(n_experts, n, k, device)
-        return {**found, "scales": found["scales"].mT.contiguous()}
-
-    def of_bank(self, tensors: dict[str, torch.Tensor], expert: int) -> dict[str, torch.Tensor]:
-        """See `WeightScheme`."""
-        found = super().of_bank(tensors, expert)
-        return {**found, "scales": found["scales"].t()}
 
     def bank(self, tensors: dict[str, torch.Tensor], k: int) -> moe.CodedMatrices:
         """See `WeightScheme`."""

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -78,6 +79,19 @@ def test_equals_merged_weights(llm: LLM, oracle: transformers.PreTrainedModel, f
     with merged(oracle, folder / name) as model:
         check(llm, model, request)
     check(llm, oracle, None)
+
+
+def test_fifty_random_ones_equal_merged_weights(
+    llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path
+) -> None:
+    chance = random.Random(0)
+    for number in range(50):
+        targets, rank = chance.sample(DENSE, chance.randint(1, len(DENSE))), chance.randint(1, 16)
+        more = {"use_rslora": chance.random() < 0.5, "alpha": chance.uniform(0.5, 16.0), "size": 0.1}
+        name = f"random{number}"
+        write_adapter(tmp_path / name, oracle, targets, rank=rank, seed=number, **more)
+        with merged(oracle, tmp_path / name) as model:
+            check(llm, model, LoRARequest(name, 1, str(tmp_path / name)))
 
 
 FAMILIES = {

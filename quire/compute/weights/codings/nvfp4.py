@@ -47,8 +47,6 @@ def _read(coding: Coding, tensors: Mapping[str, torch.Tensor], n: int, k: int) -
     factor = one if of_tensor == FACTOR else 1 / one
     if not bool((largest * factor).float().isfinite()):
         raise ValueError(f"its scales are NaN or infinite, with {of_tensor} or without")
-    if not bool(factor.float()):
-        raise ValueError(f"{of_tensor} is {float(one):g}: the numbers would all be zeros")
     return Coded(
         unpack(tensors[codes], coding.bits, k), tensors[SCALE], coding.group, table=VALUES, factor=float(factor)
     )
