@@ -137,11 +137,16 @@ def run_speculate(namespace: argparse.Namespace) -> int:
     _check_paths(options)
     config = _engine_for(namespace, "none")
     from quire.bench.draft_chart import panels, write_draft_chart
+    from quire.bench.draft_reason import why_no_gain
     from quire.bench.speculate import measure_speculation
 
     rows, costs = measure_speculation(config, options)
-    for row in rows:
-        _print_table(f"Batch of {row['batch_size']}", row)
+    for n, row in zip(options.batch_sizes, rows, strict=True):
+        _print_table(f"Batch of {n}", row)
+        n_tokens = n * (options.output_len - 1) * options.num_iters
+        row["why_no_gain"] = why_no_gain(row, costs, n_tokens)
+        if row["why_no_gain"]:
+            print(row["why_no_gain"])
     if options.output_json:
         settings = msgspec.structs.asdict(options) | msgspec.structs.asdict(config)
         results = {"cases": rows, "costs": None if costs is None else dataclasses.asdict(costs)}

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 from quire.bench.draft_chart import CHANCES, MOST, panels, write_draft_chart
+from quire.bench.draft_reason import why_no_gain
 from quire.bench.options import SpeculateOptions
 from quire.bench.speculate import acceptance_of, measure_speculation
 from quire.cli.main import main
@@ -80,8 +81,32 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     ])  # fmt: skip
     assert code == 0 and "speedup" in capsys.readouterr().out
     results = json.loads(report.read_text())["results"]
-    assert results["cases"][0]["same_tokens"] is True and results["costs"]["rows"][0] == 1
+    case = results["cases"][0]
+    assert bool(case["why_no_gain"]) == (case["speedup"] < 1.02)
+    assert case["same_tokens"] is True and results["costs"]["rows"][0] == 1
     assert chart.read_text().count("<circle") == 3
+
+
+ROW = {"batch_size": 2, "acceptance": 0.19, "drafts_per_span": 2.0, "accepted_per_span": 0.25, "drafting_spans": 40}
+COSTS = DraftCosts((1, 2, 6), (1.0, 1.0, 1.5), guess_s=0.05, exposed_s=(0.1,), place_s=0.05)
+
+
+def test_a_row_without_gain_says_why() -> None:
+    """Of 40 + 50 steps of a sequence 40 had drafts; six rows, two places of two guesses, and what the host does."""
+    said = why_no_gain(ROW | {"speedup": 0.9}, COSTS, 100)
+    assert said == (
+        "no gain: 44% of a sequence's steps had drafts, 2.0 each (acceptance 0.19); such a step keeps 1.25 tokens"
+        " and takes 1.90 plain steps, and pays where it keeps more than it takes"
+    )
+    assert why_no_gain(ROW | {"speedup": 0.9}, None, 100) == said.partition(" and takes ")[0]
+    assert why_no_gain(ROW | {"speedup": 1.3}, COSTS, 100) == ""
+
+
+def test_a_row_without_drafts_says_what_one_would_take() -> None:
+    row = ROW | {"speedup": 1.0, "drafting_spans": 0, "drafts_per_span": 0.0, "accepted_per_span": 0.0}
+    said = "none was expected to pay: with 1 draft a sequence it takes 1.50 plain steps"
+    assert why_no_gain(row, COSTS, 100).endswith(said)
+    assert why_no_gain(row, None, 100).endswith("or none was expected to pay")
 
 
 def test_the_chart_is_the_theory_and_the_points(tmp_path: pathlib.Path) -> None:
