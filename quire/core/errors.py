@@ -1,7 +1,7 @@
 """The exception tree from `QuireError` down. Owns every error class that Quire raises on purpose; owns no handling.
 
 ├── RequestError                  a request is refused; the engine is unharmed (HTTP 4xx)
-│   ├── InvalidParameter, ClashingParameter: one named field has a bad value, or does not go with another one
+│   ├── InvalidParameter          one named field has a bad value; ClashingParameter: or goes not with another
 │   ├── ContextLengthExceeded     prompt and output do not fit the context or the pool
 │   ├── QueueFull, GrammarsBusy, EngineAsleep, RequestExpired (HTTP 429, 503, 503, 503 or 408)
 │   ├── RequestQuarantined
