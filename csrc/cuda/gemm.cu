@@ -33,7 +33,6 @@ __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS) gemm(const __grid_const
         block.work();
     } else {
         if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map);
-        if (SCALES_APART && threadIdx.x == WORKERS + 32) block.feed_scales(&x_map);
         if (CLUSTER > 1) cluster_wait();
     }
 }

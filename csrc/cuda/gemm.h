@@ -16,15 +16,6 @@ namespace quire {
 #define QUIRE_NIBBLES 0
 #define QUIRE_CHUNK_GROUPS 1
 #endif
-#ifndef QUIRE_PAIRED
-#define QUIRE_PAIRED 0
-#endif
-#ifndef QUIRE_TRY
-#define QUIRE_TRY 0
-#endif
-#ifndef QUIRE_FIRST
-#define QUIRE_FIRST 0
-#endif
 #ifndef QUIRE_ZEROS
 #define QUIRE_ZEROS 0
 #endif
@@ -139,11 +130,6 @@ inline cudaError_t encode_weights(CUtensorMap* map, const void* w, uint64_t n, u
     const uint32_t box[] = {BOX_COLUMNS, n_rows};
     const uint64_t pair_sizes[] = {width, 8, 2, n / 16}, pair_strides[] = {row, n / 2 * row, 8 * row};
     const uint32_t pair_box[] = {BOX_COLUMNS, 8, 2, n_rows / 16};
-#if QUIRE_PAIRED
-    const uint64_t both_sizes[] = {ROW_BYTES, n, k / CHUNK}, both_strides[] = {row, ROW_BYTES};
-    const uint32_t both_box[] = {ROW_BYTES, n_rows, 2};
-    return encode_map(map, w, 3, both_sizes, both_strides, both_box, L2_BY_128, W_SWIZZLE, true);
-#endif
     return silu ? encode_map(map, w, 4, pair_sizes, pair_strides, pair_box, L2_BY_128, W_SWIZZLE, IN_BYTES)
                 : encode_map(map, w, 2, sizes, strides, box, L2_BY_128, W_SWIZZLE, IN_BYTES);
 }
@@ -160,7 +146,7 @@ inline cudaError_t encode_tokens(CUtensorMap* map, const void* x, uint64_t m, ui
 // Boxes of the scales of those rows and of a chunk, and of the zero points between their lines.
 inline cudaError_t encode_scales(CUtensorMap* map, const void* scales, uint64_t n, int k, int group, bool silu, uint32_t n_rows) {
     const uint64_t n_lines = uint64_t((k + group - 1) / group) * (1 + QUIRE_ZEROS);
-    const uint32_t n_boxed = QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * (1 + QUIRE_PAIRED);
+    const uint32_t n_boxed = QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS);
     const uint64_t sizes[] = {n, n_lines}, strides[] = {n * 2}, pair_sizes[] = {8, 2, n / 16, n_lines};
     const uint64_t pair_strides[] = {n, 16, n * 2};
     const uint32_t box[] = {n_rows, n_boxed}, pair_box[] = {8, 2, n_rows / 16, n_boxed};

@@ -26,22 +26,21 @@ namespace quire {
 constexpr int TOKENS = QUIRE_TOKENS;
 constexpr int CLUSTER = QUIRE_CLUSTER;
 constexpr int WORKERS = 128 * QUIRE_GROUPS;          // threads that multiply
-constexpr bool SCALES_APART = QUIRE_NIBBLES && (QUIRE_TRY & 4);  // a warp of its own loads scales
-constexpr int THREADS = WORKERS + (SCALES_APART ? 64 : 32);
+constexpr int THREADS = WORKERS + 32;
 constexpr int LEAST_BLOCKS = QUIRE_NIBBLES && QUIRE_GROUPS == 2 ? 2 : 1;  // that a multiprocessor has registers for
 constexpr int TEAMS = QUIRE_TURNS || QUIRE_NIBBLES ? QUIRE_GROUPS : 1;  // that take tiles in turn, or finish them in turn
 constexpr int TEAM = QUIRE_NIBBLES ? 128 : WORKERS / TEAMS;  // threads that share a tile; nibbles: that finish it
-constexpr int ROWS = TEAM / 2 / (1 + QUIRE_PAIRED);                       // of w in a tile
+constexpr int ROWS = TEAM / 2;                       // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? ROWS / 2 : ROWS;  // of y in a tile; SiLU: 8 rows of gate, then their 8 rows of up
 constexpr int SHARE = TEAM / CLUSTER;                // threads of a team whose sums one block finishes
 constexpr int QUADS = TOKENS / 8;                    // sums of a thread come in fours: 2 rows (8 apart) x 2 tokens
 constexpr int OWN_QUADS = (QUADS + CLUSTER - 1) / CLUSTER;  // that a thread finishes
 constexpr int SENDERS = SHARE < 32 ? 1 : SHARE / 32; // warps of a team that hand over to one block
-constexpr int CHUNKS = QUIRE_PAIRED || (ROWS == 64 && !QUIRE_NIBBLES) ? 2 : 1;  // of a stage
+constexpr int CHUNKS = ROWS == 64 && !QUIRE_NIBBLES ? 2 : 1;  // of a stage
 constexpr int X_CHUNKS = QUIRE_NIBBLES ? 4 : 1;      // rows of 128 bytes of x that a chunk has
 constexpr int W_BYTES = ROWS * 128, X_PART = TOKENS * 128, X_BYTES = X_CHUNKS * X_PART;  // of a chunk
-constexpr int SCALE_BYTES = QUIRE_NIBBLES ? CHUNKS * QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 : 0;
-constexpr int SOURCES = 2 * QUIRE_GROUPS * (1 + QUIRE_PAIRED);            // nibbles: sums of a row that warps of a block have, of columns each
+constexpr int SCALE_BYTES = QUIRE_NIBBLES ? QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 : 0;
+constexpr int SOURCES = 2 * QUIRE_GROUPS;            // nibbles: sums of a row that warps of a block have, of columns each
 constexpr int PARTS_BYTES = QUIRE_NIBBLES ? SOURCES * ROWS * TOKENS * 4 : 0;  // what they hand to those that finish
 constexpr int PARTS = QUIRE_CHUNK_GROUPS > 2 ? QUIRE_CHUNK_GROUPS / 2 : 1;    // of a warp's 128 columns: with a scale each
 constexpr int ADDED_COLUMNS = PARTS == 4 ? 32 : 64;  // of x, whose sums are kept
@@ -121,7 +120,6 @@ struct GemmBlock {
     __device__ void load_x(const CUtensorMap* map, Item item, int stage_index) const;
     __device__ void load_scales(const CUtensorMap* map, Item item, int stage_index) const;
     __device__ void expect(Item item, int stage_index) const;
-    __device__ void feed_scales(const CUtensorMap* map) const;
     __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const;
 
     // x in shared memory (input.h): cells of 16 bytes, walked through by thread: 8 cells, then the tokens, then the
@@ -196,33 +194,23 @@ struct GemmBlock {
 };
 
 __device__ inline void GemmBlock::init() const {
-    if (QUIRE_TRY & 1) {
-        const int warp = threadIdx.x / 32;
-        if (threadIdx.x % 32 == 0) {
-            for (int i = warp; i < a.n_stages; i += THREADS / 32) {
-                barrier_init(full(i), 1);
-                barrier_init(empty(i), TEAM / 32);
-            }
-            barrier_init_fence();
-        }
-    }
     if (threadIdx.x == 0) {
-        for (int i = 0; !(QUIRE_TRY & 1) && i < a.n_stages; i++) {
+        for (int i = 0; i < a.n_stages; i++) {
             barrier_init(full(i), 1);
             barrier_init(empty(i), TEAM / 32);
         }
-        for (int i = 0; i < TEAMS && !((QUIRE_TRY & 1) && OWN_TILES); i++) {
+        for (int i = 0; i < TEAMS; i++) {
             barrier_init(shared_address(&barriers()->sums[i]), CLUSTER * SENDERS);
             barrier_init(shared_address(&barriers()->read[i]), CLUSTER * TEAM / 32);
             barrier_init(order(i), TEAM / 32);
         }
-        barrier_init(shared_address(&barriers()->squares), QUIRE_NIBBLES ? WORKERS / 32 : CLUSTER);
+        barrier_init(shared_address(&barriers()->squares), CLUSTER);
         barrier_init(handed(), WORKERS / 32);
         barrier_init(taken(), TEAM / 32);
         barrier_init_fence();
     }
     __syncthreads();
-    if (CLUSTER > 1 && (QUIRE_TRY & 8)) asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); else if (CLUSTER > 1) cluster_arrive();  // other blocks may reach our barriers once they have waited for this
+    if (CLUSTER > 1) cluster_arrive();  // other blocks may reach our barriers once they have waited for this
 }
 
 }  // namespace quire

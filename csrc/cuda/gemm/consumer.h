@@ -173,7 +173,6 @@ __device__ inline void GemmBlock::pass(int index) const {
     multiply_tile(d, index);
     if (!finishes(index)) return;
     if (QUIRE_RESIDUAL) pin(added);
-    if (QUIRE_PAIRED && t >= 2 * ROWS) return;
 #pragma unroll
     for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
 }
@@ -227,10 +226,6 @@ __device__ inline void GemmBlock::work() const {
     if (QUIRE_RESIDENT) prepare_x();
     wait_for_previous_grid();
     if (QUIRE_RESIDENT) stage_x();
-    if (QUIRE_FIRST) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&barriers()->squares));
-    }
     if (CLUSTER > 1) cluster_wait();
     if (QUIRE_NORM) norm_x();
     if (QUIRE_RESIDENT) {

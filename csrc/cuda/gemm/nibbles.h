@@ -32,13 +32,13 @@ __device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)); 
 // Where a thread reads in stage 0 and of chunk 0: codes of each 64 columns, scales, x of each 32 columns, its sums. Found
 // once: left to itself ptxas does it again for each chunk.
 __device__ inline GemmBlock::Places GemmBlock::places() const {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3, half = QUIRE_PAIRED ? warp % 2 : warp / 2, second = QUIRE_PAIRED ? warp / 2 : 0, eighth = row_in_eight(lane);
-    const int row = QUIRE_PAIRED ? eighth : warp % 2 * 32 + eighth, last = (1 << a.token_bits) - 1;
-    const uint32_t codes = stage(0) + second * W_BYTES + row * 128 + lane % 2 * 8, cell = half * 4 + lane % 4 / 2;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3, half = warp / 2, eighth = row_in_eight(lane);
+    const int row = warp % 2 * 32 + eighth, last = (1 << a.token_bits) - 1;
+    const uint32_t codes = stage(0) + row * 128 + lane % 2 * 8, cell = half * 4 + lane % 4 / 2;
     Places found = {{codes + (cell ^ eighth) * 16, codes + ((cell + 2) ^ eighth) * 16},
-                    {x_cell(lane % 8 & last, second * X_CHUNKS + half * 2, lane / 8), x_cell(lane % 8 & last, second * X_CHUNKS + half * 2, 4 + lane / 8)},
-                    x_sum(lane % 4 * 2 & last, second * (CHUNK / ADDED_COLUMNS) + half * (128 / ADDED_COLUMNS)),
-                    scales(0) + second * QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 + (QUIRE_CHUNK_GROUPS == 1 ? 0 : half * PARTS * (1 + QUIRE_ZEROS) * ROWS * 2) + row * 2,
+                    {x_cell(lane % 8 & last, half * 2, lane / 8), x_cell(lane % 8 & last, half * 2, 4 + lane / 8)},
+                    x_sum(lane % 4 * 2 & last, half * (128 / ADDED_COLUMNS)),
+                    scales(0) + (QUIRE_CHUNK_GROUPS == 1 ? 0 : half * PARTS * (1 + QUIRE_ZEROS) * ROWS * 2) + row * 2,
                     uint32_t(x_part(a)), uint32_t(x_sums_row(a)) * 4};
     keep(found.codes[0]), keep(found.codes[1]), keep(found.x[0]), keep(found.x[1]), keep(found.x_sums), keep(found.scales);
     return found;
@@ -49,10 +49,10 @@ __device__ inline void GemmBlock::multiply_codes(float (&d)[2][TOKENS / 2], cons
                                                  int stage_index) {
     constexpr int STEPS = 8 / PARTS, SUMS = 128 / PARTS / ADDED_COLUMNS;  // of 16 columns, and of x, of a part
     const uint32_t line = from.scales + stage_index * SCALE_BYTES;
-    const uint32_t x_sums = from.x_sums + unit * CHUNKS * (CHUNK / ADDED_COLUMNS) * from.x_sums_row;
+    const uint32_t x_sums = from.x_sums + unit * (CHUNK / ADDED_COLUMNS) * from.x_sums_row;
     uint2 words[2][4];
 #pragma unroll
-    for (int i = 0; i < 8; i++) words[i / 4][i % 4] = read_pair(from.codes[i / 4] + stage_index * STAGE_BYTES + i % 4 * 8 * 128);
+    for (int i = 0; i < 8; i++) words[i / 4][i % 4] = read_pair(from.codes[i / 4] + stage_index * W_BYTES + i % 4 * 8 * 128);
     float part[2][TOKENS / 2];
 #pragma unroll
     for (int j = 0; j < 2; j++) {
@@ -61,7 +61,7 @@ __device__ inline void GemmBlock::multiply_codes(float (&d)[2][TOKENS / 2], cons
         for (int v = 0; v < QUADS; v++) {
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                load_matrices(x[v][i], from.x[i] + (unit * CHUNKS * X_CHUNKS + j) * from.x_part + v * 8 * 128);
+                load_matrices(x[v][i], from.x[i] + (unit * X_CHUNKS + j) * from.x_part + v * 8 * 128);
         }
 #pragma unroll
         for (int s = 0; s < 4; s++) {
@@ -102,15 +102,14 @@ __device__ inline void GemmBlock::multiply_codes(float (&d)[2][TOKENS / 2], cons
 // The sums of all warps come to the warpgroup that finishes, each of whose warps adds those of 16 rows in the order of
 // the columns' places: [source][16 rows][quad][lane] in shared memory.
 __device__ inline void GemmBlock::gather(float (&d)[TOKENS / 2], const float (&own)[2][TOKENS / 2], int pass) const {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3, source = QUIRE_PAIRED ? threadIdx.x / 32 : threadIdx.x / 128 * 2 + warp / 2;
-    constexpr int BLOCKS = ROWS / 16;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3, source = threadIdx.x / 128 * 2 + warp / 2;
     const int first_source = OWN_TILES ? threadIdx.x / 128 * 2 : 0, n_sources = OWN_TILES ? 2 : SOURCES;
     const uint32_t parts = base + at.group_parts + lane * 16;
     if (!OWN_TILES && pass > 0) barrier_wait(taken(), (pass - 1) & 1);
 #pragma unroll
     for (int i = 0; i < 2 * QUADS; i++) {
         const float* q = &own[i / QUADS][i % QUADS * 4];
-        write16(parts + ((source * BLOCKS + (QUIRE_PAIRED ? 0 : warp % 2 * 2) + i / QUADS) * QUADS + i % QUADS) * 512,
+        write16(parts + ((source * 4 + warp % 2 * 2 + i / QUADS) * QUADS + i % QUADS) * 512,
                 make_uint4(__float_as_uint(q[0]), __float_as_uint(q[1]), __float_as_uint(q[2]), __float_as_uint(q[3])));
     }
     if (OWN_TILES) {
@@ -126,7 +125,7 @@ __device__ inline void GemmBlock::gather(float (&d)[TOKENS / 2], const float (&o
 #pragma unroll
     for (int i = 0; i < n_sources * QUADS; i++) {
         const int v = i % QUADS;
-        const uint4 x = read16(parts + (((first_source + i / QUADS) * BLOCKS + warp % BLOCKS) * QUADS + v) * 512);
+        const uint4 x = read16(parts + (((first_source + i / QUADS) * 4 + warp) * QUADS + v) * 512);
         d[4 * v] += __uint_as_float(x.x), d[4 * v + 1] += __uint_as_float(x.y);
         d[4 * v + 2] += __uint_as_float(x.z), d[4 * v + 3] += __uint_as_float(x.w);
     }
@@ -150,7 +149,7 @@ __device__ inline void GemmBlock::multiply_nibbles(float (&d)[TOKENS / 2], int p
     int at_stage = item % a.n_stages, turn = item / a.n_stages;
     for (; unit < n_units; unit += OWN_TILES ? 1 : QUIRE_GROUPS) {
         barrier_wait(full(at_stage), turn & 1);
-        if (!QUIRE_PAIRED || unit * CHUNKS + threadIdx.x / 64 % 2 < n_chunks) multiply_codes(own, from, unit, at_stage);
+        multiply_codes(own, from, unit, at_stage);
         __syncwarp();
         if (lane == 0) barrier_arrive(empty(at_stage));
         at_stage += QUIRE_GROUPS;

@@ -27,10 +27,6 @@ __device__ __forceinline__ void GemmBlock::advance(Item& item) const {
 }
 
 __device__ inline void GemmBlock::load_w(const CUtensorMap* map, Item item, int stage_index) const {
-    if (QUIRE_PAIRED) {
-        load_box(stage(stage_index), map, full(stage_index), L2_EVICT_FIRST, 0, item.row, first_chunk + item.unit * CHUNKS);
-        return;
-    }
     for (int c = 0; c < chunks_of(item.unit); c++) {
         const int column = (first_chunk + item.unit * CHUNKS + c) * BOX_COLUMNS;
         const uint32_t to = stage(stage_index) + c * W_BYTES;
@@ -43,7 +39,6 @@ __device__ inline void GemmBlock::load_w(const CUtensorMap* map, Item item, int 
 }
 
 __device__ inline void GemmBlock::prefetch_w(const CUtensorMap* map, Item item) const {
-    if (QUIRE_PAIRED) return;
     for (int c = 0; c < chunks_of(item.unit); c++) {
         const int column = (first_chunk + item.unit * CHUNKS + c) * BOX_COLUMNS;
         if (QUIRE_SILU) {
@@ -61,23 +56,13 @@ __device__ inline void GemmBlock::load_x(const CUtensorMap* map, Item item, int 
 }
 
 __device__ inline void GemmBlock::load_scales(const CUtensorMap* map, Item item, int stage_index) const {
-    quire::load_scales(scales(stage_index), map, full(stage_index), L2_EVICT_FIRST, item.row, first_chunk + item.unit * CHUNKS,
+    quire::load_scales(scales(stage_index), map, full(stage_index), L2_EVICT_FIRST, item.row, first_chunk + item.unit,
                        a.k, a.group);
 }
 
 __device__ inline void GemmBlock::expect(Item item, int stage_index) const {
     const int n_bytes = W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES);
-    barrier_expect(full(stage_index), (QUIRE_PAIRED ? CHUNKS : chunks_of(item.unit)) * n_bytes + SCALE_BYTES);
-}
-
-__device__ inline void GemmBlock::feed_scales(const CUtensorMap* map) const {
-    const int n_items = all_passes() * n_units;
-    Item item = {0, first_row(0), 0};
-    for (int i = 0, at_stage = 0, turn = 1; i < n_items; i++, advance(item)) {
-        barrier_wait(empty(at_stage), turn & 1);
-        load_scales(map, item, at_stage);
-        if (++at_stage == a.n_stages) at_stage = 0, turn++;
-    }
+    barrier_expect(full(stage_index), chunks_of(item.unit) * n_bytes + SCALE_BYTES);
 }
 
 // One thread, whose own time for an item is the limit where there is much in it: each division took a quarter of it.
@@ -85,10 +70,9 @@ __device__ inline void GemmBlock::feed(const CUtensorMap* w_map, const CUtensorM
     const int n_items = all_passes() * n_units, n_first = min(n_items, a.n_stages);
     Item item = {0, first_row(0), 0};
     for (int i = 0; i < n_first; i++, advance(item)) {
-        if (QUIRE_FIRST && i == QUIRE_FIRST) barrier_wait(shared_address(&barriers()->squares), 0);
         expect(item, i);
         load_w(w_map, item, i);
-        if (QUIRE_NIBBLES && !SCALES_APART) load_scales(x_map, item, i);
+        if (QUIRE_NIBBLES) load_scales(x_map, item, i);
     }
     Item further = item;
     for (int i = n_first; i < min(n_items, n_first + a.n_ahead); i++, advance(further)) prefetch_w(w_map, further);
@@ -101,7 +85,7 @@ __device__ inline void GemmBlock::feed(const CUtensorMap* w_map, const CUtensorM
         barrier_wait(empty(at_stage), turn & 1);
         expect(item, at_stage);
         load_w(w_map, item, at_stage);
-        if (QUIRE_NIBBLES && !SCALES_APART) load_scales(x_map, item, at_stage);
+        if (QUIRE_NIBBLES) load_scales(x_map, item, at_stage);
         if (!QUIRE_RESIDENT) load_x(x_map, item, at_stage);
         if (++at_stage == a.n_stages) at_stage = 0, turn++;
     }
