@@ -104,6 +104,15 @@ inline cudaError_t encode_tokens(CUtensorMap* map, const void* x, uint64_t m, ui
                          : encode_map(map, x, 2, sizes, strides, box, L2_BY_128, SWIZZLED, QUIRE_FP8);
 }
 
+// Boxes of results of many rows: n_rows of y by n_tokens, as they lie in shared memory.
+inline cudaError_t encode_results(CUtensorMap* map, const void* y, int n, int m, int64_t y_row, uint32_t n_rows,
+                                  uint32_t n_tokens) {
+    const uint64_t sizes[] = {uint64_t(n), uint64_t(m)}, strides[] = {uint64_t(y_row) * 2};
+    const uint32_t box[] = {n_rows, n_tokens};
+    return encode_map(map, y, 2, sizes, strides, box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                      n_rows == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
 // Boxes of the scales of those rows and of a chunk, and of the zero points between their lines.
 inline cudaError_t encode_scales(CUtensorMap* map, const void* scales, uint64_t n, int k, int group, bool silu, uint32_t n_rows) {
     const uint64_t n_lines = uint64_t((k + group - 1) / group) * (1 + QUIRE_ZEROS);

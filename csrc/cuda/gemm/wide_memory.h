@@ -34,15 +34,6 @@ __device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32
                  "l"(from), "r"(n_bytes), "r"(barrier)
                  : "memory");
 }
-// Boxes of results: n_rows of y and as many tokens, as they lie in shared memory.
-inline cudaError_t encode_results(CUtensorMap* map, const void* y, int n, int m, int64_t y_row, uint32_t n_rows,
-                                  uint32_t n_tokens) {
-    const uint64_t sizes[] = {uint64_t(n), uint64_t(m)}, strides[] = {uint64_t(y_row) * 2};
-    const uint32_t box[] = {n_rows, n_tokens};
-    return encode_map(map, y, 2, sizes, strides, box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                      n_rows == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
-}
-
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
     uint32_t x;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");

@@ -21,6 +21,8 @@ from quire.engine.grammars.wire import LEFT_ALONE, Channel, Died, GrammarSetting
 
 COMMAND: Final = ("-m", "quire.engine.grammars.process")
 LEAVE_S: Final = 2.0
+END_S: Final = 0.2
+"""Within which a process that was killed has ended."""
 
 
 class GrammarProcesses:
@@ -61,8 +63,9 @@ class GrammarProcesses:
         its children along before one of them can say a word."""
         if died.signal or died.why:
             return died.why or status_text(-died.signal)
-        with self._lock:
-            code = None if self._process is None else self._process.poll()
+        code = None
+        with self._lock, contextlib.suppress(subprocess.TimeoutExpired):
+            code = None if self._process is None else self._process.wait(END_S)  # its children may be seen to end first
         gone = f"the process that it comes from ended: {status_text(code or 0)}"
         return "it left without a word" if code is None else gone
 

@@ -39,7 +39,7 @@ def emulated_gemm_sources(folder: pathlib.Path) -> pathlib.Path:
     (made / "emulated_gemm.h").write_text(re.sub(r"constexpr int CHUNK = .*;", "", emulated))  # the real one is kept
     real = real[:at] + real[real.index("\n", at) :]
     kept = (
-        ("// What is multiplied", "// ---- clusters"),
+        ("// What is multiplied", "// ---- numbers and access"),
         ("// SwiGLU of pairs", "__device__ __forceinline__ uint4 load16"),
         ("constexpr CUtensorMapSwizzle W_SWIZZLE", "}  // namespace quire"),
     )

@@ -88,9 +88,9 @@ def test_widened_keys_count_where_they_are_widened() -> None:
 
 
 @pytest.mark.parametrize(("options", "mebibytes"), [
-    ({}, 0), ({"tensor_parallel_size": 2}, 96), ({"tensor_parallel_size": 4}, 64),
-    ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 96),
-    ({"tensor_parallel_size": 2, "data_parallel_size": 4}, 96), ({"data_parallel_size": 4}, 0),
+    ({}, 0), ({"tensor_parallel_size": 2}, 272), ({"tensor_parallel_size": 4}, 261),
+    ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 272),
+    ({"tensor_parallel_size": 2, "data_parallel_size": 4}, 272), ({"data_parallel_size": 4}, 0),
 ])  # fmt: skip
 def test_memory_that_ranks_share_is_a_term(
     options: dict[str, int], mebibytes: int, monkeypatch: pytest.MonkeyPatch
