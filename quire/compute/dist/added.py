@@ -39,7 +39,7 @@ class RankSum:
         norm: Norm | None = None,
     ) -> torch.Tensor | None:
         """As `add` of the term y [n, k] @ w [h, k]^T + bias, whose way to other ranks may be hidden in the product."""
-        if self._own_product is None or not self.sends_to:
+        if self._own_product is None:
             return self.add(gemm.linear(y, w, bias), x, norm)
         normed: torch.Tensor | None = self._own_product(y, w, bias, x, norm)
         return normed

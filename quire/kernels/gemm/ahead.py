@@ -97,7 +97,7 @@ def _variants(
                     yield variant_of(product, made, kind, {"RANK": rank})
                     if beside is not None:
                         yield beside(dtype, layer.k)
-        if layer.sent_to and m >= MIN_SENT_ROWS and not static_obstacle(ProductShape(m, layer.n, layer.k), dtype):
-            product = ProductShape(m, layer.n, layer.k)
+        product = ProductShape(m, layer.n, layer.k)
+        if layer.sent_to and m >= MIN_SENT_ROWS and not static_obstacle(product, dtype):
             made = wide_plan(product, n_processors, alone=alone)
             yield variant_of(product, made, sent_build(dtype, layer.sent_to, layer.bias))
