@@ -13,7 +13,8 @@
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16, 32, 64), QUIRE_CLUSTER (1, 2, 4, 8 blocks), QUIRE_GROUPS (warpgroups),
 // QUIRE_TURNS, QUIRE_RESIDENT, QUIRE_NORM (needs QUIRE_RESIDENT), QUIRE_RESIDUAL, QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE
 // (results are stored as fp32), QUIRE_FP8 (gemm.h; without QUIRE_NORM), QUIRE_NIBBLES = 1, QUIRE_ZEROS, QUIRE_CHUNK_GROUPS
-// (1, 2, 4, 8; gemm.h; without QUIRE_NORM). Nibbles have QUIRE_TURNS = 0 and QUIRE_RESIDENT; warpgroups take the chunks of one tile in turn.
+// (1, 2, 4, 8; gemm.h; without QUIRE_NORM). Nibbles have QUIRE_RESIDENT; warpgroups take the chunks of
+// one tile in turn or, with QUIRE_TURNS in clusters of one block, a tile each at the same time.
 #include "gemm/consumer.h"
 #include "gemm/producer.h"
 #include "shared_memory.h"

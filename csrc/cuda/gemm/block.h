@@ -47,7 +47,8 @@ constexpr int ADDED_COLUMNS = PARTS == 4 ? 32 : 64;  // of x, whose sums are kep
 constexpr int STAGE_BYTES = CHUNKS * (W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES));
 constexpr int SUMS_BYTES = CLUSTER == 1 ? 0 : TEAM * QUADS * 16;  // of one exchange
 constexpr int MAX_STAGES = 32, UNROLL = 8;
-constexpr int WORKERS_BARRIER = 1;
+constexpr int WORKERS_BARRIER = 1, TEAM_BARRIER = 2;  // and one for each further team
+constexpr bool OWN_TILES = QUIRE_NIBBLES && QUIRE_TURNS;  // each warpgroup has a tile, all of them at the same time
 constexpr bool EARLY_SCALES = TOKENS <= 16;
 
 struct Barriers {
@@ -111,7 +112,7 @@ struct GemmBlock {
 
     // The warp that loads (producer.h). An item is a unit of chunks of the tile whose first row of y is `row`.
     struct Item {
-        int unit, row;
+        int unit, row, team;
     };
     __device__ void advance(Item& item) const;
     __device__ void load_w(const CUtensorMap* map, Item item, int stage_index) const;
@@ -139,6 +140,8 @@ struct GemmBlock {
     // Nibbles: the rows of lanes that read at the same time lie in different banks.
     static __device__ int row_in_eight(int lane) { return QUIRE_NIBBLES ? lane / 4 % 4 * 2 + lane / 16 : lane / 4; }
     __device__ int token_of(int t, int v) const { return v * 8 + t % 4 * 2; }
+    // Passes, with those of tiles that are not there: a warpgroup has one whenever others have.
+    __device__ int all_passes() const { return OWN_TILES ? (n_passes + TEAMS - 1) / TEAMS * TEAMS : n_passes; }
     __device__ int n_out() const { return QUIRE_SILU ? a.n / 2 : a.n; }
     struct Added {  // loaded before the product and not touched until after it: a conversion would wait for the load
         uint32_t bits[4];  // of a quad of the residual
@@ -181,7 +184,7 @@ struct GemmBlock {
     __device__ void gather(float (&d)[TOKENS / 2], const float (&own)[2][TOKENS / 2], int pass) const;
     // Nibbles: warpgroups finish tiles in turn.
     __device__ bool finishes(int pass) const {
-        return !QUIRE_NIBBLES || uniform(threadIdx.x / TEAM) == pass % QUIRE_GROUPS;
+        return !QUIRE_NIBBLES || OWN_TILES || uniform(threadIdx.x / TEAM) == pass % QUIRE_GROUPS;
     }
     __device__ uint32_t handed() const { return shared_address(&barriers()->handed); }
     __device__ uint32_t taken() const { return shared_address(&barriers()->taken); }

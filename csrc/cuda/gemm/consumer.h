@@ -232,8 +232,8 @@ __device__ inline void GemmBlock::work() const {
         async_fence();
         named_sync(WORKERS_BARRIER, WORKERS);
     }
-    constexpr bool ALL = QUIRE_NIBBLES;  // of the teams work at each tile
-    const int end = n_passes + (ALL && CLUSTER > 1);
+    constexpr bool ALL = QUIRE_NIBBLES && !OWN_TILES;  // of the teams work at each tile
+    const int end = all_passes() + (ALL && CLUSTER > 1);
     for (int index = ALL ? 0 : uniform(threadIdx.x / TEAM); index < end; index += ALL ? 1 : TEAMS) pass(index);
 }
 

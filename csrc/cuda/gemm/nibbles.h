@@ -5,6 +5,7 @@
 //
 // A warpgroup takes every QUIRE_GROUPS-th chunk, each of its warps 32 rows by 128 columns: two blocks of 16 rows share
 // what is read of x. When a tile is done, all hand their sums to the warpgroup whose turn it is to finish, and go on.
+// Or (QUIRE_TURNS) these are the chunks of a tile of its own, and no warpgroup waits for another.
 #pragma once
 #include "gemm/block.h"
 #include "gemm/codes.h"
@@ -103,29 +104,38 @@ __device__ inline void GemmBlock::multiply_codes(float (&d)[2][TOKENS / 2], cons
 // the columns' places: [source][16 rows][quad][lane] in shared memory.
 __device__ inline void GemmBlock::gather(float (&d)[TOKENS / 2], const float (&own)[2][TOKENS / 2], int pass) const {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3, source = threadIdx.x / 128 * 2 + warp / 2;
+    const int first_source = OWN_TILES ? threadIdx.x / 128 * 2 : 0, n_sources = OWN_TILES ? 2 : SOURCES;
     const uint32_t parts = base + at.group_parts + lane * 16;
-    if (pass > 0) barrier_wait(taken(), (pass - 1) & 1);
+    if (!OWN_TILES && pass > 0) barrier_wait(taken(), (pass - 1) & 1);
 #pragma unroll
     for (int i = 0; i < 2 * QUADS; i++) {
         const float* q = &own[i / QUADS][i % QUADS * 4];
         write16(parts + ((source * 4 + warp % 2 * 2 + i / QUADS) * QUADS + i % QUADS) * 512,
                 make_uint4(__float_as_uint(q[0]), __float_as_uint(q[1]), __float_as_uint(q[2]), __float_as_uint(q[3])));
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(handed());
-    if (!finishes(pass)) return;
-    barrier_wait(handed(), pass & 1);
+    if (OWN_TILES) {
+        named_sync(TEAM_BARRIER + threadIdx.x / 128, 128);
+    } else {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(handed());
+        if (!finishes(pass)) return;
+        barrier_wait(handed(), pass & 1);
+    }
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) d[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < SOURCES * QUADS; i++) {
+    for (int i = 0; i < n_sources * QUADS; i++) {
         const int v = i % QUADS;
-        const uint4 x = read16(parts + ((i / QUADS * 4 + warp) * QUADS + v) * 512);
+        const uint4 x = read16(parts + (((first_source + i / QUADS) * 4 + warp) * QUADS + v) * 512);
         d[4 * v] += __uint_as_float(x.x), d[4 * v + 1] += __uint_as_float(x.y);
         d[4 * v + 2] += __uint_as_float(x.z), d[4 * v + 3] += __uint_as_float(x.w);
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(taken());
+    if (OWN_TILES) {
+        named_sync(TEAM_BARRIER + threadIdx.x / 128, 128);
+    } else {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(taken());
+    }
 }
 
 __device__ inline void GemmBlock::multiply_nibbles(float (&d)[TOKENS / 2], int pass) const {
@@ -134,9 +144,11 @@ __device__ inline void GemmBlock::multiply_nibbles(float (&d)[TOKENS / 2], int p
     float own[2][TOKENS / 2];
 #pragma unroll
     for (int i = 0; i < TOKENS; i++) own[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0.0f;
-    int unit = (uniform(threadIdx.x / 128) + QUIRE_GROUPS - first % QUIRE_GROUPS) % QUIRE_GROUPS;
-    int at_stage = (first + unit) % a.n_stages, turn = (first + unit) / a.n_stages;
-    for (; unit < n_units; unit += QUIRE_GROUPS) {
+    const int team = uniform(threadIdx.x / 128);
+    int unit = OWN_TILES ? 0 : (team + QUIRE_GROUPS - first % QUIRE_GROUPS) % QUIRE_GROUPS;
+    const int item = OWN_TILES ? pass / QUIRE_GROUPS * QUIRE_GROUPS * n_units + team : first + unit;
+    int at_stage = item % a.n_stages, turn = item / a.n_stages;
+    for (; unit < n_units; unit += OWN_TILES ? 1 : QUIRE_GROUPS) {
         barrier_wait(full(at_stage), turn & 1);
         multiply_codes(own, from, unit, at_stage);
         __syncwarp();

@@ -14,7 +14,16 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int c0, int
 }
 
 __device__ __forceinline__ void GemmBlock::advance(Item& item) const {
-    if (++item.unit == n_units) item.unit = 0, item.row += a.n_clusters * OUT_ROWS;
+    const int step = a.n_clusters * OUT_ROWS;
+    if (OWN_TILES) {  // a chunk for each of them in turn
+        item.row += step;
+        if (++item.team < TEAMS) return;
+        item.team = 0;
+        if (item.unit + 1 < n_units) item.row -= TEAMS * step;
+    }
+    if (++item.unit < n_units) return;
+    item.unit = 0;
+    if (!OWN_TILES) item.row += step;
 }
 
 __device__ inline void GemmBlock::load_w(const CUtensorMap* map, Item item, int stage_index) const {
@@ -58,8 +67,8 @@ __device__ inline void GemmBlock::expect(Item item, int stage_index) const {
 
 // One thread, whose own time for an item is the limit where there is much in it: each division took a quarter of it.
 __device__ inline void GemmBlock::feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
-    const int n_items = n_passes * n_units, n_first = min(n_items, a.n_stages);
-    Item item = {0, first_row(0)};
+    const int n_items = all_passes() * n_units, n_first = min(n_items, a.n_stages);
+    Item item = {0, first_row(0), 0};
     for (int i = 0; i < n_first; i++, advance(item)) {
         expect(item, i);
         load_w(w_map, item, i);
@@ -69,7 +78,7 @@ __device__ inline void GemmBlock::feed(const CUtensorMap* w_map, const CUtensorM
     for (int i = n_first; i < min(n_items, n_first + a.n_ahead); i++, advance(further)) prefetch_w(w_map, further);
     if (!QUIRE_RESIDENT) {
         wait_for_previous_grid();
-        Item again = {0, first_row(0)};
+        Item again = {0, first_row(0), 0};
         for (int i = 0; i < n_first; i++, advance(again)) load_x(x_map, again, i);
     }
     for (int i = n_first, at_stage = 0, turn = 0; i < n_items; i++, advance(item)) {

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from quire.kernels.gemm import wide
 from quire.kernels.gemm.plan import (
     DRAM_MB_US,
-    EXCHANGE_US,
     LARGE_CLUSTER_BLOCKS,
     MAX_BYTES,
     MAX_RESIDENT_ROWS,
@@ -39,9 +38,11 @@ MAX_FEW_ROWS = MAX_RESIDENT_ROWS
 CLUSTERS = (1, 2, 4, 8)
 WIDE_SPLITS = {32: (1, 2, 4), **wide.SPLITS}
 """As `SPLITS` of `gemm.wide`."""
-START_US, CHUNK_US, PASS_US, PAIR_SLOWER = 2.5, {8: 0.28, 16: 0.36}, 0.2, 1.5
-"""Of few rows, fitted to an H200: a launch; a chunk of a tile by its tokens; what a further tile costs a cluster; two
-warpgroups."""
+START_US, CHUNK_US, PASS_US, PAIR_SLOWER = 2.0, {8: 0.255, 16: 0.34}, (0.4, 1.15), 1.5
+"""Of few rows, fitted to an H200: a launch; a chunk of a tile by its tokens; what a further tile costs a block, and a
+cluster; two warpgroups that share a tile."""
+EXCHANGE_US, SHORT_RING = 1.85, 1.15
+"""Of few rows: what doubling the cluster costs; how much slower it is when a warpgroup has but one stage."""
 UNIT_US, TOKEN_US, MAKE_US, GFLOP_US = 0.07, 0.0049, 0.42, 0.8
 """Of many rows: a chunk of a tile, and each of its tokens; numbers of its codes; what the power limit allows."""
 
@@ -83,13 +84,22 @@ def _candidates(product: Int4Shape, n_processors: int) -> Iterator[Plan]:
         for n in {math.ceil(n_tiles / math.ceil(n_tiles / one)) for one in (most, apart)}:
             for groups, limit in ((GROUPS, MAX_BYTES), (PAIR_GROUPS, PAIR_BYTES)):
                 made = Plan(cluster, groups, False, True, n, 0)
-                if is_crowded(made) and groups > PAIR_GROUPS:
-                    continue
-                stage = shared_bytes(product, made, 1) - shared_bytes(product, made, 0)
-                # The same warpgroup takes what is in a stage each time: a parity tells only neighbours apart.
-                n_stages = min(MAX_STAGES, (limit - shared_bytes(product, made, 0)) // stage) // groups * groups
-                if n_stages > 0:
-                    yield dataclasses.replace(made, n_stages=n_stages)
+                if not is_crowded(made) or groups == PAIR_GROUPS:
+                    yield from _with_ring(product, made, limit)
+    # A tile for each warpgroup: nothing is handed over, so a large matrix takes it.
+    n_passes = math.ceil(n_tiles / n_processors / PAIR_GROUPS)
+    n_blocks = math.ceil(n_tiles / n_passes / PAIR_GROUPS)
+    yield from _with_ring(product, Plan(1, PAIR_GROUPS, True, True, n_blocks, 0), MAX_BYTES)
+
+
+def _with_ring(product: Int4Shape, made: Plan, limit: int) -> Iterator[Plan]:
+    """The plan with as many stages as fit, if any do. The same warpgroup takes what is in a stage each time: a parity
+    tells only neighbours apart."""
+    rest = shared_bytes(product, made, 0)
+    stage = shared_bytes(product, made, 1) - rest
+    n_stages = min(MAX_STAGES, (limit - rest) // stage) // made.groups * made.groups
+    if n_stages > 0:
+        yield dataclasses.replace(made, n_stages=n_stages)
 
 
 def _slice_chunks(product: Int4Shape, plan: Plan) -> int:
@@ -115,8 +125,12 @@ def plan_us(product: Int4Shape, plan: Plan, n_processors: int) -> float:
     x_mb = 2e-6 * n_chunks * CHUNK * (1 << (product.m - 1).bit_length())
     dram_us = product.n / ROWS * product.k / CHUNK * chunk_mb / DRAM_MB_US
     exchange_us = EXCHANGE_US * (1 + product.tokens / 32) * math.log2(plan.cluster)
-    exchange_us += PASS_US * (n_passes - 1) * (plan.cluster > 1)
-    slower = 2.0 if is_crowded(plan) else PAIR_SLOWER if plan.groups == PAIR_GROUPS else 1.0
+    if plan.turns:  # a chunk for each of its warpgroups
+        n_passes = math.ceil(n_passes / plan.groups) * plan.groups
+    else:
+        exchange_us += PASS_US[plan.cluster > 1] * (n_passes - 1)
+    slower = 2.0 if is_crowded(plan) else PAIR_SLOWER if plan.groups == PAIR_GROUPS and not plan.turns else 1.0
+    slower *= SHORT_RING if plan.n_stages == plan.groups else 1.0
     block_us = n_passes * n_chunks * CHUNK_US[product.tokens] * slower
     return START_US + max(dram_us, block_us) + exchange_us + x_mb / STAGING_MB_US
 

@@ -30,6 +30,8 @@ from quire.kernels.w4a16 import hopper, reference
 from quire.kernels.w4a16.plan import Int4Shape
 
 FEW = Plan(cluster=1, groups=2, turns=False, resident=True, n_clusters=2, n_stages=4)
+OWN = Plan(cluster=1, groups=2, turns=True, resident=True, n_clusters=2, n_stages=4)
+"""Each warpgroup has a tile of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,8 @@ ALL = [
     One((9, 208, 512, 32), FEW, torch.float16, zeros=True, silu=True),
     One((16, 136, 1024, 1024), FEW, torch.bfloat16, zeros=True),
     One((1, 64, 512, 64), FEW, torch.float16),
+    One((3, 584, 768, 128), OWN, torch.bfloat16, residual=True, bias=True),
+    One((9, 208, 512, 32), OWN, torch.float16, zeros=True, silu=True),
     One((35, 208, 512, 128), WidePlan(32, 1, n_teams=2, n_together=1), torch.bfloat16, residual=True, bias=True),
     One((70, 144, 256, 32), WidePlan(64, 1, n_teams=1, n_together=2), torch.float16, zeros=True, silu=True),
 ]

@@ -7,7 +7,7 @@ import quantised_case as case
 import torch
 
 from quire.kernels import catalog, w4a16
-from quire.kernels.gemm.plan import ProductShape
+from quire.kernels.gemm.plan import Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan, n_tiles
 from quire.kernels.invariance import rows_alone
 from quire.kernels.w4a16 import hopper, reference, triton
@@ -95,6 +95,24 @@ def test_every_kind_of_wide_tile(tokens: int, split: int, group: int, zeros: boo
         expected = reference.linear(x, weight, None, None, None, silu)
         got, again = (launch(x, weight, None, None, None, silu, None) for _ in range(2))
         assert case.error(got, expected) <= reference.TOLERANCE[torch.bfloat16], m
+        assert torch.equal(got, again)
+
+
+@pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
+@pytest.mark.parametrize(
+    ("m", "n", "k", "groups", "n_stages"), [(1, 28672, 4096, 2, 16), (8, 4112, 1024, 4, 8), (16, 6160, 1280, 2, 4)]
+)
+def test_each_warpgroup_with_a_tile_of_its_own(m: int, n: int, k: int, groups: int, n_stages: int) -> None:
+    """Whole rounds of tiles, a last round in part, a last tile in part."""
+    torch.manual_seed(0)
+    for group, zeros, silu in ((128, False, True), (32, True, False)):
+        weight = case.int4(n, k, group, torch.bfloat16, zeros=zeros, order=False, device="cuda")
+        made = Plan(1, groups, True, True, min(112, -(-n // 64) // 5), n_stages)
+        launch = hopper.load(hopper.Int4Shape(m, n, k, group, zeros), made, torch.bfloat16, silu, False, False, False)
+        x = case.rows(m, k, torch.bfloat16, "cuda")
+        expected = reference.linear(x, weight, None, None, None, silu)
+        got, again = (launch(x, weight, None, None, None, silu, None) for _ in range(2))
+        assert case.error(got, expected) <= reference.TOLERANCE[torch.bfloat16]
         assert torch.equal(got, again)
 
 
