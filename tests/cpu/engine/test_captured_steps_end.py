@@ -15,7 +15,7 @@ from rank_cases import SIZE, answers, checkpoint
 from quire import LLM
 from quire.compute import platform
 from quire.compute.platform import CudaPlatform
-from quire.core.plan import Spans, StepPlan
+from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.engine import workers
 from quire.engine.garbage import thawed
 from quire.engine.ranks.rank import Rank
@@ -62,6 +62,25 @@ def test_none_outlives_the_engine(alive: Alive, tmp_path: pathlib.Path) -> None:
     with thawed():
         llm.shutdown()
     assert not [one for one in alive if one() is not None]
+
+
+@pytest.mark.usefixtures("alive")
+def test_a_step_that_waits_for_masks_gets_some_when_the_engine_ends(tmp_path: pathlib.Path) -> None:
+    """The first of several stages has begun to receive its tokens: a GPU could not end before they come."""
+    llm = LLM(checkpoint("qwen3", tmp_path / "qwen3"), **SIZE)
+    executor = llm.engine.executor
+    masked, mask = set[int](), executor.mask
+
+    def recorded(masks: StepMasks) -> None:
+        masked.add(masks.step)
+        mask(masks)
+
+    executor.mask = recorded  # type: ignore[method-assign]
+    answers(llm)
+    left = {plan.step for plan, _, _ in llm.engine._in_flight if plan.masked}
+    assert left and not left <= masked
+    llm.shutdown()
+    assert left <= masked
 
 
 class Masked:
