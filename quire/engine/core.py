@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -246,16 +245,12 @@ class EngineCore:
         while self._in_flight:
             plan, future, _ = self._in_flight.popleft()
             try:
-                self._unmask(plan)
+                if plan.masked and plan.step > self._masked_through:
+                    n_masks = len(plan.masked) + sum(map(len, self._drafts_of(plan)))
+                    self.executor.mask(StepMasks(plan.step, b"\xff" * (4 * n_masks)))
                 self._wait(future)
             except Exception as later:
                 logger.debug("a step in flight failed too: %s", later)
-
-    def _unmask(self, plan: StepPlan) -> None:
-        """Let a step in flight choose any tokens, if it waits for masks: nobody asks for them any more."""
-        if plan.masked and plan.step > self._masked_through:
-            n_masks = len(plan.masked) + sum(map(len, self._drafts_of(plan)))
-            self.executor.mask(StepMasks(plan.step, b"\xff" * (4 * n_masks)))
 
     def handle(self, command: Submit | Cancel | CancelSeq) -> None:
         """Apply one command. RequestError if a submission is refused, EngineError if taking it failed."""
@@ -345,12 +340,8 @@ class EngineCore:
         return stats
 
     def shutdown(self) -> None:
-        """Stop the executor and give its memory back; steps in flight are dropped. One that waits for masks gets some:
-        the first stage of a pipeline has begun to receive its tokens, and a GPU cannot take that back."""
-        while self._in_flight:
-            plan, _, _ = self._in_flight.popleft()
-            with contextlib.suppress(Exception):  # ranks may be gone
-                self._unmask(plan)
+        """Stop the executor and give its memory back, behind the steps in flight: other ranks wait for what they tell."""
+        self._drain()
         self.grammars.shutdown()
         self.adapters.close()
         self.executor.shutdown()
