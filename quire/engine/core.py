@@ -340,7 +340,7 @@ class EngineCore:
         return stats
 
     def shutdown(self) -> None:
-        """Stop the executor and give its memory back, behind the steps in flight: other ranks wait for what they tell."""
+        """Stop the executor and give its memory back, behind the steps in flight: other ranks wait for what they say."""
         self._drain()
         self.grammars.shutdown()
         self.adapters.close()
