@@ -340,7 +340,7 @@ class EngineCore:
         return stats
 
     def shutdown(self) -> None:
-        """Stop the executor and give its memory back, when the steps in flight have ended: other ranks wait for them."""
+        """Stop the executor and give its memory back when the steps in flight are done: other ranks wait for them."""
         self._drain()
         self.grammars.shutdown()
         self.adapters.close()
