@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import threading
 import time
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ from quire.compute.dist.comm import Reduction, Sent
 from quire.core import env
 
 TIMEOUT_S: Final = 600.0
+ABORT_S: Final = 5.0
+"""An abort takes less once the captured graphs are gone."""
 LOOK_S: Final = 0.001
 """Between two looks at whether all have come."""
 NO_MULTICAST: Final = {
@@ -40,6 +43,7 @@ class NcclComm:
         self.rank, self.size, self.n_calls = rank, size, 0
         self._meeting_point, self._device, self._is_void = meeting_point, device, False
         self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._aborting: threading.Thread | None = None
         self._operations = {
             Reduction.SUM: _DISTRIBUTED.ReduceOp.SUM,
             Reduction.MIN: _DISTRIBUTED.ReduceOp.MIN,
@@ -121,15 +125,19 @@ class NcclComm:
         return True
 
     def abort(self) -> None:
-        """See `MeetingComm`. A kernel that waits for the other rank ends; a wait of `close` for graphs does not."""
+        """See `MeetingComm`. A kernel that waits for the other rank ends; then NCCL waits for captured graphs that hold
+        its calls, in a thread: whoever calls this may hold them."""
         self._is_void = True
         group = self.__dict__.get("_group")
-        if group is not None:
-            group.abort()
+        if group is not None and self._aborting is None:
+            self._aborting = threading.Thread(target=group.abort, name="quire-abort", daemon=True)
+            self._aborting.start()
 
     def close(self) -> None:
         """See `Comm`. Captured graphs that hold its calls must be gone: NCCL waits for them, and nothing ends that."""
         group = self.__dict__.get("_group")
-        if group is not None and not self._is_void:
+        if self._aborting is not None:
+            self._aborting.join(ABORT_S)
+        elif group is not None and not self._is_void:
             group.shutdown()
         self.__dict__.pop("_group", None)

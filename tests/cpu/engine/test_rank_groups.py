@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import threading
 import types
 from typing import Any
 
@@ -161,6 +162,24 @@ def test_nccl_can_be_aborted_while_it_is_left() -> None:
     comm = NcclComm(0, 2, "", torch.device("cpu"))
     comm.__dict__["_group"] = Group()
     comm.close()
+    comm.close()
+    assert calls == ["abort"]
+
+
+def test_who_holds_captured_graphs_may_abort_nccl() -> None:
+    """It waits for them, and for nobody else: they go between the abort and the end."""
+    are_gone, calls = threading.Event(), list[str]()
+
+    class Group:
+        def abort(self) -> None:
+            calls.append("abort" if are_gone.wait(20) else "hung")
+
+    comm = NcclComm(0, 2, "", torch.device("cpu"))
+    comm.__dict__["_group"] = Group()
+    comm.abort()
+    comm.abort()
+    assert calls == []
+    are_gone.set()
     comm.close()
     assert calls == ["abort"]
 
