@@ -19,6 +19,7 @@ from types import ModuleType
 import torch
 
 from quire.kernels import hopper, jit, native
+from quire.kernels.invariance import are_rows_alone
 
 Obstacle = Callable[[], str | None]
 
@@ -115,6 +116,11 @@ class Implementation:
         return answer
 
 
+def unless_alone() -> str | None:
+    """Why what is made for rows that are alone does not run, or None: it is slower than what does elsewhere."""
+    return None if are_rows_alone() else Slower("rows are not to be alone")
+
+
 def condition_of(module: ModuleType) -> Callable[..., object] | None:
     """What a module is asked before it runs: a str says why not, None that it can, anything else runs in its place."""
     return getattr(module, "prepare", None) or getattr(module, "obstacle", None)
@@ -160,6 +166,11 @@ def _triton(op: str, *functions: str, place: str = "") -> Implementation:
 
 def _native(op: str, *functions: str) -> Implementation:
     return Implementation(op, "cpu", functions, ("cpu",), _NATIVE, native_obstacle, _FLOATS)
+
+
+def _alone(op: str, name: str, *functions: str, place: str = "") -> Implementation:
+    needs = f"{_NATIVE}; for rows that are to be alone (`kernels/invariance`)"
+    return Implementation(op, name, functions, ("cpu",), needs, native_obstacle, _FLOATS, place=place)
 
 
 def _reference(op: str, *functions: str, devices: tuple[str, ...] = _BOTH) -> Implementation:
@@ -213,6 +224,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("mla", "hopper-values", ("values",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_values"),
     _triton("mla", "store"),
     Implementation("mla", "cpu", ("store",), ("cpu",), "torch; the norm's kernel and one copy", dtypes=_FLOATS),
+    _alone("mla", "cpu-heads", "ask", "values", place="cpu_heads"),
     Implementation(
         "mla", "composed", ("ask", "attend", "values"), _BOTH, "torch's products of each head, and other ops"
     ),
@@ -220,6 +232,8 @@ CATALOGUE: tuple[Implementation, ...] = (
     _hopper("act", "silu_mul"),
     _triton("act", "silu_mul", "activate"),
     _native("act", "silu_mul"),
+    _alone("act", "cpu-elements", "sigmoid", "activate", place="elements"),
+    Implementation("act", "torch", ("sigmoid",), _BOTH, "torch; its own sigmoid", place="aten"),
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
     _hopper("moe", "experts", more="; SwiGLU as configured, hidden and inner sizes of whole 64s"),
@@ -242,6 +256,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     ),
     _reference("sample", "choose_by", "lines", "penalise", "widen"),
     _triton("state", *_SCANS, place="triton.launcher"),
+    _alone("state", "cpu", *_SCANS),
     Implementation("state", "chunked", _SCANS, ("cpu",), "torch; pieces of prompts as products of matrices"),
     _reference("state", *_SCANS),
     _triton("kvstore", "copy_pages"),

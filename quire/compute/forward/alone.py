@@ -29,8 +29,8 @@ def obstacle(model: Decoder, pool: KVPool) -> str:
         if found:
             return found
     for layer in model.layers:
-        if layer.ffn.not_alone:
-            return layer.ffn.not_alone
+        if layer.mixer.not_alone or layer.ffn.not_alone:
+            return layer.mixer.not_alone or layer.ffn.not_alone
         variant = layer.mixer.variant
         if variant is None:
             return "its layers have other mixers than attention"

@@ -25,7 +25,7 @@ from quire.kernels.fused_step import FusedStep
 class Attention:
     """`cos_sin`: the rotary table of the layer, see `layers.rotary`."""
 
-    no_determinism = ""
+    not_alone = ""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ class NoFfn:
     """See `Ffn`."""
 
     is_plain = False
-    not_alone = no_determinism = ""
+    not_alone = ""
     linears: tuple[Linear, ...] = ()
     adaptable: tuple[Linear, ...] = ()
     tables: tuple[Table, ...] = ()
