@@ -168,9 +168,10 @@ def _native(op: str, *functions: str) -> Implementation:
     return Implementation(op, "cpu", functions, ("cpu",), _NATIVE, native_obstacle, _FLOATS)
 
 
-def _alone(op: str, name: str, *functions: str, place: str = "") -> Implementation:
-    needs = f"{_NATIVE}; for rows that are to be alone (`kernels/invariance`)"
-    return Implementation(op, name, functions, ("cpu",), needs, native_obstacle, _FLOATS, place=place)
+def _alone(op: str, name: str, *functions: str, place: str = "", on_gpu: bool = False) -> Implementation:
+    kind, needs, obstacle = ("cuda", _TRITON, triton_obstacle) if on_gpu else ("cpu", _NATIVE, native_obstacle)
+    needs += "; for rows that are to be alone (`kernels/invariance`)"
+    return Implementation(op, name, functions, (kind,), needs, obstacle, _FLOATS, place=place)
 
 
 def _reference(op: str, *functions: str, devices: tuple[str, ...] = _BOTH) -> Implementation:
@@ -194,6 +195,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("flash", "cpu", ("forward", "backward"), ("cpu",), "torch; in blocks, memory linear in the length"),
     _reference("flash", "flash_attention"),
     _hopper("gemm", "linear", more="; where it is estimated to be the fastest", missed=False),
+    _alone("gemm", "triton-rows", "linear", place="rows", on_gpu=True),
     Implementation("gemm", "composed", ("linear",), _BOTH, "torch; F.linear between the norm and act ops, any size"),
     _reference("gemm", "linear"),
     _native("qgemm", "linear", "pack"),
@@ -222,6 +224,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("mla", "hopper-ask", ("ask",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_ask"),
     Implementation("mla", "hopper-attend", ("attend",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_attend"),
     Implementation("mla", "hopper-values", ("values",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_values"),
+    _alone("mla", "triton-rows", "ask", "values", place="rows", on_gpu=True),
     _triton("mla", "store"),
     Implementation("mla", "cpu", ("store",), ("cpu",), "torch; the norm's kernel and one copy", dtypes=_FLOATS),
     _alone("mla", "cpu-heads", "ask", "values", place="cpu_heads"),
@@ -255,6 +258,7 @@ CATALOGUE: tuple[Implementation, ...] = (
         "numpy, torch; the compiled kernels if there",
     ),
     _reference("sample", "choose_by", "lines", "penalise", "widen"),
+    _alone("state", "triton-tokens", "scan_ssm", "scan_delta", place="triton.alone", on_gpu=True),
     _triton("state", *_SCANS, place="triton.launcher"),
     _alone("state", "cpu", *_SCANS),
     Implementation("state", "chunked", _SCANS, ("cpu",), "torch; pieces of prompts as products of matrices"),

@@ -105,7 +105,6 @@ class Experts:
         """Where adapters may be of experts: asked first, in every step."""
         self.packed: moe.PackedExperts | None = None
         self.is_wide = self.router.matrix.kept is Kept.FLOAT32
-        self.not_alone = "its routers multiply in float32, with torch" if self.is_wide else ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the router and the experts read [n, hidden]."""

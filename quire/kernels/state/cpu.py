@@ -20,8 +20,10 @@ _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
 def _structure(pointers: str, counts: str, floats: str, numbers: str) -> type[ctypes.Structure]:
+    """In this order."""
     kinds = ((pointers, _P), (counts, _L), (floats, _F), (numbers, _I))
-    return type("Args", (ctypes.Structure,), {"_fields_": [(one, kind) for names, kind in kinds for one in names.split()]})
+    fields = [(one, kind) for names, kind in kinds for one in names.split()]
+    return type("Args", (ctypes.Structure,), {"_fields_": fields})
 
 
 _Spans = _structure("lines fresh piece_ptr row_ptr keep", "n_spans", "", "")

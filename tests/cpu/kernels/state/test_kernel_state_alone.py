@@ -41,7 +41,7 @@ def computed(name: str, case: ScanCase) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("shape", ["even", "odd"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_they_are_right(name: str, shape: str) -> None:
+def test_they_are_right(level: str, name: str, shape: str) -> None:
     torch.manual_seed(0)
     for single in (False, True):
         case = state_case.CASES[name](single=single, **(ODD[name] if shape == "odd" else {}))
@@ -89,7 +89,7 @@ def test_pieces_of_products_do_depend_on_it() -> None:
     """What the test above would find: the kernels that run elsewhere."""
     torch.manual_seed(1)
     case = state_case.ssm_case(single=False).to(torch.float32, torch.float32)
-    whole, state = case.run(lambda *given: scan_ssm(*given[:9], dt_limit=given[9]))
+    whole, _ = case.run(lambda *given: scan_ssm(*given[:9], dt_limit=given[9]))
     at, length = sum(state_case.LENGTHS[:4]), state_case.LENGTHS[4]
     arrays = plan_spans(np.array([0, 50]), np.array([7]), np.array([7]))
     before = tuple(x[at : at + 50] if len(x) == len(whole) else x for x in case.before if x is not None)
