@@ -1,8 +1,8 @@
 """Recurrences token after token in Triton, for rows that are alone: a program has a part of a head's state in registers
 from a span's first row to its last.
 
-Invariant: whether spans are single rows, and where pieces end, is data and not compiled in, so that one binary computes
-every token of a model.
+Invariant: whether spans are single rows, where pieces end, and at which address rows begin, is data and not compiled
+in, so that one binary computes every token of a model.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ import triton
 import triton.language as tl
 
 from quire.kernels.state.triton.ssm import softplus
+
+
+SPANS = ["out", "lines", "fresh", "piece_ptr", "row_ptr", "keep"]
+"""And what each reads of rows: arguments whose alignment depends on where a step's rows begin."""
 
 
 @triton.jit
@@ -30,7 +34,9 @@ def _rows(row_ptr, keep, piece, single):  # type: ignore[no-untyped-def]
     return first.to(tl.int64), end.to(tl.int64), tl.where(single != 0, -1, target).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["single"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["single"], do_not_specialize_on_alignment=[*SPANS, "x", "dt", "b", "c"]
+)
 def scan_ssm(  # type: ignore[no-untyped-def]
     x, x_stride, dt, dt_stride, b, b_stride, c, c_stride, a_log, d, dt_bias, state, out,
     lines, fresh, piece_ptr, row_ptr, keep, single, low, high,
@@ -64,7 +70,9 @@ def scan_ssm(  # type: ignore[no-untyped-def]
     tl.store(state + own, h, mask=is_own)
 
 
-@triton.jit(do_not_specialize=["single"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["single"], do_not_specialize_on_alignment=[*SPANS, "q", "k", "v", "a", "b"]
+)
 def scan_delta(  # type: ignore[no-untyped-def]
     q, q_stride, k, k_stride, v, v_stride, a, a_stride, b, b_stride, a_log, dt_bias, state, out,
     lines, fresh, piece_ptr, row_ptr, keep, single, scale,
