@@ -1,5 +1,5 @@
 """Recurrences token after token in Triton, for rows that are alone: a program has a part of a head's state in registers
-from a span's first row to its last.
+from a span's first row to its last. It asks for a row's numbers while it computes the row before.
 
 Invariant: whether spans are single rows, where pieces end, and at which address rows begin, is data and not compiled
 in, so that one binary computes every token of a model.
@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from quire.kernels.state.triton.ssm import softplus
-
 
 SPANS = ["out", "lines", "fresh", "piece_ptr", "row_ptr", "keep"]
 """And what each reads of rows: arguments whose alignment depends on where a step's rows begin."""
@@ -32,6 +31,17 @@ def _rows(row_ptr, keep, piece, single):  # type: ignore[no-untyped-def]
     first, end, target = tl.load(row_ptr + at), tl.load(row_ptr + at + 1 - single), tl.load(keep + at)
     first, end = tl.where(single != 0, piece, first), tl.where(single != 0, piece + 1, end)
     return first.to(tl.int64), end.to(tl.int64), tl.where(single != 0, -1, target).to(tl.int64)
+
+
+@triton.jit
+def _ssm_row(  # type: ignore[no-untyped-def]
+    x, x_stride, dt, dt_stride, b, b_stride, c, c_stride, row, head, group, p, s, P: tl.constexpr, S: tl.constexpr
+):
+    """What the recurrence reads of a row."""
+    x_row = tl.load(x + row * x_stride + head * P + p, mask=p < P, other=0.0)
+    b_row = tl.load(b + row * b_stride + group * S + s, mask=s < S, other=0.0)
+    c_row = tl.load(c + row * c_stride + group * S + s, mask=s < S, other=0.0)
+    return x_row, tl.load(dt + row * dt_stride + head), b_row, c_row
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -56,18 +66,34 @@ def scan_ssm(  # type: ignore[no-untyped-def]
     first_piece, end_piece = _pieces(piece_ptr, span, single)
     for piece in range(first_piece, end_piece):
         first, end, target = _rows(row_ptr, keep, piece, single)
+        x_next, dt_next, b_next, c_next = _ssm_row(
+            x, x_stride, dt, dt_stride, b, b_stride, c, c_stride, first, head, group, p, s, P, S
+        )
         for row in range(first, end):
-            step = softplus(tl.load(dt + row * dt_stride + head).to(tl.float32) + bias)
-            step = tl.minimum(tl.maximum(step, low), high)
-            b_row = tl.load(b + row * b_stride + group * S + s, mask=s < S, other=0.0).to(tl.float32)
-            c_row = tl.load(c + row * c_stride + group * S + s, mask=s < S, other=0.0).to(tl.float32)
-            x_row = tl.load(x + row * x_stride + head * P + p, mask=p < P, other=0.0).to(tl.float32)
+            step = tl.minimum(tl.maximum(softplus(dt_next.to(tl.float32) + bias), low), high)
+            x_row, b_row, c_row = x_next.to(tl.float32), b_next.to(tl.float32), c_next.to(tl.float32)
+            ahead = tl.minimum(row + 1, end - 1)
+            x_next, dt_next, b_next, c_next = _ssm_row(
+                x, x_stride, dt, dt_stride, b, b_stride, c, c_stride, ahead, head, group, p, s, P, S
+            )
             h = h * tl.exp(step * rate) + (step * x_row)[:, None] * b_row[None, :]
             y = tl.sum(h * c_row[None, :], 1) + skip * x_row
             tl.store(out + row * (H * P) + head * P + p, y.to(out.dtype.element_ty), mask=p < P)
         if target >= 0:
             tl.store(state + (own + (target - line) * H * P * S), h, mask=is_own)
     tl.store(state + own, h, mask=is_own)
+
+
+@triton.jit
+def _delta_row(  # type: ignore[no-untyped-def]
+    q, q_stride, k, k_stride, v, v_stride, a, a_stride, b, b_stride, row, head, of_key, d, e, D: tl.constexpr,
+    E: tl.constexpr,
+):  # fmt: skip
+    """What the rule reads of a row."""
+    query = tl.load(q + row * q_stride + of_key, mask=d < D, other=0.0)
+    key = tl.load(k + row * k_stride + of_key, mask=d < D, other=0.0)
+    value = tl.load(v + row * v_stride + head * E + e, mask=e < E, other=0.0)
+    return query, key, value, tl.load(a + row * a_stride + head), tl.load(b + row * b_stride + head)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -92,14 +118,18 @@ def scan_delta(  # type: ignore[no-untyped-def]
     first_piece, end_piece = _pieces(piece_ptr, span, single)
     for piece in range(first_piece, end_piece):
         first, end, target = _rows(row_ptr, keep, piece, single)
+        q_next, k_next, v_next, a_next, b_next = _delta_row(
+            q, q_stride, k, k_stride, v, v_stride, a, a_stride, b, b_stride, first, head, of_key, d, e, D, E
+        )
         for row in range(first, end):
-            query = tl.load(q + row * q_stride + of_key, mask=d < D, other=0.0).to(tl.float32)
-            key = tl.load(k + row * k_stride + of_key, mask=d < D, other=0.0).to(tl.float32)
+            query, key, value = q_next.to(tl.float32), k_next.to(tl.float32), v_next.to(tl.float32)
+            step, beta = softplus(a_next.to(tl.float32) + bias), tl.sigmoid(b_next.to(tl.float32))
+            ahead = tl.minimum(row + 1, end - 1)
+            q_next, k_next, v_next, a_next, b_next = _delta_row(
+                q, q_stride, k, k_stride, v, v_stride, a, a_stride, b, b_stride, ahead, head, of_key, d, e, D, E
+            )
             query *= tl.rsqrt(tl.sum(query * query, 0) + 1e-6) * scale
             key *= tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
-            step = softplus(tl.load(a + row * a_stride + head).to(tl.float32) + bias)
-            beta = tl.sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
-            value = tl.load(v + row * v_stride + head * E + e, mask=e < E, other=0.0).to(tl.float32)
             s *= tl.exp(step * rate)
             error = (value - tl.sum(s * key[:, None], 0)) * beta
             s += key[:, None] * error[None, :]
