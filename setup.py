@@ -26,8 +26,8 @@ FOLDER = "csrc/cpu"
 KEPT = "build/kernels"
 """Libraries built earlier, each with a checksum in its name of all that it is made from."""
 SOURCES = [
-    "attention.cpp", "experts.cpp", "fused_step.cpp", "linear.cpp", "lora.cpp", "pack.cpp", "plans.cpp", "pool.cpp",
-    "route.cpp", "rows.cpp", "sample.cpp", "threads.cpp",
+    "attention.cpp", "experts.cpp", "fused_step.cpp", "heads.cpp", "linear.cpp", "lora.cpp", "pack.cpp", "plans.cpp",
+    "pool.cpp", "route.cpp", "rows.cpp", "sample.cpp", "state.cpp", "threads.cpp",
 ]
 with open(f"{FOLDER}/build.json") as table:
     BUILD = json.load(table)

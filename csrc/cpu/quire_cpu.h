@@ -181,6 +181,88 @@ struct QuirePack {
 
 QUIRE_API void quire_pack(const QuirePack* args);
 
+// --- rows that are alone: each in one order, token after token (quire/kernels/state/cpu.py) ------------------------
+// Rows of spans, and the line of each state that a span goes on from, and writes: see StateSpans in
+// quire/kernels/state/spans.py. piece_ptr null: each span is one row, and nothing is kept.
+struct QuireStateSpans {
+    const int32_t *lines, *fresh;               // [n_spans]
+    const int32_t *piece_ptr, *row_ptr, *keep;  // [n_spans + 1], [n_pieces + 1], [n_pieces]
+    int64_t n_spans;
+};
+
+// out [n, c] = the causal convolution of x [n, c] with taps float32 [k, c], plus bias float32 [c] (or null), then SiLU
+// if asked. state [n_lines, k - 1, c].
+struct QuireConvolve {
+    const QuireStateSpans* spans;
+    const void* x;
+    const float *taps, *bias;
+    void *state, *out;
+    int64_t n_columns, k, x_row;
+    int32_t dtype, silu, n_threads;
+};
+
+QUIRE_API void quire_convolve(const QuireConvolve* args);
+
+// The recurrence of Mamba-2: x, out [n, heads, p], steps and decays float32 [n, heads], b and c [n, groups, s], skip
+// float32 [heads], state float32 [n_lines, heads, p, s]. decays: what is left of a state.
+struct QuireScanSsm {
+    const QuireStateSpans* spans;
+    const void *x, *b, *c;
+    const float *steps, *decays, *skip;
+    float* state;
+    void* out;
+    int64_t n_heads, n_groups, p, s, x_row, b_row, c_row;
+    int32_t dtype, n_threads;
+};
+
+QUIRE_API void quire_scan_ssm(const QuireScanSsm* args);
+
+// The gated delta rule of unit keys and queries: q, k [n, key heads, d], v, out [n, heads, e], decays and betas float32
+// [n, heads], state float32 [n_lines, heads, d, e].
+struct QuireScanDelta {
+    const QuireStateSpans* spans;
+    const void *q, *k, *v;
+    const float *decays, *betas;
+    float* state;
+    void* out;
+    int64_t n_key_heads, n_heads, d, e, q_row, k_row, v_row;
+    float eps, scale;  // eps: of lengths; scale: of queries
+    int32_t dtype, n_threads;
+};
+
+QUIRE_API void quire_scan_delta(const QuireScanDelta* args);
+
+// out [n, c] = RMS norm of `size` columns each, and SiLU of the gate before it, or behind it; weight float32 [n_weights],
+// repeated.
+struct QuireNormGated {
+    const void *y, *gate;
+    const float* weight;
+    void* out;
+    int64_t n, n_columns, size, n_weights, y_row, gate_row;
+    float eps;
+    int32_t dtype, gate_first, n_threads;
+};
+
+QUIRE_API void quire_norm_gated(const QuireNormGated* args);
+
+// out[i, h] = x[i, h] (k numbers) times the matrix of head h: [k, m], or [m, k] if transposed. Strides (row, head).
+struct QuireHeads {
+    const void *x, *matrices;
+    void* out;
+    int64_t n, n_heads, k, m, x_row, x_head, matrix_row, matrix_head, out_row, out_head;
+    int32_t dtype, transposed, n_threads;
+};
+
+QUIRE_API void quire_heads(const QuireHeads* args);
+
+// out [n, f] = a function of each element of x.
+enum QuireFunction {
+    QUIRE_SIGMOID_OF = 0, QUIRE_SOFTPLUS_OF = 1, QUIRE_EXP_OF = 2, QUIRE_SILU_OF = 3, QUIRE_GELU_TANH_OF = 4
+};
+
+QUIRE_API void quire_apply(
+    int dtype, int function, const void* x, int64_t x_row, void* out, int64_t n, int64_t f, int n_threads);
+
 // One token for each row of logits [n_rows, width]: the largest where inverses[i] (1 / temperature) is 0, else the
 // first at which the cumulative weight exceeds uniforms[i] times the total. Logits below floors[i] weigh nothing;
 // floors may be null. status: 0 fine, 1 NaN or +inf, 2 nothing above -inf.

@@ -175,8 +175,8 @@ def _same(is_same: bool, pair: Pair, options: SpeculateOptions) -> bool | str:
     worker: Any = pair.drafting.engine.executor.worker  # type: ignore[attr-defined]
     if options.acceptance >= 0:
         return "acceptance is forced"
-    if not is_same and worker.platform.rows_alone is RowsAlone.ASKED:
-        return "no: the fastest kernels of a GPU depend on the batch"
+    if not is_same and worker.rows_alone is RowsAlone.ASKED:
+        return "no: the fastest kernels depend on the batch"
     return is_same or (f"no: {worker.no_determinism}" if worker.no_determinism else False)
 
 

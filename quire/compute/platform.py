@@ -18,6 +18,7 @@ from quire.compute.dist.comm import MeetingComm
 from quire.compute.dist.gloo import GlooComm
 from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
+from quire.compute.forward.asked import rows_alone_on_cpu
 from quire.compute.forward.buckets import MOST_VERIFYING, mixed_sizes
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward
@@ -86,7 +87,12 @@ class Platform(Protocol):
     no_determinism: str
     """Why a request's bits may depend on its company (docs/determinism.md); empty: they do not."""
     rows_alone: RowsAlone
-    """Else than NEVER: a token's bits tell whether it was launched so, and a prompt from an output."""
+    """Of any model; NEVER: its kernels are so in any case, or see `rows_alone_of`."""
+
+    def rows_alone_of(self, arch: ModelArch) -> RowsAlone:
+        """Of a model, whole. Else than NEVER: a token's bits tell whether it was launched so, and a prompt from an
+        output."""
+        ...
 
     def check_ranks(self, rank: int, n_ranks: int) -> None:
         """Raises ConfigError where there are too few devices of this kind for so many ranks, of which this is one."""
@@ -121,12 +127,16 @@ class CpuPlatform:
     capturing: cuda.CudaDevice | None = None
     on_hopper = False
 
-    def __init__(self, n_threads: int = 0, rank: int = 0) -> None:
-        """rank: the first speaks for all."""
+    def __init__(self, n_threads: int = 0, rank: int = 0, *, deterministic: bool = False) -> None:
+        """rank: the first speaks for all. deterministic: every request asks."""
         self.device: Device = CpuDevice(n_threads)
-        self._rank = rank
+        self._rank, self._deterministic = rank, deterministic
         self.rounds = native.library() is not None
         self.no_determinism = "" if self.rounds else f"sums of torch depend on the batch here, and {native.explain()}"
+
+    def rows_alone_of(self, arch: ModelArch) -> RowsAlone:
+        """Few models have two kinds of kernels."""
+        return rows_alone_on_cpu(arch, deterministic=self._deterministic)
 
     def check_ranks(self, rank: int, n_ranks: int) -> None:
         """The cores are shared among the ranks."""
@@ -191,6 +201,10 @@ class CudaPlatform:
         self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
         self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS["cuda"]
 
+    def rows_alone_of(self, arch: ModelArch) -> RowsAlone:
+        """Of every model."""
+        return self.rows_alone
+
     def check_ranks(self, rank: int, n_ranks: int) -> None:
         """One GPU a rank."""
         if n_ranks > cuda.n_devices():
@@ -253,4 +267,4 @@ def platform_of(config: EngineConfig, rank: int = 0) -> Platform:
     if config.device == "cuda" or (config.device == "auto" and cuda.is_available()):
         index = min(rank, max(0, cuda.n_devices() - 1))  # of more ranks `comm` says what is wrong
         return CudaPlatform(captures=not config.enforce_eager, deterministic=config.deterministic, index=index)
-    return CpuPlatform(config.num_threads, rank)
+    return CpuPlatform(config.num_threads, rank, deterministic=config.deterministic)

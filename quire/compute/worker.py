@@ -136,6 +136,8 @@ class Worker:
         self.no_determinism = platform.no_determinism or not_deterministic(config)
         """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
         for it do not."""
+        self.rows_alone: Final = platform.rows_alone_of(arch)
+        """Which steps are launched in a region of `kernels/invariance`."""
         self.adapters: Final = HostAdapters(config, platform.device)
         self._model: Decoder | None = None
         self._allocation: Allocation | None = None
@@ -346,12 +348,8 @@ class Worker:
         if self.arch.state_specs:
             dtype = TORCH_DTYPES[limits.dtype]
             pool.states = StatePool(self.arch, limits.max_num_seqs, allocation.n_snapshots, dtype, device)
-        found = [layer.mixer.no_determinism for layer in model.layers]
-        if self.platform.rows_alone is RowsAlone.NEVER:
-            found += [layer.ffn.no_determinism for layer in model.layers]
-        elif not any(found):
+        if self.platform.rows_alone is not RowsAlone.NEVER:
             self.no_determinism = self.no_determinism or obstacle(model, pool)
-        self.no_determinism = self.no_determinism or next(filter(None, found), "")
         if self.no_determinism and self._config.deterministic:
             raise ConfigError(
                 f"deterministic = True cannot be promised: {self.no_determinism}; leave --deterministic out"
@@ -377,7 +375,7 @@ class Worker:
         may_branch = not any(one is None or trees.obstacle(one, device.torch_device) for one in variants)
         branching = Branching(pool, tables, tail) if may_branch else None
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter, branching)
-        alone = self.platform.rows_alone
+        alone = self.rows_alone
         put = None if model.adapters is None else self.adapters.put
         in_turn, ahead = forwards.in_turn, forwards.ahead
         if self._pipeline is not None:

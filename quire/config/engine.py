@@ -190,8 +190,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         bool,
         _doc(
             "Every request gets the same tokens and log-probabilities, bit for bit, whatever else runs, is cached or is"
-            " preempted. On a CPU with the native kernels that holds anyway; on a GPU it costs about 6 % of the speed;"
-            " refused where it cannot be promised."
+            " preempted. On a CPU with the native kernels that holds anyway for most models; on a GPU it costs about 6"
+            " % of the speed; refused where it cannot be promised."
         ),
     ] = False
     max_logprobs: Annotated[

@@ -149,7 +149,7 @@ def _build(
     core = assemble(
         config, limits, layout, executor_of(worker), MonotonicClock(), n_pages, structured,
         0 if deals_tokens(config) else platform.min_shared_tokens, pace,
-        worker.draft_costs(), deterministic_apart=platform.rows_alone is not RowsAlone.NEVER,
+        worker.draft_costs(), deterministic_apart=worker.rows_alone is not RowsAlone.NEVER,
         has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
     )  # fmt: skip
     core.free_memory, core.ranks = worker.close, group

@@ -19,6 +19,7 @@ from types import ModuleType
 import torch
 
 from quire.kernels import hopper, jit, native
+from quire.kernels.invariance import are_rows_alone
 
 Obstacle = Callable[[], str | None]
 
@@ -115,6 +116,11 @@ class Implementation:
         return answer
 
 
+def unless_alone() -> str | None:
+    """Why what is made for rows that are alone does not run, or None: it is slower than what does elsewhere."""
+    return None if are_rows_alone() else Slower("rows are not to be alone")
+
+
 def condition_of(module: ModuleType) -> Callable[..., object] | None:
     """What a module is asked before it runs: a str says why not, None that it can, anything else runs in its place."""
     return getattr(module, "prepare", None) or getattr(module, "obstacle", None)
@@ -162,6 +168,12 @@ def _native(op: str, *functions: str) -> Implementation:
     return Implementation(op, "cpu", functions, ("cpu",), _NATIVE, native_obstacle, _FLOATS)
 
 
+def _alone(op: str, name: str, *functions: str, place: str = "", on_gpu: bool = False) -> Implementation:
+    kind, needs, obstacle = ("cuda", _TRITON, triton_obstacle) if on_gpu else ("cpu", _NATIVE, native_obstacle)
+    needs += "; for rows that are to be alone (`kernels/invariance`)"
+    return Implementation(op, name, functions, (kind,), needs, obstacle, _FLOATS, place=place)
+
+
 def _reference(op: str, *functions: str, devices: tuple[str, ...] = _BOTH) -> Implementation:
     return Implementation(op, "reference", functions, devices, _TORCH)
 
@@ -183,6 +195,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("flash", "cpu", ("forward", "backward"), ("cpu",), "torch; in blocks, memory linear in the length"),
     _reference("flash", "flash_attention"),
     _hopper("gemm", "linear", more="; where it is estimated to be the fastest", missed=False),
+    _alone("gemm", "triton-rows", "linear", place="rows", on_gpu=True),
     Implementation("gemm", "composed", ("linear",), _BOTH, "torch; F.linear between the norm and act ops, any size"),
     _reference("gemm", "linear"),
     _native("qgemm", "linear", "pack"),
@@ -211,8 +224,10 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("mla", "hopper-ask", ("ask",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_ask"),
     Implementation("mla", "hopper-attend", ("attend",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_attend"),
     Implementation("mla", "hopper-values", ("values",), ("cuda",), _HOPPER, hopper_obstacle, place="hopper_values"),
+    _alone("mla", "triton-rows", "ask", "values", place="rows", on_gpu=True),
     _triton("mla", "store"),
     Implementation("mla", "cpu", ("store",), ("cpu",), "torch; the norm's kernel and one copy", dtypes=_FLOATS),
+    _alone("mla", "cpu-heads", "ask", "values", place="cpu_heads"),
     Implementation(
         "mla", "composed", ("ask", "attend", "values"), _BOTH, "torch's products of each head, and other ops"
     ),
@@ -220,6 +235,8 @@ CATALOGUE: tuple[Implementation, ...] = (
     _hopper("act", "silu_mul"),
     _triton("act", "silu_mul", "activate"),
     _native("act", "silu_mul"),
+    _alone("act", "cpu-elements", "sigmoid", "activate", place="elements"),
+    Implementation("act", "torch", ("sigmoid",), _BOTH, "torch; its own sigmoid", place="aten"),
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
     _hopper("moe", "experts", more="; SwiGLU as configured, hidden and inner sizes of whole 64s"),
@@ -241,7 +258,9 @@ CATALOGUE: tuple[Implementation, ...] = (
         "numpy, torch; the compiled kernels if there",
     ),
     _reference("sample", "choose_by", "lines", "penalise", "widen"),
+    _alone("state", "triton-tokens", "scan_ssm", "scan_delta", place="triton.alone", on_gpu=True),
     _triton("state", *_SCANS, place="triton.launcher"),
+    _alone("state", "cpu", *_SCANS),
     Implementation("state", "chunked", _SCANS, ("cpu",), "torch; pieces of prompts as products of matrices"),
     _reference("state", *_SCANS),
     _triton("kvstore", "copy_pages"),

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
+import torch
+
+from quire.compute.layers.decoder_layer import DecoderLayer
+from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool
-from quire.kernels.attention.hopper import launcher as attention
+from quire.compute.schemes.plain import PlainProduct
+from quire.config.latent import LatentAttentionSpec
+from quire.kernels.attention.hopper import latent, launcher
 from quire.kernels.attention.schedule.large import INVARIANT_KEYS
+from quire.kernels.catalog import triton_obstacle
 from quire.kernels.gemm.hopper import static_obstacle
-from quire.kernels.gemm.plan import ProductShape
+from quire.kernels.gemm.plan import CHUNK, ProductShape
 from quire.kernels.hopper import machine_obstacle
+from quire.kernels.moe import hopper_router
 
 MOST_WINDOW: Final = INVARIANT_KEYS // 2
 MOST_WINDOW_DIM: Final = 128
@@ -19,27 +27,43 @@ MOST_WINDOW_DIM: Final = 128
 
 def obstacle(model: Decoder, pool: KVPool) -> str:
     """Why the bits of a request would depend on its company; empty: they do not."""
-    found = machine_obstacle()
+    found = machine_obstacle() or triton_obstacle() or static_obstacle(ProductShape(1, CHUNK, CHUNK), model.dtype)
     if found:
         return found
-    if pool.k.dtype != model.dtype:
+    if pool.layout.n_lanes and pool.k.dtype != model.dtype:
         return f"keys and values are {pool.k.dtype}: prompts are not read by the kernel whose sums are fixed"
-    for kernel in model.kernels():
-        found = static_obstacle(ProductShape(1, kernel.n, kernel.k, silu=kernel.silu_mul), model.dtype)
-        if found:
-            return found
     for layer in model.layers:
-        if layer.ffn.not_alone:
-            return layer.ffn.not_alone
-        variant = layer.mixer.variant
-        if variant is None:
-            return "its layers have other mixers than attention"
-        found = attention.shape_obstacle(pool.head_dim, pool.k.shape[3], variant, model.dtype)
-        if found:
-            return f"attention: {found}"
-        if variant.window > MOST_WINDOW or (variant.window and pool.head_dim > MOST_WINDOW_DIM):
-            return (
-                f"a window of {variant.window} keys and heads of {pool.head_dim} are cut at places that depend on the "
-                f"chunk: windows to {MOST_WINDOW} keys and heads to {MOST_WINDOW_DIM} are not"
-            )
+        if found := _of_experts(layer) or _of_attention(layer, model, pool):
+            return found
+    return ""
+
+
+def _of_experts(layer: DecoderLayer) -> str:
+    """Of its router, if it multiplies in float32: for those in the model's type there are products of any size."""
+    if not isinstance(layer.ffn, Experts) or not layer.ffn.is_wide:
+        return ""
+    router = layer.ffn.router.run
+    if not isinstance(router, PlainProduct):
+        return "its routers multiply in float32, with torch"
+    x = torch.empty(1, router.weight.shape[1], dtype=layer.ffn.dtype, device=router.weight.device)
+    found = hopper_router.static_obstacle(x, router.weight, None, layer.ffn.spec.routing, None, None)
+    return f"its routers multiply in float32, with torch: {found}" if found else ""
+
+
+def _of_attention(layer: DecoderLayer, model: Decoder, pool: KVPool) -> str:
+    """Recurrent layers have none."""
+    variant, page_size = layer.mixer.variant, pool.k.shape[3]
+    if variant is None:
+        return ""
+    if isinstance(layer.spec.mixer, LatentAttentionSpec):
+        found = latent.shape_obstacle(pool.n_heads, pool.head_dim, pool.value_dim, page_size, variant, model.dtype)
+    else:
+        found = launcher.shape_obstacle(pool.head_dim, page_size, variant, model.dtype)
+    if found:
+        return f"attention: {found}"
+    if variant.window > MOST_WINDOW or (variant.window and pool.head_dim > MOST_WINDOW_DIM):
+        return (
+            f"a window of {variant.window} keys and heads of {pool.head_dim} are cut at places that depend on the "
+            f"chunk: windows to {MOST_WINDOW} keys and heads to {MOST_WINDOW_DIM} are not"
+        )
     return ""

@@ -25,7 +25,6 @@ from quire.kernels.fused_step import FusedStep
 class Attention:
     """`cos_sin`: the rotary table of the layer, see `layers.rotary`."""
 
-    no_determinism = ""
 
     def __init__(
         self,

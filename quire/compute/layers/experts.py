@@ -27,14 +27,13 @@ from quire.compute.schemes.plain import PlainProduct
 from quire.config.experts import ExpertsSpec, RoutingSpec, Scores
 from quire.config.parameters import FfnParameters, Kept
 from quire.kernels import gemm, moe
+from quire.kernels.act import sigmoid
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import ADD, SILU_MUL, WIDEN
 
 _CHOSEN_TYPES: Final = (torch.int32, torch.float32)
 Around = Callable[[torch.Tensor], contextlib.AbstractContextManager[None]]
 """What is entered for the products of one expert, given the numbers of its rows."""
-LANES: Final = 16
-"""Numbers that a CPU computes at once at most."""
 
 
 class Adapted(Protocol):
@@ -106,8 +105,6 @@ class Experts:
         """Where adapters may be of experts: asked first, in every step."""
         self.packed: moe.PackedExperts | None = None
         self.is_wide = self.router.matrix.kept is Kept.FLOAT32
-        self.no_determinism = _no_determinism(spec)
-        self.not_alone = "its routers multiply in float32, with torch" if self.is_wide else ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the router and the experts read [n, hidden]."""
@@ -235,7 +232,7 @@ class Experts:
         assert self.shared_up is not None and self.shared_down is not None
         inner = self.shared_up(x, silu_mul=True)
         if self.shared_gate is not None:
-            inner.mul_(self.shared_gate(x).sigmoid_())
+            inner.mul_(sigmoid(self.shared_gate(x)))
         return self.shared_down(inner, residual=y)
 
     def _all_packed(self) -> moe.PackedExperts | None:
@@ -352,11 +349,3 @@ def _packed(up: Bank, down: Bank) -> moe.PackedExperts | None:
     )
     return moe.PackedExperts(both[0], both[1], up_biases, down_biases)
 
-
-def _no_determinism(spec: ExpertsSpec) -> str:
-    """On a CPU torch rounds the ends of an array otherwise than its middle, in sigmoids."""
-    wide = spec.routing.scores is not Scores.SIGMOID or spec.n_experts % LANES == 0
-    is_gated = spec.shared is not None and spec.shared.gated
-    if wide and not is_gated and (spec.gating == moe.SWIGLU or spec.size % LANES == 0):
-        return ""
-    return "sigmoids in its experts are torch's, whose last bits depend on where a row stands"

@@ -63,17 +63,6 @@ class Ffn(Protocol):
         """As operations of `fused`, which add it to the stream `rows.x`, where it is plain; norm: as for `take`."""
         ...
 
-    @property
-    def no_determinism(self) -> str:
-        """Why a row's bits depend on other rows on a CPU; empty: they do not."""
-        ...
-
-    @property
-    def not_alone(self) -> str:
-        """Why a row's bits depend on other rows where all `kernels` have a form in which they do not; empty: they do
-        not either."""
-        ...
-
     def tensors(self) -> Iterator[torch.Tensor]:
         """All that it keeps, tables left out."""
         ...
@@ -104,7 +93,6 @@ class FeedForward:
         self.up, self.down = Linear(make, up, schemes.of(up)), Linear(make, down, schemes.of(down))
         self.sum = ResidualProduct(self.down, post_norm, scale)
         self.tables: tuple[Table, ...] = ()
-        self.not_alone = self.no_determinism = ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the last matrix takes [n, size]."""

@@ -9,6 +9,7 @@ import torch
 from quire.compute.layers.attention import Attention
 from quire.compute.layers.context import Context
 from quire.compute.layers.norm import Norm, project
+from quire.kernels.act import sigmoid
 
 
 class GatedAttention(Attention):
@@ -26,4 +27,4 @@ class GatedAttention(Attention):
         qkv = torch.cat((q, kv), dim=1)
         q = context.store(self.layer, qkv, *self.stored_norms, positions, self.cos_sin)
         y = context.attend(self.layer, q, self.variant).flatten(1)
-        return y.mul_(torch.sigmoid(gate))
+        return y.mul_(sigmoid(gate))

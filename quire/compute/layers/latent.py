@@ -31,7 +31,6 @@ class LatentAttention:
     """A `Mixer`. `cos_sin`: the rotary table of the layer, see `layers.rotary`."""
 
     is_plain = False
-    no_determinism = "the products of latent attention are torch's, whose sums depend on the batch"
 
     def __init__(
         self,

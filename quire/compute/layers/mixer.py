@@ -26,8 +26,6 @@ class Mixer(Protocol):
     """What it asks of attention; None: it has none."""
     is_plain: bool
     """Whether it is the attention that a fused step can record."""
-    no_determinism: str
-    """Why its rows can never be alone (`kernels/invariance`); empty: they can."""
     cos_sin: torch.Tensor
     """Rotary table; of a head's layer it is set, and taken away, from outside."""
 

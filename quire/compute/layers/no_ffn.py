@@ -17,7 +17,6 @@ class NoFfn:
     """See `Ffn`."""
 
     is_plain = False
-    not_alone = no_determinism = ""
     linears: tuple[Linear, ...] = ()
     adaptable: tuple[Linear, ...] = ()
     tables: tuple[Table, ...] = ()

@@ -22,7 +22,6 @@ class Recurrent:
 
     variant: Variant | None = None
     is_plain = False
-    no_determinism = "sums of recurrent layers depend on the chunks of a prompt"
 
     spec: Any
     """Each says which."""

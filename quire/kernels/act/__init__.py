@@ -1,5 +1,5 @@
 """Activations of the feed-forward, gated and plain."""
 
-from quire.kernels.act.op import ACTIVATIONS, activate, silu_mul
+from quire.kernels.act.op import ACTIVATIONS, activate, sigmoid, silu_mul
 
-__all__ = ["ACTIVATIONS", "activate", "silu_mul"]
+__all__ = ["ACTIVATIONS", "activate", "sigmoid", "silu_mul"]

@@ -1,4 +1,4 @@
-"""Activations by torch's own operations, on CPU."""
+"""Activations by torch's own operations."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def activate(x: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
         return _FUNCTIONS[activation](x)
     gate, up = x.chunk(2, dim=-1)
     return _FUNCTIONS[activation](gate).mul_(up)
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """See op.py."""
+    return torch.sigmoid(x)

@@ -35,5 +35,11 @@ def activate(x: torch.Tensor, activation: str, *, gated: bool) -> torch.Tensor:
         return silu_mul(x)
     if x.dim() != 2 or (gated and x.shape[1] % 2) or x.stride(1) != 1:
         raise ValueError(f"x {tuple(x.shape)} must be [n, f] or [n, 2 f] with contiguous rows")
-    y: torch.Tensor = select("act", "activate", x)(x, activation, gated)
+    y: torch.Tensor = select("act", "activate", x, activation)(x, activation, gated)
+    return y
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-x)) of each element of x [n, f], last dimension contiguous: new, of its dtype."""
+    y: torch.Tensor = select("act", "sigmoid", x)(x)
     return y

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from quire.config.experts import Gating, RoutingSpec
+from quire.kernels.act import sigmoid
 from quire.kernels.moe.coded import CodedMatrices, Codes, Matrices
 from quire.kernels.selector import select
 
@@ -215,4 +216,4 @@ def gate(both: torch.Tensor, gating: Gating) -> torch.Tensor:
     gates, ups = both.float().chunk(2, dim=-1)
     if gating.limit:
         gates, ups = gates.clamp(max=gating.limit), ups.clamp(-gating.limit, gating.limit)
-    return ((ups + gating.offset) * gates * torch.sigmoid(gating.slope * gates)).to(both.dtype)
+    return ((ups + gating.offset) * gates * sigmoid(gating.slope * gates)).to(both.dtype)

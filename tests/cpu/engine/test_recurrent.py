@@ -119,10 +119,6 @@ def test_what_states_do_not_allow_is_refused(llm: LLM, case: tuple[pathlib.Path,
         LLM(str(case[0]), speculative_config={"method": "ngram", "num_speculative_tokens": 2}, **OPTIONS)
     with pytest.raises(InvalidParameter, match="recurrent"):
         llm.beam_search([IDS], BeamSearchParams(beam_width=2, max_tokens=3))
-    with pytest.raises(InvalidParameter, match="recurrent"):
-        llm.generate([IDS], SamplingParams(deterministic=True), use_tqdm=False)
-    with pytest.raises(ConfigError, match="recurrent"):
-        LLM(str(case[0]), deterministic=True, **OPTIONS)
 
 
 def test_sleep_forgets_states(llm: LLM, case: tuple[pathlib.Path, list[list[int]]]) -> None:

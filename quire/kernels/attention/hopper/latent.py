@@ -34,16 +34,28 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
 def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
     """Why no machine could run this with these kernels, or None."""
     heads = plan.heads
-    if heads.n_kv_heads != 1 or (heads.head_dim, heads.value_dim) != (HEAD_DIM, RANK):
-        return f"values are {heads.out_dim} of a key of {heads.head_dim} numbers, not {RANK} of {HEAD_DIM} of one head"
-    if q_dtype not in DTYPES or kv_dtype != q_dtype:
+    if heads.n_kv_heads != 1:
+        return f"keys are of {heads.n_kv_heads} heads, not of one"
+    if kv_dtype != q_dtype:
         return f"q is {q_dtype} and keys are {kv_dtype}: both must be bfloat16 or both float16"
     if plan.layout is not Layout.PAGED:
         return "keys do not lie in pages that are read from the first on"
-    if plan.page_size % launcher.PAGE_STEP:
-        return f"page_size {plan.page_size} is not a multiple of {launcher.PAGE_STEP}"
-    if heads.group > MAX_ROWS and plan.few is not None:
-        return f"small lines of {heads.group} query heads have more than {MAX_ROWS} rows"
+    most = heads.group if plan.few is not None else 1
+    return shape_obstacle(most, heads.head_dim, heads.value_dim, plan.page_size, variant, q_dtype)
+
+
+def shape_obstacle(
+    n_heads: int, head_dim: int, value_dim: int, page_size: int, variant: Variant, dtype: torch.dtype
+) -> str | None:
+    """The same for n_heads that read one line over pages, each token in a small line of its own."""
+    if (head_dim, value_dim) != (HEAD_DIM, RANK):
+        return f"values are {value_dim} of a key of {head_dim} numbers, not {RANK} of {HEAD_DIM} of one head"
+    if dtype not in DTYPES:
+        return f"q is {dtype} and keys are {dtype}: both must be bfloat16 or both float16"
+    if page_size % launcher.PAGE_STEP:
+        return f"page_size {page_size} is not a multiple of {launcher.PAGE_STEP}"
+    if n_heads > MAX_ROWS:
+        return f"small lines of {n_heads} query heads have more than {MAX_ROWS} rows"
     if variant.program.hooks or variant.window or not variant.causal or not variant.softmax or variant.scale <= 0:
         return "the variant is not plain causal attention"
     return None

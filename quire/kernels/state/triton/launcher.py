@@ -66,7 +66,7 @@ def scan_ssm(
     n, heads, p = x.shape
     size, per_group = b.shape[2], heads // b.shape[1]
     out = torch.empty(n, heads, p, dtype=x.dtype, device=x.device) if out is None else out
-    x, b, c = (_rows(one) for one in (x, b, c))
+    x, b, c = (rows_of(one) for one in (x, b, c))
     inputs = x, x.stride(0), dt, dt.stride(0), b, b.stride(0), c, c.stride(0), a_log, d, dt_bias, state, out
     block_s = max(LEAST, triton.next_power_of_2(size))
     shape = {"H": heads, "P": p, "S": size, "PER_GROUP": per_group, "BLOCK_S": block_s}
@@ -101,7 +101,7 @@ def scan_delta(
     n, heads, e = v.shape
     size, per_key = k.shape[2], heads // k.shape[1]
     out = torch.empty(n, heads, e, dtype=v.dtype, device=v.device) if out is None else out
-    q, k, v = (_rows(one) for one in (q, k, v))
+    q, k, v = (rows_of(one) for one in (q, k, v))
     a, b = (one if one.stride(1) == 1 else one.contiguous() for one in (a, b))
     scale, block_d = size**-0.5, max(LEAST, triton.next_power_of_2(size))
     shape = {"H": heads, "D": size, "E": e, "PER_KEY": per_key, "BLOCK_D": block_d}
@@ -144,7 +144,7 @@ def norm_gated(
     return out
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def rows_of(x: torch.Tensor) -> torch.Tensor:
     """x [n, heads, size] with the heads of a row behind one another."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 

@@ -11,6 +11,7 @@ from compiled import build
 
 from quire.kernels.attention.schedule.plan import Heads
 from quire.kernels.attention.triton import latent, latent_kernels
+from quire.kernels.gemm import rows_kernel
 from quire.kernels.mla import triton as mla
 
 
@@ -36,6 +37,13 @@ def store() -> None:
     )  # fmt: skip
 
 
+def rows() -> None:
+    build(
+        rows_kernel._multiply, "*bf16 *bf16 *bf16 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32", warps=4, stages=3,
+        M=512, K=128, ROWS=rows_kernel.ROWS, COLUMNS=rows_kernel.COLUMNS, DEPTH=rows_kernel.DEPTH,
+    )  # fmt: skip
+
+
 CASES = {
     "16": lambda: attend(16),
     "32": lambda: attend(32),
@@ -45,8 +53,9 @@ CASES = {
     "float32": lambda: attend(16, torch.float32),
     "float32 large": lambda: attend(128, torch.float32),
     "store": store,
+    "rows": rows,
 }
-QUICK = ("16", "large", "store")
+QUICK = ("16", "large", "store", "rows")
 """What the test-suite compiles; all by hand: `python compiled_latent.py all`."""
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from compiled import SHARED_BYTES
 
-from quire.kernels.state.triton import conv, delta, ssm
+from quire.kernels.state.triton import conv, delta, ssm, tokens
 
 I32 = {"lines", "fresh", "piece_ptr", "row_ptr", "span_of", "keep"}
 F32 = {"state"}
-NUMBERS = {"low": "fp32", "high": "fp32", "scale": "fp32", "C": "i32"}
+NUMBERS = {"low": "fp32", "high": "fp32", "scale": "fp32", "C": "i32", "single": "i32"}
 
 
 def build(
@@ -54,6 +54,8 @@ CASES = {
     "delta solve": lambda: build(
         delta.solve_pieces, 8, 1, **QWEN, L=64, BLOCK=16, BLOCK_E=128, PRECISION="tf32", EXACT="tf32x3"
     ),
+    "ssm tokens": lambda: build(tokens.scan_ssm, 1, **MAMBA, BLOCK_P=8),
+    "delta tokens": lambda: build(tokens.scan_delta, 1, **QWEN, BLOCK_E=8),
     "delta": lambda: build(delta.scan_pieces, 8, **QWEN, L=64, BLOCK_E=64, PRECISION="tf32"),
 }
 
