@@ -33,7 +33,7 @@ def _rows(row_ptr, keep, piece, single):  # type: ignore[no-untyped-def]
     return first.to(tl.int64), end.to(tl.int64), tl.where(single != 0, -1, target).to(tl.int64)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _ssm_row(  # type: ignore[no-untyped-def]
     x, x_stride, dt, dt_stride, b, b_stride, c, c_stride, row, head, group, p, s, P: tl.constexpr, S: tl.constexpr
 ):
@@ -84,7 +84,7 @@ def scan_ssm(  # type: ignore[no-untyped-def]
     tl.store(state + own, h, mask=is_own)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _delta_row(  # type: ignore[no-untyped-def]
     q, q_stride, k, k_stride, v, v_stride, a, a_stride, b, b_stride, row, head, of_key, d, e, D: tl.constexpr,
     E: tl.constexpr,
