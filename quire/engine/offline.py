@@ -20,6 +20,7 @@ from quire.core.adapters import LoRARequest
 from quire.core.beams import BeamTerms
 from quire.core.commands import Cancel, Submit
 from quire.core.errors import EngineError, InvalidParameter, QueueFull, Words, shown
+from quire.core.events import SeqDelta
 from quire.core.outputs import RequestOutput
 from quire.core.prompts import PromptType
 from quire.core.request import Pooling
@@ -29,6 +30,7 @@ from quire.core.units import counted
 from quire.engine.build import build_engine
 from quire.engine.frontend import Frontend
 from quire.engine.garbage import gc_kept_quiet
+from quire.engine.interrupts import undivided
 from quire.engine.output_processor import OpenRequest, PartBuffer
 
 UNUSED_PARTS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "prompt_embeds", "token_type_ids")
@@ -123,13 +125,14 @@ class OfflineEngine:
         """Submit from the left as many as the queue takes now."""
         while waiting:
             request = waiting[0].request
-            try:
-                self.engine.handle(Submit(request))
-            except QueueFull:
-                if self.engine.has_work():
-                    return
-                raise
-            self._open[request.request_id] = (waiting.popleft(), buffer)
+            with undivided():
+                try:
+                    self.engine.handle(Submit(request))
+                except QueueFull:
+                    if self.engine.has_work():
+                        return
+                    raise
+                self._open[request.request_id] = (waiting.popleft(), buffer)
 
     def _run(self, opened: list[OpenRequest], use_tqdm: Bar) -> None:
         waiting = collections.deque(opened)
@@ -161,9 +164,13 @@ class OfflineEngine:
 
     def _step(self) -> tuple[int, set[str]]:
         """One step of the engine, each delta to its request: (new tokens, ids of the requests that ended)."""
+        with undivided():
+            return self._deliver(self.engine.step())
+
+    def _deliver(self, deltas: list[SeqDelta]) -> tuple[int, set[str]]:
         n_tokens = 0
         ended = set()
-        for delta in self.engine.step():
+        for delta in deltas:
             found = self._open.get(delta.request_id)
             if found is None:
                 continue
