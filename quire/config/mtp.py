@@ -37,8 +37,8 @@ def mtp_head(folder: pathlib.Path, arch: ModelArch, logger: logging.Logger, name
         )
     if not arch.n_mtp_modules:
         raise ConfigError(
-            f"{name} has no MTP module, as its config.json has no {MTP_MODULES} of 1 or more: add 'model', a folder "
-            f"that has one for this model, {OTHERS}",
+            f"{name} has no MTP module, as its config.json has no {MTP_MODULES} of 1 or more: name in 'model' "
+            f"a folder that has one for this model, {OTHERS}",
             param=param,
         )
     if any(norm.kind is not NormKind.RMS or not norm.weight for norm in (arch.norm, arch.layers[-1].norm)):

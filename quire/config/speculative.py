@@ -167,6 +167,8 @@ def _method_of(options: Mapping[str, Any]) -> str:
     if isinstance(model, str) and model:
         return "draft_model"
     _check_known(options)
+    if model is not None:
+        raise _WrongOptions(f"model = {shown(model)} must be a folder or a name on the hub, in quotes")
     raise _WrongOptions(
         'there is no "method": give "ngram", "suffix", "mtp", or "draft_model" or "eagle3" with a "model", or leave'
         " speculative_config out"

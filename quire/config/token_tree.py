@@ -55,5 +55,5 @@ def _parsed(text: str) -> list[Path]:
     try:
         found = json.loads(re.sub(r",\s*\]", "]", text.replace("(", "[").replace(")", "]")))
         return msgspec.convert(found, list[Path])
-    except (ValueError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ValueError(f'it is no list of paths ({error}): write "[(0,), (1,), (0, 0)]"') from None
