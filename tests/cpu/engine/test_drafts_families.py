@@ -16,8 +16,8 @@ from quire import LLM, SamplingParams
 
 PROMPTS = [IDS, IDS[:9] * 3, [7], *(IDS[at:] + IDS[:at] for at in range(5, 35, 5))]
 """Their pages are too few for all of them."""
-COPIES, CANCELLED, STOPPED_BY_STRING, STOPPED_BY_ID = 1, 4, -2, -1
-"""Numbers of prompts. An answer to the first has only tokens of its own, and repeats them: some drafts are right."""
+CANCELLED, STOPPED_BY_STRING, STOPPED_BY_ID = 4, -2, -1
+"""Numbers of prompts. The second one's answer is of a few tokens: some drafts are right and go on behind the string."""
 N_TOKENS = 32
 VOCABULARY = {chr(0x4E00 + i): i for i in range(TINY["vocab_size"])}
 """A character for each token."""
@@ -42,9 +42,9 @@ def answers(llm: LLM, ends: dict[int, dict[str, Any]]) -> list[Said]:
     """Of all prompts but the one that is cancelled after some tokens. ends: number of a prompt → what ends its
     answer."""
     wishes: list[dict[str, Any]] = [{} for _ in PROMPTS]
-    wishes[COPIES] = {"allowed_token_ids": IDS[:3]}
+    wishes[STOPPED_BY_STRING] = {"allowed_token_ids": IDS[:3]}
     for number, one in ends.items():
-        wishes[number] = one
+        wishes[number] |= one
     streams: list[Any] = [
         llm.stream(
             {"prompt_token_ids": prompt},
@@ -63,9 +63,9 @@ def answers(llm: LLM, ends: dict[int, dict[str, Any]]) -> list[Said]:
 def ended(plain: list[Said]) -> tuple[dict[int, dict[str, Any]], list[Said]]:
     """What ends two of the answers about half-way, and all of them then."""
     ids, text = plain[STOPPED_BY_STRING]
-    string = text[N_TOKENS // 2 : N_TOKENS // 2 + 2]
+    string = text[4 : N_TOKENS // 2 + 1]
     at = text.index(string)
-    by_string = ids[: at + 2], text[:at]
+    by_string = ids[: at + len(string)], text[:at]
     ids, text = plain[STOPPED_BY_ID]
     token = ids[N_TOKENS // 2]
     by_id = ids[: ids.index(token) + 1], text[: ids.index(token)]
