@@ -2,7 +2,8 @@
 
     python -m benchmarks.needle [--device cuda] [--trials 50] [--out benchmarks/results/needle.json]
 
-Prints how many answers differed from the first, for each kind of engine; JSON has commit, hardware and command.
+Prints how many answers differed from the first, for each kind of engine, and how many drafts were verified; JSON has
+commit, hardware and command.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 import random
+import sys
 from typing import Any
 
 import quire
@@ -18,6 +20,7 @@ from quire.bench.report import build_report, write_report
 
 NEIGHBOURS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 CHUNKS = {"cpu": (16, 64, 256, 1024, 4096), "cuda": (48, 512, 4096)}
+DRAFTS = {"method": "ngram", "prompt_lookup_min": 1}
 KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "float32": {"dtype": "float32"},
@@ -25,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "int4 weights": {"quantization": "int4"},
     "int8 keys": {"kv_cache_dtype": "int8"},
     "one thread": {"num_threads": 1},
-    "drafts": {"speculative_config": {"method": "ngram"}},
+    "drafts": {"speculative_config": DRAFTS},
     "no prefix cache, one step in flight": {"enable_prefix_caching": False, "pipeline_depth": 1},
 }
 SAME = ("bfloat16", "one thread", "drafts", "no prefix cache, one step in flight", "all ask", "one asks", "one by one")
@@ -33,18 +36,32 @@ SAME = ("bfloat16", "one thread", "drafts", "no prefix cache, one step in flight
 CUDA_KINDS: dict[str, dict[str, Any]] = {
     "all ask": {"deterministic": True},
     "one asks": {},
-    "drafts": {"deterministic": True, "speculative_config": {"method": "ngram"}},
+    "drafts": {"deterministic": True, "speculative_config": DRAFTS},
     "one by one": {"deterministic": True, "enforce_eager": True, "enable_prefix_caching": False, "pipeline_depth": 1},
     "float16": {"deterministic": True, "dtype": "float16"},
     "nobody asks": {},
 }
 ON_CUDA = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 8192, "num_gpu_blocks_override": 4000}
+FEW = [41, 57, 83, 112]
+"""Tokens that the needle ends with, over and over. An answer of them alone is guessed, now right and now wrong,
+whatever the model."""
+WISHES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 7, "top_p": 0.95},
+    {"temperature": 0.9, "seed": 8, "allowed_token_ids": FEW},
+]
+
+
+def needle_of(n_tokens: int) -> list[int]:
+    """Random tokens, and behind them 100 of the few."""
+    rng = random.Random(1)
+    return [*(rng.randrange(5, 4000) for _ in range(n_tokens - 100)), *rng.choices(FEW, k=100)]
 
 
 def trial(llm: LLM, needle: list[int], rng: random.Random, *, asks: bool) -> list[Any]:
     """Its tokens and log-probabilities, greedy and sampled, in random company."""
     said: list[Any] = []
-    for wish in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7, "top_p": 0.95}):
+    for wish in WISHES:
         n = rng.choice(NEIGHBOURS)
         prompts = [[rng.randrange(5, 4000) for _ in range(rng.randint(4, 150))] for _ in range(n)]
         params = [
@@ -63,10 +80,11 @@ def trial(llm: LLM, needle: list[int], rng: random.Random, *, asks: bool) -> lis
 
 def engine(device: str, chunk: int, options: dict[str, Any]) -> LLM:
     """The demo model, or on a GPU the shape of Qwen3-0.6B with random weights."""
-    sizes = {"max_num_batched_tokens": chunk, "max_num_seqs": min(chunk, 64)}
-    if device == "cpu":
-        return LLM("", **options, **sizes)
-    return LLM(str(pathlib.Path(quire.__file__).parent / "bench/shapes/qwen3-0.6b"), **ON_CUDA, **options, **sizes)
+    model = "" if device == "cpu" else str(pathlib.Path(quire.__file__).parent / "bench/shapes/qwen3-0.6b")
+    sizes = {"max_num_batched_tokens": chunk, "max_num_seqs": min(chunk, 160)}
+    llm = LLM(model, **({} if device == "cpu" else ON_CUDA), **options, **sizes)
+    llm.engine.scheduler.live.drafts.costs = None  # as many drafts as there is room for
+    return llm
 
 
 def main() -> None:
@@ -80,21 +98,29 @@ def main() -> None:
     kinds = {kind: kinds[kind] for kind in args.kinds or kinds}
     n_each = -(-args.trials // len(chunks))
     # on a GPU products of prompts that long, and decode steps behind them, are cut
-    needle = [random.Random(1).randrange(5, 4000) for _ in range(2500 if args.device == "cuda" else 300)]
+    needle = needle_of(2500 if args.device == "cuda" else 300)
     rows, first = [], {}
     for kind, options in kinds.items():
-        n_other, group = 0, SAME if kind in SAME else kind
+        n_other, n_verified, n_right, group = 0, 0, 0, SAME if kind in SAME else kind
         for chunk in chunks:
             llm = engine(args.device, chunk, options)
             rng = random.Random(f"{kind} {chunk}")
             for _ in range(n_each):
                 said = trial(llm, needle, rng, asks=kind == "one asks")
                 n_other += said != first.setdefault(group, said)
+            n_verified += llm.stats().draft_tokens
+            n_right += llm.stats().accepted_tokens
             llm.shutdown()
-        rows.append({"kind": kind, "trials": n_each * len(chunks), "different": n_other})
-        print(f"{kind:<40}{rows[-1]['trials']:>8} trials {n_other:>6} different", flush=True)
+        rows.append({
+            "kind": kind, "trials": n_each * len(chunks), "different": n_other,
+            "drafts_verified": n_verified, "drafts_right": n_right,
+        })  # fmt: skip
+        print(*(f"{name} {value}" for name, value in rows[-1].items()), sep="\t", flush=True)
     if args.out:
         write_report(args.out, build_report("needle", vars(args), {"rows": rows}))
+    for row in rows:
+        if "speculative_config" in kinds[row["kind"]] and not 0 < row["drafts_right"] < row["drafts_verified"]:
+            sys.exit(f"{row}: some drafts must be right and some wrong, or the answers say nothing of them")
 
 
 if __name__ == "__main__":

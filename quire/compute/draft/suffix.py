@@ -77,12 +77,8 @@ class SuffixDrafter:
         self._order: deque[str] = deque()
         """The salts of all outputs that are kept, in the order in which the outputs ended."""
         self._n_bytes = 0
-        self._n_changes = 0
-
-    @property
-    def n_bytes(self) -> int:
         """An estimate from above of the memory of all trees of outputs."""
-        return self._n_bytes
+        self._n_changes = 0
 
     def open(self, slot: int, salt: str, n_prompt: int) -> None:
         """Another sequence is in `slot`, of whose tokens the first n_prompt are the prompt. It sees outputs of `salt`

@@ -6,6 +6,7 @@ multiplies: that tokens under it are the same with drafts is shown by `test_spec
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import pathlib
@@ -20,7 +21,7 @@ from quire import LLM, SamplingParams
 from quire.compute.draft.drafter import DraftContext
 
 PROMPT = [3, 17, 4, 17, 4, 17, 5, 9]
-N_OUTPUTS, N_TOKENS, KEPT = 1200, 4, 3
+N_OUTPUTS, N_TOKENS, KEPT = 600, 4, 3
 N_AT_ONCE = 16
 """Of 64 that there is room for, so that each may have drafts."""
 TOP: dict[str, Any] = {"top_k": KEPT, "temperature": 0.3}
@@ -29,11 +30,14 @@ WISHES: dict[str, dict[str, Any]] = {
     "top-k": TOP,
     "top-p": FEW | {"top_p": 0.8},
     "min-p": FEW | {"min_p": 0.1},
-    "presence": TOP | {"presence_penalty": 1.5},
-    "frequency": TOP | {"frequency_penalty": 1.0},
+    "presence": TOP | {"presence_penalty": 0.3},
+    "frequency": TOP | {"frequency_penalty": 0.3},
     "bias": TOP | {"logit_bias": {40: 3.0, 41: 2.5, 42: 3.2}},
     "allowed": TOP | {"allowed_token_ids": [9, 17, 60, 61]},
 }
+
+Chances = dict[tuple[int, ...], float]
+"""Every output and its chance."""
 
 
 class FixedDrafter:
@@ -70,7 +74,12 @@ def plain(folder: pathlib.Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def drafting(folder: pathlib.Path) -> Iterator[LLM]:
-    llm = engine(folder, speculative_config={"method": "ngram", "num_speculative_tokens": N_TOKENS})
+    llm = engine(
+        folder,
+        speculative_config={
+            "method": "ngram", "num_speculative_tokens": N_TOKENS, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
+        },
+    )  # fmt: skip
     llm.engine.scheduler.live.drafts.costs = None
     yield llm
     llm.shutdown()
@@ -103,7 +112,7 @@ def chances(plain: LLM, said: tuple[int, ...], wish: dict[str, Any]) -> dict[int
     return {int(token): float(p[token] / p.sum()) for token in np.flatnonzero(p)}
 
 
-def expected(plain: LLM, wish: dict[str, Any]) -> dict[tuple[int, ...], float]:
+def expected(plain: LLM, wish: dict[str, Any]) -> Chances:
     """Every output of `N_TOKENS` tokens and its chance."""
     found = {(): 1.0}
     for _ in range(N_TOKENS):
@@ -125,7 +134,7 @@ def drawn(llm: LLM, wish: dict[str, Any]) -> list[tuple[int, ...]]:
     return found
 
 
-def deviation(found: list[tuple[int, ...]], chance: dict[tuple[int, ...], float]) -> float:
+def deviation(found: list[tuple[int, ...]], chance: Chances) -> float:
     """How many standard deviations χ² lies above its mean; outputs that are expected less than five times are one
     cell. Infinite if one is found that cannot be."""
     if not set(found) <= set(chance):
@@ -140,22 +149,29 @@ def deviation(found: list[tuple[int, ...]], chance: dict[tuple[int, ...], float]
 
 
 @pytest.fixture
-def told(plain: LLM, drafting: LLM) -> Callable[[dict[str, Any]], dict[tuple[int, ...], float]]:
-    """What is expected; the drafter says the likeliest output from now on."""
+def told(drafting: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[[Chances], None]:
+    """The drafter says the likeliest output, and not what n-grams say."""
 
-    def tell(wish: dict[str, Any]) -> dict[tuple[int, ...], float]:
-        chance = expected(plain, wish)
-        drafting.engine.executor.worker.runner._lengths._drafter = FixedDrafter(
-            list(max(chance, key=chance.__getitem__))
-        )
-        return chance
+    def tell(chance: Chances) -> None:
+        said = list(max(chance, key=chance.__getitem__))
+        monkeypatch.setattr(drafting.engine.executor.worker.runner._lengths, "_drafter", FixedDrafter(said))
 
     return tell
 
 
+@pytest.fixture(scope="module")
+def of_wish(plain: LLM) -> Callable[[str], Chances]:
+    return functools.cache(lambda name: expected(plain, WISHES[name]))
+
+
+@pytest.mark.parametrize("drafter", ["fixed", "ngram"])
 @pytest.mark.parametrize("name", WISHES)
-def test_outputs_have_the_models_distribution(drafting: LLM, told: Any, name: str) -> None:
-    chance, before = told(WISHES[name]), drafting.stats()
+def test_outputs_have_the_models_distribution(
+    drafting: LLM, of_wish: Callable[[str], Chances], told: Any, name: str, drafter: str
+) -> None:
+    chance, before = of_wish(name), drafting.stats()
+    if drafter == "fixed":
+        told(chance)
     assert len(chance) >= 8, "there is something to draw"
     found, after = drawn(drafting, WISHES[name]), drafting.stats()
     n_drafts, n_right = after.draft_tokens - before.draft_tokens, after.accepted_tokens - before.accepted_tokens
@@ -163,26 +179,45 @@ def test_outputs_have_the_models_distribution(drafting: LLM, told: Any, name: st
     assert deviation(found, chance) < 4
 
 
-def test_a_rule_that_keeps_too_much_is_found(drafting: LLM, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drafter", ["fixed", "ngram"])
+def test_a_rule_that_keeps_too_much_is_found(
+    drafting: LLM, of_wish: Callable[[str], Chances], told: Any, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Drafts that count with a chance of their own, whatever is chosen."""
-    chance, lengths = told(TOP), drafting.engine.executor.worker.runner._lengths
+    chance, lengths = of_wish("top-k"), drafting.engine.executor.worker.runner._lengths
+    if drafter == "fixed":
+        told(chance)
     monkeypatch.setattr(lengths, "_chance", 0.6)
     assert deviation(drawn(drafting, TOP), chance) > 8
 
 
+@pytest.mark.parametrize("drafter", ["fixed", "ngram"])
 def test_the_random_numbers_of_a_wrong_place_are_found(
-    drafting: LLM, told: Any, monkeypatch: pytest.MonkeyPatch
+    drafting: LLM, of_wish: Callable[[str], Chances], told: Any, drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that draw with the number of the place before: tokens behind a draft follow from the draft's own number."""
-    chance, table = told(TOP), drafting.engine.executor.worker.runner.tail._sampler._table
+    chance, table = of_wish("top-k"), drafting.engine.executor.worker.runner.tail._sampler._table
+    if drafter == "fixed":
+        told(chance)
     real = table.controls
     monkeypatch.setattr(table, "controls", lambda slots, positions: real(slots, np.full_like(positions, positions[0])))
     assert deviation(drawn(drafting, TOP), chance) > 8
 
 
-def test_the_measure_itself(plain: LLM) -> None:
+def test_frequency_is_not_presence(plain: LLM, of_wish: Callable[[str], Chances]) -> None:
+    """Repeats are likely enough that the two penalties have distributions of their own, and neither is without one."""
+    names = ("frequency", "presence", "top-k")
+    chances = [of_wish(name) for name in names]
+    repeats = sum(p for said, p in chances[0].items() if len(set(said)) < N_TOKENS)
+    assert repeats > 0.8
+    for name, own in zip(names[:2], chances[:2], strict=True):
+        found = drawn(plain, WISHES[name])
+        assert deviation(found, own) < 4 < 8 < min(deviation(found, other) for other in chances if other is not own)
+
+
+def test_the_measure_itself(plain: LLM, of_wish: Callable[[str], Chances]) -> None:
     """Plain decoding passes it, and another temperature does not."""
-    chance, hotter = expected(plain, TOP), expected(plain, TOP | {"temperature": 0.6})
+    chance, hotter = of_wish("top-k"), expected(plain, TOP | {"temperature": 0.6})
     found = drawn(plain, TOP)
     assert deviation(found, chance) < 4 < deviation(found, hotter)
     assert sum(chance.values()) == pytest.approx(1.0)

@@ -14,6 +14,7 @@ from quire import LLM, SamplingParams
 from quire.compute.platform import CpuPlatform, platform_of
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import Sampled
+from quire.compute.schemes import choice
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.engine import workers
@@ -47,7 +48,7 @@ Answer = tuple[list[int], list[tuple[int, float]]]
 
 def needle(llm: LLM, wish: dict[str, Any], n_others: int, rng: random.Random) -> Answer:
     """What it says among so many others, at a random place."""
-    params = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=2, deterministic=True, **wish)
+    params = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=2, **{"deterministic": True} | wish)
     prompts = [[rng.randrange(5, 4000) for _ in range(rng.randint(4, 110))] for _ in range(n_others)]
     wishes = [
         SamplingParams(temperature=1.0, seed=i, max_tokens=rng.randint(3, 20), ignore_eos=True) for i in range(n_others)
@@ -97,6 +98,17 @@ def test_a_choice_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyP
     found = [answer != first.setdefault(number, answer) for number, answer in answers(llm, random.Random(3), (0, 9))]
     llm.shutdown()
     assert any(found)
+
+
+def test_sums_of_torch_without_onednn_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why a CPU without the native kernels promises nothing: `F.linear` in float32."""
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(choice, "can_reorder", lambda device_type, dtype: False)
+    llm = LLM("", dtype="float32")
+    wish = {"temperature": 0.0, "deterministic": False}
+    alone, *others = [needle(llm, wish, n_others, random.Random(n_others)) for n_others in (0, 2, 9)]
+    llm.shutdown()
+    assert all(one != alone for one in others)
 
 
 def test_a_device_that_cannot_promise_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

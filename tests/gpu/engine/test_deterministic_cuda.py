@@ -16,16 +16,19 @@ SHAPE = str(pathlib.Path(quire.__file__).parent / "bench" / "shapes" / "qwen3-0.
 RNG = random.Random(1)
 LENGTHS = (130, 2500, 9000)
 """Prompts; keys of decode steps are cut every 2,048, those of prompts every 8,192."""
-NEEDLES = [[RNG.randrange(5, 150_000) for _ in range(n)] for n in LENGTHS]
+FEW = [41, 57, 83, 112]
+"""Tokens that each needle ends with, over and over. An answer of them alone is guessed, now right and now wrong."""
+NEEDLES = [[*(RNG.randrange(5, 150_000) for _ in range(n - 60)), *RNG.choices(FEW, k=60)] for n in LENGTHS]
 WISHES: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.9, "seed": 7, "top_p": 0.95, "presence_penalty": 0.3},
+    {"temperature": 0.9, "seed": 8, "allowed_token_ids": FEW},
 ]
 COMPANIES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "chunks of 48": {"max_num_batched_tokens": 48, "max_num_seqs": 12},
     "preempted": {"num_gpu_blocks_override": 800, "max_num_seqs": 24, "max_num_batched_tokens": 700},
-    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}},
     "kernel by kernel, depth 1, no prefix cache": {
         "enforce_eager": True, "pipeline_depth": 1, "enable_prefix_caching": False,
     },
@@ -36,7 +39,9 @@ Answer = tuple[list[int], list[tuple[int, float]]]
 
 def engine(**options: Any) -> LLM:
     sizes: dict[str, Any] = {"max_model_len": 9600, "max_num_seqs": 64, "num_gpu_blocks_override": 4000}
-    return LLM(SHAPE, load_format="dummy", skip_tokenizer_init=True, device="cuda", **(sizes | options))
+    llm = LLM(SHAPE, load_format="dummy", skip_tokenizer_init=True, device="cuda", **(sizes | options))
+    llm.engine.scheduler.live.drafts.costs = None  # as many drafts as there is room for
+    return llm
 
 
 def needle(llm: LLM, prompt: list[int], wish: dict[str, Any], n_others: int, rng: random.Random) -> Answer:
@@ -67,15 +72,19 @@ def answers(llm: LLM, name: str) -> dict[tuple[int, int], list[Answer]]:
 
 def test_the_needle_says_the_same_on_cuda() -> None:
     first: dict[tuple[int, int], Answer] = {}
-    n_preemptions, different = 0, []
+    n_preemptions = n_drafts = n_right = 0
+    different = []
     for name, options in COMPANIES.items():
         llm = engine(deterministic=True, **options)
         for key, said in answers(llm, name).items():
             different += [(name, *key, i) for i, one in enumerate(said) if one != first.setdefault(key, said[0])]
         n_preemptions += llm.stats().preemptions
+        n_drafts += llm.stats().draft_tokens
+        n_right += llm.stats().accepted_tokens
         llm.shutdown()
     assert not different
     assert n_preemptions, "some company was too large for its pages"
+    assert 0 < n_right < n_drafts, "some company verified drafts, right ones and wrong ones"
 
 
 def test_a_request_may_ask_for_it() -> None:

@@ -225,7 +225,7 @@ def test_memory_is_bounded_and_the_oldest_outputs_go_first(max_bytes: int) -> No
         put_out(drafter, text, salt=salt)
         ended.append((salt, text))
         held = sum(outputs.tree.n_bytes + 512 + 4 for outputs in drafter._outputs.values())
-        assert drafter.n_bytes == held <= max_bytes
+        assert drafter._n_bytes == held <= max_bytes
         n_kept = sum(outputs.tree.n_texts for outputs in drafter._outputs.values())
         assert 1 <= n_kept == len(drafter._order)
         n_gone = len(ended) - n_kept
