@@ -26,6 +26,8 @@ from quire.kernels.reduce.hopper import PeerMemory
 
 SIZE, EPS = 3, 1e-5
 LONGEST_BYTES = 1 << 17
+MAX_BLOCKS = 8
+"""So few that some messages have several rounds a block in two hops, and threads with a row of each rank."""
 SHAPES = [(1, 4096), (4, 800), (1, 8), (11, 776)]
 MOST_NORMED = 1000
 """Longer rows are cut among a cluster's blocks."""
@@ -34,6 +36,10 @@ MOST_NORMED = 1000
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
     folder = emulated_sources(tmp_path_factory.mktemp("emulated"))
+    header = folder / "reduce" / "peers.h"
+    text = header.read_text()
+    assert "QUIRE_MAX_BLOCKS = 128" in text
+    header.write_text(text.replace("QUIRE_MAX_BLOCKS = 128", f"QUIRE_MAX_BLOCKS = {MAX_BLOCKS}"))
     emulated_library(folder / "reduce.cu", "rank", *EXACT, "-fno-gnu-unique", f"-DQUIRE_RANKS={SIZE}")
     return [ctypes.CDLL(str(shutil.copy(folder / "rank.so", folder / f"rank{rank}.so"))) for rank in range(SIZE)]
 
