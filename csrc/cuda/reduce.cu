@@ -12,7 +12,7 @@
 // A grid works on rows of cells of 16 bytes. A row without a norm is any part of the message; with one, it is a row of
 // the matrix, cut among the blocks of a cluster. A thread has one cell of each row of its block. Of two shots these are
 // rounds of N rows: all of a thread, which keeps much on its way, or, of short messages, each of a group of threads of
-// its own. A norm of N rows by one thread after another took 4 us longer than of one.
+// its own. One thread makes the norms of N rows one after another, which takes 4 us longer.
 #include "reduce/numbers.h"
 #include "reduce/peers.h"
 #include "reduce/row_sums.h"
@@ -37,6 +37,7 @@ constexpr int N = QUIRE_RANKS;
 static_assert(N >= 2 && N <= QUIRE_MAX_RANKS, "as many ranks as peers.h has room for");
 constexpr int MAX_THREADS = N == 2 ? 1024 : 512;  // of a block: each needs registers for a cell of every rank
 constexpr int MAX_SHORT_THREADS = N <= 4 ? 1024 : 512;  // where each has a row of a round
+constexpr int MOST_SHORT_ROUNDS = 8;                    // of a block, and there
 constexpr int MAX_CLUSTER = 8;
 constexpr int MAX_WARPS = MAX_CLUSTER * MAX_THREADS / 32;  // of a row
 constexpr int MIN_PLAIN_THREADS = 128, MAX_PLAIN_THREADS = 512;
@@ -367,7 +368,7 @@ int plain_cells(const QuireReduceArgs& args) {
     return n;
 }
 
-// Rows and slices of a call, and who has the rows of a round: if one round is all that a block has, a group each.
+// Rows and slices of a call, and who has the rows of a round: where a block has few rounds, a group each.
 // False: a row is too long.
 bool divide(Call& call) {
     QuireReduceArgs& args = call.args;
@@ -382,7 +383,7 @@ bool divide(Call& call) {
         return is_of_rows ? slices_of(args.row_cells, n_units, max_threads) : fits ? 1 : 0;
     };
     const int n_short = args.two_shots ? cut(MAX_SHORT_THREADS / N / 32 * 32) : 0;
-    const bool is_short = n_short > 0 && n_units * n_short <= QUIRE_MAX_BLOCKS;
+    const bool is_short = n_short > 0 && n_units * n_short <= MOST_SHORT_ROUNDS * QUIRE_MAX_BLOCKS;
     call.n_groups = is_short ? N : 1;
     call.n_slices = is_short ? n_short : cut(MAX_THREADS);
     return call.n_slices > 0;
