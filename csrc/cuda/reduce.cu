@@ -112,6 +112,12 @@ struct Place {
     }
 };
 
+// What the sum is added to; not from an L1 cache where no grid was waited for.
+template <bool IS_SENT> __device__ __forceinline__ int4 load_stream(const Call& call, int64_t cell) {
+    const int4* from = cell_at(call.args.residual, cell);
+    return IS_SENT ? load_cell(from) : load_here(from);
+}
+
 // Stores the sum, or the stream with the sum added. `before`: the stream's cell. Returns what is stored.
 template <class T>
 __device__ __forceinline__ int4 put(const Call& call, int64_t cell, const int4& sum, const int4& before) {
@@ -176,7 +182,10 @@ __device__ __forceinline__ bool receive_parts(const QuirePeers& peers, const Cal
 }
 
 // What is before the first wait in both kernels: only constants are read.
-template <bool NORM, int ALL>
+//
+// Sums of what products have sent do not wait for the product, but for each term: when its blocks let this grid start
+// they have waited for all before it, and read which call it is. These sums wait at their end, for those behind them.
+template <bool NORM, bool IS_SENT, int ALL>
 __device__ __forceinline__ int4 begin(const Call& call, const Place& place, OfWarps<ALL, MAX_WARPS>& of_warps) {
     let_next_grid_start();
     int4 weight = make_int4(0, 0, 0, 0);
@@ -186,7 +195,7 @@ __device__ __forceinline__ int4 begin(const Call& call, const Place& place, OfWa
         cluster_arrive_relaxed();
         cluster_wait();
     }
-    wait_for_previous_grid();
+    if (!IS_SENT) wait_for_previous_grid();
     return weight;
 }
 
@@ -213,7 +222,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
     one_shot_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
     __shared__ OfWarps<1, MAX_WARPS> of_warps;
     const Place place(call);
-    const int4 weight = begin<NORM>(call, place, of_warps);
+    const int4 weight = begin<NORM, IS_SENT>(call, place, of_warps);
     const uint32_t number = number_of_call(peers);
     Parts parts{part_of(peers, peers.rank, number, 0, 0), peers.part_cells};
     if constexpr (IS_SENT) {
@@ -231,7 +240,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
         int4 stored = make_int4(0, 0, 0, 0);
         if (is_live) {
             int4 before = stored, cells[N];
-            if (call.args.residual) before = load_here(cell_at(call.args.residual, cell));
+            if (call.args.residual) before = load_stream<IS_SENT>(call, cell);
             receive_parts<IS_SENT>(peers, call, number, parts, cell, cell, cells);
             stored = put<T>(call, cell, sum_of<T>(cells), before);
         }
@@ -241,6 +250,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
             if (is_live) put_normed<T>(call, cell, stored, sums[0], weight);
         }
     }
+    if (IS_SENT) wait_for_previous_grid();
 }
 
 // ---- two shots: row r is summed by rank r % N, as row r / N of its parts; if sent, the same of eight rows -----------
@@ -297,7 +307,7 @@ __device__ __forceinline__ void finish(const QuirePeers& peers, const Call& call
         from[i] = whole_of(peers, peers.rank, number, cell);
         stored[i] = is_live ? no_cell() : none;
         before[i] = none;
-        if (is_live && call.args.residual) before[i] = load_here(cell_at(call.args.residual, cell));
+        if (is_live && call.args.residual) before[i] = load_stream<IS_SENT>(call, cell);
     }
     // Longer: who lacks a part is to say so first.
     receive<ROWS>(peers, 2 * call.args.timeout_ns, number, from, stored, nth<ROWS>(0));
@@ -325,7 +335,7 @@ __global__ void __launch_bounds__(ROWS == 1 ? MAX_SHORT_THREADS : MAX_THREADS)
     two_shots_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
     __shared__ OfWarps<N, MAX_WARPS> of_warps;
     const Place place(call);
-    const int4 weight = begin<NORM>(call, place, of_warps);
+    const int4 weight = begin<NORM, IS_SENT>(call, place, of_warps);
     const uint32_t number = number_of_call(peers);
     const bool is_void = has_given_up(peers);
     const uint32_t parity = sent_parity(peers);
@@ -342,6 +352,7 @@ __global__ void __launch_bounds__(ROWS == 1 ? MAX_SHORT_THREADS : MAX_THREADS)
         if (ROWS == 1) __syncthreads();  // who lacks a part has said so
         finish<T, NORM, IS_SENT, ROWS>(peers, call, place, number, round, index, weight, of_warps);
     }
+    if (IS_SENT) wait_for_previous_grid();
 }
 
 // ---- host ----------------------------------------------------------------------------------------------------------
