@@ -3,8 +3,10 @@
     python -m benchmarks.collectives --ranks 2 --output-json collectives.json
     python -m benchmarks.collectives --ranks 2 --step          # and milliseconds a token of the 8B shape, both ways
     python -m benchmarks.collectives --ranks 2 --products      # products with their sums and norms instead
+    python -m benchmarks.collectives --ranks 4 --kib 256 512 1024 2048 4096 --hidden 4096
 
-Rows are bfloat16, 8,192 wide. A figure is of the slowest rank: a graph of 32 calls, the median of its replays.
+Rows are bfloat16, 8,192 wide. A figure is of the slowest rank: a graph of 32 calls, the median of its replays. With
+residual and norm there are two: of one launch, and `apart`, of the sum's and the norm's.
 Products are o and down of Llama 3.1 8B and 70B: stored and then summed, or sent by themselves, to owners (two hops) or
 to all. Several matrices take turns, as in a model.
 """
@@ -29,6 +31,7 @@ from quire.compute.dist.comm import Comm, Reduction
 from quire.compute.dist.nccl import NcclComm
 from quire.compute.dist.peers import PeerComm
 from quire.kernels import gemm
+from quire.kernels.norm import rms_norm
 from quire.planner.peers import LONGEST_BYTES
 
 HIDDEN = 8192
@@ -102,8 +105,8 @@ def measure_products(rank: int, size: int, meeting_point: str) -> list[dict[str,
     return rows
 
 
-def measure(rank: int, size: int, meeting_point: str) -> list[dict[str, float]]:
-    """One rank's run; all have the same figures."""
+def measure(rank: int, size: int, meeting_point: str, sizes: list[int], h: int) -> list[dict[str, float]]:
+    """One rank's run; all have the same figures. sizes: KiB; h: elements of a row."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     nccl = NcclComm(rank, size, meeting_point, device)
@@ -113,21 +116,29 @@ def measure(rank: int, size: int, meeting_point: str) -> list[dict[str, float]]:
     for comm in (one, two, ours):
         comm.join()
     adding = RankSum(ours)
-    norm, rows = (torch.ones(HIDDEN, dtype=torch.bfloat16, device=device), 1e-5), []
-    for kib in KIB:
+    norm, rows = (torch.ones(h, dtype=torch.bfloat16, device=device), 1e-5), []
+
+    def apart(z: torch.Tensor, x: torch.Tensor) -> None:
+        adding.add(z, x)
+        rms_norm(x, *norm)
+
+    for kib in sizes:
         flat = torch.zeros(kib << 9, dtype=torch.bfloat16, device=device)
         row = {"kib": float(kib)}
         row["nccl"] = microseconds(nccl, lambda x=flat: nccl.all_reduce(x))
         row["one_shot"] = microseconds(nccl, lambda x=flat: one.all_reduce(x))
         row["two_shots"] = microseconds(nccl, lambda x=flat: two.all_reduce(x))
         row["ours"] = microseconds(nccl, lambda x=flat: ours.all_reduce(x))
-        if kib << 10 >= 2 * HIDDEN:
-            z = flat.view(-1, HIDDEN)
+        if kib << 10 >= 2 * h:
+            z = flat.view(-1, h)
             x = torch.zeros_like(z)
             row["nccl_add"] = microseconds(nccl, lambda x=x, z=z: reduced_then_added(nccl, z, x, None))
             row["nccl_add_norm"] = microseconds(nccl, lambda x=x, z=z: reduced_then_added(nccl, z, x, norm))
             row["ours_add"] = microseconds(nccl, lambda x=x, z=z: adding.add(z, x))
             row["ours_add_norm"] = microseconds(nccl, lambda x=x, z=z: adding.add(z, x, norm))
+            row["ours_apart"] = microseconds(nccl, lambda x=x, z=z: apart(z, x))
+            for name, comm in (("one_shot", one), ("two_shots", two)):
+                row[f"{name}_add_norm"] = microseconds(nccl, lambda c=comm, x=x, z=z: c.add_reduced(z, x, norm))
         rows.append(row)
         if rank == 0:
             print("  ".join(f"{name} {value:g}" for name, value in row.items()), flush=True)
@@ -143,18 +154,22 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--step", action="store_true", help="also ms a token of the 8B shape")
     parser.add_argument("--products", action="store_true", help="products with their sums")
+    parser.add_argument("--kib", type=int, nargs="+", default=KIB, help="sizes of sums")
+    parser.add_argument("--hidden", type=int, default=HIDDEN, help="elements of a row, which divide sizes")
     parser.add_argument("--output-json", default="")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meeting-point", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        rows = (measure_products if args.products else measure)(args.rank, args.ranks, args.meeting_point)
+        at = (args.rank, args.ranks, args.meeting_point)
+        rows = measure_products(*at) if args.products else measure(*at, args.kib, args.hidden)
         if args.rank == 0 and args.output_json:
             document = {"device": torch.cuda.get_device_name(), "ranks": args.ranks, "microseconds": rows}
             pathlib.Path(args.output_json).write_text(json.dumps(document, indent=1))
         return
     command = [sys.executable, "-m", "benchmarks.collectives", "--ranks", str(args.ranks)]
     command += ["--output-json", args.output_json, *(["--products"] if args.products else [])]
+    command += ["--hidden", str(args.hidden), "--kib", *map(str, args.kib)]
     with tempfile.TemporaryDirectory() as folder:
         meet = ["--meeting-point", str(pathlib.Path(folder, "meet"))]
         ranks = [subprocess.Popen([*command, *meet, "--rank", str(rank)]) for rank in range(args.ranks)]

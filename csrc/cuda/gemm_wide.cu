@@ -419,7 +419,7 @@ struct WideBlock {
     }
     __device__ void work(const CUtensorMap* y_map) const {
         wait_for_previous_grid();
-        const int n = n_passes, parity = parity_of(a);
+        const int n = n_passes, parity = begin_sending<WORKERS_BARRIER, WORKERS>(a);
         for (int pass = 0; pass < n; pass++) {
             float d[TOKENS / 2];
             Place at = place(pass);
@@ -441,7 +441,7 @@ struct WideBlock {
             at.token += slice * OWN_QUADS * 8;
             store(y_map, d, at, parity);
         }
-        if (!QUIRE_WIDE && threadIdx.x % GROUP == 0) stores_wait();
+        if (!QUIRE_WIDE && threadIdx.x % GROUP == 0) QUIRE_SENT_TO ? stores_have_read<0>() : stores_wait();
     }
 };
 
@@ -451,7 +451,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 1) gemm_wide(const __grid_consta
     const WideBlock block(args, shared);
     if (threadIdx.x == WORKERS) prefetch_map(&maps.w), prefetch_map(&maps.x);
     block.init();
-    let_next_grid_start();
+    if (!QUIRE_SENT_TO) let_next_grid_start();
     if (threadIdx.x < WORKERS) {
         registers_up<QUIRE_RANK ? 168 : 232>();
         block.work(results_of(maps));

@@ -10,10 +10,12 @@
 // stream is rounded again, as the separate operations do.
 //
 // A grid works on rows of cells of 16 bytes. A row without a norm is any part of the message; with one, it is a row of
-// the matrix, cut among the blocks of a cluster. A thread has one cell of each row of its block.
-#include "cluster.h"
+// the matrix, cut among the blocks of a cluster. A thread has one cell of each row of its block. Of two shots these are
+// rounds of N rows: all of a thread, which keeps much on its way, or, of short messages, each of a group of threads of
+// its own. One thread makes the norms of N rows one after another, which takes 4 us longer.
 #include "reduce/numbers.h"
 #include "reduce/peers.h"
+#include "reduce/row_sums.h"
 
 struct QuireReduceArgs {       // _Args in quire/kernels/reduce/hopper.py
     void* x;                   // contiguous, as all below; takes the sum where there is no residual; not read if sent
@@ -34,6 +36,8 @@ namespace {
 constexpr int N = QUIRE_RANKS;
 static_assert(N >= 2 && N <= QUIRE_MAX_RANKS, "as many ranks as peers.h has room for");
 constexpr int MAX_THREADS = N == 2 ? 1024 : 512;  // of a block: each needs registers for a cell of every rank
+constexpr int MAX_SHORT_THREADS = N <= 4 ? 1024 : 512;  // where each has a row of a round
+constexpr int MOST_SHORT_ROUNDS = 8;                    // of a block, and there
 constexpr int MAX_CLUSTER = 8;
 constexpr int MAX_WARPS = MAX_CLUSTER * MAX_THREADS / 32;  // of a row
 constexpr int MIN_PLAIN_THREADS = 128, MAX_PLAIN_THREADS = 512;
@@ -43,6 +47,8 @@ constexpr int SENT_SIDE = 3;     // log2 of the rows side by side that have one 
 struct Call {
     QuireReduceArgs args;
     int32_t n_rows, n_rounds, n_slices;  // n_rounds: of N rows in two shots; n_slices: blocks of a row, a cluster
+    int32_t n_groups;                    // of threads of a block, blockDim.y: N or 1 have the rows of a round
+    float per_element;                   // 1 / h
 
     // Two shots: the row of a round that a rank owns.
     template <bool IS_SENT> __device__ __forceinline__ int row(int round, int owner) const {
@@ -89,7 +95,7 @@ __device__ __forceinline__ const int4* cell_at(const void* base, int64_t cell) {
     return static_cast<const int4*>(base) + cell;
 }
 
-// The place of a thread in every row of its block.
+// The place of a thread in every row of its block, or of its group.
 struct Place {
     int column, first, step;   // rows, or rounds of N rows, of this block: every `step`-th from `first` on
     bool is_live;              // there is such a column
@@ -106,6 +112,12 @@ struct Place {
     }
 };
 
+// What the sum is added to; not from an L1 cache where no grid was waited for.
+template <bool IS_SENT> __device__ __forceinline__ int4 load_stream(const Call& call, int64_t cell) {
+    const int4* from = cell_at(call.args.residual, cell);
+    return IS_SENT ? load_cell(from) : load_here(from);
+}
+
 // Stores the sum, or the stream with the sum added. `before`: the stream's cell. Returns what is stored.
 template <class T>
 __device__ __forceinline__ int4 put(const Call& call, int64_t cell, const int4& sum, const int4& before) {
@@ -121,56 +133,6 @@ __device__ __forceinline__ int4 put(const Call& call, int64_t cell, const int4& 
     return stored;
 }
 
-// What the warps of a row have summed, in each block of its cluster: two turns, as no block is two rows ahead.
-template <int R> struct OfWarps {
-    float sums[2][R][MAX_WARPS];
-    uint64_t come[2];  // barriers
-
-    __device__ __forceinline__ void init() {  // by one thread
-        for (int i = 0; i < 2; ++i) barrier_init(shared_address(&come[i]), 1);
-        barrier_init_fence();
-    }
-};
-
-// Sums over all threads of a row, for R rows. The warps of a row are added in one order, however the row is cut.
-// index: how many such rows this block has had.
-template <int R>
-__device__ __forceinline__ void sum_rows(float (&sums)[R], OfWarps<R>& all, int n_slices, int index) {
-    float(*of_warps)[MAX_WARPS] = all.sums[index & 1];
-    const int lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
-    const int warp = blockIdx.x % n_slices * n_warps + threadIdx.x / 32;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) sums[r] += __shfl_xor_sync(~0u, sums[r], step);
-    }
-    if (n_slices == 1) {
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-            if (lane == 0) of_warps[r][warp] = sums[r];
-        }
-        __syncthreads();
-    } else {
-        const uint32_t come = shared_address(&all.come[index & 1]);
-        if (threadIdx.x == 0) barrier_expect(come, n_slices * n_warps * R * sizeof(float));
-        if (lane < n_slices) {
-            const uint32_t there = address_in(shared_address(of_warps), lane), come_there = address_in(come, lane);
-#pragma unroll
-            for (int r = 0; r < R; ++r)
-                send_there(there + (r * MAX_WARPS + warp) * sizeof(float), sums[r], come_there);
-        }
-        while (!barrier_try(come, index >> 1 & 1)) {  // however long another block waits for a rank
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-        sums[r] = 0.f;
-        for (int i = lane; i < n_warps * n_slices; i += 32) sums[r] += of_warps[r][i];
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) sums[r] += __shfl_xor_sync(~0u, sums[r], step);
-    }
-}
-
 template <class T> __device__ __forceinline__ float square_sum(const int4& cell) {
     Wide<T> x;
     x = cell;
@@ -184,7 +146,7 @@ template <class T> __device__ __forceinline__ float square_sum(const int4& cell)
 template <class T>
 __device__ __forceinline__ void put_normed(const Call& call, int64_t cell, const int4& stored, float square_sum,
                                            const int4& weight) {
-    const float factor = rsqrtf(square_sum / call.args.h + call.args.eps);
+    const float factor = rsqrtf(square_sum * call.per_element + call.args.eps);
     Wide<T> x, weights;
     x = stored;
     weights = weight;
@@ -220,24 +182,27 @@ __device__ __forceinline__ bool receive_parts(const QuirePeers& peers, const Cal
 }
 
 // What is before the first wait in both kernels: only constants are read.
-template <bool NORM, int R>
-__device__ __forceinline__ int4 begin(const Call& call, const Place& place, OfWarps<R>& of_warps) {
+//
+// Sums of what products have sent do not wait for the product, but for each term: when its blocks let this grid start
+// they have waited for all before it, and read which call it is. These sums wait at their end, for those behind them.
+template <bool NORM, bool IS_SENT, int ALL>
+__device__ __forceinline__ int4 begin(const Call& call, const Place& place, OfWarps<ALL, MAX_WARPS>& of_warps) {
     let_next_grid_start();
     int4 weight = make_int4(0, 0, 0, 0);
     if (NORM && place.is_live) weight = load_here(cell_at(call.args.weight, place.column));
     if (NORM && call.n_slices > 1) {  // all its blocks are there: their memory may be written
-        if (threadIdx.x == 0) of_warps.init();
+        if (is_first_thread()) of_warps.init();
         cluster_arrive_relaxed();
         cluster_wait();
     }
-    wait_for_previous_grid();
+    if (!IS_SENT) wait_for_previous_grid();
     return weight;
 }
 
 // Behind all that a block's threads read of counts.
 __device__ __forceinline__ void count_call(const QuirePeers& peers, uint32_t number, bool is_of_sent) {
     __syncthreads();
-    if (threadIdx.x == 0) take_turn(peers, number, is_of_sent);
+    if (is_first_thread()) take_turn(peers, number, is_of_sent);
 }
 
 // ---- one shot ------------------------------------------------------------------------------------------------------
@@ -255,9 +220,9 @@ __device__ __forceinline__ void send_row(const QuirePeers& peers, const Call& ca
 template <class T, bool NORM, bool IS_SENT>
 __global__ void __launch_bounds__(MAX_THREADS)
     one_shot_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
-    __shared__ OfWarps<1> of_warps;
+    __shared__ OfWarps<1, MAX_WARPS> of_warps;
     const Place place(call);
-    const int4 weight = begin<NORM>(call, place, of_warps);
+    const int4 weight = begin<NORM, IS_SENT>(call, place, of_warps);
     const uint32_t number = number_of_call(peers);
     Parts parts{part_of(peers, peers.rank, number, 0, 0), peers.part_cells};
     if constexpr (IS_SENT) {
@@ -275,7 +240,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
         int4 stored = make_int4(0, 0, 0, 0);
         if (is_live) {
             int4 before = stored, cells[N];
-            if (call.args.residual) before = load_here(cell_at(call.args.residual, cell));
+            if (call.args.residual) before = load_stream<IS_SENT>(call, cell);
             receive_parts<IS_SENT>(peers, call, number, parts, cell, cell, cells);
             stored = put<T>(call, cell, sum_of<T>(cells), before);
         }
@@ -285,35 +250,41 @@ __global__ void __launch_bounds__(MAX_THREADS)
             if (is_live) put_normed<T>(call, cell, stored, sums[0], weight);
         }
     }
+    if (IS_SENT) wait_for_previous_grid();
 }
 
 // ---- two shots: row r is summed by rank r % N, as row r / N of its parts; if sent, the same of eight rows -----------
 
+// Which of a round's rows is the i-th of a thread, which has ROWS of them: N, or one.
+template <int ROWS> __device__ __forceinline__ int nth(int i) { return ROWS == 1 ? threadIdx.y : i; }
+
 // Parts of a round to their owners.
+template <int ROWS>
 __device__ __forceinline__ void send_parts(const QuirePeers& peers, const Call& call, const Place& place,
                                            uint32_t parity, int round, bool is_void) {
     const int64_t part = place.cell(call, round);
-    int4 cells[N];
+    int4 cells[ROWS];
+    bool is_sent[ROWS];
 #pragma unroll
-    for (int i = 1; i < N; ++i) {
-        const int row = call.row<false>(round, (peers.rank + i) % N);
-        if (place.has(call, row)) cells[i] = load_here(cell_at(call.args.x, place.cell(call, row)));
+    for (int i = 0; i < ROWS; ++i) {
+        const int owner = (peers.rank + nth<ROWS>(i)) % N, row = call.row<false>(round, owner);
+        is_sent[i] = nth<ROWS>(i) > 0 && place.has(call, row);  // the first is its own
+        if (is_sent[i]) cells[i] = load_here(cell_at(call.args.x, place.cell(call, row)));
     }
     if (is_void) return;
 #pragma unroll
-    for (int i = 1; i < N; ++i) {
-        const int owner = (peers.rank + i) % N;
-        if (!place.has(call, call.row<false>(round, owner))) continue;
-        store_cell(sent_of(peers, owner, parity, peers.rank, part), sendable(cells[i]));
+    for (int i = 0; i < ROWS; ++i) {
+        const int owner = (peers.rank + nth<ROWS>(i)) % N;
+        if (is_sent[i]) store_cell(sent_of(peers, owner, parity, peers.rank, part), sendable(cells[i]));
     }
 }
 
 // The sum of the row that this rank owns, to all.
-template <class T, bool IS_SENT>
+template <class T, bool IS_SENT, int ROWS>
 __device__ __forceinline__ void send_sum(const QuirePeers& peers, const Call& call, const Place& place,
                                          const Parts& parts, uint32_t number, int round) {
     const int row = call.row<IS_SENT>(round, peers.rank);
-    if (!place.has(call, row)) return;
+    if ((ROWS == 1 && threadIdx.y > 0) || !place.has(call, row)) return;  // by those who have sent nothing
     const int64_t cell = place.cell(call, row);
     int4 cells[N];
     if (!receive_parts<IS_SENT>(peers, call, number, parts, place.cell(call, round), cell, cells)) return;
@@ -323,47 +294,48 @@ __device__ __forceinline__ void send_sum(const QuirePeers& peers, const Call& ca
 }
 
 // What becomes of the sums of a round.
-template <class T, bool NORM, bool IS_SENT>
+template <class T, bool NORM, bool IS_SENT, int ROWS>
 __device__ __forceinline__ void finish(const QuirePeers& peers, const Call& call, const Place& place, uint32_t number,
-                                       int round, int index, const int4& weight, OfWarps<N>& of_warps) {
+                                       int round, int index, const int4& weight, OfWarps<N, MAX_WARPS>& of_warps) {
     const int4 none = make_int4(0, 0, 0, 0);
-    int4 before[N], stored[N], *from[N];
+    int4 before[ROWS], stored[ROWS], *from[ROWS];
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        const int row = call.row<IS_SENT>(round, i);
+    for (int i = 0; i < ROWS; ++i) {
+        const int row = call.row<IS_SENT>(round, nth<ROWS>(i));
         const int64_t cell = place.cell(call, row);
         const bool is_live = place.has(call, row);
         from[i] = whole_of(peers, peers.rank, number, cell);
         stored[i] = is_live ? no_cell() : none;
         before[i] = none;
-        if (is_live && call.args.residual) before[i] = load_here(cell_at(call.args.residual, cell));
+        if (is_live && call.args.residual) before[i] = load_stream<IS_SENT>(call, cell);
     }
-    receive<N>(peers, 2 * call.args.timeout_ns, number, from, stored);  // who lacks a part is to say so first
+    // Longer: who lacks a part is to say so first.
+    receive<ROWS>(peers, 2 * call.args.timeout_ns, number, from, stored, nth<ROWS>(0));
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        const int row = call.row<IS_SENT>(round, i);
+    for (int i = 0; i < ROWS; ++i) {
+        const int row = call.row<IS_SENT>(round, nth<ROWS>(i));
         if (place.has(call, row)) stored[i] = put<T>(call, place.cell(call, row), stored[i], before[i]);
     }
     if constexpr (NORM) {
-        float sums[N];
+        float sums[ROWS];
 #pragma unroll
-        for (int i = 0; i < N; ++i) sums[i] = square_sum<T>(stored[i]);
+        for (int i = 0; i < ROWS; ++i) sums[i] = square_sum<T>(stored[i]);
         sum_rows(sums, of_warps, call.n_slices, index);
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-            const int row = call.row<IS_SENT>(round, i);
+        for (int i = 0; i < ROWS; ++i) {
+            const int row = call.row<IS_SENT>(round, nth<ROWS>(i));
             if (place.has(call, row)) put_normed<T>(call, place.cell(call, row), stored[i], sums[i], weight);
         }
     }
 }
 
 // A round's parts are on their way while the one before is summed, and its sums while the one before that is finished.
-template <class T, bool NORM, bool IS_SENT>
-__global__ void __launch_bounds__(MAX_THREADS)
+template <class T, bool NORM, bool IS_SENT, int ROWS>
+__global__ void __launch_bounds__(ROWS == 1 ? MAX_SHORT_THREADS : MAX_THREADS)
     two_shots_kernel(const __grid_constant__ QuirePeers peers, const __grid_constant__ Call call) {
-    __shared__ OfWarps<N> of_warps;
+    __shared__ OfWarps<N, MAX_WARPS> of_warps;
     const Place place(call);
-    const int4 weight = begin<NORM>(call, place, of_warps);
+    const int4 weight = begin<NORM, IS_SENT>(call, place, of_warps);
     const uint32_t number = number_of_call(peers);
     const bool is_void = has_given_up(peers);
     const uint32_t parity = sent_parity(peers);
@@ -373,10 +345,14 @@ __global__ void __launch_bounds__(MAX_THREADS)
     const int step = place.step;
     for (int index = -lag - 1, round = place.first + index * step; round < call.n_rounds; ++index, round += step) {
         const int summed = round + step, parted = summed + lag * step;
-        if (!IS_SENT && parted < call.n_rounds) send_parts(peers, call, place, parity, parted, is_void);
-        if (index >= -1 && summed < call.n_rounds) send_sum<T, IS_SENT>(peers, call, place, parts, number, summed);
-        if (index >= 0) finish<T, NORM, IS_SENT>(peers, call, place, number, round, index, weight, of_warps);
+        if (!IS_SENT && parted < call.n_rounds) send_parts<ROWS>(peers, call, place, parity, parted, is_void);
+        if (index >= -1 && summed < call.n_rounds)
+            send_sum<T, IS_SENT, ROWS>(peers, call, place, parts, number, summed);
+        if (index < 0) continue;
+        if (ROWS == 1) __syncthreads();  // who lacks a part has said so
+        finish<T, NORM, IS_SENT, ROWS>(peers, call, place, number, round, index, weight, of_warps);
     }
+    if (IS_SENT) wait_for_previous_grid();
 }
 
 // ---- host ----------------------------------------------------------------------------------------------------------
@@ -384,11 +360,11 @@ __global__ void __launch_bounds__(MAX_THREADS)
 int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
 // Blocks of a row: as many as keep the GPU busy, whole warps each; 0: the row is too long.
-int slices_of(int row_cells, int n_units) {
+int slices_of(int row_cells, int n_units, int max_threads) {
     int most = 0;
     for (int n = 1; n <= MAX_CLUSTER; n *= 2) {
         const int n_threads = ceil_div(row_cells, n);
-        if (n_threads > MAX_THREADS) continue;
+        if (n_threads > max_threads) continue;
         const bool fits = n_threads >= MIN_THREADS && row_cells % (32 * n) == 0 && n_units * n <= QUIRE_MAX_BLOCKS;
         if (most == 0 || fits) most = n;
     }
@@ -403,9 +379,33 @@ int plain_cells(const QuireReduceArgs& args) {
     return n;
 }
 
+// Rows and slices of a call, and who has the rows of a round: where a block has few rounds, a group each.
+// False: a row is too long.
+bool divide(Call& call) {
+    QuireReduceArgs& args = call.args;
+    const bool is_of_rows = args.weight || args.sent;  // else of any parts
+    if (!is_of_rows) args.row_cells = plain_cells(args);
+    call.n_rows = ceil_div(args.n_cells, args.row_cells);
+    const int side = args.sent ? 1 << SENT_SIDE : 1;
+    call.n_rounds = ceil_div(call.n_rows, N * side) * side;
+    const int n_units = args.two_shots ? call.n_rounds : call.n_rows;
+    const auto cut = [&](int max_threads) {
+        const bool fits = args.row_cells <= max_threads;
+        return is_of_rows ? slices_of(args.row_cells, n_units, max_threads) : fits ? 1 : 0;
+    };
+    const int n_short = args.two_shots ? cut(MAX_SHORT_THREADS / N / 32 * 32) : 0;
+    const bool is_short = n_short > 0 && n_units * n_short <= MOST_SHORT_ROUNDS * QUIRE_MAX_BLOCKS;
+    call.n_groups = is_short ? N : 1;
+    call.n_slices = is_short ? n_short : cut(MAX_THREADS);
+    return call.n_slices > 0;
+}
+
+template <class T, bool NORM, bool IS_SENT> auto kernel_of(const Call& call) {
+    if (!call.args.two_shots) return one_shot_kernel<T, NORM, IS_SENT>;
+    return call.n_groups == 1 ? two_shots_kernel<T, NORM, IS_SENT, N> : two_shots_kernel<T, NORM, IS_SENT, 1>;
+}
 template <class T, bool NORM> auto kernel_of(const Call& call) {
-    if (call.args.sent) return call.args.two_shots ? two_shots_kernel<T, NORM, true> : one_shot_kernel<T, NORM, true>;
-    return call.args.two_shots ? two_shots_kernel<T, NORM, false> : one_shot_kernel<T, NORM, false>;
+    return call.args.sent ? kernel_of<T, NORM, true>(call) : kernel_of<T, NORM, false>(call);
 }
 
 template <class T> cudaError_t run(const QuirePeers& peers, const Call& call, void* stream) {
@@ -424,10 +424,10 @@ template <class T> cudaError_t run(const QuirePeers& peers, const Call& call, vo
     cudaLaunchConfig_t config{};
     const int most_units = QUIRE_MAX_BLOCKS / call.n_slices;
     config.gridDim = dim3((n_units < most_units ? n_units : most_units) * call.n_slices);
-    config.blockDim = dim3(ceil_div(ceil_div(call.args.row_cells, call.n_slices), 32) * 32);
+    config.blockDim = dim3(ceil_div(ceil_div(call.args.row_cells, call.n_slices), 32) * 32, call.n_groups);
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = attributes;
-    config.numAttrs = call.n_slices > 1 ? 2 : 1;
+    config.numAttrs = is_normed && call.n_slices > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, peers, call);
 }
 
@@ -461,20 +461,10 @@ extern "C" void quire_peers_leave(QuirePeers* peers) {
 extern "C" int quire_reduce(const QuirePeers* peers, const QuireReduceArgs* args, void* stream) {
     using namespace quire;
     if (peers->size != N || args->n_cells <= 0) return cudaErrorInvalidValue;
-    Call call{*args, 0, 0, 1};
-    const bool is_of_rows = args->weight || args->sent;  // else of any parts
-    if (!is_of_rows) {
-        call.args.row_cells = plain_cells(*args);
-    } else if (args->row_cells <= 0 || args->n_cells % args->row_cells) {
-        return cudaErrorInvalidValue;
-    }
-    call.n_rows = ceil_div(args->n_cells, call.args.row_cells);
-    const int side = args->sent ? 1 << SENT_SIDE : 1;
-    call.n_rounds = ceil_div(call.n_rows, N * side) * side;
-    if (is_of_rows) {
-        call.n_slices = slices_of(args->row_cells, args->two_shots ? call.n_rounds : call.n_rows);
-        if (call.n_slices == 0) return cudaErrorInvalidValue;
-    }
+    const bool is_of_rows = args->weight || args->sent;
+    if (is_of_rows && (args->row_cells <= 0 || args->n_cells % args->row_cells)) return cudaErrorInvalidValue;
+    Call call{*args, 0, 0, 1, 1, 1.f / args->h};
+    if (!divide(call)) return cudaErrorInvalidValue;
     if (args->dtype == 0) return run<BFloat16>(*peers, call, stream);
     return args->dtype == 1 ? run<Float16>(*peers, call, stream) : run<float>(*peers, call, stream);
 }

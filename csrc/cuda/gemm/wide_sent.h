@@ -33,9 +33,16 @@ __device__ __forceinline__ uint32_t load_word(const uint32_t* from) {
     return x;
 }
 // The parity of this product, or -1 where this rank has given up and sends no more.
-template <class Args> __device__ __forceinline__ int parity_of(const Args& a) {
+//
+// The sum, which is the next grid, waits for each box in place of this grid. It counts when it starts, which is when all
+// THREADS that multiply know the parity; all before this grid has ended then.
+template <int BARRIER, int THREADS, class Args> __device__ __forceinline__ int begin_sending(const Args& a) {
     const uint32_t* control = a.sent.control;
-    return load_word(control + SENT_GIVEN_UP_WORD) ? -1 : int(load_word(control + SENT_COUNT_WORD) & 1);
+    const int parity = load_word(control + SENT_GIVEN_UP_WORD) ? -1 : int(load_word(control + SENT_COUNT_WORD) & 1);
+    const int known = uniform(parity);
+    named_sync(BARRIER, THREADS);
+    let_next_grid_start();
+    return known;
 }
 template <class Maps> __device__ __forceinline__ const CUtensorMap* results_of(const Maps& maps) { return maps.sent; }
 __device__ __forceinline__ void send_box(const CUtensorMap* map, uint32_t from, int column, int token, int parity) {
@@ -77,7 +84,7 @@ inline cudaError_t encode_sent(CUtensorMap* maps, const QuireWideSent& a, int m,
 #else
 namespace quire {
 
-template <class Args> __device__ __forceinline__ int parity_of(const Args&) { return 0; }
+template <int, int, class Args> __device__ __forceinline__ int begin_sending(const Args&) { return 0; }
 template <class Maps> __device__ __forceinline__ const CUtensorMap* results_of(const Maps& maps) { return &maps.y; }
 
 }  // namespace quire

@@ -120,10 +120,11 @@ __device__ __forceinline__ int4 sendable(int4 x) {
     if (x.w == EMPTY) x.w = OTHER_NAN;
     return x;
 }
-// Waits for a cell of each rank that `cells` has none of yet, and empties their places. False: given up.
+// Waits for a cell of each of N ranks, from the first one on, that `cells` has none of yet, and empties their places.
+// False: given up.
 template <int N>
 __device__ __forceinline__ bool receive(const QuirePeers& peers, int64_t timeout_ns, uint32_t call,
-                                        int4* const (&from)[N], int4 (&cells)[N]) {
+                                        int4* const (&from)[N], int4 (&cells)[N], int first = 0) {
     Patience patience;
     while (true) {
         bool is_wanted[N];
@@ -142,7 +143,7 @@ __device__ __forceinline__ bool receive(const QuirePeers& peers, int64_t timeout
             }
         }
         if (missing < 0) return true;
-        if (patience.ends(peers, timeout_ns, missing, call)) return false;
+        if (patience.ends(peers, timeout_ns, first + missing, call)) return false;
     }
 }
 

@@ -23,8 +23,6 @@ from quire.planner.peers import CELL_BYTES, CONTROL_BYTES, MAX_RANKS, MAX_ROW_CE
 
 logger = logging.getLogger("quire.engine")
 
-MAX_BLOCKS: Final = 128
-"""As in csrc/cuda/reduce/peers.h."""
 DTYPES: Final = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 HANDLE_BYTES: Final = 64
 

@@ -71,6 +71,7 @@ namespace emulated {
 inline std::unique_ptr<std::barrier<>> block;
 inline std::vector<std::unique_ptr<std::barrier<>>> warps;
 inline float exchanged[1024];
+inline unsigned thread() { return threadIdx.y * blockDim.x + threadIdx.x; }  // of the block
 inline const void* arrival_from = nullptr;
 inline void* arrival_to = nullptr;
 inline size_t arrival_bytes = 0;
@@ -78,18 +79,18 @@ inline size_t arrival_bytes = 0;
 
 inline void __syncthreads() { emulated::block->arrive_and_wait(); }
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
-    std::barrier<>& warp = *emulated::warps[threadIdx.x / 32];
-    emulated::exchanged[threadIdx.x] = x;
+    std::barrier<>& warp = *emulated::warps[emulated::thread() / 32];
+    emulated::exchanged[emulated::thread()] = x;
     warp.arrive_and_wait();
-    const float found = emulated::exchanged[threadIdx.x ^ mask];
+    const float found = emulated::exchanged[emulated::thread() ^ mask];
     warp.arrive_and_wait();
     return found;
 }
 inline int __shfl_up_sync(unsigned, int x, int step) {
-    std::barrier<>& warp = *emulated::warps[threadIdx.x / 32];
-    emulated::exchanged[threadIdx.x] = same_bits<float>(x);
+    std::barrier<>& warp = *emulated::warps[emulated::thread() / 32];
+    emulated::exchanged[emulated::thread()] = same_bits<float>(x);
     warp.arrive_and_wait();
-    const int from = int(threadIdx.x % 32) < step ? threadIdx.x : threadIdx.x - step;
+    const unsigned own = emulated::thread(), from = int(own % 32) < step ? own : own - step;
     const int found = same_bits<int>(emulated::exchanged[from]);
     warp.arrive_and_wait();
     return found;
@@ -158,7 +159,7 @@ struct cudaLaunchConfig_t {
 
 template <class Kernel, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Arguments&... arguments) {
-    const int n_threads = config->blockDim.x;
+    const int n_threads = config->blockDim.x * config->blockDim.y;
     const dim3 grid = config->gridDim;
     blockDim = config->blockDim, gridDim = grid;
     emulated::block = std::make_unique<std::barrier<>>(n_threads);
@@ -168,7 +169,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, 
     std::vector<std::thread> threads;
     for (int t = 0; t < n_threads; ++t) {
         threads.emplace_back([&, t] {
-            threadIdx = dim3(t, 0, 0);
+            threadIdx = dim3(t % blockDim.x, t / blockDim.x, 0);
             for (unsigned i = 0; i < grid.x * grid.y * grid.z; ++i) {
                 blockIdx = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
                 kernel(arguments...);
