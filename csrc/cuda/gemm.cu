@@ -13,17 +13,19 @@
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16, 32, 64), QUIRE_CLUSTER (1, 2, 4, 8 blocks), QUIRE_GROUPS (warpgroups),
 // QUIRE_TURNS, QUIRE_RESIDENT, QUIRE_NORM (needs QUIRE_RESIDENT), QUIRE_RESIDUAL, QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE
 // (results are stored as fp32), QUIRE_FP8 (gemm.h; without QUIRE_NORM), QUIRE_NIBBLES = 1, QUIRE_ZEROS, QUIRE_CHUNK_GROUPS
-// (1, 2, 4, 8; gemm.h; without QUIRE_NORM). Nibbles have QUIRE_RESIDENT; warpgroups take the chunks of
-// one tile in turn or, with QUIRE_TURNS in clusters of one block, a tile each at the same time.
+// (1, 2, 4, 8; gemm.h; without QUIRE_NORM and QUIRE_RESIDENT). Of nibbles warpgroups take the stages of a tile in turn; in
+// clusters of one block a stage may have two chunks of 32 rows (QUIRE_PAIRED), or QUIRE_GROUPS pairs of warps have 32 rows
+// each of every stage (QUIRE_TURNS).
 #include "gemm/consumer.h"
 #include "gemm/producer.h"
 #include "shared_memory.h"
 
 namespace quire {
 
-__global__ void __launch_bounds__(THREADS, LEAST_BLOCKS) gemm(const __grid_constant__ CUtensorMap w_map,
-                                                              const __grid_constant__ CUtensorMap x_map,
-                                                              const __grid_constant__ QuireGemmArgs args) {
+__global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ CUtensorMap w_map,
+                                                     const __grid_constant__ CUtensorMap x_map,
+                                                     const __grid_constant__ CUtensorMap scales_map,
+                                                     const __grid_constant__ QuireGemmArgs args) {
     extern __shared__ __align__(1024) char shared[];
     const GemmBlock block(args, shared);
     if (threadIdx.x == WORKERS) prefetch_map(&w_map);
@@ -32,21 +34,17 @@ __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS) gemm(const __grid_const
     if (threadIdx.x < WORKERS) {
         block.work();
     } else {
-        if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map);
+        if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map, &scales_map);
         if (CLUSTER > 1) cluster_wait();
     }
 }
 
 int launch(const QuireGemmArgs& a, cudaStream_t stream) {
-    CUtensorMap w_map, x_map = {};
+    CUtensorMap w_map, x_map = {}, scales_map = {};
     cudaError_t error = encode_weights(&w_map, a.w, a.n, a.k, QUIRE_SILU, ROWS);
-    if (error == cudaSuccess && QUIRE_NIBBLES) 
-        error = encode_scales(&x_map, a.w_scale, a.n, a.k, a.group, QUIRE_SILU, ROWS);
-    if (error == cudaSuccess && !QUIRE_RESIDENT) {
-        const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.m)}, x_strides[] = {uint64_t(a.x_row) * OPERAND_BYTES};
-        const uint32_t x_box[] = {CHUNK, TOKENS};
-        error = encode_map(&x_map, a.x, 2, x_sizes, x_strides, x_box, L2_BY_128, SWIZZLED, QUIRE_FP8);
-    }
+    if (error == cudaSuccess && QUIRE_NIBBLES)
+        error = encode_scales(&scales_map, a.w_scale, a.n, a.k, a.group, QUIRE_SILU, ROWS);
+    if (error == cudaSuccess && !QUIRE_RESIDENT) error = encode_tokens(&x_map, a.x, a.m, a.k, a.x_row, TOKENS);
     if (error != cudaSuccess) return error;
     const int n_bytes = Layout(a).end;
     error = allow_shared_memory<gemm>(n_bytes);
@@ -64,7 +62,7 @@ int launch(const QuireGemmArgs& a, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.dependent ? 2 : 1;
-    return cudaLaunchKernelEx(&config, gemm, w_map, x_map, a);
+    return cudaLaunchKernelEx(&config, gemm, w_map, x_map, scales_map, a);
 }
 
 }  // namespace quire

@@ -12,10 +12,13 @@ namespace quire {
 #endif
 
 // Or w is codes of 4 bits in groups of columns with a scale (QUIRE_NIBBLES: 1 for few rows, 2 for many; QUIRE_ZEROS: and
-// a zero point; QUIRE_CHUNK_GROUPS: groups that a chunk has), x elements.
+// a zero point; QUIRE_CHUNK_GROUPS: groups that a chunk has; QUIRE_PAIRED: a stage has two chunks), x elements.
 #ifndef QUIRE_NIBBLES
 #define QUIRE_NIBBLES 0
 #define QUIRE_CHUNK_GROUPS 1
+#endif
+#ifndef QUIRE_PAIRED
+#define QUIRE_PAIRED 0
 #endif
 #ifndef QUIRE_ZEROS
 #define QUIRE_ZEROS 0
@@ -84,13 +87,22 @@ constexpr CUtensorMapL2promotion L2_BY_128 = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 constexpr CUtensorMapSwizzle SWIZZLED = CU_TENSOR_MAP_SWIZZLE_128B;
 constexpr CUtensorMapSwizzle W_SWIZZLE = ROW_BYTES == 128 ? SWIZZLED : CU_TENSOR_MAP_SWIZZLE_64B;
 
-// Boxes of n_rows rows of w [n, k] and CHUNK columns; for SiLU 8 rows of gate and the same 8 of up in turn.
+// Boxes of n_rows rows of w [n, k] and CHUNK columns, of a pair twice as many; for SiLU 8 rows of gate and the same 8 of
+// up in turn.
 inline cudaError_t encode_weights(CUtensorMap* map, const void* w, uint64_t n, uint64_t k, bool silu, uint32_t n_rows) {
     const uint64_t row = k * ROW_BYTES / CHUNK, width = IN_BYTES ? row : k;
     const uint64_t sizes[] = {width, n}, strides[] = {row};
     const uint32_t box[] = {BOX_COLUMNS, n_rows};
     const uint64_t pair_sizes[] = {width, 8, 2, n / 16}, pair_strides[] = {row, n / 2 * row, 8 * row};
     const uint32_t pair_box[] = {BOX_COLUMNS, 8, 2, n_rows / 16};
+    if (QUIRE_PAIRED) {
+        const uint64_t both_sizes[] = {ROW_BYTES, n, k / CHUNK}, both_strides[] = {row, ROW_BYTES};
+        const uint64_t silu_sizes[] = {ROW_BYTES, 8, 2, n / 16, k / CHUNK};
+        const uint64_t silu_strides[] = {row, n / 2 * row, 8 * row, ROW_BYTES};
+        const uint32_t both_box[] = {ROW_BYTES, n_rows, 2}, silu_box[] = {ROW_BYTES, 8, 2, n_rows / 16, 2};
+        return silu ? encode_map(map, w, 5, silu_sizes, silu_strides, silu_box, L2_BY_128, W_SWIZZLE, true)
+                    : encode_map(map, w, 3, both_sizes, both_strides, both_box, L2_BY_128, W_SWIZZLE, true);
+    }
     return silu ? encode_map(map, w, 4, pair_sizes, pair_strides, pair_box, L2_BY_128, W_SWIZZLE, IN_BYTES)
                 : encode_map(map, w, 2, sizes, strides, box, L2_BY_128, W_SWIZZLE, IN_BYTES);
 }
@@ -116,7 +128,7 @@ inline cudaError_t encode_results(CUtensorMap* map, const void* y, int n, int m,
 // Boxes of the scales of those rows and of a chunk, and of the zero points between their lines.
 inline cudaError_t encode_scales(CUtensorMap* map, const void* scales, uint64_t n, int k, int group, bool silu, uint32_t n_rows) {
     const uint64_t n_lines = uint64_t((k + group - 1) / group) * (1 + QUIRE_ZEROS);
-    const uint32_t n_boxed = QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS);
+    const uint32_t n_boxed = QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * (1 + QUIRE_PAIRED);
     const uint64_t sizes[] = {n, n_lines}, strides[] = {n * 2}, pair_sizes[] = {8, 2, n / 16, n_lines};
     const uint64_t pair_strides[] = {n, 16, n * 2};
     const uint32_t box[] = {n_rows, n_boxed}, pair_box[] = {8, 2, n_rows / 16, n_boxed};

@@ -25,52 +25,50 @@ namespace quire {
 
 constexpr int TOKENS = QUIRE_TOKENS;
 constexpr int CLUSTER = QUIRE_CLUSTER;
-constexpr int WORKERS = 128 * QUIRE_GROUPS;          // threads that multiply
+constexpr bool OWN_ROWS = QUIRE_NIBBLES && QUIRE_TURNS;  // of a tile, for each team of two warps
+constexpr int WORKERS = (OWN_ROWS ? 64 : 128) * QUIRE_GROUPS;  // threads that multiply
 constexpr int THREADS = WORKERS + 32;
-constexpr int LEAST_BLOCKS = QUIRE_NIBBLES && QUIRE_GROUPS == 2 ? 2 : 1;  // that a multiprocessor has registers for
 constexpr int TEAMS = QUIRE_TURNS || QUIRE_NIBBLES ? QUIRE_GROUPS : 1;  // that take tiles in turn, or finish them in turn
-constexpr int TEAM = QUIRE_NIBBLES ? 128 : WORKERS / TEAMS;  // threads that share a tile; nibbles: that finish it
-constexpr int ROWS = TEAM / 2;                       // of w in a tile
+constexpr int TEAM = WORKERS / TEAMS;                // threads that share a tile; nibbles: that finish it
+constexpr int ROWS = OWN_ROWS ? WORKERS / 2 : QUIRE_PAIRED ? 32 : TEAM / 2;  // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? ROWS / 2 : ROWS;  // of y in a tile; SiLU: 8 rows of gate, then their 8 rows of up
 constexpr int SHARE = TEAM / CLUSTER;                // threads of a team whose sums one block finishes
 constexpr int QUADS = TOKENS / 8;                    // sums of a thread come in fours: 2 rows (8 apart) x 2 tokens
 constexpr int OWN_QUADS = (QUADS + CLUSTER - 1) / CLUSTER;  // that a thread finishes
 constexpr int SENDERS = SHARE < 32 ? 1 : SHARE / 32; // warps of a team that hand over to one block
-constexpr int CHUNKS = ROWS == 64 && !QUIRE_NIBBLES ? 2 : 1;  // of a stage
+constexpr int CHUNKS = QUIRE_PAIRED || (ROWS == 64 && !QUIRE_NIBBLES) ? 2 : 1;  // of a stage
 constexpr int X_CHUNKS = QUIRE_NIBBLES ? 4 : 1;      // rows of 128 bytes of x that a chunk has
 constexpr int W_BYTES = ROWS * 128, X_PART = TOKENS * 128, X_BYTES = X_CHUNKS * X_PART;  // of a chunk
-constexpr int SCALE_BYTES = QUIRE_NIBBLES ? QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 : 0;
-constexpr int SOURCES = 2 * QUIRE_GROUPS;            // nibbles: sums of a row that warps of a block have, of columns each
-constexpr int PARTS_BYTES = QUIRE_NIBBLES ? SOURCES * ROWS * TOKENS * 4 : 0;  // what they hand to those that finish
+constexpr int SCALE_LINES = QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS);  // of a chunk
+constexpr int SCALE_BYTES = QUIRE_NIBBLES ? CHUNKS * SCALE_LINES * ROWS * 2 : 0;  // of a stage
+constexpr int SCALE_STEP = (SCALE_BYTES + 127) / 128 * 128;                       // the copy engine needs such addresses
+// Nibbles: warps of a team that are side by side in a stage, 128 columns each; sums of a row that the warps of a block
+// have; what they hand to those that finish; blocks of 16 rows that a team finishes.
+constexpr int BESIDE = 2 * CHUNKS, SOURCES = OWN_ROWS ? BESIDE : BESIDE * QUIRE_GROUPS;
+constexpr int PARTS_BYTES = QUIRE_NIBBLES ? SOURCES * ROWS * TOKENS * 4 : 0;
+constexpr int BLOCKS = (OWN_ROWS ? 32 : ROWS) / 16;
 constexpr int PARTS = QUIRE_CHUNK_GROUPS > 2 ? QUIRE_CHUNK_GROUPS / 2 : 1;    // of a warp's 128 columns: with a scale each
-constexpr int ADDED_COLUMNS = PARTS == 4 ? 32 : 64;  // of x, whose sums are kept
 constexpr int STAGE_BYTES = CHUNKS * (W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES));
 constexpr int SUMS_BYTES = CLUSTER == 1 ? 0 : TEAM * QUADS * 16;  // of one exchange
 constexpr int MAX_STAGES = 32, UNROLL = 8;
+constexpr int EARLY_STAGES = 65536 / (CHUNKS * W_BYTES);  // nibbles: asked for before x, which comes behind them
 constexpr int WORKERS_BARRIER = 1, TEAM_BARRIER = 2;  // and one for each further team
-constexpr bool OWN_TILES = QUIRE_NIBBLES && QUIRE_TURNS;  // each warpgroup has a tile, all of them at the same time
 constexpr bool EARLY_SCALES = TOKENS <= 16;
 
 struct Barriers {
     uint64_t full[MAX_STAGES], empty[MAX_STAGES], sums[TEAMS], read[TEAMS], order[TEAMS], squares, handed, taken;
 };
 
-// Bytes of 128 of a row, of all tokens. Nibbles keep no tokens that are not there, but for those up to a power of two:
-// what other columns of the products would have is that of these again, and is not stored.
-__host__ __device__ inline int x_part(const QuireGemmArgs& a) { return QUIRE_NIBBLES ? 128 << a.token_bits : X_PART; }
-__host__ __device__ inline int x_sums_row(const QuireGemmArgs& a) { return a.token_bits == 0 ? 2 : 1 << a.token_bits; }
-
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
 struct Layout {
-    int x, x_sums, scales, group_parts, sums, norm_weight, parts, squares, barriers, end;
+    int x, scales, group_parts, sums, norm_weight, parts, squares, barriers, end;
     __host__ __device__ Layout(const QuireGemmArgs& a) {
         const int units = (a.k / CHUNK + CHUNKS - 1) / CHUNKS;
         const int slice = (units + CLUSTER - 1) / CLUSTER * CHUNKS;  // chunks of the largest slice
-        const int sums_bytes = slice * (CHUNK / ADDED_COLUMNS) * x_sums_row(a) * 4;
-        x = a.n_stages * STAGE_BYTES;
-        x_sums = x + (QUIRE_RESIDENT ? slice * X_CHUNKS * x_part(a) : 0);
-        scales = x_sums + (QUIRE_NIBBLES ? (sums_bytes + 127) / 128 * 128 : 0);
-        group_parts = scales + a.n_stages * SCALE_BYTES;
+        const int ring = a.n_stages * STAGE_BYTES;
+        x = QUIRE_RESIDENT ? ring : CHUNKS * W_BYTES;  // else in the first stage
+        scales = ring + (QUIRE_RESIDENT ? slice * X_BYTES : 0);
+        group_parts = scales + a.n_stages * SCALE_STEP;
         sums = group_parts + PARTS_BYTES;
         norm_weight = sums + TEAMS * SUMS_BYTES;
         parts = norm_weight + (QUIRE_NORM ? slice * 128 : 0);
@@ -105,14 +103,16 @@ struct GemmBlock {
     __device__ uint32_t empty(int stage) const { return shared_address(&barriers()->empty[stage]); }
     __device__ uint32_t order(int team) const { return shared_address(&barriers()->order[team]); }
     __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
-    __device__ uint32_t scales(int i) const { return base + at.scales + i * SCALE_BYTES; }
+    __device__ uint32_t scales(int i) const { return base + at.scales + i * SCALE_STEP; }
     __device__ int chunks_of(int unit) const { return CHUNKS == 1 ? 1 : min(CHUNKS, n_chunks - unit * CHUNKS); }
+    // Of a pair the second, where it is not there, is loaded as zeros.
+    __device__ int loaded_chunks(int unit) const { return QUIRE_PAIRED ? CHUNKS : chunks_of(unit); }
     __device__ int first_row(int pass) const { return (cluster + pass * a.n_clusters) * OUT_ROWS; }
     __device__ void init() const;
 
     // The warp that loads (producer.h). An item is a unit of chunks of the tile whose first row of y is `row`.
     struct Item {
-        int unit, row, team;
+        int unit, row;
     };
     __device__ void advance(Item& item) const;
     __device__ void load_w(const CUtensorMap* map, Item item, int stage_index) const;
@@ -120,16 +120,16 @@ struct GemmBlock {
     __device__ void load_x(const CUtensorMap* map, Item item, int stage_index) const;
     __device__ void load_scales(const CUtensorMap* map, Item item, int stage_index) const;
     __device__ void expect(Item item, int stage_index) const;
-    __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const;
+    __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map, const CUtensorMap* scales_map) const;
 
     // x in shared memory (input.h): cells of 16 bytes, walked through by thread: 8 cells, then the tokens, then the
     // chunks.
     __device__ uint32_t x_cell(int token, int chunk, int cell) const {
-        return base + at.x + chunk * x_part(a) + token * 128 + ((cell ^ (token & 7)) << 4);
+        return base + at.x + chunk * X_PART + token * 128 + ((cell ^ (token & 7)) << 4);
     }
     __device__ int walk_token(int i) const { return i >> 3 & ((1 << a.token_bits) - 1); }
     __device__ int walk_chunk(int i) const { return i >> 3 >> a.token_bits; }
-    __device__ int walk_end() const { return n_chunks * X_CHUNKS << a.token_bits << 3; }
+    __device__ int walk_end() const { return n_chunks << a.token_bits << 3; }
     __device__ void prepare_x() const;
     __device__ void stage_x() const;
     __device__ void norm_x() const;
@@ -140,8 +140,6 @@ struct GemmBlock {
     // Nibbles: the rows of lanes that read at the same time lie in different banks.
     static __device__ int row_in_eight(int lane) { return QUIRE_NIBBLES ? lane / 4 % 4 * 2 + lane / 16 : lane / 4; }
     __device__ int token_of(int t, int v) const { return v * 8 + t % 4 * 2; }
-    // Passes, with those of tiles that are not there: a warpgroup has one whenever others have.
-    __device__ int all_passes() const { return OWN_TILES ? (n_passes + TEAMS - 1) / TEAMS * TEAMS : n_passes; }
     __device__ int n_out() const { return QUIRE_SILU ? a.n / 2 : a.n; }
     struct Added {  // loaded before the product and not touched until after it: a conversion would wait for the load
         uint32_t bits[4];  // of a quad of the residual
@@ -177,18 +175,17 @@ struct GemmBlock {
     __device__ float scaled(float sum, int w_row, int token) const;
     __device__ void multiply_nibbles(float (&d)[TOKENS / 2], int pass) const;
     struct Places {
-        uint32_t codes[2], x[2], x_sums, scales, x_part, x_sums_row;
+        uint32_t codes[2], x[2], scales;
     };
     __device__ Places places() const;
-    static __device__ void multiply_codes(float (&d)[2][TOKENS / 2], const Places& from, int unit, int stage_index);
+    static __device__ void multiply_codes(float (&d)[2][TOKENS / 2], const Places& from, int stage_index);
     __device__ void gather(float (&d)[TOKENS / 2], const float (&own)[2][TOKENS / 2], int pass) const;
     // Nibbles: warpgroups finish tiles in turn.
     __device__ bool finishes(int pass) const {
-        return !QUIRE_NIBBLES || OWN_TILES || uniform(threadIdx.x / TEAM) == pass % QUIRE_GROUPS;
+        return !QUIRE_NIBBLES || OWN_ROWS || uniform(threadIdx.x / TEAM) == pass % QUIRE_GROUPS;
     }
     __device__ uint32_t handed() const { return shared_address(&barriers()->handed); }
     __device__ uint32_t taken() const { return shared_address(&barriers()->taken); }
-    __device__ uint32_t x_sum(int token, int i) const { return base + at.x_sums + (i * x_sums_row(a) + token) * 4; }
     __device__ void pass(int index) const;
     __device__ void work() const;
 };
@@ -197,7 +194,7 @@ __device__ inline void GemmBlock::init() const {
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.n_stages; i++) {
             barrier_init(full(i), 1);
-            barrier_init(empty(i), TEAM / 32);
+            barrier_init(empty(i), (OWN_ROWS ? WORKERS : TEAM) / 32);
         }
         for (int i = 0; i < TEAMS; i++) {
             barrier_init(shared_address(&barriers()->sums[i]), CLUSTER * SENDERS);

@@ -163,7 +163,7 @@ __device__ inline void GemmBlock::multiply_tile(float (&d)[TOKENS / 2], int pass
 
 #if QUIRE_CLUSTER == 1
 __device__ inline void GemmBlock::pass(int index) const {
-    const int t = threadIdx.x % TEAM, row = first_row(index) + row_of(t);
+    const int t = OWN_ROWS ? threadIdx.x : threadIdx.x % TEAM, row = first_row(index) + row_of(t);
     float d[TOKENS / 2];
     Added added[QUADS] = {};
     if (finishes(index)) {
@@ -173,6 +173,7 @@ __device__ inline void GemmBlock::pass(int index) const {
     multiply_tile(d, index);
     if (!finishes(index)) return;
     if (QUIRE_RESIDUAL) pin(added);
+    if (QUIRE_PAIRED && t >= 32 * BLOCKS) return;
 #pragma unroll
     for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
 }
@@ -232,9 +233,9 @@ __device__ inline void GemmBlock::work() const {
         async_fence();
         named_sync(WORKERS_BARRIER, WORKERS);
     }
-    constexpr bool ALL = QUIRE_NIBBLES && !OWN_TILES;  // of the teams work at each tile
-    const int end = all_passes() + (ALL && CLUSTER > 1);
-    for (int index = ALL ? 0 : uniform(threadIdx.x / TEAM); index < end; index += ALL ? 1 : TEAMS) pass(index);
+    constexpr int STEP = QUIRE_NIBBLES ? 1 : TEAMS;  // of nibbles all teams work at each tile
+    const int end = n_passes + (QUIRE_NIBBLES && CLUSTER > 1);
+    for (int index = STEP == 1 ? 0 : uniform(threadIdx.x / TEAM); index < end; index += STEP) pass(index);
 }
 
 }  // namespace quire

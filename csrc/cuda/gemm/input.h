@@ -9,11 +9,9 @@ __device__ __forceinline__ uint32_t normed(uint32_t pair, float scale, uint32_t 
     return pack(rounded(low(pair) * scale) * low(weight), rounded(high(pair) * scale) * high(weight));
 }
 
-__device__ __forceinline__ float sum_of(uint32_t pair) { return low(pair) + high(pair); }
-
 // What does not depend on the previous grid.
 __device__ inline void GemmBlock::prepare_x() const {
-    for (int i = threadIdx.x; !QUIRE_NIBBLES && i < TOKENS * n_chunks * X_CHUNKS * 8; i += WORKERS) {
+    for (int i = threadIdx.x; i < TOKENS * n_chunks * 8; i += WORKERS) {
         const int token = i / 8 % TOKENS;
         if (token >= a.m) write16(x_cell(token, i / 8 / TOKENS, i % 8), make_uint4(0, 0, 0, 0));
     }
@@ -25,7 +23,7 @@ __device__ inline void GemmBlock::prepare_x() const {
 }
 
 __device__ inline void GemmBlock::stage_x() const {
-    const char* x = static_cast<const char*>(a.x) + first_chunk * X_CHUNKS * 128 + threadIdx.x % 8 * 16;
+    const char* x = static_cast<const char*>(a.x) + first_chunk * 128 + threadIdx.x % 8 * 16;
     float* parts = reinterpret_cast<float*>(memory + at.parts);
     for (int i = threadIdx.x; i - int(threadIdx.x & 31) < walk_end(); i += UNROLL * WORKERS) {
         uint4 cells[UNROLL];
@@ -40,12 +38,6 @@ __device__ inline void GemmBlock::stage_x() const {
             const int k = i + j * WORKERS, token = walk_token(k), chunk = walk_chunk(k);
             const bool live = k < walk_end() && token < a.m;
             if (live) write16(x_cell(token, chunk, k % 8), cells[j]);
-            if (QUIRE_NIBBLES) {
-                constexpr int N = ADDED_COLUMNS / 8;  // cells
-                float sum = sum_of(cells[j].x) + sum_of(cells[j].y) + sum_of(cells[j].z) + sum_of(cells[j].w);
-                for (int lane = 1; lane < N; lane *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
-                if (k % N == 0 && live) write4(x_sum(token, chunk * (8 / N) + k % 8 / N), sum);
-            }
             if (QUIRE_NORM) {
                 float sum = square_sum(cells[j].x) + square_sum(cells[j].y) + square_sum(cells[j].z) +
                             square_sum(cells[j].w);

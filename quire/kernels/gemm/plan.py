@@ -67,6 +67,8 @@ class Plan:
     """x is kept in shared memory for the whole slice."""
     n_clusters: int
     n_stages: int
+    paired: bool = False
+    """Of codes of 4 bits: tiles of 32 rows, two chunks of theirs side by side in a stage."""
 
 
 @functools.cache

@@ -32,7 +32,7 @@ from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import built
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
-from quire.kernels.w4a16.plan import CHUNK, MAX_FEW_ROWS, WIDE_CHUNK, Int4Shape, plan, plan_us, wide_plan, wide_us
+from quire.kernels.w4a16.plan import CHUNK, MAX_FEW_ROWS, WIDE_CHUNK, Int4Shape, plan, wide_plan
 from quire.kernels.w4a16.weight import Int4Weight
 
 GROUPS = (32, 64, 128)
@@ -87,15 +87,11 @@ def prepare(
     fused = (silu_mul, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
     shape = m, weight.n, weight.k, weight.group, weight.has_zeros
     kind = x.dtype, x.device, *fused, are_rows_alone()
-    found = _prepared(*shape, *kind, is_aligned=True)
+    found = _prepared(*shape, *kind)
     y = out if residual is None else residual
-    if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
-        return found
-    wrong = lies_wrong(y)
-    if wrong is None:
-        return found
-    few = _prepared(*shape, *kind, is_aligned=False)
-    return few if isinstance(few, Launch) else wrong
+    if y is not None and isinstance(found, Launch) and isinstance(found.plan, WidePlan):
+        return lies_wrong(y) or found
+    return found
 
 
 def static_obstacle(product: Int4Shape, dtype: torch.dtype, silu_mul: bool) -> str | None:
@@ -124,17 +120,12 @@ def _prepared(
     bias: bool,
     wide: bool,
     alone: bool,
-    *,
-    is_aligned: bool,
 ) -> Launch | str:
     product = Int4Shape(m, n, k, group, zeros)
     found = static_obstacle(product, dtype, silu)
     if found:
         return found
-    n_processors = n_processors_of(device)
-    made = choose(product, n_processors, alone=alone) if is_aligned else few_plan(product, n_processors, alone=alone)
-    if made is None:
-        return "no plan of few rows fits"
+    made = choose(product, n_processors_of(device), alone=alone)
 
     def make() -> Launch:
         return load(product, made, dtype, silu, residual, bias, wide)
@@ -143,16 +134,10 @@ def _prepared(
 
 
 def choose(product: Int4Shape, n_processors: int, *, alone: bool) -> Plan | WidePlan:
-    """How a product is cut, and by which kernel."""
-    many, few = wide_plan(product, n_processors, alone=alone), few_plan(product, n_processors, alone=alone)
-    if few is None or wide_us(product, many, n_processors) < plan_us(product, few, n_processors):
-        return many
-    return few
-
-
-def few_plan(product: Int4Shape, n_processors: int, *, alone: bool) -> Plan | None:
-    """For the kernel of few rows, which stores a result anywhere; None: it does not multiply so many."""
-    return plan(product, n_processors) if product.m <= MAX_FEW_ROWS and not alone else None
+    """How a product is cut, and by which kernel. That of few rows stores a result anywhere."""
+    if product.m <= MAX_FEW_ROWS and not alone:
+        return plan(product, n_processors)
+    return wide_plan(product, n_processors, alone=alone)
 
 
 def load(
@@ -174,6 +159,8 @@ def _definition(
     """What `function_of` and `variant_of` take."""
     is_wide = isinstance(plan, WidePlan)
     codes = {"NIBBLES": 2 if is_wide else 1, "ZEROS": int(product.zeros)}
+    if not isinstance(plan, WidePlan):
+        codes["PAIRED"] = int(plan.paired)
     codes["CHUNK_GROUPS"] = product.groups_of(WIDE_CHUNK if is_wide else CHUNK)
     return ProductShape(product.m, product.n, product.k, silu=silu), plan, build, codes
 

@@ -12,15 +12,11 @@ from collections.abc import Iterator
 
 from quire.kernels.gemm import wide
 from quire.kernels.gemm.plan import (
-    DRAM_MB_US,
     LARGE_CLUSTER_BLOCKS,
     MAX_BYTES,
     MAX_RESIDENT_ROWS,
     MAX_STAGES,
-    PAIR_BYTES,
-    STAGING_MB_US,
     Plan,
-    is_crowded,
     max_clusters,
 )
 from quire.kernels.gemm.wide import WidePlan
@@ -31,18 +27,21 @@ WIDE_CHUNK = 128
 """The same of a product of many rows."""
 ROWS = 64
 """Of a tile."""
-GROUPS, PAIR_GROUPS = 4, 2
-"""Warpgroups, which take the chunks of a tile in turn; those of blocks that leave registers and shared memory for
-another, also of the next product, whose weights are on their way then."""
+PAIRED_ROWS, OWN_ROWS = 32, 32
+"""The same where two chunks lie side by side in a stage; of two warps that have rows of their own."""
+GROUPS, PAIRS_OF_WARPS = 3, (4, 5, 6, 7)
+"""Warpgroups, which take the stages of a tile in turn; pairs of warps that have rows of their own. For more of either
+there are no registers with 16 tokens."""
 MAX_FEW_ROWS = MAX_RESIDENT_ROWS
 CLUSTERS = (1, 2, 4, 8)
 WIDE_SPLITS = {32: (1, 2, 4), **wide.SPLITS}
 """As `SPLITS` of `gemm.wide`."""
-START_US, CHUNK_US, PASS_US, PAIR_SLOWER = 2.0, {8: 0.255, 16: 0.34}, (0.4, 1.15), 1.5
-"""Of few rows, fitted to an H200: a launch; a chunk of a tile by its tokens; what a further tile costs a block, and a
-cluster; two warpgroups that share a tile."""
-EXCHANGE_US, SHORT_RING = 1.85, 1.15
-"""Of few rows: what doubling the cluster costs; how much slower it is when a warpgroup has but one stage."""
+START_US, CHUNK_US, PASS_US = 2.9, {8: 0.036, 16: 0.103}, (0.4, 1.15)
+"""Of few rows, fitted to an H200: a launch; a chunk of 64 rows by its tokens; what a further tile costs a block, and a
+cluster."""
+W_MB_US, BLOCK_MB_US, X_MB_US, EXCHANGE_US = 4.75, 0.12, 67.0, 0.8
+"""The same: megabytes a microsecond of weights from memory, of all that comes to a block, of x to all of them; what
+doubling the cluster costs."""
 UNIT_US, TOKEN_US, MAKE_US, GFLOP_US = 0.07, 0.0049, 0.42, 0.8
 """Of many rows: a chunk of a tile, and each of its tokens; numbers of its codes; what the power limit allows."""
 
@@ -68,71 +67,86 @@ class Int4Shape:
 
 
 @functools.cache
-def plan(product: Int4Shape, n_processors: int) -> Plan | None:
-    """The cheapest plan by the model of `plan_us`, or None if none fits."""
-    found = list(_candidates(product, n_processors))
-    return min(found, key=lambda one: plan_us(product, one, n_processors), default=None)
+def plan(product: Int4Shape, n_processors: int) -> Plan:
+    """The cheapest plan by the model of `plan_us`, of at most `MAX_FEW_ROWS` rows."""
+    return min(_candidates(product, n_processors), key=lambda one: plan_us(product, one))
 
 
 def _candidates(product: Int4Shape, n_processors: int) -> Iterator[Plan]:
-    n_tiles = math.ceil(product.n / ROWS)
     for cluster in CLUSTERS:
-        if product.k // CHUNK < cluster:
-            continue
         most = max_clusters(cluster, n_processors)
-        apart = min(most, LARGE_CLUSTER_BLOCKS // cluster) if cluster >= 4 else most  # no two on a multiprocessor
-        for n in {math.ceil(n_tiles / math.ceil(n_tiles / one)) for one in (most, apart)}:
-            for groups, limit in ((GROUPS, MAX_BYTES), (PAIR_GROUPS, PAIR_BYTES)):
-                made = Plan(cluster, groups, False, True, n, 0)
-                if not is_crowded(made) or groups == PAIR_GROUPS:
-                    yield from _with_ring(product, made, limit)
-    # A tile for each warpgroup: nothing is handed over, so a large matrix takes it.
-    n_passes = math.ceil(n_tiles / n_processors / PAIR_GROUPS)
-    n_blocks = math.ceil(n_tiles / n_passes / PAIR_GROUPS)
-    yield from _with_ring(product, Plan(1, PAIR_GROUPS, True, True, n_blocks, 0), MAX_BYTES)
+        if cluster >= 4:
+            most = min(most, LARGE_CLUSTER_BLOCKS // cluster)  # no two on a multiprocessor
+        if product.k // CHUNK >= cluster:
+            yield from _with_ring(product, Plan(cluster, GROUPS, False, False, _even(product.n, ROWS, most), 0))
+    if product.group <= CHUNK:  # else both chunks could be of one group
+        n_blocks = _even(product.n, PAIRED_ROWS, n_processors)
+        yield from _with_ring(product, Plan(1, GROUPS, False, False, n_blocks, 0, paired=True))
+    for pairs in PAIRS_OF_WARPS:
+        n_blocks = _even(product.n, OWN_ROWS * pairs, n_processors)
+        yield from _with_ring(product, Plan(1, pairs, True, False, n_blocks, 0))
 
 
-def _with_ring(product: Int4Shape, made: Plan, limit: int) -> Iterator[Plan]:
-    """The plan with as many stages as fit, if any do. The same warpgroup takes what is in a stage each time: a parity
-    tells only neighbours apart."""
+def _even(n: int, rows: int, most: int) -> int:
+    """Clusters of which none has a tile more than it must."""
+    n_tiles = math.ceil(n / rows)
+    return math.ceil(n_tiles / math.ceil(n_tiles / most))
+
+
+def _with_ring(product: Int4Shape, made: Plan) -> Iterator[Plan]:
+    """The plan with as many stages as fit, if any do. Where warpgroups take them in turn, the same one takes what is in
+    a stage each time: a parity tells only neighbours apart."""
     rest = shared_bytes(product, made, 0)
     stage = shared_bytes(product, made, 1) - rest
-    n_stages = min(MAX_STAGES, (limit - rest) // stage) // made.groups * made.groups
+    n_stages = min(MAX_STAGES, (MAX_BYTES - rest) // stage)
+    if not made.turns:
+        n_stages -= n_stages % made.groups
     if n_stages > 0:
         yield dataclasses.replace(made, n_stages=n_stages)
 
 
-def _slice_chunks(product: Int4Shape, plan: Plan) -> int:
-    return math.ceil(product.k / CHUNK / plan.cluster)
+def tile_rows(plan: Plan) -> int:
+    """Rows of the matrix in a tile."""
+    return OWN_ROWS * plan.groups if plan.turns else PAIRED_ROWS if plan.paired else ROWS
+
+
+def _stage_chunks(plan: Plan) -> int:
+    return 2 if plan.paired else 1
+
+
+def _scale_bytes(product: Int4Shape, plan: Plan) -> int:
+    """Of a stage."""
+    n_lines = _stage_chunks(plan) * product.groups_of(CHUNK) * (1 + product.zeros)
+    return math.ceil(n_lines * tile_rows(plan) * 2 / 128) * 128
 
 
 def shared_bytes(product: Int4Shape, plan: Plan, n_stages: int) -> int:
     """Shared memory of a block: `Layout` in csrc/cuda/gemm/block.h."""
-    total = n_stages * (ROWS * 128 + product.groups_of(CHUNK) * (1 + product.zeros) * ROWS * 2)
-    n_added = CHUNK // (32 if product.groups_of(CHUNK) == 8 else 64)  # sums of x that a chunk has of a token
-    kept, n_chunks = 1 << (product.m - 1).bit_length(), _slice_chunks(product, plan)  # tokens
-    total += n_chunks * kept * CHUNK * 2 + math.ceil(n_chunks * n_added * max(2, kept) * 4 / 128) * 128
-    sums = ROWS * product.tokens * 4
-    total += 2 * plan.groups * sums + (plan.groups * sums if plan.cluster > 1 else 0)
+    rows, chunks, tokens = tile_rows(plan), _stage_chunks(plan), product.tokens
+    total = n_stages * (chunks * (rows * 128 + tokens * CHUNK * 2) + _scale_bytes(product, plan))
+    sources = 2 * chunks * (1 if plan.turns else plan.groups)
+    total += sources * rows * tokens * 4 + (plan.groups * ROWS * tokens * 4 if plan.cluster > 1 else 0)
     return total + 8 * (2 * MAX_STAGES + 3 * plan.groups + 3)
 
 
-def plan_us(product: Int4Shape, plan: Plan, n_processors: int) -> float:
-    """About how long it takes: the slower of memory and one block, then what does not overlap."""
-    n_passes = math.ceil(math.ceil(product.n / ROWS) / plan.n_clusters)
-    chunk_mb = 1e-6 * (ROWS * 128 + product.groups_of(CHUNK) * (1 + product.zeros) * ROWS * 2)
-    n_chunks = _slice_chunks(product, plan)
-    x_mb = 2e-6 * n_chunks * CHUNK * (1 << (product.m - 1).bit_length())
-    dram_us = product.n / ROWS * product.k / CHUNK * chunk_mb / DRAM_MB_US
+def plan_us(product: Int4Shape, plan: Plan) -> float:
+    """About how long it takes. What memory and a block take hardly hide one another at these sizes: they are added."""
+    rows, beside = tile_rows(plan), _stage_chunks(plan)
+    n_chunks = math.ceil(product.k / CHUNK / beside / plan.cluster) * beside
+    n_passes = math.ceil(math.ceil(product.n / rows) / plan.n_clusters)
+    scales = 2 * product.groups_of(CHUNK) * (1 + product.zeros)  # bytes of a row's chunk
+    w_mb = 1e-6 * product.n * product.k / CHUNK * (128 + scales)
+    block_x_mb = 2e-6 * n_passes * n_chunks * CHUNK * product.tokens
+    block_mb = 1e-6 * n_passes * n_chunks * rows * (128 + scales) + block_x_mb
     exchange_us = EXCHANGE_US * (1 + product.tokens / 32) * math.log2(plan.cluster)
-    if plan.turns:  # a chunk for each of its warpgroups
-        n_passes = math.ceil(n_passes / plan.groups) * plan.groups
-    else:
-        exchange_us += PASS_US[plan.cluster > 1] * (n_passes - 1)
-    slower = 2.0 if is_crowded(plan) else PAIR_SLOWER if plan.groups == PAIR_GROUPS and not plan.turns else 1.0
-    slower *= SHORT_RING if plan.n_stages == plan.groups else 1.0
-    block_us = n_passes * n_chunks * CHUNK_US[product.tokens] * slower
-    return START_US + max(dram_us, block_us) + exchange_us + x_mb / STAGING_MB_US
+    return (
+        START_US
+        + max(w_mb / W_MB_US, block_mb / BLOCK_MB_US)
+        + plan.n_clusters * plan.cluster * block_x_mb / X_MB_US
+        + n_passes * n_chunks * rows / ROWS * CHUNK_US[product.tokens]
+        + exchange_us
+        + PASS_US[plan.cluster > 1] * (n_passes - 1)
+    )
 
 
 @functools.cache

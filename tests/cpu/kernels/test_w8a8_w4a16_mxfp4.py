@@ -106,7 +106,7 @@ def test_products_of_few_rows_have_plans() -> None:
         for n, k in ((4096, 4096), (28672, 4096), (4096, 14336), (1024, 3072)):
             product = Int4Shape(m, n, k, 32, True)
             made = plan(product, 132)
-            assert made is not None and made.n_stages > 0 and made.n_stages % made.groups == 0
+            assert made is not None and made.n_stages > 0 and (made.turns or made.n_stages % made.groups == 0)
             assert shared_bytes(product, made, made.n_stages) <= 232_448
-            assert made.n_clusters * made.cluster <= 2 * 132
+            assert made.n_clusters * made.cluster <= 132
     assert "multiples of 8 and 128" in str(hopper.static_obstacle(64, 192, torch.bfloat16, False))

@@ -29,9 +29,10 @@ from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.w4a16 import hopper, reference
 from quire.kernels.w4a16.plan import Int4Shape
 
-FEW = Plan(cluster=1, groups=2, turns=False, resident=True, n_clusters=2, n_stages=4)
-OWN = Plan(cluster=1, groups=2, turns=True, resident=True, n_clusters=2, n_stages=4)
-"""Each warpgroup has a tile of its own."""
+FEW = Plan(cluster=1, groups=2, turns=False, resident=False, n_clusters=2, n_stages=4)
+OWN = Plan(cluster=1, groups=3, turns=True, resident=False, n_clusters=2, n_stages=3)
+"""Each pair of warps has rows of its own."""
+PAIRED = dataclasses.replace(FEW, paired=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,8 @@ ALL = [
     One((1, 64, 512, 64), FEW, torch.float16),
     One((3, 584, 768, 128), OWN, torch.bfloat16, residual=True, bias=True),
     One((9, 208, 512, 32), OWN, torch.float16, zeros=True, silu=True),
+    One((3, 328, 768, 128), PAIRED, torch.bfloat16, residual=True, bias=True),
+    One((9, 208, 1280, 32), PAIRED, torch.float16, zeros=True, silu=True),
     One((35, 208, 512, 128), WidePlan(32, 1, n_teams=2, n_together=1), torch.bfloat16, residual=True, bias=True),
     One((70, 144, 256, 32), WidePlan(64, 1, n_teams=1, n_together=2), torch.float16, zeros=True, silu=True),
 ]
@@ -130,7 +133,7 @@ def test_what_is_built_ahead_is_what_calls_ask_for(alone: bool, monkeypatch: pyt
     for m in rows:
         shape = m, weight.n, weight.k, weight.group, weight.has_zeros
         around = (True, False, True, False)
-        hopper._prepared.__wrapped__(*shape, dtype, torch.device("cuda"), *around, alone, is_aligned=True)
+        hopper._prepared.__wrapped__(*shape, dtype, torch.device("cuda"), *around, alone)
     layer = LinearShape(512, 512, silu_mul=True, bias=True)
     assert set(hopper.ahead(weight)(layer, dtype, rows, 132, alone)) == asked
     assert len(asked) == (1 if alone else 4)

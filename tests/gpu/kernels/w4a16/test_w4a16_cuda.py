@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import quantised_case as case
 import torch
@@ -11,6 +13,7 @@ from quire.kernels.gemm.plan import Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan, n_tiles
 from quire.kernels.invariance import rows_alone
 from quire.kernels.w4a16 import hopper, reference, triton
+from quire.kernels.w4a16.plan import tile_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -46,14 +49,13 @@ def test_it_matches_float64(kind: tuple[int, int, int, bool]) -> None:
 
 
 @pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
-def test_a_few_rows_for_the_wide_kernel_may_be_stored_anywhere() -> None:
-    """Where their result does not lie as that kernel stores it they go to that of few rows."""
+def test_a_few_rows_may_be_stored_anywhere() -> None:
+    """Many may not."""
     m, n, k = 16, 4096, 14336
     weight = case.int4(n, k, 128, torch.bfloat16, zeros=False, order=False, device="cuda")
     x = case.rows(m, k, torch.bfloat16, "cuda")
-    aligned, odd = (torch.empty(m, n + width, device="cuda", dtype=torch.bfloat16)[:, :n] for width in (8, 1))
-    plans = [hopper.prepare(x, weight, None, None, None, False, out) for out in (aligned, odd)]
-    assert [isinstance(one.plan, WidePlan) for one in plans] == [True, False]
+    odd = torch.empty(m, n + 1, device="cuda", dtype=torch.bfloat16)[:, :n]
+    assert isinstance(hopper.prepare(x, weight, None, None, None, False, odd).plan, Plan)
     expected = reference.linear(x, weight, None, None, None, False)
     assert case.error(w4a16.linear(x, weight, out=odd), expected) <= reference.TOLERANCE[torch.bfloat16]
     many = case.rows(64, k, torch.bfloat16, "cuda")
@@ -100,18 +102,31 @@ def test_every_kind_of_wide_tile(tokens: int, split: int, group: int, zeros: boo
 
 @pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
 @pytest.mark.parametrize(
-    ("m", "n", "k", "groups", "n_stages"), [(1, 28672, 4096, 2, 16), (8, 4112, 1024, 4, 8), (16, 6160, 1280, 2, 4)]
+    ("m", "cut"),
+    [
+        (1, Plan(1, 7, True, False, 19, 3)),
+        (3, Plan(1, 4, True, False, 5, 4)),
+        (11, Plan(1, 7, True, False, 6, 3)),
+        (1, Plan(1, 3, False, False, 61, 9, paired=True)),
+        (16, Plan(1, 3, False, False, 130, 6, paired=True)),
+        (16, Plan(1, 3, False, False, 40, 6)),
+        (13, Plan(2, 3, False, False, 40, 9)),
+        (8, Plan(4, 4, False, False, 10, 4)),
+    ],
+    ids=str,
 )
-def test_each_warpgroup_with_a_tile_of_its_own(m: int, n: int, k: int, groups: int, n_stages: int) -> None:
-    """Whole rounds of tiles, a last round in part, a last tile in part."""
+def test_every_kind_of_tile_of_few_rows(m: int, cut: Plan) -> None:
+    """Not through the op. Whole rounds of tiles, a last round in part, a last tile in part, a last pair in part."""
     torch.manual_seed(0)
-    for group, zeros, silu in ((128, False, True), (32, True, False)):
+    kinds = (4112, 2304, 128, False, True), (6152, 1280, 32, True, False), (3104, 1536, 512, False, False)
+    for n, k, group, zeros, silu in kinds[: 2 if cut.paired else 3]:
         weight = case.int4(n, k, group, torch.bfloat16, zeros=zeros, order=False, device="cuda")
-        made = Plan(1, groups, True, True, min(112, -(-n // 64) // 5), n_stages)
-        launch = hopper.load(hopper.Int4Shape(m, n, k, group, zeros), made, torch.bfloat16, silu, False, False, False)
+        made = dataclasses.replace(cut, n_clusters=min(cut.n_clusters, -(-n // tile_rows(cut))))
+        launch = hopper.load(hopper.Int4Shape(m, n, k, group, zeros), made, torch.bfloat16, silu, True, True, False)
         x = case.rows(m, k, torch.bfloat16, "cuda")
-        expected = reference.linear(x, weight, None, None, None, silu)
-        got, again = (launch(x, weight, None, None, None, silu, None) for _ in range(2))
+        bias, residual = (torch.randn(*size, device="cuda").bfloat16() for size in ((n,), (m, n // 2 if silu else n)))
+        expected = reference.linear(x, weight, bias, None, residual.clone(), silu)
+        got, again = (launch(x, weight, bias, None, residual.clone(), silu, None) for _ in range(2))
         assert case.error(got, expected) <= reference.TOLERANCE[torch.bfloat16]
         assert torch.equal(got, again)
 
