@@ -14,6 +14,7 @@ from quire.compute.schemes.plain import PlainProduct
 from quire.config.latent import LatentAttentionSpec
 from quire.kernels.attention.hopper import latent, launcher
 from quire.kernels.attention.schedule.large import INVARIANT_KEYS
+from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.catalog import triton_obstacle
 from quire.kernels.gemm.hopper import static_obstacle
 from quire.kernels.gemm.plan import CHUNK, ProductShape
@@ -59,6 +60,8 @@ def _of_attention(layer: DecoderLayer, model: Decoder, pool: KVPool) -> str:
         found = latent.shape_obstacle(pool.n_heads, pool.head_dim, pool.value_dim, page_size, variant, model.dtype)
     else:
         found = launcher.shape_obstacle(pool.head_dim, page_size, variant, model.dtype)
+    if not found and pool.group > small_rows_of(pool.group):
+        found = f"{pool.group} query heads of a KV head are more than the {small_rows_of(pool.group)} rows of a tile"
     if found:
         return f"attention: {found}"
     if variant.window > MOST_WINDOW or (variant.window and pool.head_dim > MOST_WINDOW_DIM):
