@@ -146,10 +146,11 @@ def _build(
     structured = _structured_output(config, tokenizer, folder, arch, n_masks, platform.device.pin)
     if is_server:
         structured.start()
+    deterministic_apart = platform.rows_alone is not RowsAlone.NEVER
     core = assemble(
         config, limits, layout, executor_of(worker), MonotonicClock(), n_pages, structured,
         0 if deals_tokens(config) else platform.min_shared_tokens, pace,
-        worker.draft_costs(), deterministic_apart=platform.rows_alone is not RowsAlone.NEVER,
+        worker.draft_costs(), deterministic_apart=deterministic_apart,
         has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
     )  # fmt: skip
     core.free_memory, core.ranks = worker.close, group
@@ -161,8 +162,10 @@ def _build(
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, executor_of)
     ready = _ready(config, limits, arch, platform.name, n_pages, all_bytes)
-    ready = msgspec.structs.replace(ready, device_name=platform.device_name, no_determinism=worker.no_determinism)
-    return core, ready
+    return core, msgspec.structs.replace(
+        ready, device_name=platform.device_name, no_determinism=worker.no_determinism,
+        deterministic_apart=deterministic_apart,
+    )  # fmt: skip
 
 
 def _stage_pools(shared: ModelArch, layout: KVLayout, facts: WorkerFacts) -> list[StagePool]:
