@@ -45,11 +45,10 @@ class _Follower:
 
     def update(self) -> PrefixUpdate:
         """The next one."""
-        removed, self._removed = _first(self._removed, MAX_UPDATE)
-        added, self._added = _first(self._added, MAX_UPDATE - len(removed))
+        removed = _taken(self._removed, MAX_UPDATE)
+        added = _taken(self._added, MAX_UPDATE - len(removed))
         number, self._number = self._number, self._number + 1
-        n_left = len(self._removed) + len(self._added)
-        return PrefixUpdate(number, b"".join(removed), b"".join(added), n_left)
+        return PrefixUpdate(number, b"".join(removed), b"".join(added), self.n_waiting)
 
     @property
     def n_waiting(self) -> int:
@@ -168,8 +167,9 @@ def _nodes(caches: Sequence[PageCache]) -> Iterator[Node]:
             yield from itertools.islice(cache.tree.subtree(root), 1, None)
 
 
-def _first(entries: dict[bytes, None], n: int) -> tuple[list[bytes], dict[bytes, None]]:
-    """The first `n`, and the rest."""
-    if len(entries) <= n:
-        return [*entries], {}
-    return [*itertools.islice(entries, n)], dict.fromkeys(itertools.islice(entries, n, None))
+def _taken(entries: dict[bytes, None], n: int) -> list[bytes]:
+    """The first `n`, which leave it."""
+    taken = [*itertools.islice(entries, n)]
+    for digest in taken:
+        del entries[digest]
+    return taken
