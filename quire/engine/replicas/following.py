@@ -13,6 +13,8 @@ from quire.core.commands import Command, FollowPrefixes
 from quire.core.events import PrefixUpdate
 from quire.engine.replicas.chooser import Chooser
 
+ANSWER_S: Final = 2.0
+"""A question that was not answered for so long is asked again: an engine answers between two steps."""
 UNTOLD_S: Final = 5.0
 """A replica says with its figures what has changed in its trees; one that does not for so long is asked again."""
 
@@ -35,8 +37,8 @@ class PrefixFollowing:
                 del times[gone]
         unknown = self._chooser.unknown()
         for name in replicas:
-            last_s = max(self._asked_s.get(name, 0.0), self._told_s.get(name, 0.0))
-            if name in unknown or now_s - last_s > UNTOLD_S:
+            asked_s, told_s = self._asked_s.get(name, 0.0), self._told_s.get(name, 0.0)
+            if now_s - asked_s > ANSWER_S and (name in unknown or now_s - told_s > UNTOLD_S):
                 self._asked_s[name] = now_s
                 await self._send(name, FollowPrefixes(self._ticket))
 

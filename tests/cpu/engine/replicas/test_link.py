@@ -205,6 +205,7 @@ async def test_real_engines_say_what_they_hold_also_after_a_gap() -> None:
         assert (chooser.stats().expected_tokens, chooser.stats().missed_tokens) == (32, 0)
         assert await llm.reset_prefix_cache()
         await until(lambda: facts().prefix_pages == 0)
+        n_pictures = chooser.stats().pictures
         outbox, dropped = fleet.replicas["r0"]._outbox, list[Event]()
         send = outbox.send
         outbox.send = lambda event: (  # type: ignore[method-assign]
@@ -213,7 +214,7 @@ async def test_real_engines_say_what_they_hold_also_after_a_gap() -> None:
         await complete(llm, [3] * 40, SHORT)
         await until(lambda: chooser.stats().gaps == 1)
         await until(lambda: facts().prefix_pages == 2)
-        assert chooser.stats().pictures == 2 and facts().is_known
+        assert chooser.stats().pictures > n_pictures and facts().is_known
         await until(lambda: llm.stats().routing == chooser.stats())
 
 
