@@ -89,16 +89,21 @@ class Fleet:
             for outcome in replica.step():
                 heapq.heappush(news, (replica.now_s, outcome.number, outcome.is_done or bool(outcome.refusal)))
             due[index] = due_s = replica.next_s
-            if follows:
-                if replica.now_s >= self._next_update_s[index]:
-                    self._say(index, replica.now_s)
-                if due_s == math.inf:
-                    heapq.heappush(self._resting, (self._next_update_s[index], index))
+            if follows and due_s >= self._next_update_s[index]:
+                self._stepped(index)
             if due_s < math.inf:
                 heapq.heapreplace(steps, (due_s, index))
             else:
                 heapq.heappop(steps)
         self._tell(until_s)
+
+    def _stepped(self, index: int) -> None:
+        """A replica that is to say something now, or has come to rest, ended a step."""
+        replica = self._replicas[index]
+        if replica.now_s >= self._next_update_s[index]:
+            self._say(index, replica.now_s)
+        if replica.next_s == math.inf:
+            heapq.heappush(self._resting, (self._next_update_s[index], index))
 
     def _say(self, index: int, time_s: float) -> None:
         """A replica says what its prefix trees hold at this time."""
