@@ -70,11 +70,7 @@ class TreeDigests:
         """Tell whoever has this ticket what the trees hold: all of it first, again if it follows already. caches: of
         the engine's data-parallel ranks."""
         self._attach(caches)
-        follower = self._followers[ticket] = _Follower()
-        if self._n_holders is not None:
-            follower.add([*self._n_holders])
-        else:
-            follower.add([digest for node in _nodes(caches) for digest in cut_up(node.digests)])
+        self._begin(ticket)
 
     def unfollow(self, ticket: int) -> None:
         """It is gone."""
@@ -88,9 +84,7 @@ class TreeDigests:
         """(ticket, its next update) of every follower. caches: those of now; others, after a failure, are told anew."""
         if not self._followers:
             return
-        if caches is not self._caches:
-            for ticket in self._followers:
-                self.follow(ticket, caches)
+        self._attach(caches)
         for ticket, follower in list(self._followers.items()):
             yield ticket, follower.update()
 
@@ -118,7 +112,16 @@ class TreeDigests:
         for follower in self._followers.values():
             follower.remove(digests)
 
+    def _begin(self, ticket: int) -> None:
+        """Whoever has this ticket knows nothing."""
+        follower = self._followers[ticket] = _Follower()
+        if self._n_holders is not None:
+            follower.add([*self._n_holders])
+        else:
+            follower.add([digest for node in _nodes(self._caches) for digest in cut_up(node.digests)])
+
     def _attach(self, caches: Sequence[PageCache]) -> None:
+        """Have these report here; if it was others, all followers know nothing."""
         if caches is self._caches:
             return
         for cache in self._caches:
@@ -131,6 +134,8 @@ class TreeDigests:
             found = self._extend(node, 0)
             if self._n_holders is not None:
                 self._first_held(found)
+        for ticket in self._followers:
+            self._begin(ticket)
 
     def _extend(self, node: Node, n_before: int) -> list[bytes]:
         """Digests of its pages from number `n_before` on, which it has too now."""

@@ -3,7 +3,7 @@
 Owns both sets of digests (`control/digests.py`) and the numbers of updates. Does not own who is asked, nor the choice.
 Until a replica has said what it holds, what was sent there counts, used last; afterwards what was sent counts until its
 request has ended and an update has come that was made later: by then its pages are said, or were not kept.
-Invariant: neither set has more digests than the replica has pages; what is on its way, than its open requests have.
+Invariant: neither set has more digests than the replica has pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Holdings:
 
     def __init__(self, n_pages: int) -> None:
         self.is_known = False
-        """Every update came since it began to tell; before the last part of the first picture that is not all yet."""
+        """It says what it holds, and none of its updates was lost since it began to."""
         self._n_pages = n_pages
         self._held: set[bytes] = set()
         self._sent: collections.OrderedDict[bytes, int] = collections.OrderedDict()
@@ -30,7 +30,7 @@ class Holdings:
         self._number = 0
         """Of the next update."""
         self._is_settled = False
-        """A complete update came since it began to tell: what is on its way is of known requests."""
+        """It has said all: what is on its way is of requests that are open, or in `_ended`."""
 
     @property
     def n_held(self) -> int:

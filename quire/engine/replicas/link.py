@@ -101,6 +101,8 @@ class ReplicaLink:
         self._was_routable: set[str] = set()
         self._questions = ReplicaQuestions(inbox.send, self._figures, self._settled, modules)
         self._following = PrefixFollowing(chooser, inbox.send)
+        self._routing = chooser.stats()
+        """As it was a moment ago: counting what is on its way takes time in proportion to it."""
         self._take: Take | None = None
         self._other: Other | None = None
         self._starting: asyncio.Future[None] | None = None
@@ -316,7 +318,7 @@ class ReplicaLink:
 
     def _stats(self) -> EngineStats:
         stats = self._figures.stats()
-        stats.routing = self._chooser.stats()
+        stats.routing = self._routing
         return stats
 
     def _count_end(self, attempt: _Attempt) -> None:
@@ -342,6 +344,7 @@ class ReplicaLink:
                     self._n_lost += name in self._suspects
                     self._dismiss(name)
             await self._following.look(self._figures.names(), now_s)
+            self._routing = self._chooser.stats()
 
     def _check_start(self) -> None:
         """Say why the other replicas do not come while the first one serves."""

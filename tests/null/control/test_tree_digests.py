@@ -130,6 +130,11 @@ def test_caches_of_a_new_start_are_told_from_the_beginning() -> None:
     world.follow(1)
     world.update()
     assert world.told[1].number == 1 and world.told[1].digests == held(*world.caches), "asked again"
+    world.caches = [cache()]
+    world.put([7, 8])
+    world.follow(2)
+    world.update()
+    assert world.told[1].digests == world.told[2].digests == held(*world.caches), "also when another asks first"
 
 
 def test_prompts_have_the_digests_of_the_pages_that_they_find() -> None:
