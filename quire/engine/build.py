@@ -146,11 +146,10 @@ def _build(
     structured = _structured_output(config, tokenizer, folder, arch, n_masks, platform.device.pin)
     if is_server:
         structured.start()
-    deterministic_apart = platform.rows_alone is not RowsAlone.NEVER
     core = assemble(
         config, limits, layout, executor_of(worker), MonotonicClock(), n_pages, structured,
         0 if deals_tokens(config) else platform.min_shared_tokens, pace,
-        worker.draft_costs(), deterministic_apart=deterministic_apart,
+        worker.draft_costs(), deterministic_apart=platform.rows_alone is not RowsAlone.NEVER,
         has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
     )  # fmt: skip
     core.free_memory, core.ranks = worker.close, group
@@ -164,7 +163,7 @@ def _build(
     ready = _ready(config, limits, arch, platform.name, n_pages, all_bytes)
     return core, msgspec.structs.replace(
         ready, device_name=platform.device_name, no_determinism=worker.no_determinism,
-        deterministic_apart=deterministic_apart,
+        deterministic_apart=core.scheduler.config.deterministic_apart,
     )  # fmt: skip
 
 
