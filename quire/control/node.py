@@ -8,7 +8,7 @@ import dataclasses
 class Node:
     """A run of full pages below `parent`; `tokens` holds exactly `n_pages * page_size` ids."""
 
-    __slots__ = ("children", "lock", "parent", "salt", "serial", "snapshots", "stamp", "tables", "tokens")
+    __slots__ = ("children", "digests", "lock", "parent", "salt", "serial", "snapshots", "stamp", "tables", "tokens")
 
     def __init__(self, parent: Node | None, salt: str, tokens: list[int], tables: list[list[int]], serial: int) -> None:
         self.parent = parent
@@ -22,6 +22,8 @@ class Node:
         hash is keyed by the interpreter, so that nobody can craft prompts that slow the lookup down."""
         self.snapshots: dict[int, int] = {}
         """Number of its pages → the snapshot of the recurrent state behind them, where one is kept (`snapshots.py`)."""
+        self.digests = b""
+        """One for each page, one behind the other, while somebody follows what the tree holds (`tree_digests.py`)."""
         self.lock = 0
         """Sequences whose path ends here or below; it never grows on the way down."""
         self.stamp = 0

@@ -11,12 +11,24 @@ of groups with a window are not locked: each can be evicted when no sequence hol
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
+from quire.control.digests import DIGEST_BYTES
 from quire.control.eviction import EvictionOrder
 from quire.control.node import Match, Node
 from quire.control.pages import PageError, PagePool
 from quire.control.paths import PrefixPaths
 from quire.control.snapshots import Snapshots
+
+
+class Digests(Protocol):
+    """Whoever keeps digests of what a tree holds (`tree_digests.py`)."""
+
+    def grown(self, node: Node, n_before: int) -> None:
+        """A node has more than its first `n_before` pages now."""
+
+    def cut(self, node: Node, n_left: int) -> None:
+        """A node is about to lose all but its first `n_left` pages."""
 
 
 class PrefixTree(PrefixPaths):
@@ -33,6 +45,8 @@ class PrefixTree(PrefixPaths):
         """Nodes with pages (roots not counted)."""
         self.n_common = 0
         """Of these, those that several sequences have locked."""
+        self.digests: Digests | None = None
+        """None: nobody follows what the tree holds."""
         self._pool = pool
         self._order = EvictionOrder()
         self._tick = 0
@@ -143,6 +157,8 @@ class PrefixTree(PrefixPaths):
             for own, new in zip(node.tables, new_tables, strict=True):
                 own += new
             self._enter(node, new_tables)
+            if self.digests is not None:
+                self.digests.grown(node, node.n_pages - end + depth)
             node.stamp = self._tick
             return node
         self._serial += 1
@@ -151,6 +167,8 @@ class PrefixTree(PrefixPaths):
         node.children[self._page_key(new_tokens, 0)] = child
         child.lock, child.stamp = 1, self._tick
         self.n_nodes += 1
+        if self.digests is not None:
+            self.digests.grown(child, 0)
         return child
 
     def _enter(self, node: Node, tables: list[list[int]]) -> None:
@@ -190,6 +208,8 @@ class PrefixTree(PrefixPaths):
         node.tokens, node.parent = node.tokens[cut:], upper
         node.tables = [table[n_upper:] for table in node.tables]
         upper.children[self._page_key(node.tokens, 0)] = node
+        n_bytes = n_upper * DIGEST_BYTES
+        upper.digests, node.digests = node.digests[:n_bytes], node.digests[n_bytes:]
         if node.snapshots:
             self._snapshots_of(node).split(upper, node)
         for group in range(self._n_full, len(upper.tables)):
@@ -232,6 +252,8 @@ class PrefixTree(PrefixPaths):
             raise PageError("a node of the prefix tree was removed twice")
         if leaf.snapshots:
             self._snapshots_of(leaf).cut(leaf, keep)
+        if self.digests is not None:
+            self.digests.cut(leaf, keep)
         for table in leaf.tables[: self._n_full]:
             self._pool.drop(reversed(table[keep:]))
         n_free = n_cut * self._n_full

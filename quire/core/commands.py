@@ -55,6 +55,13 @@ class Shutdown(msgspec.Struct, tag="shutdown"):
     """Leave the loop and free everything."""
 
 
+class FollowPrefixes(msgspec.Struct, tag="follow_prefixes"):
+    """Ask to be told from now on what the prefix trees hold: all of it, in PrefixUpdates from number 0 on, then what
+    changes. Asked again with the same ticket it begins anew."""
+
+    ticket: int
+
+
 class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
     """Forget the pages that no open request holds; the answer is one Done, whose value says whether none are left."""
 
@@ -95,4 +102,4 @@ class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
 Order = Union[ResetPrefixCache, Sleep, WakeUp, LoadAdapter, UnloadAdapter]
 """What an operator asks of an engine."""
 
-Command = Union[Submit, Cancel, CancelSeq, Explain, Hello, Shutdown, Order]
+Command = Union[Submit, Cancel, CancelSeq, Explain, FollowPrefixes, Hello, Shutdown, Order]

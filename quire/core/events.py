@@ -11,6 +11,7 @@ from quire.core.adapters import AdapterFacts
 from quire.core.balance import BalanceFacts
 from quire.core.failure import Failure
 from quire.core.logprobs import PackedLogprobs
+from quire.core.routing import RoutingStats
 
 
 @enum.unique
@@ -112,6 +113,8 @@ class EngineStats(msgspec.Struct):
     """Its memory was given back: no request is taken until it is woken."""
     steps_in_flight: int = 0
     """Steps handed to compute whose results have not been committed."""
+    routing: RoutingStats | None = None
+    """What is known of the prefixes of several replicas; None: it is one engine."""
     tree: list[tuple[int, int, int]] = []
     """Nodes of the prefix tree for the live view, the heaviest when there are hundreds, parents first: (index of the
     parent or -1, pages, sequences that hold it). Shapes only: neither whose prefixes they are nor what they say."""
@@ -214,6 +217,19 @@ class Done(msgspec.Struct, tag="done"):
     error: str | None = None
 
 
+class PrefixUpdate(msgspec.Struct, tag="prefixes"):
+    """What has changed of what the prefix trees of an engine hold, for a client that follows it. Digests of pages
+    (`control/digests.py`) stand one behind the other."""
+
+    number: int
+    """Of the update; 0 begins anew: forget what was told before. One that does not follow the last one shows a gap."""
+    removed: bytes
+    """To be taken out before the others are put in."""
+    added: bytes
+    n_left: int = 0
+    """Digests that did not fit; 0: with this update it is known what the trees held when it was made."""
+
+
 class ClientCut(msgspec.Struct, tag="cut"):
     """This client did not read what the engine sent: all requests that it had open were cancelled."""
 
@@ -302,6 +318,8 @@ class EngineReady(msgspec.Struct, tag="ready"):
     """As its driver calls it; empty: the host's cores, or none."""
     no_determinism: str = ""
     """Why requests cannot ask for `deterministic`; empty: they can."""
+    deterministic_apart: bool = False
+    """Requests that ask for it share cached pages among themselves alone."""
 
 
 class Fetching(msgspec.Struct, tag="fetching"):
@@ -318,7 +336,7 @@ class Heartbeat(msgspec.Struct, tag="beat"):
     steps_in_flight: int
 
 
-Event = Union[StepOutputs, ClientCut, Explained, Done, EngineReady, RequestsLost]
+Event = Union[StepOutputs, ClientCut, Explained, Done, EngineReady, RequestsLost, PrefixUpdate]
 """What an engine, or a link to several, says to a client."""
 
 Status = Union[EngineReady, EngineFailed, Fetching, Heartbeat]

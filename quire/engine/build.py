@@ -161,8 +161,10 @@ def _build(
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, executor_of)
     ready = _ready(config, limits, arch, platform.name, n_pages, all_bytes)
-    ready = msgspec.structs.replace(ready, device_name=platform.device_name, no_determinism=worker.no_determinism)
-    return core, ready
+    return core, msgspec.structs.replace(
+        ready, device_name=platform.device_name, no_determinism=worker.no_determinism,
+        deterministic_apart=core.scheduler.config.deterministic_apart,
+    )  # fmt: skip
 
 
 def _stage_pools(shared: ModelArch, layout: KVLayout, facts: WorkerFacts) -> list[StagePool]:

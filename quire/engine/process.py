@@ -31,6 +31,7 @@ from quire.core.commands import (
     CancelSeq,
     Command,
     Explain,
+    FollowPrefixes,
     LoadAdapter,
     Order,
     ResetPrefixCache,
@@ -62,6 +63,7 @@ from quire.engine.core import EngineCore
 from quire.engine.executors.executor import RanksLost
 from quire.engine.flight_recorder import FlightRecorder
 from quire.engine.garbage import quiet_gc, thawed
+from quire.engine.prefix_updates import PrefixPublisher
 from quire.engine.router import ClientRouter
 from quire.engine.throughput import ThroughputLog
 from quire.engine.trials import Trials
@@ -112,6 +114,7 @@ class EngineLoop:
         self._core = core
         self._core.on_wait = self._send_stats
         self._router = router
+        self._prefixes = PrefixPublisher(core.scheduler, router.tell)
         self._status = status
         self._next_stats_s = self._next_map_s = 0.0
         self._pictures: tuple[bytes, list[tuple[int, int, int]]] = (b"", [])
@@ -167,13 +170,15 @@ class EngineLoop:
             timeout_s = 0.0
 
     def _handle(self, command: Command) -> list[SeqDelta]:
-        """Shutdown, Explain and orders are known only here, the rest to the core. Returns ends of refused requests."""
+        """Submissions and cancellations are the core's, the rest is known here alone. Returns ends of those refused."""
         match command:
             case Shutdown():
                 self.closing = True
             case Explain():
                 found = self._core.scheduler.history.explain(command.label)
                 self._router.answer(Explained(command.ticket, found))
+            case FollowPrefixes(ticket):
+                self._prefixes.follow(ticket)
             case ResetPrefixCache() | Sleep() | WakeUp() | UnloadAdapter():
                 self._router.answer(self._carry_out(command))
             case LoadAdapter():
@@ -264,6 +269,7 @@ class EngineLoop:
         stats.n_waiting += self._trials.n_waiting
         stats.page_map, stats.tree = self._pictures
         self._router.broadcast(StepOutputs([], stats))
+        self._prefixes.send()
         self._status.say(Heartbeat(stats.last_step_age_s, stats.steps_in_flight))
         if self._throughput is not None:
             self._throughput.note(stats, now_s)

@@ -16,6 +16,7 @@ from quire.core.commands import (
     CancelSeq,
     Command,
     Explain,
+    FollowPrefixes,
     Hello,
     LoadAdapter,
     ResetPrefixCache,
@@ -24,7 +25,7 @@ from quire.core.commands import (
     UnloadAdapter,
     WakeUp,
 )
-from quire.core.events import ClientCut, Done, EngineReady, Explained, SeqDelta, StepOutputs
+from quire.core.events import ClientCut, Done, EngineReady, Event, Explained, SeqDelta, StepOutputs
 from quire.engine.command_reader import read_commands
 from quire.engine.wire import encode
 
@@ -110,6 +111,15 @@ class ClientRouter:
         if identity is not None:
             self._send(identity, encode(answer))
 
+    def tell(self, ticket: int, event: Event) -> bool:
+        """To the client that has asked to be told of such; False, and it is forgotten, if it is gone or does not
+        read."""
+        identity = self._askers.get(ticket)
+        if identity is not None and self._send(identity, encode(event)):
+            return True
+        self._askers.pop(ticket, None)
+        return False
+
     def take_orphans(self) -> list[str]:
         """Requests whose client is gone or was cut off since the last call: they are to be cancelled."""
         orphans, self._orphans = self._orphans, []
@@ -131,7 +141,9 @@ class ClientRouter:
                     self._owners.pop(request_id, None)
             case CancelSeq(request_id, _):
                 self._count_end(identity, request_id)
-            case Explain() | ResetPrefixCache() | Sleep() | WakeUp() | LoadAdapter() | UnloadAdapter():
+            case (
+                Explain() | FollowPrefixes() | ResetPrefixCache() | Sleep() | WakeUp() | LoadAdapter() | UnloadAdapter()
+            ):
                 self._askers[command.ticket] = identity
             case Hello():
                 self._send(identity, self._ready)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from quire.bench.simulate.record import Outcome, StepLog
 from quire.bench.simulate.requests import SimRequest
+from quire.core.events import PrefixUpdate
 from quire.core.failure import Code
 from quire.core.plan import Spans
 from quire.engine.simulated import SimulatedMachine
@@ -71,6 +72,13 @@ class Policy:
 
     def close(self) -> None:
         """No request comes any more."""
+
+    def follow(self) -> None:
+        """It keeps no prefixes."""
+
+    def update(self) -> PrefixUpdate:
+        """It holds none."""
+        return PrefixUpdate(0, b"", b"")
 
     def submit(self, outcome: Outcome, request: SimRequest, prompt: list[int]) -> None:
         """Queue it, or refuse it as the engine would."""

@@ -13,9 +13,10 @@ from quire.bench.simulate.record import Outcome, StepLog
 from quire.bench.simulate.requests import SimRequest
 from quire.core.commands import Submit
 from quire.core.errors import RequestError
-from quire.core.events import SeqDelta
+from quire.core.events import PrefixUpdate, SeqDelta
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
+from quire.engine.prefix_updates import PrefixPublisher
 from quire.engine.simulated import SimulatedMachine
 from quire.engine.step_record import StepRecord
 
@@ -46,6 +47,14 @@ class Replica(Protocol):
         """A request comes now, or while the step before runs."""
         ...
 
+    def follow(self) -> None:
+        """Its prefix tree is asked about from now on."""
+        ...
+
+    def update(self) -> PrefixUpdate:
+        """What has changed in its prefix tree since it was asked last."""
+        ...
+
     def step(self) -> list[Outcome]:
         """Let time pass until something has happened; returns the requests that ended, or got their first token."""
         ...
@@ -58,6 +67,8 @@ class EngineReplica:
         self.engine = machine.engine()
         self.log = StepLog(kv_slots=machine.kv_slots)
         self._page_size = machine.page_tokens
+        self._told: list[PrefixUpdate] = []
+        self._prefixes = PrefixPublisher(self.engine.core.scheduler, self._tell_prefixes)
         self._open: dict[str, Outcome] = {}
         self._fresh: set[str] = set()
         """Without a token."""
@@ -100,6 +111,15 @@ class EngineReplica:
         self._open[name] = outcome
         self._fresh.add(name)
 
+    def follow(self) -> None:
+        """As a client of the engine's process does."""
+        self._prefixes.follow(0)
+
+    def update(self) -> PrefixUpdate:
+        """What that is told."""
+        self._prefixes.send()
+        return self._told.pop()
+
     def step(self) -> list[Outcome]:
         """One turn of the engine's loop."""
         deltas = self.engine.core.step()
@@ -118,6 +138,10 @@ class EngineReplica:
             self.log.n_gaps.append(n_gaps)
         self._last_s = now_s
         return told
+
+    def _tell_prefixes(self, ticket: int, update: PrefixUpdate) -> bool:
+        self._told.append(update)
+        return True
 
     def _tell(self, delta: SeqDelta, now_s: float) -> Outcome:
         name = delta.request_id

@@ -1,6 +1,6 @@
 """Which replica gets a request: the server's own choice (`engine/replicas/chooser.py`), and plain ones beside it.
 
-Owns the plain ones, for comparison. Does not own the server's rule, nor what a replica has: nobody asks replicas.
+Owns the plain ones, for comparison. Does not own the server's rule, nor what a replica has.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from quire.core.events import PrefixUpdate
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.engine.replicas.chooser import Chooser
@@ -21,6 +22,15 @@ sequence costs it, until the request ends."""
 class Router(Protocol):
     """See the module."""
 
+    @property
+    def follows(self) -> bool:
+        """It wants to hear what the prefix trees of replicas hold."""
+        ...
+
+    def hear(self, index: int, update: PrefixUpdate) -> None:
+        """What a replica says of that."""
+        ...
+
     def choose(self, number: int, prompt: Sequence[int]) -> int:
         """The replica for request `number`, which comes now; it is open until it is told to have ended."""
         ...
@@ -30,7 +40,16 @@ class Router(Protocol):
         ...
 
 
-class RoundRobin:
+class Unasking:
+    """Whoever does not ask what replicas hold."""
+
+    follows = False
+
+    def hear(self, index: int, update: PrefixUpdate) -> None:
+        """Nobody asked."""
+
+
+class RoundRobin(Unasking):
     """One after the other."""
 
     def __init__(self, n_replicas: int) -> None:
@@ -44,7 +63,7 @@ class RoundRobin:
         """Nothing is counted."""
 
 
-class RandomChoice:
+class RandomChoice(Unasking):
     """By chance."""
 
     def __init__(self, n_replicas: int, seed: int = 0) -> None:
@@ -58,7 +77,7 @@ class RandomChoice:
         """Nothing is counted."""
 
 
-class LeastLoaded:
+class LeastLoaded(Unasking):
     """Where the fewest tokens are before a first one: prompts without a token yet, and a little for each decode."""
 
     def __init__(self, n_replicas: int) -> None:
@@ -88,6 +107,8 @@ class LeastLoaded:
 class ServerRouter:
     """The one of `quire serve --replicas`, which knows requests and replicas by name."""
 
+    follows = True
+
     def __init__(self, n_replicas: int, page_size: int, n_pages: int, n_slots: int) -> None:
         self._chooser, self._names = Chooser(), [str(index) for index in range(n_replicas)]
         for name in self._names:
@@ -103,6 +124,10 @@ class ServerRouter:
         chosen = self._chooser.rank(wire_id, self._names)[0]
         self._chooser.placed(wire_id, chosen)
         return int(chosen)
+
+    def hear(self, index: int, update: PrefixUpdate) -> None:
+        """It goes by that."""
+        self._chooser.hear(self._names[index], update)
 
     def tell(self, number: int, *, ended: bool) -> None:
         """First tokens mean nothing to it."""

@@ -1,10 +1,9 @@
 """Which replica takes a request: one that knows its beginning, else its user's last one, else the least loaded.
 
-Owns what was sent where: marks of prefixes (`prefixes.py`), open sequences, sessions. Does not own who is alive: that
-is said by whoever asks. Safe to call from several threads.
+Owns what was sent where: open sequences, sessions, and with `holdings.py` what replicas hold of prefixes, which they
+say themselves. Does not own who is alive: that is said by whoever asks. Safe to call from several threads.
 A beginning counts if it is at least half of the prompt: all that a chat template begins with must not draw all to one.
-Invariants: a replica that is overloaded is passed by while another is not; a replica is remembered for no more marks
-than it has pages. It may have evicted some of them: then the prefix is computed there again, and the memory is right.
+Invariant: a replica that is overloaded is passed by while another is not.
 """
 
 from __future__ import annotations
@@ -13,11 +12,17 @@ import collections
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
+from quire.control.cache import salt_of
+from quire.control.digests import prompt_digests
+from quire.core.events import PrefixUpdate
 from quire.core.request import Request
-from quire.engine.replicas.prefixes import page_marks
+from quire.core.routing import ReplicaRouting, RoutingStats
+from quire.engine.replicas.holdings import Holdings
 
 MAX_SESSIONS: Final = 65_536
 SLACK: Final = 4
@@ -31,32 +36,12 @@ _CHOOSERS: Final[weakref.WeakValueDictionary[str, Chooser]] = weakref.WeakValueD
 class _Open:
     """A request that is to be placed, or was."""
 
-    marks: list[bytes]
+    digests: list[bytes]
     session: Session | None
     n_seqs: int
     replica: str = ""
-
-
-class _Memory:
-    """What one replica should have in its prefix tree: the marks used last."""
-
-    def __init__(self) -> None:
-        self.n_most = 0
-        self._marks: collections.OrderedDict[bytes, None] = collections.OrderedDict()
-
-    def n_known(self, marks: Sequence[bytes]) -> int:
-        """How many of these pages, from the first on."""
-        for number, mark in enumerate(marks):
-            if mark not in self._marks:
-                return number
-        return len(marks)
-
-    def learn(self, marks: Iterable[bytes]) -> None:
-        for mark in marks:
-            self._marks[mark] = None
-            self._marks.move_to_end(mark)
-        while len(self._marks) > self.n_most:
-            self._marks.popitem(last=False)
+    n_expected: int | None = None
+    """Pages that its replica was expected to hold; None: it is not placed, or the replica has said what it found."""
 
 
 class Chooser:
@@ -65,53 +50,74 @@ class Chooser:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._page_size = 0
+        self._is_apart = False
         self._n_slots: dict[str, int] = {}
         self._n_open: collections.Counter[str] = collections.Counter()
-        self._memories: collections.defaultdict[str, _Memory] = collections.defaultdict(_Memory)
+        self._holdings: dict[str, Holdings] = {}
         self._sessions: collections.OrderedDict[Session, str] = collections.OrderedDict()
         self._requests: dict[str, _Open] = {}
         self._turn: dict[str, int] = {}
         self._n_placed = 0
+        self._counts = RoutingStats()
+        """Its counters."""
         self.routable: frozenset[str] = frozenset()
         """Replicas that take requests, as they were told last."""
 
-    def introduce(self, replica: str, n_slots: int, n_pages: int, page_size: int) -> None:
-        """A replica is loaded, perhaps anew: it knows nothing yet."""
+    def introduce(
+        self, replica: str, n_slots: int, n_pages: int, page_size: int, *, deterministic_apart: bool = False
+    ) -> None:
+        """A replica is loaded, perhaps anew: it holds nothing yet. deterministic_apart: see `EngineReady`."""
         with self._lock:
-            self._page_size = page_size
+            self._page_size, self._is_apart = page_size, deterministic_apart
             self._n_slots[replica] = n_slots
-            self._memories[replica] = _Memory()
-            self._memories[replica].n_most = n_pages
+            self._holdings[replica] = Holdings(n_pages)
 
     def dismiss(self, replica: str) -> None:
         """It is gone, or without an engine: until it is introduced again it comes last."""
         with self._lock:
             self._n_slots.pop(replica, None)
-            self._memories.pop(replica, None)
+            self._holdings.pop(replica, None)
             self._n_open.pop(replica, None)
             self._turn.pop(replica, None)
 
+    def hear(self, replica: str, update: PrefixUpdate) -> bool:
+        """What a replica says of what it holds; False: it is not here, or something before it was lost."""
+        with self._lock:
+            holdings = self._holdings.get(replica)
+            if holdings is None:
+                return False
+            was_known = holdings.is_known
+            holdings.hear(update, (one.digests for one in self._requests.values() if one.replica == replica))
+            self._counts.pictures += update.number == 0
+            self._counts.gaps += was_known and not holdings.is_known
+            return holdings.is_known
+
+    def unknown(self) -> list[str]:
+        """Replicas that are to be asked for all that they hold: they have not begun to tell, or something was lost."""
+        with self._lock:
+            return [replica for replica, holdings in self._holdings.items() if not holdings.is_known]
+
     def expect(self, wire_id: str, request: Request) -> None:
         """A request is to be placed."""
-        adapter = request.content_id or request.adapter  # as engines tell pages apart: a name may be given anew
-        salt = request.cache_salt + (f"\1{adapter}" if adapter else "")
-        marks = page_marks(request.prompt_token_ids, self._page_size, salt) if self._page_size else []
+        salt = salt_of(request, apart=self._is_apart and request.params.deterministic)
+        is_known = self._page_size and (request.content_id or not request.adapter)
+        digests = prompt_digests(request.prompt_token_ids, self._page_size, salt) if is_known else []
         session = (request.terms.tenant, request.terms.user) if request.terms.user else None
         with self._lock:
-            self._requests[wire_id] = _Open(marks, session, request.params.n)
+            self._requests[wire_id] = _Open(digests, session, request.params.n)
 
     def rank(self, wire_id: str, replicas: Sequence[str]) -> list[str]:
         """These replicas, the one that should take the request first."""
         with self._lock:
             opened = self._requests.get(wire_id)
-            marks, session = (opened.marks, opened.session) if opened is not None else ([], None)
+            digests, session = (opened.digests, opened.session) if opened is not None else ([], None)
             last = self._sessions.get(session, "") if session is not None else ""
             least = min((self._n_open[replica] for replica in replicas if replica in self._n_slots), default=0)
 
             def order(replica: str) -> tuple[bool, bool, int, bool, int, int]:
                 n_open = self._n_open[replica]
-                n_known = self._memories[replica].n_known(marks) if replica in self._memories else 0
-                n_saved = n_known if 2 * n_known >= len(marks) else 0
+                n_known = self._n_known(replica, digests)
+                n_saved = n_known if 2 * n_known >= len(digests) else 0
                 return (
                     replica not in self._n_slots, self._is_overloaded(replica, least), -n_saved, replica != last,
                     n_open, self._turn.get(replica, 0),
@@ -130,8 +136,9 @@ class Chooser:
             self._n_open[replica] += opened.n_seqs
             self._n_placed += 1
             self._turn[replica] = self._n_placed
-            if replica in self._memories:
-                self._memories[replica].learn(opened.marks)
+            opened.n_expected = self._n_known(replica, opened.digests)
+            if replica in self._holdings:
+                self._holdings[replica].expect(opened.digests)
             if opened.session is not None:
                 self._sessions[opened.session] = replica
                 self._sessions.move_to_end(opened.session)
@@ -143,6 +150,17 @@ class Chooser:
         with self._lock:
             opened = self._requests.get(wire_id)
             return opened.replica if opened is not None else ""
+
+    def found(self, wire_id: str, n_tokens: int) -> None:
+        """Its replica found so many tokens of its prompt in its prefix tree."""
+        with self._lock:
+            opened = self._requests.get(wire_id)
+            if opened is None or opened.n_expected is None:
+                return
+            n_expected, opened.n_expected = opened.n_expected * self._page_size, None
+            self._counts.expected_tokens += n_expected
+            self._counts.found_tokens += n_tokens
+            self._counts.missed_tokens += max(0, n_expected - n_tokens)
 
     def done(self, wire_id: str) -> None:
         """It has ended, however."""
@@ -156,8 +174,23 @@ class Chooser:
         with self._lock:
             return self._n_open[replica]
 
+    def stats(self) -> RoutingStats:
+        """What is known of each replica, and how right it was."""
+        with self._lock:
+            replicas = [
+                ReplicaRouting(name, self._n_open[name], one.n_held, one.n_sent, one.is_known)
+                for name, one in self._holdings.items()
+            ]
+            return msgspec.structs.replace(self._counts, replicas=replicas)
+
+    def _n_known(self, replica: str, digests: Sequence[bytes]) -> int:
+        holdings = self._holdings.get(replica)
+        return holdings.n_known(digests) if holdings is not None else 0
+
     def _take_off(self, opened: _Open) -> None:
         if opened.replica:
+            if opened.replica in self._holdings:
+                self._holdings[opened.replica].end(opened.digests)
             left = self._n_open[opened.replica] - opened.n_seqs
             if left > 0:
                 self._n_open[opened.replica] = left

@@ -31,10 +31,21 @@ from quire.core.commands import (
     WakeUp,
 )
 from quire.core.errors import EngineDead
-from quire.core.events import Done, EngineReady, Event, Explained, RequestsLost, SeqDelta, StepOutputs
+from quire.core.events import (
+    Done,
+    EngineReady,
+    EngineStats,
+    Event,
+    Explained,
+    PrefixUpdate,
+    RequestsLost,
+    SeqDelta,
+    StepOutputs,
+)
 from quire.engine.replicas.channel import Inbox
 from quire.engine.replicas.chooser import Chooser
 from quire.engine.replicas.fleet import Fleet, ReplicaLost
+from quire.engine.replicas.following import PrefixFollowing
 from quire.engine.replicas.questions import ReplicaQuestions
 from quire.engine.replicas.stats import ReplicaFigures
 from quire.engine.wire import encode
@@ -61,6 +72,8 @@ class _Attempt:
     n_open: int
     """Sequences that have not ended."""
     began_s: float
+    is_heard: bool = False
+    """It has a token."""
     task: asyncio.Task[None] | None = None
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -87,6 +100,9 @@ class ReplicaLink:
         """Replicas that have lost requests: their engine is started again, or they are gone, which is known later."""
         self._was_routable: set[str] = set()
         self._questions = ReplicaQuestions(inbox.send, self._figures, self._settled, modules)
+        self._following = PrefixFollowing(chooser, inbox.send)
+        self._routing = chooser.stats()
+        """As it was a moment ago: counting what is on its way takes time in proportion to it."""
         self._take: Take | None = None
         self._other: Other | None = None
         self._starting: asyncio.Future[None] | None = None
@@ -247,6 +263,8 @@ class ReplicaLink:
                 await self._take_outputs(replica, event)
             case Explained() | Done():
                 self._questions.take(replica, event)
+            case PrefixUpdate():
+                self._following.take(replica, event, self._heard_s[replica])
 
     async def _introduce(self, replica: str, ready: EngineReady) -> None:
         if replica in self._figures:
@@ -260,7 +278,9 @@ class ReplicaLink:
     def _settled(self, replica: str) -> None:
         """It has the adapters that the others have: requests may come."""
         ready = self._figures.ready_of(replica)
-        self._chooser.introduce(replica, ready.max_num_seqs, ready.n_pages, ready.page_size)
+        self._chooser.introduce(
+            replica, ready.max_num_seqs, ready.n_pages, ready.page_size, deterministic_apart=ready.deterministic_apart
+        )
         logger.info("replica %s serves: %d sequences, %d pages", replica, ready.max_num_seqs, ready.n_pages)
 
     def _dismiss(self, replica: str) -> None:
@@ -286,12 +306,20 @@ class ReplicaLink:
             if attempt is None:
                 continue
             delta.request_id = attempt.request_id
+            if not attempt.is_heard and delta.failure is None:
+                attempt.is_heard = True
+                self._chooser.found(attempt.wire_id, delta.n_cached)
             deltas.append(delta)
             if delta.finish_reason is not None:
                 self._count_end(attempt)
         if self._take is not None and (deltas or outputs.stats is not None):
-            stats = self._figures.stats() if outputs.stats is not None else None
+            stats = self._stats() if outputs.stats is not None else None
             await self.send(*self._take(StepOutputs(deltas, stats)))
+
+    def _stats(self) -> EngineStats:
+        stats = self._figures.stats()
+        stats.routing = self._routing
+        return stats
 
     def _count_end(self, attempt: _Attempt) -> None:
         attempt.n_open -= 1
@@ -315,6 +343,8 @@ class ReplicaLink:
                 if is_out and now_s - self._heard_s.get(name, 0.0) > 4 * LOOK_S:
                     self._n_lost += name in self._suspects
                     self._dismiss(name)
+            await self._following.look(self._figures.names(), now_s)
+            self._routing = self._chooser.stats()
 
     def _check_start(self) -> None:
         """Say why the other replicas do not come while the first one serves."""

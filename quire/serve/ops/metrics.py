@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from quire.core.events import EngineStats, FinishReason
 from quire.core.outputs import RequestMetrics
-from quire.serve.ops import expert_metrics
+from quire.serve.ops import expert_metrics, replica_metrics
 from quire.serve.ops.loop_monitor import Lag
 from quire.serve.ops.metric_files import MetricFiles, ProcessCounts
 
@@ -252,6 +252,7 @@ class Metrics:
         yield from self._drafts(stats)
         yield from self._data_parallel(stats)
         yield from expert_metrics.families(self.model_name, stats)
+        yield from replica_metrics.families(self.model_name, stats)
         if stats.adapters:
             yield self._adapters(stats)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.core.balance import BalanceFacts
 from quire.core.events import EngineStats
+from quire.core.routing import ReplicaRouting, RoutingStats
 from quire.serve.ops.metrics import Metrics
 
 
@@ -42,3 +43,16 @@ async def test_data_parallel_ranks_are_told_apart() -> None:
     text = await metrics.text(EngineStats(n_pages=20, dp_running=[3, 1], dp_pages_free=[5, 10]))
     assert b'quire:dp_num_requests_running{dp_rank="1",model_name=""} 1.0' in text
     assert b'quire:dp_kv_cache_usage_perc{dp_rank="0",model_name=""} 0.5' in text
+
+
+async def test_replicas_have_figures() -> None:
+    assert b"replica" not in await Metrics().text(EngineStats())
+    one = ReplicaRouting("a", n_open=3, prefix_pages=40, coming_pages=5, is_known=True)
+    routing = RoutingStats([one, ReplicaRouting("b")], 640, 600, 48, 2, 1)
+    text = await Metrics().text(EngineStats(routing=routing))
+    for name, value in (("num_seqs_open", 3), ("prefix_pages", 40), ("prefix_pages_coming", 5), ("prefixes_known", 1)):
+        assert f'quire:replica_{name}{{model_name="",replica="a"}} {value}.0'.encode() in text
+        assert f'quire:replica_{name}{{model_name="",replica="b"}} 0.0'.encode() in text
+    counts = {"expected_tokens": 640, "found_tokens": 600, "missed_tokens": 48, "pictures": 2, "gaps": 1}
+    for name, value in counts.items():
+        assert f'quire:routing_{name}_total{{model_name=""}} {value}.0'.encode() in text

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -45,6 +46,10 @@ class Cluster:
     def n_slots(self) -> int:
         headers = {"authorization": f"Bearer {KEY}"}
         return int(httpx.get(f"{self.url}/v1/load", headers=headers).json()["max_num_seqs"])
+
+    def routing(self) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {KEY}"}
+        return dict(httpx.get(f"{self.url}/v1/engine", headers=headers).json()["stats"]["routing"])
 
     def wait_slots(self, n: int) -> None:
         end_s = time.monotonic() + START_S
@@ -111,6 +116,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 async def test_the_official_client_streams_and_is_refused_without_a_key(cluster: Cluster) -> None:
     texts = await asyncio.gather(*(cluster.say(number) for number in range(8)))
     assert all(len(text) > 50 for text in texts)
+    async with asyncio.timeout(START_S):
+        while any(one["prefix_pages"] < 8 for one in cluster.routing()["replicas"]):
+            await asyncio.sleep(0.1)
     with pytest.raises(openai.AuthenticationError) as caught:
         await openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="wrong").models.list()
     assert caught.value.code == "invalid_api_key"

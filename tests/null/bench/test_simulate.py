@@ -408,6 +408,35 @@ def test_replicas_with_a_prefix_each_find_more_behind_the_prefix_router() -> Non
     assert hits("prefix") > 0.8 > hits("random") + 0.1
 
 
+class Believing(ServerRouter):
+    """Counts what it believes of replicas, and may be deaf to what they say."""
+
+    expected = 0
+
+    def choose(self, number: int, prompt: Sequence[int]) -> int:
+        chosen = super().choose(number, prompt)
+        self.expected += 16 * (self._chooser._requests[str(number)].n_expected or 0)
+        return chosen
+
+
+def test_replicas_that_say_what_they_evicted_are_not_expected_to_have_it() -> None:
+    """Pools are small beside outputs, so prefixes go sooner than by what was sent."""
+    made = dataclasses.replace(machine(is_server=True), n_pages=300)
+    rng = random.Random(3)
+    lengths = [(rng.randint(20, 100), rng.randint(8, 400)) for _ in range(250)]
+    requests = of_lengths(lengths, prefix_len=256, n_prefixes=12)
+    rng.shuffle(requests)
+    found = {}
+    for follows in (True, False):
+        router = Believing(2, 16, made.n_pages, made.limits.max_num_seqs)
+        router.follows = follows
+        run = Fleet([EngineReplica(made) for _ in range(2)], router).run(at_rate(requests, 40.0, 1.0, 0))
+        n_found = sum(one.n_cached for one in run.outcomes)
+        found[follows] = (n_found, router.expected - n_found)
+    assert found[True][0] > found[False][0], "more is found"
+    assert found[True][1] < found[False][1] / 3, "and less is missed"
+
+
 def test_the_router_hears_of_an_end_when_it_happens_and_not_before() -> None:
     """Steps take 1 s: at 0.5 both replicas are busy, at 2.5 the first is free again."""
     made = machine(cost=FlatCost())

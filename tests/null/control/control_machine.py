@@ -22,6 +22,7 @@ from control_checks import (
     unended_seqs,
 )
 from control_model import VOCAB, Ledger, layout_of, may_follow
+from followed_trees import Follower
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.control.config import SchedulerConfig
@@ -163,6 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.config = config
         self.clock = VirtualClock()
         self.scheduler = Scheduler(config, self.clock)
+        self.follower = Follower(self.scheduler)
         self.device = FaultyDevice(
             n_pages=config.n_pages, page_size=config.page_size, max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len, vocab_size=VOCAB, clock=self.clock,
@@ -432,6 +434,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         check_pages(self.scheduler)
         check_tree(self.scheduler)
         check_seqs(self.scheduler)
+        self.follower.check(self.scheduler)
         waiting = [seq for seq in unended_seqs(self.scheduler) if seq.state is SeqState.WAITING][:3]
         prompts = [(seq.request.cache_salt, seq.tokens) for seq in waiting]
         check_hits(self.scheduler, [("", [*BASE, 1]), ("b", [*BASE[:9], 1, 2]), *prompts])

@@ -12,8 +12,9 @@ from replicas.local_fleet import LocalFleet, ToyReplica, serving
 from quire.core.adapters import AdapterFacts, LoRARequest
 from quire.core.commands import LoadAdapter, UnloadAdapter
 from quire.core.errors import EngineError, EngineLost, QueueFull, RequestError, RequestQuarantined
-from quire.core.events import Done, FinishReason, SeqDelta, StepOutputs
+from quire.core.events import Done, Event, FinishReason, PrefixUpdate, SeqDelta, StepOutputs
 from quire.core.request import Request
+from quire.core.routing import ReplicaRouting
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.replicas.channel import Outbox
@@ -188,6 +189,33 @@ async def test_real_engines_answer_count_cancel_and_explain() -> None:
         await until(lambda: llm.stats().n_running == llm.stats().n_waiting == 0)
         assert llm.stats().finished["abort"] > 0
         assert chooser.n_open("r0") == 0
+
+
+async def test_real_engines_say_what_they_hold_also_after_a_gap() -> None:
+    async with serving(1, EngineReplica, max_num_seqs=8) as (llm, fleet, chooser):
+
+        def facts() -> ReplicaRouting:
+            return chooser.stats().replicas[0]
+
+        await until(lambda: facts().is_known)
+        ids = await complete(llm, [1] * 40, SHORT)
+        await until(lambda: facts().prefix_pages == 2 and not facts().coming_pages)
+        await complete(llm, [1] * 40 + ids + [2] * 20, SHORT)
+        await until(lambda: facts().prefix_pages == 4)
+        assert (chooser.stats().expected_tokens, chooser.stats().missed_tokens) == (32, 0)
+        assert await llm.reset_prefix_cache()
+        await until(lambda: facts().prefix_pages == 0)
+        n_pictures = chooser.stats().pictures
+        outbox, dropped = fleet.replicas["r0"]._outbox, list[Event]()
+        send = outbox.send
+        outbox.send = lambda event: (  # type: ignore[method-assign]
+            send(event) if dropped or not isinstance(event, PrefixUpdate) or not event.added else dropped.append(event)
+        )
+        await complete(llm, [3] * 40, SHORT)
+        await until(lambda: chooser.stats().gaps == 1)
+        await until(lambda: facts().prefix_pages == 2)
+        assert chooser.stats().pictures > n_pictures and facts().is_known
+        await until(lambda: llm.stats().routing == chooser.stats())
 
 
 async def test_the_queue_grows_with_the_replicas() -> None:

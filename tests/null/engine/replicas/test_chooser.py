@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from quire.control.cache import salt_of
+from quire.control.digests import prompt_digests
+from quire.core.events import PrefixUpdate
 from quire.core.request import Request, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.replicas.chooser import Chooser, chooser_of
-from quire.engine.replicas.prefixes import MAX_MARKS, page_marks
 
 PAGE = 4
 A, B, C = "abc"
@@ -99,7 +101,7 @@ def test_a_full_replica_is_passed_by() -> None:
 
 
 def test_a_salt_separates() -> None:
-    assert page_marks(prompt(1), PAGE, "x") != page_marks(prompt(1), PAGE)
+    assert prompt_digests(prompt(1), PAGE, "x") != prompt_digests(prompt(1), PAGE)
     world = World()
     world.run(prompt(1), salt="x")
     home = world.run(prompt(1), salt="y")
@@ -114,15 +116,14 @@ def test_a_user_stays_where_the_prompt_does_not_say_it() -> None:
 
 
 def test_the_last_token_is_never_known() -> None:
-    assert len(page_marks(list(range(PAGE)), PAGE)) == 0
-    assert len(page_marks(list(range(PAGE + 1)), PAGE)) == 1
-    assert len(page_marks([0] * (PAGE * (MAX_MARKS + 9)), PAGE)) == MAX_MARKS
+    assert len(prompt_digests(list(range(PAGE)), PAGE)) == 0
+    assert len(prompt_digests(list(range(PAGE + 1)), PAGE)) == 1
 
 
-def test_a_mark_stands_for_everything_before_it() -> None:
-    one, other = page_marks(prompt(1), PAGE), page_marks(prompt(2), PAGE)
+def test_a_digest_stands_for_everything_before_it() -> None:
+    one, other = prompt_digests(prompt(1), PAGE), prompt_digests(prompt(2), PAGE)
     assert not set(one) & set(other)
-    assert page_marks(prompt(1, 60), PAGE)[: len(one)] == one
+    assert prompt_digests(prompt(1, 60), PAGE)[: len(one)] == one
 
 
 def test_a_replica_is_remembered_for_no_more_than_it_holds() -> None:
@@ -181,3 +182,152 @@ def test_a_server_and_its_router_share_a_chooser() -> None:
     chooser = chooser_of("x")
     assert chooser_of("x") is chooser
     assert chooser_of("y") is not chooser
+
+
+# ---- what replicas say ------------------------------------------------------------------------------------------
+
+
+class Saying:
+    """A replica that says what it holds: updates as an engine makes them, of prompts given here."""
+
+    def __init__(self, *choosers: Chooser, name: str = A) -> None:
+        self._choosers, self._name, self._number = choosers, name, 0
+
+    def say(self, added: list[int] = [], removed: list[int] = [], n_left: int = 0, salt: str = "") -> None:  # noqa: B006
+        joined = [b"".join(prompt_digests([*tokens, 0], PAGE, salt)) for tokens in (removed, added)]
+        for chooser in self._choosers:
+            chooser.hear(self._name, PrefixUpdate(self._number, *joined, n_left))
+        self._number += 1
+
+    def begin_anew(self) -> None:
+        self._number = 0
+
+
+def test_an_eviction_is_noticed() -> None:
+    world = World()
+    saying = Saying(world.chooser)
+    saying.say()
+    assert world.run(prompt(1), "a") == A
+    saying.say(added=prompt(1))
+    assert world.run(prompt(1)) == A
+    saying.say(removed=prompt(1))
+    assert world.run(prompt(1)) != A, "what it has evicted draws nobody"
+
+
+def test_what_was_sent_counts_until_it_was_said_or_not_kept() -> None:
+    world = World()
+    saying = Saying(world.chooser)
+    saying.say()
+    _, name = world.place(prompt(1), "a")
+    saying.say()
+    assert world.run(prompt(1)) == A, "it is still computed"
+    world.chooser.done(name)
+    assert world.run(prompt(1)) == A, "nothing was said since it ended"
+    saying.say(n_left=3)
+    assert world.run(prompt(1)) == A, "not all was said"
+    saying.say()
+    assert world.run(prompt(1)) != A, "it was not kept"
+
+
+def test_what_two_requests_share_counts_while_one_is_open() -> None:
+    world = World()
+    saying = Saying(world.chooser)
+    saying.say()
+    _, first = world.place(prompt(1), "a")
+    _, second = world.place(prompt(1), "a")
+    world.chooser.done(second)
+    saying.say()
+    assert world.run(prompt(1)) == A
+    world.chooser.done(first)
+    saying.say()
+    assert world.run(prompt(1)) != A
+
+
+def test_a_gap_is_asked_about_and_closed() -> None:
+    world = World()
+    saying = Saying(world.chooser)
+    assert world.chooser.unknown() == [A, B, C]
+    saying.say(added=prompt(1))
+    assert world.chooser.unknown() == [B, C]
+    saying._number += 1
+    saying.say(added=prompt(2))
+    assert world.chooser.unknown() == [A, B, C] and world.run(prompt(1)) == A, "the old picture holds meanwhile"
+    saying.say(added=prompt(3))
+    assert not world.chooser._holdings[A].n_known(prompt_digests(prompt(3), PAGE)), "an update by itself is of no use"
+    saying.begin_anew()
+    saying.say(added=prompt(2), n_left=1)
+    saying.say(added=prompt(3))
+    assert world.chooser.unknown() == [B, C]
+    assert [world.run(prompt(number)) for number in (2, 3)] == [A, A] and world.run(prompt(1)) != A
+    stats = world.chooser.stats()
+    assert (stats.pictures, stats.gaps) == (2, 1)
+
+
+def test_a_second_endpoint_knows_what_the_first_has_sent() -> None:
+    one, other = World(), World()
+    saying = Saying(one.chooser, other.chooser, name=B)
+    saying.say()
+    assert one.run(prompt(1), "b") == B
+    saying.say(added=prompt(1))
+    assert other.run(prompt(1)) == B
+    restarted = World()
+    later = Saying(restarted.chooser, name=B)
+    later.say(added=prompt(1))
+    assert restarted.run(prompt(1)) == B, "nor does one that comes later begin with nothing"
+
+
+def test_more_than_a_replica_has_pages_is_never_remembered() -> None:
+    world = World(n_pages=30)
+    saying = Saying(world.chooser)
+    for first in range(20):
+        saying.say(added=prompt(first))  # ten pages each, and none is ever removed
+        for _ in range(3):
+            world.run(prompt(100 + first), "a")
+    holdings = world.chooser._holdings[A]
+    assert len(holdings._held) == 30 and len(holdings._sent) <= 30
+    saying.say()
+    assert not holdings._sent and not holdings._ended, "and nothing of requests that have ended"
+
+
+def test_nothing_is_kept_of_requests_of_a_replica_that_says_nothing() -> None:
+    world = World(n_pages=30)
+    saying = Saying(world.chooser)
+    saying.say()
+    saying._number += 1
+    saying.say()
+    for number in range(50):
+        world.run(prompt(number), "a")
+    holdings = world.chooser._holdings[A]
+    assert not holdings._ended and len(holdings._sent) <= 30
+
+
+@pytest.mark.parametrize(("deterministic", "apart"), [(False, False), (True, True), (True, False), (False, True)])
+def test_salts_are_those_of_the_tree(deterministic: bool, apart: bool) -> None:
+    world = World()
+    for name in (A, B, C):
+        world.chooser.introduce(name, 8, 64, PAGE, deterministic_apart=apart)
+    one = request(prompt(1), salt="s", content="00ff")
+    one.params.deterministic = deterministic
+    salt = salt_of(one, apart=apart and deterministic)
+    saying = Saying(world.chooser, name=C)
+    saying.say(added=prompt(1), salt=salt)
+    world.chooser.expect("x", one)
+    assert world.chooser.rank("x", [A, B, C])[0] == C
+    other = request(prompt(1), salt="t", content="00ff")
+    world.chooser.expect("y", other)
+    assert world.chooser.rank("y", [A, B, C])[0] == A
+
+
+def test_what_was_expected_is_compared_with_what_was_found() -> None:
+    world = World()
+    saying = Saying(world.chooser)
+    saying.say(added=prompt(1))
+    for n_found in (40, 16, 0):
+        _, name = world.place(prompt(1), "a")
+        world.chooser.found(name, n_found)
+        world.chooser.found(name, n_found)
+        world.chooser.done(name)
+    stats = world.chooser.stats()
+    assert (stats.expected_tokens, stats.found_tokens, stats.missed_tokens) == (120, 56, 64)
+    (facts,) = (one for one in stats.replicas if one.name == A)
+    assert (facts.prefix_pages, facts.coming_pages, facts.is_known, facts.n_open) == (10, 0, True, 0)

@@ -43,6 +43,7 @@ def test_a_new_engine_of_a_replica_goes_on_counting() -> None:
 def test_every_figure_is_accounted_for() -> None:
     others = {"finished", "accepted_at", "expert_imbalance", "last_step_age_s", "is_asleep", "is_late"}
     others |= {"tree", "page_map", "adapters", "running_adapters", "waiting_adapters"}
+    others |= {"routing"}  # the chooser's
     others |= {"expert_map", "dp_running", "dp_pages_free", "expert_balance"}  # which are told of one engine alone
     assert {*GAUGES, *COUNTERS} | others == set(EngineStats.__struct_fields__)
     assert not {*GAUGES} & {*COUNTERS}
