@@ -12,10 +12,11 @@
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16, 32, 64), QUIRE_CLUSTER (1, 2, 4, 8 blocks), QUIRE_GROUPS (warpgroups),
 // QUIRE_TURNS, QUIRE_RESIDENT, QUIRE_NORM (needs QUIRE_RESIDENT), QUIRE_RESIDUAL, QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE
-// (results are stored as fp32), QUIRE_FP8 (gemm.h; without QUIRE_NORM), QUIRE_NIBBLES = 1, QUIRE_ZEROS, QUIRE_CHUNK_GROUPS
-// (1, 2, 4, 8; gemm.h; without QUIRE_NORM and QUIRE_RESIDENT). Of nibbles warpgroups take the stages of a tile in turn; in
-// clusters of one block a stage may have two chunks of 32 rows (QUIRE_PAIRED), or QUIRE_GROUPS pairs of warps have 32 rows
-// each of every stage (QUIRE_TURNS).
+// (results are stored as fp32), QUIRE_FP8 (gemm.h), QUIRE_ROUNDS (gemm/rounding.h: x of e4m3's first kind comes as
+// elements; only then it may be normed), QUIRE_NIBBLES = 1, QUIRE_ZEROS, QUIRE_CHUNK_GROUPS (1, 2, 4, 8; gemm.h; without
+// QUIRE_NORM and QUIRE_RESIDENT). Of nibbles warpgroups take the stages of a tile in turn; in clusters of one block a
+// stage may have two chunks of 32 rows (QUIRE_PAIRED), or QUIRE_GROUPS pairs of warps have 32 rows each of every stage
+// (QUIRE_TURNS).
 #include "gemm/consumer.h"
 #include "gemm/producer.h"
 #include "shared_memory.h"

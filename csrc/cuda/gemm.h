@@ -23,6 +23,10 @@ namespace quire {
 #ifndef QUIRE_ZEROS
 #define QUIRE_ZEROS 0
 #endif
+// Or x is elements that each block rounds to e4m3 (QUIRE_ROUNDS: cells of 16 bytes that a thread holds; gemm/rounding.h).
+#ifndef QUIRE_ROUNDS
+#define QUIRE_ROUNDS 0
+#endif
 constexpr bool IN_BYTES = QUIRE_FP8 || QUIRE_NIBBLES;       // what w is to the copy engine
 constexpr int ROW_BYTES = QUIRE_NIBBLES == 2 ? 64 : 128;    // of a chunk of w
 constexpr int CHUNK = QUIRE_NIBBLES ? 2 * ROW_BYTES : QUIRE_FP8 ? 128 : 64;  // columns
@@ -69,6 +73,9 @@ __device__ __forceinline__ float2 read8(uint32_t address) {
 __device__ __forceinline__ void write16(uint32_t address, uint4 x) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                  : "memory");
+}
+__device__ __forceinline__ void write8(uint32_t address, uint2 x) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
 }
 __device__ __forceinline__ void write4(uint32_t address, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");

@@ -8,67 +8,13 @@
 // depend on timing. Two launches of one build with a split must not run at the same time: they count in the same place.
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (32, 64, 96, 128, 192, 256), QUIRE_SPLIT, QUIRE_RESIDUAL (results are added to y),
-// QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h; up to 192 tokens),
-// QUIRE_NIBBLES = 2, QUIRE_ZEROS, QUIRE_CHUNK_GROUPS (1, 2, 4; gemm.h), QUIRE_RANK (adapters of that rank are added,
-// gemm/wide_adapters.h), QUIRE_SENT_TO (results go to so many ranks, gemm/wide_sent.h).
-#include "gemm/wide_adapters.h"
-#include "gemm/wide_codes.h"
-#include "gemm/wide_memory.h"
+// QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h), QUIRE_NIBBLES = 2, QUIRE_ZEROS,
+// QUIRE_CHUNK_GROUPS (1, 2, 4; gemm.h), QUIRE_RANK (adapters of that rank are added, gemm/wide_adapters.h),
+// QUIRE_SENT_TO (results go to so many ranks, gemm/wide_sent.h).
+#include "gemm/wide_shape.h"
 #include "shared_memory.h"
 
-struct QuireWideArgs {  // WideArgs, AdaptedArgs in quire/kernels/gemm/hopper_product.py
-    const void* x;
-    const void* w;
-    const void* bias;
-    void* y;                      // with a residual it holds what the result is added to
-    void* sums;                   // split: room for the sums of all blocks, fp32
-    const float* x_scale;         // e4m3: as in QuireGemmArgs; of blocks there are those of whole tiles
-    const float* w_scale;
-    int64_t x_row, y_row;         // elements; multiples of 16 bytes
-    int32_t m, n, k;              // n: rows of w
-    int32_t x_scale_step, w_scale_step, group;
-    int32_t n_teams, n_together;  // teams of QUIRE_SPLIT blocks; tiles of tokens taken together over all rows of w
-#if QUIRE_RANK
-    QuireWideAdapters adapters;
-#elif QUIRE_SENT_TO
-    QuireWideSent sent;
-#endif
-};
-
 namespace quire {
-
-constexpr int TOKENS = QUIRE_TOKENS, SPLIT = QUIRE_SPLIT;
-constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP, MOST_THREADS = QUIRE_RANK ? 512 : THREADS;
-constexpr int ROWS = 128;                                       // of w in a tile
-constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
-constexpr int TILE_ROWS = 2 * OUT_ROWS;                         // of y
-constexpr int QUADS = TOKENS / 8;                               // sums of a thread: 2 rows (8 apart) x 2 tokens each
-constexpr int OWN_QUADS = QUADS / SPLIT;                        // that a thread finishes
-constexpr int X_CHUNKS = QUIRE_NIBBLES ? 2 : 1;                 // rows of 128 bytes of x that a chunk has
-constexpr int W_BYTES = ROWS * ROW_BYTES, X_PART = TOKENS * 128, X_BYTES = X_CHUNKS * X_PART;
-constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
-constexpr int divisor(int n, int most) { return n % most == 0 ? most : divisor(n, most - 1); }
-constexpr int ROUND_QUADS = divisor(OWN_QUADS, QUIRE_NIBBLES && TOKENS == 256 ? 4 : 8);  // that pass through shared memory at a time
-constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
-constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
-// For a stage: of the tokens; of rows of codes.
-constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : QUIRE_NIBBLES ? QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 : 0;
-constexpr int RING_BYTES = 232448 - 1024 - BESIDE_BYTES;
-constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES); }
-constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
-constexpr int N_STAGES = stages_with(N_OUT);
-constexpr int MAX_TEAMS = 1024, WORKERS_BARRIER = 3;
-static_assert(QUADS % SPLIT == 0 && N_STAGES >= 2 && (!QUIRE_FP8 || TOKENS <= 192));
-
-// How often blocks have handed over their sums, for each team: SPLIT times in a launch, so never reset.
-__device__ uint32_t n_handed_over[MAX_TEAMS];
-
-struct Barriers {
-    uint64_t full[N_STAGES], empty[N_STAGES];
-};
-constexpr int OUT_AT = N_STAGES * STAGE_BYTES, SCALES_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
-constexpr int BARRIERS_AT = SCALES_AT + N_STAGES * SCALE_BYTES;
-constexpr int PLACES_AT = BARRIERS_AT + int(sizeof(Barriers)), END = PLACES_AT + PLACES_BYTES;
 
 struct Place {  // of a tile
     int row, token;  // first of y
@@ -225,40 +171,50 @@ struct WideBlock {
 #endif
 
     // e4m3: sums leave the tensor cores, which keep few digits of them, after each chunk; scaled where weights have
-    // blocks. While one warpgroup adds, the other multiplies.
+    // blocks. While a part is added the next one is multiplied, or the other warpgroup's.
     __device__ float block_scale(int w_row, int unit) const {
-        const int blocks = a.k / SCALE_BLOCK;
-        return __ldg(a.w_scale + min(w_row, a.n - 1) / SCALE_BLOCK * blocks + first_unit + min(unit, n_units - 1));
+        const float* scales = a.w_scale + min(w_row, a.n - 1) / SCALE_BLOCK * (a.k / SCALE_BLOCK);
+        return __ldg(scales + first_unit + min(unit, n_units - 1));
     }
     __device__ void multiply_scaled(float (&d)[TOKENS / 2], int pass, Place place) const {
         const int first = pass * n_units, row = upper_row(place.row + group() * OUT_ROWS), low_row = lower_row(row);
         int at_stage = first % N_STAGES, turn = first / N_STAGES;
-        float part[TOKENS / 2], upper = 1.0f, lower = 1.0f;
+        float part[IN_FLIGHT][PART_QUADS * 4], upper = 1.0f, lower = 1.0f;
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; i++) d[i] = 0.0f;
         for (int unit = 0; unit < n_units; unit++) {
             if (QUIRE_FP8 == 2) upper = block_scale(row, unit), lower = block_scale(low_row, unit);
             await(full(at_stage), turn & 1);
             const Operand w = rows_operand(stage(at_stage) + uniform(group()) * 8192);
-            const Operand x = rows_operand(stage(at_stage) + W_BYTES);
-            products_begin();
-#pragma unroll
-            for (int i = 0; i < 4; i++) Product<TOKENS>::rows(part, w.further(32 * i), x.further(32 * i), i > 0);
-            products_commit();
-            products_wait<0>();
-            pin(part);
-            if (QUIRE_FP8 == 1) release(at_stage);
             const uint32_t from = scales(at_stage) + threadIdx.x % 4 * 8;
+            const auto multiply_part = [&](int p) {
+                const Operand x = rows_operand(stage(at_stage) + W_BYTES + p * PART_QUADS * 1024);
+                products_begin();
 #pragma unroll
-            for (int v = 0; v < QUADS; v++) {
-                const float2 s = QUIRE_FP8 == 2 ? read8(from + v * 32) : make_float2(1.0f, 1.0f);
-                d[4 * v] += part[4 * v] * (s.x * upper), d[4 * v + 1] += part[4 * v + 1] * (s.y * upper);
-                d[4 * v + 2] += part[4 * v + 2] * (s.x * lower), d[4 * v + 3] += part[4 * v + 3] * (s.y * lower);
+                for (int i = 0; i < 4; i++)
+                    Product<PART_QUADS * 8>::rows(part[p % IN_FLIGHT], w.further(32 * i), x.further(32 * i), i > 0);
+                products_commit();
+            };
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                if (IN_FLIGHT == 1 || p == 0) multiply_part(p);
+                if (IN_FLIGHT == 2 && p + 1 < PARTS) {
+                    multiply_part(p + 1);
+                    products_wait<1>();
+                } else {
+                    products_wait<0>();
+                }
+                pin(part[p % IN_FLIGHT]);
+                if (QUIRE_FP8 == 1 && p + 1 == PARTS) release(at_stage);
+#pragma unroll
+                for (int v = 0; v < PART_QUADS; v++) {
+                    const float2 s = QUIRE_FP8 == 2 ? read8(from + (p * PART_QUADS + v) * 32) : make_float2(1.0f, 1.0f);
+                    float *sum = &d[4 * (p * PART_QUADS + v)], *own = &part[p % IN_FLIGHT][4 * v];
+                    sum[0] += own[0] * (s.x * upper), sum[1] += own[1] * (s.y * upper);
+                    sum[2] += own[2] * (s.x * lower), sum[3] += own[3] * (s.y * lower);
+                }
             }
-            if (QUIRE_FP8 == 2) {
-                __syncwarp();  // all have read the scales
-                release(at_stage);
-            }
+            if (QUIRE_FP8 == 2) __syncwarp(), release(at_stage);  // all have read the scales
             if (++at_stage == N_STAGES) at_stage = 0, turn++;
         }
     }

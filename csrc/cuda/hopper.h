@@ -308,6 +308,13 @@ inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, cons
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+// x / y, correctly rounded where it is finite, with the inverse of y, which is, too (P. W. Markstein, IBM J. Res. Dev.
+// 34.1, 1990): three instructions.
+__device__ __forceinline__ float quotient(float x, float y, float inverse) {
+    const float nearly = x * inverse;
+    return __fmaf_rn(__fmaf_rn(-nearly, y, x), inverse, nearly);
+}
+
 // Two numbers in e4m3, the first in the low byte; cut off at the largest.
 __device__ __forceinline__ uint32_t codes_of(float low, float high) {
     uint16_t y;

@@ -43,8 +43,10 @@ struct QuireRoundArgs {        // _Args in quire/kernels/w8a8/rounding.py
     const void* x;
     void* codes;
     float* scales;             // of row t at [t]; of blocks: of group g and row t at [g scales_row + t]; given: [0]
+    const void* norm_weight;   // null: rows are rounded as they are
     int64_t x_row, codes_row;
     int32_t n_rows, k, scales_row, blocks, given;
+    float eps;
 };
 
 namespace quire {
@@ -61,11 +63,24 @@ __device__ __forceinline__ int64_t row_of_block() { return blockIdx.z * int64_t(
 
 // ---- norm: one block a row, cells of a thread a block apart --------------------------------------------------------
 
+// sum: of a thread's squares; of_warps: room for those of MAX_WARPS.
+__device__ __forceinline__ float factor_of(float sum, float* of_warps, float per_element, float eps) {
+    const int n_warps = blockDim.x / 32;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    if (threadIdx.x >= n_warps && threadIdx.x < MAX_WARPS) of_warps[threadIdx.x] = 0.f;
+    __syncthreads();
+    sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < MAX_WARPS; i += 2) sum += of_warps[i] + of_warps[i + 1];
+    return rsqrtf(sum * per_element + eps);
+}
+
 template <int CELLS>
 __global__ void __launch_bounds__(MAX_WARPS * 32, CELLS == 2 ? 5 : 1)
     norm_kernel(const __grid_constant__ QuireNormArgs args, float per_element) {
     __shared__ float of_warps[MAX_WARPS];
-    const int n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
     const int64_t row = row_of_block(), head = blockIdx.x;
     Cell weights[CELLS], cells[CELLS], added[CELLS];
     int at[CELLS];
@@ -97,15 +112,7 @@ __global__ void __launch_bounds__(MAX_WARPS * 32, CELLS == 2 ? 5 : 1)
         }
         sum += square_sum(x);
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (lane == 0) of_warps[threadIdx.x / 32] = sum;
-    if (threadIdx.x >= n_warps && threadIdx.x < MAX_WARPS) of_warps[threadIdx.x] = 0.f;
-    __syncthreads();
-    sum = 0.f;
-#pragma unroll
-    for (int i = 0; i < MAX_WARPS; i += 2) sum += of_warps[i] + of_warps[i + 1];
-    const float factor = rsqrtf(sum * per_element + args.eps);
+    const float factor = factor_of(sum, of_warps, per_element, args.eps);
 #pragma unroll
     for (int i = 0; i < CELLS; ++i) {
         widen(x, cells[i]);
@@ -213,51 +220,81 @@ __global__ void __launch_bounds__(THREADS) silu_mul_kernel(const __grid_constant
 
 constexpr float LARGEST_CODE = 448.f, LEAST = 1e-10f;  // quire/kernels/e4m3.py, w8a8/reference.py
 
-template <int CELLS, bool BLOCKS>
-__global__ void __launch_bounds__(MAX_WARPS * 32) round_kernel(const __grid_constant__ QuireRoundArgs args) {
-    __shared__ float of_warps[MAX_WARPS];
+template <int CELLS, bool BLOCKS, bool NORM>
+__global__ void __launch_bounds__(MAX_WARPS * 32) round_kernel(const __grid_constant__ QuireRoundArgs args, float per_element) {
+    __shared__ float of_warps[2][MAX_WARPS];
+    constexpr int SCALES = BLOCKS ? CELLS : 1;
     const int64_t row = row_of_block();
     const int lane = threadIdx.x % 32, n_threads = blockDim.x, first = blockIdx.x * n_threads + threadIdx.x;
-    Cell cells[CELLS];
-    float x[WIDTH], largest = LEAST, scale;
+    Cell weights[CELLS], cells[CELLS];
+    float x[WIDTH], largest[SCALES], scales[SCALES];
+    int at[CELLS];
     let_next_grid_start();
+#pragma unroll
+    for (int i = 0; i < CELLS; ++i) {
+        at[i] = (first + i * n_threads) * WIDTH;
+        if (NORM) weights[i] = load_cell(args.norm_weight, at[i], at[i] < args.k);
+    }
     wait_for_previous_grid();
     if (row >= args.n_rows) return;
 #pragma unroll
-    for (int i = 0; i < CELLS; ++i) {
-        const int at = (first + i * n_threads) * WIDTH;
-        cells[i] = load_cell(args.x, row * args.x_row + at, at < args.k);
+    for (int i = 0; i < CELLS; ++i) cells[i] = load_cell(args.x, row * args.x_row + at[i], at[i] < args.k);
+    if (NORM) {
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < CELLS; ++i) {
+            widen(x, cells[i]);
+            sum += square_sum(x);
+        }
+        const float factor = factor_of(sum, of_warps[1], per_element, args.eps);
+#pragma unroll
+        for (int i = 0; i < CELLS; ++i) {
+            widen(x, cells[i]);
+            quire::scale(x, factor, weights[i]);
+            cells[i] = narrow(x);
+        }
     }
 #pragma unroll
+    for (int i = 0; i < SCALES; ++i) largest[i] = LEAST;
+#pragma unroll
     for (int i = 0; i < CELLS; ++i) {
+        float& most = largest[BLOCKS ? i : 0];
         widen(x, cells[i]);
 #pragma unroll
-        for (int e = 0; e < WIDTH; ++e) largest = fmaxf(largest, fabsf(x[e]));
+        for (int e = 0; e < WIDTH; ++e) most = fmaxf(most, fabsf(x[e]));
     }
 #pragma unroll
-    for (int step = BLOCKS ? 8 : 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    for (int i = 0; i < SCALES; ++i) {
+#pragma unroll
+        for (int step = BLOCKS ? 8 : 16; step > 0; step /= 2)
+            largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], step));
+    }
     if (BLOCKS) {
-        scale = __fdiv_rn(largest, LARGEST_CODE);
-        if (first % 16 == 0 && first * WIDTH < args.k) args.scales[int64_t(first / 16) * args.scales_row + row] = scale;
+#pragma unroll
+        for (int i = 0; i < SCALES; ++i) {
+            scales[i] = __fdiv_rn(largest[i], LARGEST_CODE);
+            const int64_t group = at[i] / (16 * WIDTH);
+            if (first % 16 == 0 && at[i] < args.k) args.scales[group * args.scales_row + row] = scales[i];
+        }
     } else if (args.given) {
-        scale = __int_as_float(load_here(reinterpret_cast<const int*>(args.scales)));
+        scales[0] = __int_as_float(load_here(reinterpret_cast<const int*>(args.scales)));
     } else {
-        if (lane == 0) of_warps[threadIdx.x / 32] = largest;
+        if (lane == 0) of_warps[0][threadIdx.x / 32] = largest[0];
         __syncthreads();
-        for (int i = 0; i < n_threads / 32; ++i) largest = fmaxf(largest, of_warps[i]);
-        scale = __fdiv_rn(largest, LARGEST_CODE);
-        if (threadIdx.x == 0) args.scales[row] = scale;
+        for (int i = 0; i < n_threads / 32; ++i) largest[0] = fmaxf(largest[0], of_warps[0][i]);
+        scales[0] = __fdiv_rn(largest[0], LARGEST_CODE);
+        if (threadIdx.x == 0) args.scales[row] = scales[0];
     }
 #pragma unroll
     for (int i = 0; i < CELLS; ++i) {
-        const int at = (first + i * n_threads) * WIDTH;
-        if (at >= args.k) break;
+        if (at[i] >= args.k) break;
         widen(x, cells[i]);
+        const float scale = scales[BLOCKS ? i : 0], inverse = __frcp_rn(scale);
 #pragma unroll
-        for (int e = 0; e < WIDTH; ++e) x[e] = __fdiv_rn(x[e], scale);
+        for (int e = 0; e < WIDTH; ++e) x[e] = args.given ? __fdiv_rn(x[e], scale) : quotient(x[e], scale, inverse);
         const uint2 codes = make_uint2(codes_of(x[0], x[1]) | codes_of(x[2], x[3]) << 16,
                                        codes_of(x[4], x[5]) | codes_of(x[6], x[7]) << 16);
-        *reinterpret_cast<uint2*>(static_cast<char*>(args.codes) + row * args.codes_row + at) = codes;
+        *reinterpret_cast<uint2*>(static_cast<char*>(args.codes) + row * args.codes_row + at[i]) = codes;
     }
 }
 
@@ -278,6 +315,18 @@ cudaError_t launch(void (*kernel)(Parameters...), int n_groups, int n_rows, int 
     config.attrs = &overlap;
     config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <bool BLOCKS, bool NORM> cudaError_t round_whole_rows(const QuireRoundArgs& args, void* stream) {
+    const int n_cells = args.k / WIDTH, of_thread = ceil_div(n_cells, MAX_WARPS * 32);
+    if (of_thread > MAX_CELLS) return cudaErrorInvalidValue;
+    const auto run = [&](void (*kernel)(QuireRoundArgs, float), int cells) {
+        const int n_threads = ceil_div(ceil_div(n_cells, cells), 32) * 32;
+        return launch(kernel, 1, args.n_rows, n_threads, stream, args, 1.f / args.k);
+    };
+    if (of_thread == 1) return run(round_kernel<1, BLOCKS, NORM>, 1);
+    if (of_thread == 2) return run(round_kernel<2, BLOCKS, NORM>, 2);
+    return of_thread <= 4 ? run(round_kernel<4, BLOCKS, NORM>, 4) : run(round_kernel<8, BLOCKS, NORM>, 8);
 }
 
 }  // namespace
@@ -316,15 +365,8 @@ extern "C" int quire_silu_mul(const QuireSiluMulArgs* args, void* stream) {
 
 extern "C" int quire_round(const QuireRoundArgs* args, void* stream) {
     using namespace quire;
-    const int n_cells = args->k / WIDTH, of_thread = ceil_div(n_cells, MAX_WARPS * 32);
     if (args->k % (16 * WIDTH) || args->k <= 0) return cudaErrorInvalidValue;
-    if (args->blocks) {
-        return launch(round_kernel<1, true>, ceil_div(n_cells, THREADS), args->n_rows, THREADS, stream, *args);
-    }
-    if (of_thread > MAX_CELLS) return cudaErrorInvalidValue;
-    const auto run = [&](void (*kernel)(QuireRoundArgs), int cells) {
-        return launch(kernel, 1, args->n_rows, ceil_div(ceil_div(n_cells, cells), 32) * 32, stream, *args);
-    };
-    if (of_thread <= 2) return of_thread == 1 ? run(round_kernel<1, false>, 1) : run(round_kernel<2, false>, 2);
-    return of_thread <= 4 ? run(round_kernel<4, false>, 4) : run(round_kernel<8, false>, 8);
+    if (!args->blocks) return args->norm_weight ? round_whole_rows<false, true>(*args, stream) : round_whole_rows<false, false>(*args, stream);
+    if (args->norm_weight) return round_whole_rows<true, true>(*args, stream);
+    return launch(round_kernel<1, true, false>, ceil_div(args->k / WIDTH, THREADS), args->n_rows, THREADS, stream, *args, 0.f);
 }

@@ -59,9 +59,14 @@ struct Barriers {
     uint64_t full[MAX_STAGES], empty[MAX_STAGES], sums[TEAMS], read[TEAMS], order[TEAMS], squares, handed, taken;
 };
 
+struct Rounds {  // gemm/rounding.h
+    float of_warps[2][WORKERS / 32], x_scales[TOKENS];
+};
+constexpr bool STAGED_NORM = QUIRE_NORM && !QUIRE_ROUNDS;
+
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
 struct Layout {
-    int x, scales, group_parts, sums, norm_weight, parts, squares, barriers, end;
+    int x, scales, group_parts, sums, norm_weight, parts, squares, barriers, rounds, end;
     __host__ __device__ Layout(const QuireGemmArgs& a) {
         const int units = (a.k / CHUNK + CHUNKS - 1) / CHUNKS;
         const int slice = (units + CLUSTER - 1) / CLUSTER * CHUNKS;  // chunks of the largest slice
@@ -71,10 +76,11 @@ struct Layout {
         group_parts = scales + a.n_stages * SCALE_STEP;
         sums = group_parts + PARTS_BYTES;
         norm_weight = sums + TEAMS * SUMS_BYTES;
-        parts = norm_weight + (QUIRE_NORM ? slice * 128 : 0);
-        squares = parts + (QUIRE_NORM ? slice * TOKENS * 4 : 0);
-        barriers = squares + (QUIRE_NORM ? (CLUSTER + 1) * TOKENS * 4 : 0);
-        end = barriers + int(sizeof(Barriers));
+        parts = norm_weight + (STAGED_NORM ? slice * 128 : 0);
+        squares = parts + (STAGED_NORM ? slice * TOKENS * 4 : 0);
+        barriers = squares + (STAGED_NORM ? (CLUSTER + 1) * TOKENS * 4 : 0);
+        rounds = barriers + int(sizeof(Barriers));
+        end = rounds + (QUIRE_ROUNDS ? int(sizeof(Rounds)) : 0);
     }
 };
 
@@ -99,6 +105,7 @@ struct GemmBlock {
         n_chunks = min(all, end * CHUNKS) - first_chunk;
     }
     __device__ Barriers* barriers() const { return reinterpret_cast<Barriers*>(memory + at.barriers); }
+    __device__ Rounds* rounds() const { return reinterpret_cast<Rounds*>(memory + at.rounds); }
     __device__ uint32_t full(int stage) const { return shared_address(&barriers()->full[stage]); }
     __device__ uint32_t empty(int stage) const { return shared_address(&barriers()->empty[stage]); }
     __device__ uint32_t order(int team) const { return shared_address(&barriers()->order[team]); }
@@ -133,6 +140,8 @@ struct GemmBlock {
     __device__ void prepare_x() const;
     __device__ void stage_x() const;
     __device__ void norm_x() const;
+    __device__ void round_x() const;
+    template <class Join> __device__ float joined(float x, int buffer, Join join) const;
 
     // Results (results.h): quad `v` of thread `t` of a team is rows row_of(t) and 8 below, tokens token_of(t, v) and
     // the next. Rows are of y, in a tile.

@@ -3,6 +3,7 @@
 #include "gemm/input.h"
 #include "gemm/nibbles.h"
 #include "gemm/results.h"
+#include "gemm/rounding.h"
 
 namespace quire {
 
@@ -225,10 +226,15 @@ __device__ inline void GemmBlock::pass(int index) const {
 
 __device__ inline void GemmBlock::work() const {
     if (QUIRE_RESIDENT) prepare_x();
+#if QUIRE_ROUNDS
+    round_x();
+    if (CLUSTER > 1) cluster_wait();
+#else
     wait_for_previous_grid();
     if (QUIRE_RESIDENT) stage_x();
     if (CLUSTER > 1) cluster_wait();
     if (QUIRE_NORM) norm_x();
+#endif
     if (QUIRE_RESIDENT) {
         async_fence();
         named_sync(WORKERS_BARRIER, WORKERS);

@@ -15,7 +15,7 @@ __device__ inline void GemmBlock::prepare_x() const {
         const int token = i / 8 % TOKENS;
         if (token >= a.m) write16(x_cell(token, i / 8 / TOKENS, i % 8), make_uint4(0, 0, 0, 0));
     }
-    if (QUIRE_NORM) {
+    if (STAGED_NORM) {
         const Element* weight = static_cast<const Element*>(a.norm_weight) + first_chunk * CHUNK;
         for (int i = threadIdx.x; i < n_chunks * 8; i += WORKERS)
             write16(base + at.norm_weight + i * 16, load16(weight + i * 8));

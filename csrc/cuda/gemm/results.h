@@ -33,7 +33,8 @@ __device__ inline float GemmBlock::biased(float sum, int w_row) const {
 // A whole sum of codes of e4m3 as a number; those of blocks are numbers already.
 __device__ inline float GemmBlock::scaled(float sum, int w_row, int token) const {
     if (QUIRE_FP8 != 1) return sum;
-    return sum * load_float(a.x_scale + token * a.x_scale_step) * a.w_scale[w_row * a.w_scale_step];
+    const float x_scale = QUIRE_ROUNDS ? rounds()->x_scales[token] : load_float(a.x_scale + token * a.x_scale_step);
+    return sum * x_scale * a.w_scale[w_row * a.w_scale_step];
 }
 
 // sum, up: sums of one element of y; up only for SiLU. Rounded where separate torch operations would round.

@@ -137,7 +137,9 @@ def product(tensors: dict[str, torch.Tensor]) -> Launched:
     def int8(x: torch.Tensor, bias: torch.Tensor | None, **around: object) -> torch.Tensor:
         return w8a8.linear_int8(x, weight, scale, bias, **around)  # type: ignore[arg-type]
 
-    return Launched(tensors, fp8 if weight.dtype is E4M3 else int8)
+    if weight.dtype is not E4M3:
+        return Launched(tensors, int8)
+    return Launched(tensors, fp8, w8a8.ahead(scale, input_scale))
 
 
 def holder(matrix: Matrix, sources: Sequence[Source], device: torch.device, dtype: torch.dtype) -> EightBits | None:

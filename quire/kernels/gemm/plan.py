@@ -72,11 +72,13 @@ class Plan:
 
 
 @functools.cache
-def plan(product: ProductShape, n_processors: int, *, alone: bool = False) -> Plan | None:
+def plan(
+    product: ProductShape, n_processors: int, *, alone: bool = False, exchange_us: float = EXCHANGE_US
+) -> Plan | None:
     """The cheapest plan by the model of `plan_us`, or None if none fits (a norm and a huge K). alone: K is not
     split."""
     found = [made for made in _candidates(product, n_processors) if made.cluster == 1 or not alone]
-    return min(found, key=lambda one: plan_us(product, one, n_processors), default=None)
+    return min(found, key=lambda one: plan_us(product, one, n_processors, exchange_us), default=None)
 
 
 def _candidates(product: ProductShape, n_processors: int) -> Iterator[Plan]:
@@ -140,8 +142,9 @@ def max_clusters(cluster: int, n_processors: int) -> int:
     return n_processors // cluster if cluster < 4 else n_processors // cluster // 2 * 2
 
 
-def plan_us(product: ProductShape, plan: Plan, n_processors: int) -> float:
-    """About how long it takes, fitted to an H200: the slower of memory and one block, then what does not overlap."""
+def plan_us(product: ProductShape, plan: Plan, n_processors: int, exchange_us: float = EXCHANGE_US) -> float:
+    """About how long it takes, fitted to an H200: the slower of memory and one block, then what does not overlap.
+    exchange_us: what doubling the cluster costs."""
     chunks, rows = chunks_of(plan), tile_rows(plan)
     n_blocks = plan.n_clusters * plan.cluster
     n_passes = math.ceil(tiles_of(product, plan) / plan.n_clusters)
@@ -153,7 +156,7 @@ def plan_us(product: ProductShape, plan: Plan, n_processors: int) -> float:
     lost += 0.0 if plan.resident else TRAVEL * 64 / rows
     ring_bytes = plan.n_stages * chunks * 128 * rows
     lost += SHORT_RING * max(0.0, 1 - ring_bytes / RING_BYTES)
-    exchange_us = EXCHANGE_US * (1 + product.tokens / 32) * math.log2(plan.cluster)
+    exchange_us *= (1 + product.tokens / 32) * math.log2(plan.cluster)
     staging_us = x_mb / STAGING_MB_US if plan.resident else 0.0
     store_us = 0.0 if plan.turns else n_passes * rows * product.tokens / STORE_ELEMENTS_US
     return (

@@ -1,19 +1,18 @@
 """Linear layers in e4m3 by the CUDA C++ kernels of `kernels/gemm`, built for codes of a byte (csrc/cuda/gemm.h).
 
-Owns which of them runs. Does not own the kernels, how they are called (`gemm/hopper_product.py`), their tiling
-(`gemm/plan.py`, `gemm/wide.py`) nor the rounding of x (`rounding`). Invariants: a chunk of 128 bytes takes as long
-whatever its codes are, so a product of k bytes is planned as one of k / 2 elements; shapes alone decide.
+Owns which build runs. Does not own the kernels, how they are called (`gemm/hopper_product.py`), which is best
+(`plan`) nor the rounding of x by a launch (`rounding`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
 from quire.kernels import around
-from quire.kernels.gemm.estimate import MIN_WIDE_ROWS, estimate_alone_us, estimate_us
+from quire.kernels.gemm.ahead import Coded, LinearShape
 from quire.kernels.gemm.hopper_product import (
     ALIGNMENT_BYTES,
     DTYPES,
@@ -23,27 +22,26 @@ from quire.kernels.gemm.hopper_product import (
     function_of,
     lies_wrong,
     n_processors_of,
+    variant_of,
 )
-from quire.kernels.gemm.plan import MAX_FEW_ROWS, Plan, ProductShape, plan
-from quire.kernels.gemm.wide import WidePlan, wide_plan
+from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import built
 from quire.kernels.invariance import are_rows_alone
-from quire.kernels.norm import rms_norm
+from quire.kernels.w8a8.plan import CodedPlan, coded_plan
 from quire.kernels.w8a8.reference import BLOCK
 from quire.kernels.w8a8.rounding import round_rows
 
-MAX_TOKENS = 192
-"""Of a tile: a thread has its sums twice, those of the chunk and those of all before."""
-
 
 class Launch(CompiledProduct):
-    """Of codes of a byte: the rounding of x comes first."""
+    """Of codes of a byte: the norm and rounding of x are one launch before it, or are done by the product itself."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ("rounds", "tokens")
 
-    def __init__(self, function: Callable[..., int], product: ProductShape, plan: Plan | WidePlan) -> None:
-        super().__init__(function, plan)
-        self.tokens = plan.tokens if isinstance(plan, WidePlan) else product.tokens
+    def __init__(self, function: Callable[..., int], made: CodedPlan) -> None:
+        super().__init__(function, made.plan)
+        self.rounds = made.cells > 0
+        """The product norms and rounds x itself."""
+        self.tokens = made.plan.tokens if isinstance(made.plan, WidePlan) else made.product.tokens
         """Of a tile."""
 
     def __call__(
@@ -59,14 +57,16 @@ class Launch(CompiledProduct):
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """See op.py; for the arguments that it was prepared for."""
-        if norm is not None:
-            x = rms_norm(x, *norm)
-        blocks = weight_scale.dim() == 2
-        rounded = round_rows(x, blocks, x_scale, room=self.tokens)
-        steps = (rounded.scales.shape[-1] if blocks else int(x_scale is None), int(weight_scale.numel() > 1))
+        blocks, w_step = weight_scale.dim() == 2, int(weight_scale.numel() > 1)
+        if self.rounds:
+            return self.start(
+                x, weight, weight.shape, x.dtype, bias, norm, residual, silu_mul, out, None, weight_scale, (0, w_step)
+            )
+        rounded = round_rows(x, blocks, x_scale, room=self.tokens, norm=norm)
+        x_step = rounded.scales.shape[-1] if blocks else int(x_scale is None)
         return self.start(
             rounded.codes, weight, weight.shape, x.dtype, bias, None, residual, silu_mul, out, rounded.scales,
-            weight_scale, steps,
+            weight_scale, (x_step, w_step),
         )  # fmt: skip
 
 
@@ -93,7 +93,8 @@ def prepare(
         return f"the address of the weights is not a multiple of {ALIGNMENT_BYTES} bytes"
     fused = (silu_mul, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
     kind = 2 if weight_scale.dim() == 2 else 1
-    found = _prepared(m, *weight.shape, x.dtype, x.device, kind, *fused, are_rows_alone())
+    around_x = norm is not None, x_scale is None and _lies_well(x, norm)
+    found = _prepared(m, *weight.shape, x.dtype, x.device, kind, *fused, *around_x, are_rows_alone())
     y = out if residual is None else residual
     if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
         return found
@@ -110,6 +111,12 @@ def static_obstacle(n: int, k: int, dtype: torch.dtype, silu_mul: bool) -> str |
     return None
 
 
+def _lies_well(x: torch.Tensor, norm: around.Norm | None) -> bool:
+    """Whether threads can read cells of 16 bytes of x and of what norms it."""
+    places = x.data_ptr() | (0 if norm is None else norm[0].data_ptr())
+    return places % ALIGNMENT_BYTES == 0 and (norm is None or norm[0].stride(0) == 1)
+
+
 @functools.cache
 def _prepared(
     m: int,
@@ -122,29 +129,38 @@ def _prepared(
     residual: bool,
     bias: bool,
     wide: bool,
+    norm: bool,
+    rounds: bool,
     alone: bool,
 ) -> Launch | str:
     found = static_obstacle(n, k, dtype, silu)
     if found:
         return found
-    product = ProductShape(m, n, k // 2, silu=silu)
-
-    def make() -> Launch:
-        plan = plan_of(product, n_processors_of(device), alone)
-        return Launch(function_of(product, plan, Build(dtype, residual, bias, wide, kind)), product, plan)
-
-    return built(make)
+    rounds = rounds and kind == 1
+    made = coded_plan(m, n, k, silu, norm, n_processors_of(device), alone=alone, rounds=rounds)
+    build = Build(dtype, residual, bias, wide, kind)
+    return built(lambda: Launch(function_of(made.product, made.plan, build, made.codes), made))
 
 
-def plan_of(product: ProductShape, n_processors: int, alone: bool) -> Plan | WidePlan:
-    """The faster one by its estimate. alone: of those that do not split K, which sum in one order."""
-    found: list[Plan | WidePlan] = []
-    if product.m <= MAX_FEW_ROWS and (few := plan(product, n_processors, alone=alone)) is not None:
-        found.append(few)
-    if product.m >= MIN_WIDE_ROWS or not found:
-        found.append(wide_plan(product, n_processors, alone=alone, max_tokens=MAX_TOKENS))
-    estimate = estimate_alone_us if alone else estimate_us
-    return min(found, key=lambda one: estimate(product, one, n_processors))
+def ahead(weight_scale: torch.Tensor, x_scale: torch.Tensor | None) -> Coded:
+    """What `linear_fp8` compiles for matrices with such scales: see `gemm.build`."""
+    return _ahead(2 if weight_scale.dim() == 2 else 1, x_scale is None)
+
+
+@functools.cache
+def _ahead(kind: int, rounds: bool) -> Coded:
+    return functools.partial(_variants, kind, rounds and kind == 1)
+
+
+def _variants(
+    kind: int, rounds: bool, layer: LinearShape, dtype: torch.dtype, rows: Iterable[int], n_processors: int, alone: bool
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if static_obstacle(layer.n, layer.k, dtype, layer.silu_mul):
+        return
+    build = Build(dtype, layer.residual, layer.bias, layer.wide, kind)
+    for m in rows:
+        made = coded_plan(m, layer.n, layer.k, layer.silu_mul, layer.norm, n_processors, alone=alone, rounds=rounds)
+        yield variant_of(made.product, made.plan, build, made.codes)
 
 
 def linear_fp8(

@@ -20,6 +20,8 @@ from quire.kernels.norm import hopper as norm
 from quire.kernels.norm import reference as norm_reference
 from quire.kernels.qkv import hopper as qkv
 from quire.kernels.qkv import reference as qkv_reference
+from quire.kernels.w8a8 import reference as codes_reference
+from quire.kernels.w8a8 import rounding
 
 
 @pytest.fixture(scope="module", params=hopper_rows.DTYPES, ids=str)
@@ -79,6 +81,23 @@ def test_norm_of_heads(dtype: torch.dtype) -> None:
 def test_activation(dtype: torch.dtype, n: int, f: int) -> None:
     x = (torch.randn(n, 2 * f + 8) * 4).to(dtype)[:, 8:]
     nearly_equal(act.silu_mul(x), act_reference.silu_mul(x), act_reference.TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("k", [128, 640, 4096, 14336])
+@pytest.mark.parametrize("kind", ["rows", "blocks", "given"])
+def test_rows_become_codes(dtype: torch.dtype, kind: str, k: int) -> None:
+    """Bit for bit: of x those of the reference, at ties, too; of a norm those of what the norm's kernel gives."""
+    torch.manual_seed(k)
+    x, weight = torch.randn(3, k + 16).to(dtype)[:, 8:-8], torch.randn(k).to(dtype)
+    x[0, :128] = torch.arange(128).sub(15) * 7 / 64  # the largest is a multiple of 7
+    blocks, given = kind == "blocks", torch.tensor([0.004]) if kind == "given" else None
+    for norm_of_x in (None, (weight, 1e-5)):
+        rounded_x = x if norm_of_x is None else norm.rms_norm(x, *norm_of_x)
+        codes, scales = codes_reference.quantise(rounded_x, torch.float8_e4m3fn, 128 if blocks else k, given)
+        got = rounding.round_rows(x, blocks, given, room=8, norm=norm_of_x)
+        assert torch.equal(got.codes.view(torch.uint8), codes.view(torch.uint8))
+        if given is None:
+            assert torch.equal(got.scales[..., :3], scales.T if blocks else scales[:, 0])
 
 
 @pytest.mark.parametrize(

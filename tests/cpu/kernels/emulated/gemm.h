@@ -52,6 +52,7 @@ inline float2 read8(uint32_t from) {
     const uint2 pair = load_8_bytes(from);
     return {__uint_as_float(pair.x), __uint_as_float(pair.y)};
 }
+inline void write8(uint32_t to, uint2 x) { std::memcpy(emulated::memory + to, &x, 8); }
 inline void write4(uint32_t to, float x) { std::memcpy(emulated::memory + to, &x, 4); }
 inline float load_float(const float* from) { return *from; }
 inline uint32_t read_word(uint32_t from) {

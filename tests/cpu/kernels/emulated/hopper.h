@@ -56,6 +56,8 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
@@ -125,6 +127,7 @@ inline void wait_for_previous_grid() {
         std::memcpy(emulated::arrival_to, emulated::arrival_from, emulated::arrival_bytes);
     __syncthreads();
 }
+inline float quotient(float x, float y, float) { return x / y; }
 inline uint32_t code_of(float x) {  // e4m3: units of 2^-9 below 2^-6, four bits of the number above
     const float size = std::min(std::fabs(x), 448.f);
     const int exponent = size < 0x1p-6f ? -6 : std::ilogb(size);

@@ -15,6 +15,7 @@ from quire.kernels.gemm.wide import WidePlan, n_tiles
 from quire.kernels.invariance import rows_alone
 from quire.kernels.norm import rms_norm
 from quire.kernels.w8a8 import hopper, reference, rounding, triton
+from quire.kernels.w8a8.plan import CodedPlan
 
 pytestmark = pytest.mark.gpu
 
@@ -80,6 +81,21 @@ def test_rows_become_the_codes_of_the_reference(dtype: torch.dtype, blocks: bool
                     assert torch.equal(got.scales[..., :m], scales.T if blocks else scales[:, 0]), (m, k)
 
 
+@needs_hopper
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_norm_is_rounded_in_one_launch(dtype: torch.dtype, blocks: bool) -> None:
+    """To the codes of what the norm's own kernel gives."""
+    torch.manual_seed(0)
+    for m, k in ((1, 128), (3, 640), (5, 4096), (2, 8192), (9, 14336), (512, 2048)):
+        x, norm = case.rows(m, k, dtype, "cuda"), (torch.rand(k, device="cuda").add_(0.5).to(dtype), 1e-5)
+        for given in (None, torch.tensor([0.004], device="cuda"))[: 1 if blocks else 2]:
+            expected = rounding.round_rows(rms_norm(x, *norm), blocks, given, room=8)
+            got = rounding.round_rows(x, blocks, given, room=8, norm=norm)
+            assert torch.equal(got.codes.view(torch.uint8), expected.codes.view(torch.uint8)), (m, k)
+            assert torch.equal(got.scales[..., :m], expected.scales[..., :m]) or given is not None, (m, k)
+
+
 def op_fp8(x, weight, weight_scale, x_scale, bias, norm, residual, silu_mul, out):
     return w8a8.linear_fp8(
         x, weight, weight_scale, bias, x_scale=x_scale, norm=norm, residual=residual, silu_mul=silu_mul, out=out
@@ -132,7 +148,16 @@ def test_captured_it_takes_what_x_becomes() -> None:
 @needs_hopper
 @pytest.mark.parametrize(
     ("tokens", "split", "kind", "silu"),
-    [(64, 4, 1, True), (96, 1, 2, False), (128, 2, 2, True), (192, 1, 1, False), (192, 3, 2, True)],
+    [
+        (64, 4, 1, True),
+        (96, 1, 2, False),
+        (128, 2, 2, True),
+        (192, 1, 1, False),
+        (192, 3, 2, True),
+        (256, 1, 1, True),
+        (256, 4, 1, False),
+        (256, 2, 2, False),
+    ],
 )
 def test_every_kind_of_wide_tile(tokens: int, split: int, kind: int, silu: bool) -> None:
     """Not through the op, which takes only what is fastest."""
@@ -143,7 +168,7 @@ def test_every_kind_of_wide_tile(tokens: int, split: int, kind: int, silu: bool)
         tiles = n_tiles(product, tokens)
         made = WidePlan(tokens, split, tiles if split > 1 else min(tiles, 3), 2)
         function = function_of(product, made, Build(torch.bfloat16, False, silu, False, kind))
-        launch = hopper.Launch(function, product, made)
+        launch = hopper.Launch(function, CodedPlan(product, made))
         x = case.rows(m, k, torch.bfloat16, "cuda")
         bias = torch.randn(n, device="cuda").bfloat16() if silu else None
         compare(launch, reference.linear_fp8, x, (*weight, None), case.Around(bias, None, None, silu, None))

@@ -1,0 +1,63 @@
+// Sizes of the kernel for many rows (gemm_wide.cu), and its arguments.
+#pragma once
+#include "gemm/wide_adapters.h"
+#include "gemm/wide_codes.h"
+#include "gemm/wide_memory.h"
+
+struct QuireWideArgs {  // WideArgs, AdaptedArgs in quire/kernels/gemm/hopper_product.py
+    const void* x;
+    const void* w;
+    const void* bias;
+    void* y;                      // with a residual it holds what the result is added to
+    void* sums;                   // split: room for the sums of all blocks, fp32
+    const float* x_scale;         // e4m3: as in QuireGemmArgs; of blocks there are those of whole tiles
+    const float* w_scale;
+    int64_t x_row, y_row;         // elements; multiples of 16 bytes
+    int32_t m, n, k;              // n: rows of w
+    int32_t x_scale_step, w_scale_step, group;
+    int32_t n_teams, n_together;  // teams of QUIRE_SPLIT blocks; tiles of tokens taken together over all rows of w
+#if QUIRE_RANK
+    QuireWideAdapters adapters;
+#elif QUIRE_SENT_TO
+    QuireWideSent sent;
+#endif
+};
+
+namespace quire {
+
+constexpr int TOKENS = QUIRE_TOKENS, SPLIT = QUIRE_SPLIT;
+constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP, MOST_THREADS = QUIRE_RANK ? 512 : THREADS;
+constexpr int ROWS = 128;                                       // of w in a tile
+constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
+constexpr int TILE_ROWS = 2 * OUT_ROWS;                         // of y
+constexpr int QUADS = TOKENS / 8;                               // sums of a thread: 2 rows (8 apart) x 2 tokens each
+constexpr int OWN_QUADS = QUADS / SPLIT;                        // that a thread finishes
+constexpr int X_CHUNKS = QUIRE_NIBBLES ? 2 : 1;                 // rows of 128 bytes of x that a chunk has
+constexpr int W_BYTES = ROWS * ROW_BYTES, X_PART = TOKENS * 128, X_BYTES = X_CHUNKS * X_PART;
+constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
+constexpr int divisor(int n, int most) { return n % most == 0 ? most : divisor(n, most - 1); }
+constexpr int ROUND_QUADS = divisor(OWN_QUADS, QUIRE_NIBBLES && TOKENS == 256 ? 4 : 8);  // that pass through shared memory at a time
+constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
+constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
+// For a stage: of the tokens; of rows of codes.
+constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : QUIRE_NIBBLES ? QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 : 0;
+constexpr int RING_BYTES = 232448 - 1024 - BESIDE_BYTES;
+constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES); }
+constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
+constexpr int N_STAGES = stages_with(N_OUT);
+constexpr int MAX_TEAMS = 1024, WORKERS_BARRIER = 3;
+// e4m3: parts of a tile's tokens, whose sums of a chunk have registers of their own; two of them at a time.
+constexpr int PARTS = TOKENS < 192 ? 1 : TOKENS == 192 ? 2 : 4, PART_QUADS = QUADS / PARTS, IN_FLIGHT = PARTS == 1 ? 1 : 2;
+static_assert(QUADS % SPLIT == 0 && N_STAGES >= 2);
+
+// How often blocks have handed over their sums, for each team: SPLIT times in a launch, so never reset.
+__device__ uint32_t n_handed_over[MAX_TEAMS];
+
+struct Barriers {
+    uint64_t full[N_STAGES], empty[N_STAGES];
+};
+constexpr int OUT_AT = N_STAGES * STAGE_BYTES, SCALES_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
+constexpr int BARRIERS_AT = SCALES_AT + N_STAGES * SCALE_BYTES;
+constexpr int PLACES_AT = BARRIERS_AT + int(sizeof(Barriers)), END = PLACES_AT + PLACES_BYTES;
+
+}  // namespace quire
