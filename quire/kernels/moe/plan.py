@@ -8,14 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 CHUNK = 64
 """Columns of floating w that one 128-byte row of shared memory holds."""
-CODES_COLUMNS, LONE_CODES_COLUMNS = ((256, 256), (512, 256)), ((256, 512),)
-"""Of w in codes, in a stage, of both products, the first that fits: 64 for a warp, which has all rows of an item or
-half of them."""
-CODES_CELLS, LONE_CODES_CELLS = 1024, 512
-"""Columns of a stage times blocks of 16 rows."""
 N_SCALES, MAX_SCALES_BYTES = (4, 2), 40 << 10
 """Items whose scales a block has room for: the first unless that is too much."""
 FEW_TOKENS = (8, 16)
@@ -70,6 +66,28 @@ class CodesShape:
 
 
 FLOATING = CodesShape()
+
+
+class CodesCut(NamedTuple):
+    """How w in codes is cut: 64 columns for a warp, which has all rows of an item or half of them."""
+
+    up: tuple[int, int]
+    """Columns of a stage, and blocks of 16 rows of an item; here and of the second product."""
+    down: tuple[int, int]
+    min_stages: int
+    """Of a lone token each of the warps has its own."""
+
+
+CODES_CUTS = (
+    CodesCut((512, 4), (512, 4), 3),
+    CodesCut((512, 4), (256, 4), 3),
+    CodesCut((256, 4), (256, 4), 3),
+    CodesCut((512, 2), (256, 4), 3),
+)
+LONE_CODES_CUTS = (CodesCut((512, 2), (512, 1), 2 * WARPS), CodesCut((256, 2), (512, 1), WARPS))
+TURN_US, CELLS_US = 0.18, {1: 0.47, 2: 0.47, 3: 0.27, 4: 0.34}
+"""What a stage takes a block, however small it is, and more for 1,024 columns times blocks, by kind of codes: fitted to
+72 times on an H200. Only their ratios count."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,23 +158,40 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
     if shape.codes.kind:
-        cuts = [_codes_plan(shape, tokens, lone, each) for each in (LONE_CODES_COLUMNS if lone else CODES_COLUMNS)]
+        cuts = _codes_plans(shape, tokens, lone)
     else:
         chunks = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
-        cuts = [FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2))]
-    for made in cuts:
+        cuts = [(FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2)), 1)]
+    for made, min_stages in cuts:
         rest = MAX_BYTES - shared_bytes(shape, made)
-        if rest >= (MIN_CODES_RING_BYTES if shape.codes.kind else MIN_RING_BYTES):
-            return dataclasses.replace(made, n_stages=min(MAX_STAGES, rest // made.stage_bytes))
+        n_stages = min(MAX_STAGES, rest // made.stage_bytes)
+        if rest >= (MIN_CODES_RING_BYTES if shape.codes.kind else MIN_RING_BYTES) and n_stages >= min_stages:
+            return dataclasses.replace(made, n_stages=n_stages)
     return None
 
 
-def _codes_plan(shape: ExpertsShape, tokens: int, lone: bool, columns: tuple[int, int]) -> FewPlan:
-    """No stages yet."""
-    cells, (up, down) = LONE_CODES_CELLS if lone else CODES_CELLS, (each // shape.codes.width for each in columns)
-    made = FewPlan(tokens, lone, up, down, 0, (cells // columns[0], cells // columns[1]))
+def codes_plan(shape: ExpertsShape, tokens: int, lone: bool, cut: CodesCut) -> FewPlan:
+    """Without stages yet."""
+    (up, up_blocks), (down, down_blocks) = cut.up, cut.down
+    width = shape.codes.width
+    made = FewPlan(tokens, lone, up // width, down // width, 0, (up_blocks, down_blocks))
     n_bytes = _scales_bytes(shape, made)
     return dataclasses.replace(made, n_scales=N_SCALES[N_SCALES[0] * n_bytes > MAX_SCALES_BYTES])
+
+
+def _codes_plans(shape: ExpertsShape, tokens: int, lone: bool) -> list[tuple[FewPlan, int]]:
+    """Without stages yet, and how many each needs: the fastest first."""
+    cuts = sorted(LONE_CODES_CUTS if lone else CODES_CUTS, key=lambda cut: _codes_us(shape, cut))
+    return [(codes_plan(shape, tokens, lone, cut), cut.min_stages) for cut in cuts]
+
+
+def _codes_us(shape: ExpertsShape, cut: CodesCut) -> float:
+    """Of an expert, both products, if blocks are evenly loaded."""
+    total = 0.0
+    for n_rows, k, (columns, blocks) in ((2 * shape.inner, shape.hidden, cut.up), (shape.hidden, shape.inner, cut.down)):
+        stage = TURN_US + CELLS_US[shape.codes.kind] * columns * blocks / 1024
+        total += n_rows / (16 * blocks) * math.ceil(k / columns) * stage
+    return total
 
 
 def wide_plan(shape: ExpertsShape) -> WidePlan:
@@ -179,7 +214,7 @@ def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
     if made.lone:
         n_tiles, rows, inner, counts = shape.n_pairs, 1, shape.inner * shape.n_pairs, 0
     total = made.n_stages * made.stage_bytes + rows * (max(shape.hidden, inner) * 2 + 16)
-    total += 2 * WARPS * made.tokens * 64 * (1 if made.lone else 2) + 2 * MAX_STAGES * 8
+    total += 2 * WARPS * made.tokens * 64 * _own_blocks(shape, made) + 2 * MAX_STAGES * 8
     if shape.codes.kind:
         total += made.n_scales * _scales_bytes(shape, made) + N_SCALES[0] * 16
     if shape.codes.is_rounded:
@@ -187,6 +222,14 @@ def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
         numbers = max(of_x * made.tokens, of_h * (shape.n_pairs if made.lone else made.tokens))
         total += math.ceil(4 * numbers / 16) * 16
     return total + (shape.n_experts + 1) * 4 + counts + n_tiles * 12 + shape.n_pairs * 4
+
+
+def _own_blocks(shape: ExpertsShape, made: FewPlan) -> int:
+    """Of 16 rows, that a warp sums: in codes a part of an item's where fewer warps than all have its columns."""
+    if not shape.codes.kind:
+        return max(made.blocks)
+    both = zip((made.up_chunks, made.down_chunks), made.blocks, strict=True)
+    return max(chunks * shape.codes.width * blocks // (64 * WARPS) for chunks, blocks in both)
 
 
 def _scales_bytes(shape: ExpertsShape, made: FewPlan) -> int:
