@@ -361,9 +361,9 @@ def variants(
         if codes.is_rounded:
             kept = {"FP8": 2 if codes.group else 1}
         return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu, **kept)) for silu in (1, 0))
-    (up, down), lone = cut.blocks, int(cut.lone)
-    macros = {"UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": lone, "UP_BLOCKS": up, "DOWN_BLOCKS": down}
-    return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros, **kept)),)
+    macros = {"TOKENS": cut.tokens, "UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}
+    macros |= {"UP_BLOCKS": cut.blocks[0], "DOWN_BLOCKS": cut.blocks[1]}
+    return (("moe_few.cu", _definitions(dtype, **macros, **kept)),)
 
 
 def _definitions(dtype: torch.dtype, **macros: int) -> tuple[str, ...]:

@@ -188,7 +188,8 @@ def _codes_plans(shape: ExpertsShape, tokens: int, lone: bool) -> list[tuple[Few
 def _codes_us(shape: ExpertsShape, cut: CodesCut) -> float:
     """Of an expert, both products, if blocks are evenly loaded."""
     total = 0.0
-    for n_rows, k, (columns, blocks) in ((2 * shape.inner, shape.hidden, cut.up), (shape.hidden, shape.inner, cut.down)):
+    matrices = ((2 * shape.inner, shape.hidden), (shape.hidden, shape.inner))
+    for (n_rows, k), (columns, blocks) in zip(matrices, (cut.up, cut.down), strict=True):
         stage = TURN_US + CELLS_US[shape.codes.kind] * columns * blocks / 1024
         total += n_rows / (16 * blocks) * math.ceil(k / columns) * stage
     return total

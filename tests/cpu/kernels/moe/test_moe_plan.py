@@ -87,7 +87,7 @@ def test_codes_are_read_in_the_largest_stages_that_fit(
 ) -> None:
     cut = plan(ExpertsShape(n, *sizes, codes))
     assert isinstance(cut, FewPlan)
-    found = [(chunks * codes.width, blocks) for chunks, blocks in zip((cut.up_chunks, cut.down_chunks), cut.blocks, strict=True)]
+    found = [(cut.up_chunks * codes.width, cut.blocks[0]), (cut.down_chunks * codes.width, cut.blocks[1])]
     assert found == [up, down]
 
 
