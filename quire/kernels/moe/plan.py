@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 CHUNK = 64
 """Columns of floating w that one 128-byte row of shared memory holds."""
 N_SCALES, MAX_SCALES_BYTES = (4, 2), 40 << 10
-"""Items whose scales a block has room for: the first unless that is too much."""
+"""Items whose scales a block has room for: the first unless that is too much, or takes the room of a larger stage."""
 FEW_TOKENS = (8, 16)
 FEW_SPREAD = 2.0
 """Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
@@ -161,7 +162,7 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
         cuts = _codes_plans(shape, tokens, lone)
     else:
         chunks = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
-        cuts = [(FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2)), 1)]
+        cuts = iter([(FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2)), 1)])
     for made, min_stages in cuts:
         rest = MAX_BYTES - shared_bytes(shape, made)
         n_stages = min(MAX_STAGES, rest // made.stage_bytes)
@@ -170,19 +171,20 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
     return None
 
 
-def codes_plan(shape: ExpertsShape, tokens: int, lone: bool, cut: CodesCut) -> FewPlan:
+def _codes_plans(shape: ExpertsShape, tokens: int, lone: bool) -> Iterator[tuple[FewPlan, int]]:
+    """Without stages yet, and how many each needs: the fastest first."""
+    for cut in sorted(LONE_CODES_CUTS if lone else CODES_CUTS, key=lambda cut: _codes_us(shape, cut)):
+        for n_scales in N_SCALES:
+            made = codes_plan(shape, tokens, lone, cut, n_scales)
+            if n_scales == N_SCALES[-1] or n_scales * _scales_bytes(shape, made) <= MAX_SCALES_BYTES:
+                yield made, cut.min_stages
+
+
+def codes_plan(shape: ExpertsShape, tokens: int, lone: bool, cut: CodesCut, n_scales: int) -> FewPlan:
     """Without stages yet."""
     (up, up_blocks), (down, down_blocks) = cut.up, cut.down
     width = shape.codes.width
-    made = FewPlan(tokens, lone, up // width, down // width, 0, (up_blocks, down_blocks))
-    n_bytes = _scales_bytes(shape, made)
-    return dataclasses.replace(made, n_scales=N_SCALES[N_SCALES[0] * n_bytes > MAX_SCALES_BYTES])
-
-
-def _codes_plans(shape: ExpertsShape, tokens: int, lone: bool) -> list[tuple[FewPlan, int]]:
-    """Without stages yet, and how many each needs: the fastest first."""
-    cuts = sorted(LONE_CODES_CUTS if lone else CODES_CUTS, key=lambda cut: _codes_us(shape, cut))
-    return [(codes_plan(shape, tokens, lone, cut), cut.min_stages) for cut in cuts]
+    return FewPlan(tokens, lone, up // width, down // width, 0, (up_blocks, down_blocks), n_scales)
 
 
 def _codes_us(shape: ExpertsShape, cut: CodesCut) -> float:
