@@ -79,16 +79,14 @@ class CodesCut(NamedTuple):
     """Of a lone token each of the warps has its own."""
 
 
-CODES_CUTS = (
-    CodesCut((512, 4), (512, 4), 3),
-    CodesCut((512, 4), (256, 4), 3),
-    CodesCut((256, 4), (256, 4), 3),
-    CodesCut((512, 2), (256, 4), 3),
-)
-LONE_CODES_CUTS = (CodesCut((512, 2), (512, 1), 2 * WARPS), CodesCut((256, 2), (512, 1), WARPS))
-TURN_US, CELLS_US = 0.18, {1: 0.47, 2: 0.47, 3: 0.27, 4: 0.34}
-"""What a stage takes a block, however small it is, and more for 1,024 columns times blocks, by kind of codes: fitted to
-72 times on an H200. Only their ratios count."""
+CODES_CUTS = (CodesCut((512, 4), (512, 4), 3), CodesCut((256, 4), (256, 4), 3), CodesCut((512, 2), (256, 4), 3))
+LONE_CODES_CUTS = (
+    CodesCut((512, 4), (512, 1), WARPS), CodesCut((512, 2), (512, 1), 2 * WARPS), CodesCut((256, 2), (512, 1), WARPS),
+)  # fmt: skip
+"""The first that fits: a turn of a stage costs, however small it is. Of a lone token the first where no block has more to
+do because items are larger, see `_is_uneven`."""
+TALL, N_PROCESSORS = 1.6, 132
+"""Time of a stage of twice the rows to one; and of a GPU whose blocks are counted, an H100 or H200."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,11 +171,18 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
 
 def _codes_plans(shape: ExpertsShape, tokens: int, lone: bool) -> Iterator[tuple[FewPlan, int]]:
     """Without stages yet, and how many each needs: the fastest first."""
-    for cut in sorted(LONE_CODES_CUTS if lone else CODES_CUTS, key=lambda cut: _codes_us(shape, cut)):
+    cuts = LONE_CODES_CUTS[_is_uneven(shape) :] if lone else CODES_CUTS
+    for cut in cuts:
         for n_scales in N_SCALES:
             made = codes_plan(shape, tokens, lone, cut, n_scales)
             if n_scales == N_SCALES[-1] or n_scales * _scales_bytes(shape, made) <= MAX_SCALES_BYTES:
                 yield made, cut.min_stages
+
+
+def _is_uneven(shape: ExpertsShape) -> bool:
+    """Items of four blocks in the first product of a lone token make the last round of all processors too empty."""
+    low, tall = (math.ceil(shape.n_pairs * shape.inner / (8 * blocks) / N_PROCESSORS) for blocks in (2, 4))
+    return tall * TALL > low
 
 
 def codes_plan(shape: ExpertsShape, tokens: int, lone: bool, cut: CodesCut, n_scales: int) -> FewPlan:
@@ -185,16 +190,6 @@ def codes_plan(shape: ExpertsShape, tokens: int, lone: bool, cut: CodesCut, n_sc
     (up, up_blocks), (down, down_blocks) = cut.up, cut.down
     width = shape.codes.width
     return FewPlan(tokens, lone, up // width, down // width, 0, (up_blocks, down_blocks), n_scales)
-
-
-def _codes_us(shape: ExpertsShape, cut: CodesCut) -> float:
-    """Of an expert, both products, if blocks are evenly loaded."""
-    total = 0.0
-    matrices = ((2 * shape.inner, shape.hidden), (shape.hidden, shape.inner))
-    for (n_rows, k), (columns, blocks) in zip(matrices, (cut.up, cut.down), strict=True):
-        stage = TURN_US + CELLS_US[shape.codes.kind] * columns * blocks / 1024
-        total += n_rows / (16 * blocks) * math.ceil(k / columns) * stage
-    return total
 
 
 def wide_plan(shape: ExpertsShape) -> WidePlan:

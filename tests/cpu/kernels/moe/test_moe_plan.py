@@ -71,14 +71,15 @@ INT4, INT4_ZEROS, MXFP4, E4M3 = CodesShape(3, 128), CodesShape(3, 32, True), Cod
 @pytest.mark.parametrize(
     ("n", "sizes", "codes", "up", "down"),
     [  # columns of a stage and blocks of an item
-        (1, (4, 32, 2880, 2880), MXFP4, (512, 2), (512, 1)),
+        (1, (4, 32, 2880, 2880), MXFP4, (512, 4), (512, 1)),
+        (1, QWEN3_30B, MXFP4, (512, 2), (512, 1)),  # 192 items of 32 rows would be two rounds of 132
         (1, (4, 32, 2880, 2880), E4M3, (256, 2), (512, 1)),  # each warp has two stages
         (5, (4, 32, 2880, 2880), MXFP4, (512, 4), (512, 4)),
         (5, (4, 32, 2880, 2880), E4M3, (512, 4), (512, 4)),
         (60, (4, 32, 2880, 2880), MXFP4, (512, 4), (512, 4)),
         (60, (4, 32, 2880, 2880), E4M3, (256, 4), (256, 4)),  # beside 16 rows of x and their sums
-        (8, QWEN3_30B, MXFP4, (512, 4), (256, 4)),  # 768 columns are three stages of 256
-        (128, QWEN3_30B, INT4_ZEROS, (512, 4), (256, 4)),
+        (8, QWEN3_30B, MXFP4, (512, 4), (512, 4)),
+        (128, QWEN3_30B, INT4_ZEROS, (512, 4), (512, 4)),
         (8, (8, 384, 7168, 2048), INT4, (512, 4), (512, 4)),
         (64, (8, 384, 7168, 2048), INT4, (256, 4), (256, 4)),
         (64, (8, 384, 7168, 2048), MXFP4, (512, 2), (256, 4)),
