@@ -83,8 +83,8 @@ CODES_CUTS = (CodesCut((512, 4), (512, 4), 3), CodesCut((256, 4), (256, 4), 3), 
 LONE_CODES_CUTS = (
     CodesCut((512, 4), (512, 1), WARPS), CodesCut((512, 2), (512, 1), 2 * WARPS), CodesCut((256, 2), (512, 1), WARPS),
 )  # fmt: skip
-"""The first that fits: a turn of a stage costs, however small it is. Of a lone token the first where no block has more to
-do because items are larger, see `_is_uneven`."""
+"""The first that fits: a turn of a stage costs, however small it is. The first of a lone token's is for shapes where no
+block has more to do because items are larger, see `_is_uneven`."""
 TALL, N_PROCESSORS = 1.6, 132
 """Time of a stage of twice the rows to one; and of a GPU whose blocks are counted, an H100 or H200."""
 
@@ -227,7 +227,7 @@ def _own_blocks(shape: ExpertsShape, made: FewPlan) -> int:
     if not shape.codes.kind:
         return max(made.blocks)
     both = zip((made.up_chunks, made.down_chunks), made.blocks, strict=True)
-    return max(chunks * shape.codes.width * blocks // (64 * WARPS) for chunks, blocks in both)
+    return max(min(chunks * shape.codes.width, 64 * WARPS) * blocks // (64 * WARPS) for chunks, blocks in both)
 
 
 def _scales_bytes(shape: ExpertsShape, made: FewPlan) -> int:
