@@ -111,7 +111,7 @@ def of_commands() -> Iterator[Figure]:
 
 
 def of_words() -> Iterator[Figure]:
-    """Commands of few words, whose workloads say the rest: several GPUs of one host, weights of 4 and 8 bits, and a shape
+    """Commands of few words, whose workloads say the rest: several GPUs of one host, weights of 4 and 8 bits, a shape
     whose launches became fewer."""
     for run in [run for name in TOLD for run in json.loads((RESULTS / f"{name}.json").read_text())["runs"]]:
         words = shlex.split(run["command"])
