@@ -83,9 +83,9 @@ CASES = [  # a lone row and several; each kind of codes and of scales
     One(1, torch.bfloat16, CODINGS[6], codes_cut=LONE_CODES_CUTS[2]),
     One(1, torch.float16, CODINGS[4], codes_cut=LONE_CODES_CUTS[0]),
     One(12, torch.bfloat16, CODINGS[6], CLAMPED, routing="all to one", codes_cut=CODES_CUTS[0]),
-    One(4, torch.float16, CODINGS[3], CLAMPED, codes_cut=CODES_CUTS[0]),
-    One(4, torch.bfloat16, CODINGS[2], codes_cut=CODES_CUTS[1]),
-    One(4, torch.bfloat16, CODINGS[4], codes_cut=CODES_CUTS[2]),
+    One(4, torch.float16, CODINGS[3], CLAMPED, codes_cut=CODES_CUTS[1]),
+    One(4, torch.bfloat16, CODINGS[2], codes_cut=CODES_CUTS[2]),
+    One(4, torch.bfloat16, CODINGS[4], codes_cut=CODES_CUTS[3]),
 ]
 
 
