@@ -87,9 +87,9 @@ CODES_CUTS = (
 LONE_CODES_CUTS = (
     CodesCut((512, 4), (512, 1), WARPS), CodesCut((512, 2), (512, 1), 2 * WARPS), CodesCut((256, 2), (512, 1), WARPS),
 )  # fmt: skip
-"""The first that fits: a turn of a stage costs, however small it is. The very first is for FP4 alone: 2 to 4 % less time
-there, and with INT4 none. A lone token's first is for shapes where no block has more to do because items are larger, see
-`_is_uneven`."""
+"""The first that fits: a turn of a stage costs, however small it is. The very first is for FP4 alone: 2 to 4 % less
+time there, and with INT4 none. A lone token's first is for shapes where no block has more to do because items are
+larger, see `_is_uneven`."""
 TALL, N_PROCESSORS = 1.6, 132
 """Time of a stage of twice the rows to one; and of a GPU whose blocks are counted, an H100 or H200."""
 
