@@ -33,8 +33,8 @@ CHOICE_S: Final = 3.1e-6
 """Of experts, in a launch of its own (kernels_moe_codes.json, 256 rows; the same at any number up to that)."""
 TILES: Final = ((0, 16), (10, 64), (40, 128))
 """As `kernels/moe/plan` chooses them: 16 rows hold ten in the mean and what more some experts have."""
-ROUTER_S: Final = 11.3e-6
-"""Of a router in float32: cast, product, sum of its parts (experts_models.json, the step of DeepSeek-V2-Lite)."""
+ROUTER_US: Final = {1: 4.1, 32: 6.1, 256: 10.6}
+"""Rows → a router in float32 and the choice in one launch, in a step of DeepSeek-V2-Lite (docs/lab-notes.md)."""
 FLOAT32_FLOPS: Final = 67e12
 """Published; nobody measured it."""
 MXFP4_SHAPES, LARGE = ("qwen3-30b-a3b", "gpt-oss-20b"), "experts gpt-oss-20b mxfp4"
@@ -121,7 +121,8 @@ def with_lone_token(curve: Curve, known_s: float, calibration: Calibration) -> C
 
 def coded_curves(bf16: Curve, calibration: Calibration) -> dict[str, Curve]:
     """bfloat16's, a router's in float32, and those of weights in codes, as timed by rows."""
-    router = Curve(fixed_s=(ROUTER_S,), flops_share=(0.8,))
+    router_s = tuple(max(0.0, 1e-6 * us - CHOICE_S) for us in ROUTER_US.values())
+    router = Curve(rows=tuple(ROUTER_US), fixed_s=router_s, flops_share=(0.8,))
     return {"bfloat16": bf16, "float32": router} | product_curves(bf16, calibration)
 
 

@@ -18,7 +18,8 @@
 // All blocks must run at the same time, one on each multiprocessor: two such launches at once may wait for each other.
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of a row of w, in a stage),
-// QUIRE_LONE, and those of moe/codes.h, where w is in codes; e4m3 multiplies rows in e4m3 (moe/rounding.h).
+// QUIRE_UP_BLOCKS, QUIRE_DOWN_BLOCKS (of 16 rows of w, in an item), QUIRE_LONE, and those of moe/codes.h, where w is in
+// codes; e4m3 multiplies rows in e4m3 (moe/rounding.h).
 #include "moe/few_codes.h"
 #include "moe/gating.h"
 #include "moe/rounding.h"

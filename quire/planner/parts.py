@@ -28,6 +28,8 @@ NAMES = {"qkv": "qkv", "out": "o", "up": "gate_up", "down": "down", "in": "in", 
          "kv_b": "kv b", "router": "router", "shared_up": "shared gate_up", "shared_down": "shared down",
          "shared_gate": "shared gate"}  # fmt: skip
 """Place → operator, where it has another name for people."""
+JOINED: Final = {"q", "a"}
+"""Places of latent attention whose floating matrices are multiplied at once (`compute/layers/joined`)."""
 EVEN_LOADS: Final = ExpertLoads()
 EXPERTS: Final = "experts "
 """What the name of one of their matrices begins with."""
@@ -48,7 +50,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     kept: str = "bfloat16"
     """Name of its format."""
     n_calls: int = 1
-    """Kernels that it takes, each with a part of it."""
+    """Kernels that it takes, each with a part of it; 0: it is a part of another product's."""
     n_of: int = 1
     """Matrices in a layer of this rank, of which each row takes some."""
     n_chosen: float = 1.0
@@ -284,6 +286,8 @@ def _layer_products(
     """Of one layer in one rank; own: what the rank has where experts are not divided whole."""
     mixer = _parameters(own, hidden_size).mixer
     found = [_product(place, matrix, formats) for place, matrix in mixer.matrices.items()]
+    if JOINED.issubset(mixer.matrices) and not formats.weights.is_rounded:
+        found = [msgspec.structs.replace(one, n_calls=0) if one.name == NAMES["a"] else one for one in found]
     for place, tensor in mixer.tensors.items():
         if len(tensor.shape) == 2:
             n_out, n_in = tensor.shape  # one part makes queries of lines, the other one values of their sums

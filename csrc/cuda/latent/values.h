@@ -19,14 +19,15 @@ namespace {
 // ---- few rows: a block has some dimensions of what one head has seen -------------------------------------------------
 //
 // Where lines were split it sums their parts in its dimensions. It multiplies, and hands its sums for all 128 numbers to
-// the last block of its cluster, which adds them in the order of the ranks.
+// the last block of its cluster, which adds them in the order of the ranks: 128 KB of them at 32 rows, where tiles take half
+// of the time.
 
-constexpr int FEW_ROWS = 32, FEW_RANKS = 8, FEW_THREADS = 256;
+constexpr int FEW_ROWS = 8, FEW_RANKS = 8, FEW_THREADS = 256;
 constexpr int OWN = RANK / FEW_RANKS, OWN_CELLS = OWN / WIDTH, OWN_STEPS = OWN / 16;  // of a block
 constexpr int PARTS_CELLS = OWN / 4, GROUPS = FEW_THREADS / PARTS_CELLS;  // of parts: four dimensions a thread
 
 struct FewMemory {
-    char matrix[PLAIN * OWN * 2], rows[FEW_ROWS * OWN * 2];  // tiles
+    char matrix[PLAIN * OWN * 2], rows[16 * OWN * 2];  // tiles, one of rows
     float4 slice_sums[FEW_THREADS];
     float2 slice_states[FEW_THREADS];
     int2 parts[FEW_ROWS];  // of a row: its first, and how many; none: it is whole
@@ -44,46 +45,42 @@ __device__ __forceinline__ void find_parts(FewMemory& memory, int n, const Quire
     __syncthreads();
 }
 
-// This block's dimensions of all rows, to the tile. With few rows groups of threads share the parts of one, in slices.
+// This block's dimensions of all rows, to the tile. Groups of threads share the parts of a row, in slices.
 __device__ __forceinline__ void gather_rows(FewMemory& memory, const QuireValuesArgs& args, int head, int first_dim,
                                             const QuireAttnArgs& attention) {
+    static_assert(FEW_ROWS < GROUPS);
     const uint32_t tile = shared_address(memory.rows);
     int at_once = 1;
-    while (at_once < min(args.n, GROUPS)) at_once *= 2;
+    while (at_once < args.n) at_once *= 2;
     const int n_slices = GROUPS / at_once, group = threadIdx.x / PARTS_CELLS, slice = group / at_once;
-    const int cell = threadIdx.x % PARTS_CELLS, dim = first_dim + cell * 4;
-    for (int base = 0; base < args.n; base += at_once) {
-        const int row = base + group % at_once;
-        const int2 parts = row < args.n ? memory.parts[row] : make_int2(0, 0);
-        const QuireMerge merge{row, 0, parts.x, parts.y};
-        const auto load_parts = [&](int (&found)[FLIGHT], int from) {
-            for (int i = 0; i < FLIGHT; ++i) {
-                const int part = from + i * n_slices;
-                found[i] = part < merge.n_parts ? load_here(attention.parts + merge.parts_at + part) : -1;
-            }
-        };
-        int found[FLIGHT];
-        load_parts(found, slice);
-        Sum sum = sum_parts(merge, found, load_parts, slice, n_slices, head, dim, attention);
-        if (n_slices > 1) {  // all rows are gathered at once
-            memory.slice_sums[threadIdx.x] = sum.o;
-            memory.slice_states[threadIdx.x] = make_float2(sum.top, sum.total);
-            __syncthreads();
-            for (int other = 1; slice == 0 && other < min(n_slices, merge.n_parts); ++other) {
-                const int at = other * at_once * PARTS_CELLS + threadIdx.x;
-                const float2 state = memory.slice_states[at];
-                sum.add(Sum{memory.slice_sums[at], state.x, state.y});
-            }
+    const int row = group % at_once, cell = threadIdx.x % PARTS_CELLS, dim = first_dim + cell * 4;
+    const int2 parts = row < args.n ? memory.parts[row] : make_int2(0, 0);
+    const QuireMerge merge{row, 0, parts.x, parts.y};
+    const auto load_parts = [&](int (&found)[FLIGHT], int from) {
+        for (int i = 0; i < FLIGHT; ++i) {
+            const int part = from + i * n_slices;
+            found[i] = part < merge.n_parts ? load_here(attention.parts + merge.parts_at + part) : -1;
         }
-        if (slice > 0 || row >= args.n) continue;
-        const float4 o = sum.result();
-        uint2 words = make_uint2(pack(o.x, o.y), pack(o.z, o.w));
-        if (merge.n_parts == 0)
-            words = *reinterpret_cast<const uint2*>(static_cast<const Element*>(args.seen) +
-                                                    (int64_t(row) * args.n_heads + head) * RANK + dim);
-        char* to = memory.rows + (place_of<OWN_CELLS>(tile, row, cell / 2) - tile) + cell % 2 * 8;
-        *reinterpret_cast<uint2*>(to) = words;
+    };
+    int found[FLIGHT];
+    load_parts(found, slice);
+    Sum sum = sum_parts(merge, found, load_parts, slice, n_slices, head, dim, attention);
+    memory.slice_sums[threadIdx.x] = sum.o;
+    memory.slice_states[threadIdx.x] = make_float2(sum.top, sum.total);
+    __syncthreads();
+    if (slice > 0 || row >= args.n) return;
+    for (int other = 1; other < min(n_slices, merge.n_parts); ++other) {
+        const int at = other * at_once * PARTS_CELLS + threadIdx.x;
+        const float2 state = memory.slice_states[at];
+        sum.add(Sum{memory.slice_sums[at], state.x, state.y});
     }
+    const float4 o = sum.result();
+    uint2 words = make_uint2(pack(o.x, o.y), pack(o.z, o.w));
+    if (merge.n_parts == 0)
+        words = *reinterpret_cast<const uint2*>(static_cast<const Element*>(args.seen) +
+                                                (int64_t(row) * args.n_heads + head) * RANK + dim);
+    char* to = memory.rows + (place_of<OWN_CELLS>(tile, row, cell / 2) - tile) + cell % 2 * 8;
+    *reinterpret_cast<uint2*>(to) = words;
 }
 
 __global__ void __launch_bounds__(FEW_THREADS)
@@ -91,7 +88,7 @@ __global__ void __launch_bounds__(FEW_THREADS)
     extern __shared__ __align__(16) char shared[];
     FewMemory& memory = *reinterpret_cast<FewMemory*>(shared);
     const int rank = blockIdx.x % FEW_RANKS, head = blockIdx.x / FEW_RANKS, last = FEW_RANKS - 1;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_tiles = (args.n + 15) / 16;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     cluster_arrive();
     let_next_grid_start();
     const Element* matrix = static_cast<const Element*>(args.values) + head * args.values_head + rank * OWN;
@@ -106,22 +103,20 @@ __global__ void __launch_bounds__(FEW_THREADS)
     for (int k = 0; k < OWN_STEPS; ++k) load_right<OWN_CELLS>(values[k], shared_address(memory.matrix), warp * 16, k);
     cluster_wait();  // all blocks have started: their memory can be written
     const uint32_t sums_there = address_in(shared_address(memory.sums), last);
-    for (int tile = 0; tile < n_tiles; ++tile) {
-        float sums[2][4] = {};
+    float sums[2][4] = {};
 #pragma unroll
-        for (int k = 0; k < OWN_STEPS; ++k) {
-            uint32_t x[4];
-            load_left<OWN_CELLS>(x, shared_address(memory.rows), tile * 16, k);
-            multiply_add(sums[0], x, values[k][0], values[k][1]);
-            multiply_add(sums[1], x, values[k][2], values[k][3]);
-        }
+    for (int k = 0; k < OWN_STEPS; ++k) {
+        uint32_t x[4];
+        load_left<OWN_CELLS>(x, shared_address(memory.rows), 0, k);
+        multiply_add(sums[0], x, values[k][0], values[k][1]);
+        multiply_add(sums[1], x, values[k][2], values[k][3]);
+    }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = tile * 16 + lane / 4 + i / 2 * 8, column = warp * 16 + i % 2 * 8 + lane % 4 * 2;
-            if (row < args.n)
-                store_there(sums_there + ((rank * args.n + row) * PLAIN + column) * 4,
-                            make_float2(sums[i % 2][i / 2 * 2], sums[i % 2][i / 2 * 2 + 1]));
-        }
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = warp * 16 + i % 2 * 8 + lane % 4 * 2;
+        if (row < args.n)
+            store_there(sums_there + ((rank * args.n + row) * PLAIN + column) * 4,
+                        make_float2(sums[i % 2][i / 2 * 2], sums[i % 2][i / 2 * 2 + 1]));
     }
     cluster_arrive();
     cluster_wait();

@@ -168,15 +168,23 @@ struct FewCodes : FewLists {
             }
         }
     }
-    // A warp has 64 columns of a stage, and all rows or half of them. Upper rows are of gate, lower ones of up.
+    // A warp has 64 columns of a stage, or some times 64, and all rows or half of them. Upper rows are of gate, lower ones
+    // of up.
     template <class K>
     __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, const uint32_t (&x_at)[EIGHTS], int unit,
                              uint32_t scales) const {
-        const int warp = threadIdx.x / 32 % K::COLUMN_WARPS, column = unit * K::COLUMNS + warp * 64;
+#pragma unroll
+        for (int pass = 0; pass < K::PASSES; pass++)
+            multiply_pass<K>(d, w, x_at, unit, scales, pass * K::COLUMN_WARPS + threadIdx.x / 32 % K::COLUMN_WARPS);
+    }
+    template <class K>
+    __device__ __forceinline__ void multiply_pass(float (&d)[K::QUADS][4], uint32_t w, const uint32_t (&x_at)[EIGHTS],
+                                                  int unit, uint32_t scales, int part) const {
+        const int column = unit * K::COLUMNS + part * 64;
         const int first = (K::ROW_GROUPS > 1 ? threadIdx.x / 32 / K::COLUMN_WARPS : 0) * K::OWN_BLOCKS;
         if (column >= columns<K>()) return;
         const int step = scales_step(columns<K>()), below = K::IS_UP ? Layout::part_bytes<K>(columns<K>()) : 8 * step;
-        w += warp * 64 / WIDTH * K::CHUNK_BYTES;
+        w += part * 64 / WIDTH * K::CHUNK_BYTES;
         scales += threadIdx.x % 32 / 4 * step;
         uint32_t x[EIGHTS][8];
         Codes codes[K::OWN_BLOCKS];
@@ -184,7 +192,7 @@ struct FewCodes : FewLists {
 #pragma unroll
         for (int b = 0; b < K::OWN_BLOCKS; b++) {
             const int row = (first + b) * K::BLOCK_ROWS;
-            codes[b] = read_codes(w + row * 128, (K::IS_UP ? K::OUT_ROWS : 8) * 128, warp % (WIDTH / 64));
+            codes[b] = read_codes(w + row * 128, (K::IS_UP ? K::OUT_ROWS : 8) * 128, part % (WIDTH / 64));
             upper[b] = read_scales(scales + row * step, column);
             lower[b] = read_scales(scales + row * step + below, column);
         }

@@ -34,9 +34,9 @@ template <bool FIRST> struct Kind {  // of the two products
     static constexpr bool IS_UP = FIRST, IN_PARTS = QUIRE_LONE && !IS_UP;  // parts: the experts that are summed
     static constexpr int CHUNKS = IS_UP ? QUIRE_UP_CHUNKS : QUIRE_DOWN_CHUNKS;  // of 128 bytes, in a stage
     static constexpr int COLUMNS = CHUNKS * WIDTH;                              // of a stage
-    static constexpr int BLOCKS = QUIRE_CODES ? (QUIRE_LONE ? 512 : 1024) / COLUMNS  // of 16 rows of w in an item
-                                              : IS_UP || QUIRE_LONE ? 1 : 2;
-    static constexpr int COLUMN_WARPS = QUIRE_CODES ? COLUMNS / 64 : WARPS;     // that share the columns of a stage;
+    static constexpr int BLOCKS = IS_UP ? QUIRE_UP_BLOCKS : QUIRE_DOWN_BLOCKS;  // of 16 rows of w, in an item
+    static constexpr int COLUMN_WARPS = QUIRE_CODES && COLUMNS < WARPS * 64 ? COLUMNS / 64 : WARPS;  // that share columns;
+    static constexpr int PASSES = QUIRE_CODES && !IN_PARTS ? COLUMNS / 64 / COLUMN_WARPS : 1;  // of 64 columns of a warp
     static constexpr int ROW_GROUPS = WARPS / COLUMN_WARPS, OWN_BLOCKS = BLOCKS / ROW_GROUPS;  // others have other rows
     static constexpr int CHUNK_BYTES = BLOCKS * 16 * 128, BYTES = CHUNKS * CHUNK_BYTES;
     static constexpr int STEPS = CHUNKS * 4 / WARPS;  // of 16 columns, of a warp in a stage

@@ -16,7 +16,7 @@ from quire.kernels.mla import hopper, hopper_values
 from quire.kernels.mla.hopper import PLAIN, RANK
 
 MAX_ROWS: Final = 8
-"""Of more rows too few blocks read the parts: at 32, the most that the kernel takes, a launch of sums is faster."""
+"""Of more rows too few blocks read the parts, and send their sums to one: a launch of sums and tiles are faster."""
 
 
 def static_obstacle(

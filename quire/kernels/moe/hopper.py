@@ -181,21 +181,23 @@ class _Call:
         in_blocks = self.launch.round is not None and shape.codes.group > 0
         step = SCALES_STEP if in_blocks else 1
         n_slots = pairs + (step - 1) * n_experts
-        _start(rows.quire_moe_sort, self.x, _SortArgs(
-            ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens, step,
-        ))  # fmt: skip
+        sort = _SortArgs(ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens, step)
         inner = self._scratch(n_slots, shape.inner)
         if self.launch.round is None:  # x in the order of the experts, where results lie once it has been read
             result = self._scratch(n_slots, hidden)
-            _start(rows.quire_moe_spread, self.x, _SpreadArgs(
-                self.x.data_ptr(), ids, starts, slots, result.data_ptr(), self.x.stride(0),
-                shape.n, shape.n_chosen, n_experts, hidden,
-            ))  # fmt: skip
+            places = (self.x.data_ptr(), ids, starts, slots, result.data_ptr(), self.x.stride(0))
+            spread = _SpreadArgs(*places, shape.n, shape.n_chosen, n_experts, hidden)
+            if pairs <= MAX_FEW_PAIRS:
+                _start(rows.quire_moe_sort_and_spread, self.x, sort, spread)
+            else:
+                _start(rows.quire_moe_sort, self.x, sort)
+                _start(rows.quire_moe_spread, self.x, spread)
             self._multiply(0, Rows(result), self.up, inner, tiles, n_tiles)
             self._multiply(1, Rows(inner), self.down, result, tiles, n_tiles)
         else:
-            spread = (n_slots, shape.n_chosen, n_experts, ids, starts, slots)
-            x = round_rows(self.launch.round, self.x, in_blocks, spread)
+            _start(rows.quire_moe_sort, self.x, sort)
+            slots_of = (n_slots, shape.n_chosen, n_experts, ids, starts, slots)
+            x = round_rows(self.launch.round, self.x, in_blocks, slots_of)
             self._multiply(0, x, self.up, inner, tiles, n_tiles)
             del x  # never more at once than rows of both sizes in the type of x, which the memory equation counts
             between = round_rows(self.launch.round, inner, in_blocks)
@@ -241,8 +243,8 @@ def round_rows(kernel: Kernel, x: torch.Tensor, in_blocks: bool, spread: tuple[i
     return Rows(codes, scales)
 
 
-def _start(kernel: Kernel, x: torch.Tensor, args: ctypes.Structure) -> None:
-    code = kernel(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
+def _start(kernel: Kernel, x: torch.Tensor, *args: ctypes.Structure) -> None:
+    code = kernel(*map(ctypes.byref, args), torch.cuda.current_stream(x.device).cuda_stream)
     if code:
         raise RuntimeError(f"experts of {tuple(x.shape)} could not be launched: CUDA error {code}")
 
@@ -346,8 +348,8 @@ def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device, code
     products = tuple(_function(*one) for one in variants(cut, dtype, codes))
     rows = ctypes.CDLL(str(compile_variant("moe_rows.cu", _definitions(dtype))))
     rounds = isinstance(cut, WidePlan) and codes.is_rounded
-    for name in ("quire_moe_sort", "quire_moe_spread", "quire_moe_sum"):
-        getattr(rows, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    for name, n in (("sort", 2), ("spread", 2), ("sort_and_spread", 3), ("sum", 2)):
+        getattr(rows, f"quire_moe_{name}").argtypes = [ctypes.c_void_p] * n
     n_blocks = torch.cuda.get_device_properties(device).multi_processor_count
     return Launch(products, rows, cut, n_blocks, _function("moe_round.cu", _definitions(dtype)) if rounds else None)
 
@@ -361,8 +363,9 @@ def variants(
         if codes.is_rounded:
             kept = {"FP8": 2 if codes.group else 1}
         return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu, **kept)) for silu in (1, 0))
-    macros = {"UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}
-    return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros, **kept)),)
+    macros = {"TOKENS": cut.tokens, "UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}
+    macros |= {"UP_BLOCKS": cut.blocks[0], "DOWN_BLOCKS": cut.blocks[1]}
+    return (("moe_few.cu", _definitions(dtype, **macros, **kept)),)
 
 
 def _definitions(dtype: torch.dtype, **macros: int) -> tuple[str, ...]:

@@ -8,16 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 CHUNK = 64
 """Columns of floating w that one 128-byte row of shared memory holds."""
-CODES_COLUMNS, LONE_CODES_COLUMNS = ((256, 256), (512, 256)), ((256, 512),)
-"""Of w in codes, in a stage, of both products, the first that fits: 64 for a warp, which has all rows of an item or
-half of them."""
-CODES_CELLS, LONE_CODES_CELLS = 1024, 512
-"""Columns of a stage times blocks of 16 rows."""
 N_SCALES, MAX_SCALES_BYTES = (4, 2), 40 << 10
-"""Items whose scales a block has room for: the first unless that is too much."""
+"""Items whose scales a block has room for: the first unless that is too much, or takes the room of a larger stage."""
 FEW_TOKENS = (8, 16)
 FEW_SPREAD = 2.0
 """Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
@@ -70,6 +67,31 @@ class CodesShape:
 
 
 FLOATING = CodesShape()
+
+
+class CodesCut(NamedTuple):
+    """How w in codes is cut: 64 columns for a warp at a time, which has all rows of an item or half of them."""
+
+    up: tuple[int, int]
+    """Columns of a stage, and blocks of 16 rows of an item; here and of the second product."""
+    down: tuple[int, int]
+    min_stages: int
+    """Of a lone token each of the warps has its own."""
+
+
+FP4 = 4
+CODES_CUTS = (
+    CodesCut((1024, 4), (1024, 4), 3), CodesCut((512, 4), (512, 4), 3), CodesCut((256, 4), (256, 4), 3),
+    CodesCut((512, 2), (256, 4), 3),
+)  # fmt: skip
+LONE_CODES_CUTS = (
+    CodesCut((512, 4), (512, 1), WARPS), CodesCut((512, 2), (512, 1), 2 * WARPS), CodesCut((256, 2), (512, 1), WARPS),
+)  # fmt: skip
+"""The first that fits: a turn of a stage costs, however small it is. The very first is for FP4 alone: 2 to 4 % less
+time there, and with INT4 none. A lone token's first is for shapes where no block has more to do because items are
+larger, see `_is_uneven`."""
+TALL, N_PROCESSORS = 1.6, 132
+"""Time of a stage of twice the rows to one; and of a GPU whose blocks are counted, an H100 or H200."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,23 +162,39 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
     if shape.codes.kind:
-        cuts = [_codes_plan(shape, tokens, lone, each) for each in (LONE_CODES_COLUMNS if lone else CODES_COLUMNS)]
+        cuts = _codes_plans(shape, tokens, lone)
     else:
         chunks = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
-        cuts = [FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2))]
-    for made in cuts:
+        cuts = iter([(FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2)), 1)])
+    for made, min_stages in cuts:
         rest = MAX_BYTES - shared_bytes(shape, made)
-        if rest >= (MIN_CODES_RING_BYTES if shape.codes.kind else MIN_RING_BYTES):
-            return dataclasses.replace(made, n_stages=min(MAX_STAGES, rest // made.stage_bytes))
+        n_stages = min(MAX_STAGES, rest // made.stage_bytes)
+        if rest >= (MIN_CODES_RING_BYTES if shape.codes.kind else MIN_RING_BYTES) and n_stages >= min_stages:
+            return dataclasses.replace(made, n_stages=n_stages)
     return None
 
 
-def _codes_plan(shape: ExpertsShape, tokens: int, lone: bool, columns: tuple[int, int]) -> FewPlan:
-    """No stages yet."""
-    cells, (up, down) = LONE_CODES_CELLS if lone else CODES_CELLS, (each // shape.codes.width for each in columns)
-    made = FewPlan(tokens, lone, up, down, 0, (cells // columns[0], cells // columns[1]))
-    n_bytes = _scales_bytes(shape, made)
-    return dataclasses.replace(made, n_scales=N_SCALES[N_SCALES[0] * n_bytes > MAX_SCALES_BYTES])
+def _codes_plans(shape: ExpertsShape, tokens: int, lone: bool) -> Iterator[tuple[FewPlan, int]]:
+    """Without stages yet, and how many each needs: the fastest first."""
+    cuts = LONE_CODES_CUTS[_is_uneven(shape) :] if lone else CODES_CUTS[shape.codes.kind != FP4 :]
+    for cut in cuts:
+        for n_scales in N_SCALES:
+            made = codes_plan(shape, tokens, lone, cut, n_scales)
+            if n_scales == N_SCALES[-1] or n_scales * _scales_bytes(shape, made) <= MAX_SCALES_BYTES:
+                yield made, cut.min_stages
+
+
+def _is_uneven(shape: ExpertsShape) -> bool:
+    """Items of four blocks in the first product of a lone token make the last round of all processors too empty."""
+    low, tall = (math.ceil(shape.n_pairs * shape.inner / (8 * blocks) / N_PROCESSORS) for blocks in (2, 4))
+    return tall * TALL > low
+
+
+def codes_plan(shape: ExpertsShape, tokens: int, lone: bool, cut: CodesCut, n_scales: int) -> FewPlan:
+    """Without stages yet."""
+    (up, up_blocks), (down, down_blocks) = cut.up, cut.down
+    width = shape.codes.width
+    return FewPlan(tokens, lone, up // width, down // width, 0, (up_blocks, down_blocks), n_scales)
 
 
 def wide_plan(shape: ExpertsShape) -> WidePlan:
@@ -179,7 +217,7 @@ def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
     if made.lone:
         n_tiles, rows, inner, counts = shape.n_pairs, 1, shape.inner * shape.n_pairs, 0
     total = made.n_stages * made.stage_bytes + rows * (max(shape.hidden, inner) * 2 + 16)
-    total += 2 * WARPS * made.tokens * 64 * (1 if made.lone else 2) + 2 * MAX_STAGES * 8
+    total += 2 * WARPS * made.tokens * 64 * _own_blocks(shape, made) + 2 * MAX_STAGES * 8
     if shape.codes.kind:
         total += made.n_scales * _scales_bytes(shape, made) + N_SCALES[0] * 16
     if shape.codes.is_rounded:
@@ -187,6 +225,14 @@ def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
         numbers = max(of_x * made.tokens, of_h * (shape.n_pairs if made.lone else made.tokens))
         total += math.ceil(4 * numbers / 16) * 16
     return total + (shape.n_experts + 1) * 4 + counts + n_tiles * 12 + shape.n_pairs * 4
+
+
+def _own_blocks(shape: ExpertsShape, made: FewPlan) -> int:
+    """Of 16 rows, that a warp sums: in codes a part of an item's where fewer warps than all have its columns."""
+    if not shape.codes.kind:
+        return max(made.blocks)
+    both = zip((made.up_chunks, made.down_chunks), made.blocks, strict=True)
+    return max(min(chunks * shape.codes.width, 64 * WARPS) * blocks // (64 * WARPS) for chunks, blocks in both)
 
 
 def _scales_bytes(shape: ExpertsShape, made: FewPlan) -> int:

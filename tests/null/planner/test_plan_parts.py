@@ -402,3 +402,14 @@ def test_ranks_that_share_tokens_hold_longer_sequences() -> None:
     alone, ulysses, ring = (place(LLAMA_8B, 40 * GIB, mesh, Formats(), limits).longest
                             for mesh in (Mesh(), Mesh(sp=4), Mesh(ring=4)))  # fmt: skip
     assert 3.9 * alone < ulysses < 4.3 * alone and 3.9 * alone < ring < 4.3 * alone
+
+
+def test_queries_and_lines_of_a_latent_layer_are_one_product_where_both_are_floating() -> None:
+    """A model that makes its queries of a smaller vector joins nothing."""
+    for name, weights, n_calls in (
+        ("deepseek-v2-lite", "bfloat16", 0),
+        ("deepseek-v2-lite", "fp8", 1),
+        ("deepseek-v3", "bfloat16", 1),
+    ):
+        parts = rank_parts(read_arch(SHAPES / name), Mesh(), formats_named(weights))
+        assert {one.n_calls for one in parts.products if one.name == "latent a"} == {n_calls}, (name, weights)

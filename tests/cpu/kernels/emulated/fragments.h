@@ -1,6 +1,7 @@
 // Stands in for the part of csrc/cuda/hopper.h that wgmma.h beside it has not: fragments of one warp and the matrix
 // instruction on them, conversions of e4m3, and what else decode.cu needs.
 #pragma once
+#include <numeric>
 #include "wgmma.h"
 
 inline uint32_t __byte_perm(uint32_t x, uint32_t, uint32_t order) {
@@ -13,6 +14,9 @@ inline int __reduce_min_sync(unsigned, int x) {
 }
 inline int __reduce_max_sync(unsigned, int x) {
     return emulated::exchange(x, [](const uint32_t* words) { return *std::max_element((const int*)words, (const int*)words + 32); });
+}
+inline int __reduce_add_sync(unsigned, int x) {
+    return emulated::exchange(x, [](const uint32_t* words) { return std::accumulate(words, words + 32, 0u); });
 }
 using std::log2f;
 

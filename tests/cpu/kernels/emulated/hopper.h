@@ -160,8 +160,13 @@ struct cudaLaunchConfig_t {
     int numAttrs;
 };
 
+extern "C" {
+inline size_t emulated_shared_bytes = 0;  // that the last launch asked for
+}
+
 template <class Kernel, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Arguments&... arguments) {
+    emulated_shared_bytes = config->dynamicSmemBytes;
     const int n_threads = config->blockDim.x * config->blockDim.y;
     const dim3 grid = config->gridDim;
     blockDim = config->blockDim, gridDim = grid;

@@ -23,7 +23,18 @@ from emulation import emulated_library, emulated_sources, share_memory
 from quire.config.experts import Gating
 from quire.kernels import moe
 from quire.kernels.moe import hopper, hopper_shared, reference
-from quire.kernels.moe.plan import ExpertsShape, FewPlan, WidePlan, plan
+from quire.kernels.moe.plan import (
+    CODES_CUTS,
+    LONE_CODES_CUTS,
+    N_SCALES,
+    CodesCut,
+    ExpertsShape,
+    FewPlan,
+    WidePlan,
+    codes_plan,
+    plan,
+    shared_bytes,
+)
 from quire.kernels.w8a8.reference import quantise
 
 STORES = re.compile(r"__device__ __forceinline__ void store_box.*?(?=struct Place)", re.DOTALL)
@@ -39,6 +50,8 @@ class One:
     gating: Gating = moe.SWIGLU
     wide_tokens: int = 0
     """Of the kernel for many rows; 0: the one for few."""
+    codes_cut: CodesCut | None = None
+    """None: that of the plan."""
     routing: str = "random"
 
     def ids(self, k: int, n_experts: int) -> torch.Tensor:
@@ -67,6 +80,12 @@ CASES = [  # a lone row and several; each kind of codes and of scales
     One(3, torch.float16, CODINGS[3], wide_tokens=64),
     One(70, torch.bfloat16, CODINGS[6], wide_tokens=128),
     One(3, torch.float16, CODINGS[0], CLAMPED, wide_tokens=64),
+    One(1, torch.bfloat16, CODINGS[6], codes_cut=LONE_CODES_CUTS[2]),
+    One(1, torch.float16, CODINGS[4], codes_cut=LONE_CODES_CUTS[0]),
+    One(12, torch.bfloat16, CODINGS[6], CLAMPED, routing="all to one", codes_cut=CODES_CUTS[0]),
+    One(4, torch.float16, CODINGS[3], CLAMPED, codes_cut=CODES_CUTS[1]),
+    One(4, torch.bfloat16, CODINGS[2], codes_cut=CODES_CUTS[2]),
+    One(4, torch.bfloat16, CODINGS[4], codes_cut=CODES_CUTS[3]),
 ]
 
 
@@ -82,7 +101,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL
     @functools.cache
     def function(name: str, definitions: tuple[str, ...]) -> ctypes.CDLL:
         library = emulated_library(folder / name, str(abs(hash((name, definitions)))), *definitions)
-        return getattr(library, f"quire_{name.removesuffix('.cu')}")
+        made = getattr(library, f"quire_{name.removesuffix('.cu')}")
+        made.library = library
+        return made
 
     return function
 
@@ -142,6 +163,9 @@ class Rows:
         to[slots[real].long()] = x.repeat_interleave(args.n_chosen, 0)[real]
         return 0
 
+    def quire_moe_sort_and_spread(self, sort: Any, spread: Any, stream: object) -> int:
+        return self.quire_moe_sort(sort, stream) or self.quire_moe_spread(spread, stream)
+
     def quire_moe_sum(self, given: Any, stream: object) -> int:
         args = given._obj
         n, k, h, routed = args.n_tokens, args.n_chosen, args.h, args.n_chosen - args.n_shared
@@ -163,6 +187,7 @@ def test_experts_match_float64(emulation: None, one: One) -> None:
     torch.manual_seed(0)
     coding = one.coding
     k, n_experts, hidden, inner = 2, 3, 576, 192 if coding is not None and coding.dtype.is_floating_point else 64
+    inner = 576 if one.codes_cut is not None else inner
     x, biases = torch.randn(one.n, hidden).to(one.dtype), (None, None)
     if one.gating is CLAMPED:
         biases = torch.randn(n_experts, 2 * inner).to(one.dtype), torch.randn(n_experts, hidden).to(one.dtype)
@@ -176,6 +201,12 @@ def test_experts_match_float64(emulation: None, one: One) -> None:
     weights, residual = torch.rand(one.n, k), torch.randn(one.n, hidden).to(one.dtype)
     shape = ExpertsShape(one.n, k, n_experts, hidden, inner, hopper._codes(down))
     cut = WidePlan(one.wide_tokens) if one.wide_tokens else plan(shape)
+    if one.codes_cut is not None:
+        assert isinstance(cut, FewPlan)
+        cut = dataclasses.replace(
+            codes_plan(shape, cut.tokens, cut.lone, one.codes_cut, N_SCALES[1]),
+            n_stages=max(4, one.codes_cut.min_stages),
+        )
     assert one.wide_tokens or (isinstance(cut, FewPlan) and cut.lone == (one.n == 1))
     products = tuple(hopper._function(*each) for each in hopper.variants(cut, one.dtype, shape.codes))
     rounds = hopper._function("moe_round.cu", hopper._definitions(one.dtype)) if shape.codes.is_rounded else None
@@ -184,6 +215,9 @@ def test_experts_match_float64(emulation: None, one: One) -> None:
     got = launch(x, ids, weights, up, down, one.gating, *biases, residual=residual)
     error = float(((got.double() - wanted).abs() / (1 + wanted.abs())).max())
     assert error <= reference.TOLERANCE[one.dtype], error
+    if isinstance(cut, FewPlan):
+        asked = ctypes.c_size_t.in_dll(products[0].library, "emulated_shared_bytes").value
+        assert asked == shared_bytes(shape, cut), "what the plan expects decides how many stages there are"
 
 
 def test_few_and_many_rows_in_e4m3_give_the_same(emulation: None) -> None:

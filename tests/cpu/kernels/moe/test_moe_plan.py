@@ -13,6 +13,7 @@ from quire.kernels.invariance import rows_alone
 from quire.kernels.moe import CodedMatrices, Codes, hopper
 from quire.kernels.moe.plan import (
     MAX_BYTES,
+    MAX_STAGES,
     MIN_RING_BYTES,
     WARPS,
     CodesShape,
@@ -64,22 +65,59 @@ def test_there_is_room_for_the_tiles_of_any_routing(seed: int) -> None:
             )
 
 
-def test_codes_are_read_64_columns_a_warp() -> None:
-    for codes, chunks in ((CodesShape(4, 32), 2), (CodesShape(1, 128), 4)):
-        for n, tokens in ((1, 8), (5, 8), (60, 16)):
-            shape = ExpertsShape(n, 4, 32, 2880, 2880, codes)
-            cut = plan(shape)
-            assert isinstance(cut, FewPlan) and cut.tokens == tokens
-            down = chunks if cut.lone else chunks // 2
-            assert (cut.up_chunks, cut.down_chunks, cut.blocks) == (chunks // 2, down, (2, 1) if cut.lone else (4, 4))
-            assert shared_bytes(shape, cut) <= MAX_BYTES and cut.n_stages >= (WARPS if cut.lone else 2)
+INT4, INT4_ZEROS, MXFP4, E4M3 = CodesShape(3, 128), CodesShape(3, 32, True), CodesShape(4, 32), CodesShape(1, 128)
+
+
+@pytest.mark.parametrize(
+    ("n", "sizes", "codes", "up", "down"),
+    [  # columns of a stage and blocks of an item
+        (1, (4, 32, 2880, 2880), MXFP4, (512, 4), (512, 1)),
+        (1, QWEN3_30B, MXFP4, (512, 2), (512, 1)),  # 192 items of 32 rows would be two rounds of 132
+        (1, (4, 32, 2880, 2880), E4M3, (256, 2), (512, 1)),  # each warp has two stages
+        (5, (4, 32, 2880, 2880), MXFP4, (1024, 4), (1024, 4)),
+        (5, (4, 32, 2880, 2880), INT4_ZEROS, (512, 4), (512, 4)),
+        (5, (4, 32, 2880, 2880), E4M3, (512, 4), (512, 4)),
+        (60, (4, 32, 2880, 2880), MXFP4, (512, 4), (512, 4)),
+        (60, (4, 32, 2880, 2880), E4M3, (256, 4), (256, 4)),  # beside 16 rows of x and their sums
+        (8, QWEN3_30B, INT4, (512, 4), (512, 4)),
+        (128, QWEN3_30B, INT4_ZEROS, (512, 4), (512, 4)),
+        (8, (8, 384, 7168, 2048), INT4, (512, 4), (512, 4)),
+        (64, (8, 384, 7168, 2048), INT4, (256, 4), (256, 4)),
+        (64, (8, 384, 7168, 2048), MXFP4, (512, 2), (256, 4)),
+    ],
+)
+def test_codes_are_read_in_the_largest_stages_that_fit(
+    n: int, sizes: tuple[int, ...], codes: CodesShape, up: tuple[int, int], down: tuple[int, int]
+) -> None:
+    cut = plan(ExpertsShape(n, *sizes, codes))
+    assert isinstance(cut, FewPlan)
+    found = [(cut.up_chunks * codes.width, cut.blocks[0]), (cut.down_chunks * codes.width, cut.blocks[1])]
+    assert found == [up, down]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_block_has_room_for_codes(seed: int) -> None:
+    """And whatever has room for the smallest stages is not for the kernel of many rows."""
+    draw, kinds = random.Random(seed), (INT4, INT4_ZEROS, MXFP4, E4M3, CodesShape(2), CodesShape(3))
+    for _ in range(300):
+        n_experts = draw.choice([8, 60, 128, 384])
+        sizes = (64 * draw.randint(1, 120), 64 * draw.randint(1, 120))
+        n, chosen = draw.choice([1, 2, 7, 64, 128]), draw.randint(1, 8)
+        shape = ExpertsShape(n, chosen, n_experts, *sizes, draw.choice(kinds))
+        cut = few_plan(shape)
+        if cut is None:
+            continue
+        assert shared_bytes(shape, cut) <= MAX_BYTES
+        assert cut.n_stages >= (WARPS if cut.lone else 3)
+        assert cut.n_stages == MAX_STAGES or shared_bytes(shape, cut) + cut.stage_bytes > MAX_BYTES
+        assert shape.inner % (8 * cut.blocks[0]) == shape.hidden % (16 * cut.blocks[1]) == 0, "items are whole"
 
 
 def test_scales_that_need_much_room_get_smaller_items_or_less_of_it() -> None:
     for sizes, codes, expected in (
         ((8, 384, 7168, 2048), CodesShape(3, 32), ((2, 4), 2)),
-        ((8, 128, 2048, 768), CodesShape(3, 32, True), ((4, 4), 2)),
-        ((8, 128, 2048, 768), CodesShape(4, 32), ((4, 4), 4)),
+        ((8, 128, 2048, 768), INT4_ZEROS, ((4, 4), 2)),
+        ((8, 128, 2048, 768), MXFP4, ((4, 4), 4)),
     ):
         shape = ExpertsShape(8, *sizes, codes)
         cut = plan(shape)

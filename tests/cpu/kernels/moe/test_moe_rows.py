@@ -52,6 +52,31 @@ def test_pairs_are_sorted_into_tiles_whose_experts_start_at_a_step(
         assert (tiles[int(n_tiles) :] == -7).all() and (ranks[(ids < 0) | (ids >= n_experts)] == -7).all()
 
 
+def test_few_pairs_are_sorted_by_each_block_that_spreads_a_row(library: ctypes.CDLL) -> None:
+    """Slots are those of the order of experts and, in each, of pairs; rows stand there, and tiles are listed."""
+    n, k, n_experts, h, tile_slots = 210, 6, 70, 72, 8  # several turns of a block's threads
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(-1, n_experts + 1, (n, k), generator=generator, dtype=torch.int32)
+    ids[ids % 5 == 3] = 2  # twice in some tokens
+    x = torch.randn(n, h + 8, generator=generator).to(DTYPE)[:, :h]
+    slots, starts = torch.full((n * k,), -7, dtype=torch.int32), torch.full((n_experts,), -7, dtype=torch.int32)
+    tiles, n_tiles = torch.full((n * k, 4), -7, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    rows = torch.full((n * k, h), torch.nan, dtype=DTYPE)
+    sort = hopper._SortArgs(*addresses(ids, slots, starts, tiles, n_tiles), n * k, n_experts, tile_slots, 1)
+    spread = hopper._SpreadArgs(*addresses(x, ids, starts, slots, rows), x.stride(0), n, k, n_experts, h)
+    assert library.quire_moe_sort_and_spread(ctypes.byref(sort), ctypes.byref(spread), None) == 0
+    flat = ids.flatten()
+    real = ((flat >= 0) & (flat < n_experts)).nonzero()[:, 0]
+    order = real[flat[real].argsort(stable=True)]
+    assert slots[order].tolist() == list(range(len(order))) and (slots.sum() - slots[order].sum()) % 7 == 0
+    assert torch.equal(rows[: len(order)], x[order // k]) and rows[len(order) :].isnan().all()
+    counts, expected = torch.bincount(flat[real], minlength=n_experts).tolist(), []
+    for expert, many in enumerate(counts):
+        first = sum(counts[:expert])
+        expected += [[expert, first + i, min(tile_slots, many - i), 0] for i in range(0, many, tile_slots)]
+    assert tiles[: int(n_tiles)].tolist() == expected
+
+
 @pytest.mark.parametrize("has_slots", [False, True])
 @pytest.mark.parametrize("n_shared", [0, 2])
 def test_sums_have_the_shared_parts_with_weight_1(library: ctypes.CDLL, n_shared: int, has_slots: bool) -> None:

@@ -128,12 +128,13 @@ def test_few_rows_around_lines_match_float64(dtype: torch.dtype, n: int) -> None
 @pytest.mark.parametrize("n_ctas", [0, 3, 500])
 def test_values_of_lines_that_were_split_match_float64(dtype: torch.dtype, n_ctas: int) -> None:
     for seed, spans in enumerate((
-        [(4096, 1)], [(60, 1)], [(4096, 1), (1, 1), (777, 1)], [(2000, 4), (64, 2), (500, 1)], [(900, 1)] * 20,
-        [(250, 1)] * 30,
+        [(4096, 1)], [(60, 1)], [(4096, 1), (1, 1), (777, 1)], [(2000, 3), (64, 2), (500, 1)], [(900, 1)] * 6,
+        [(900, 1)] * 20, [(250, 1)] * 30,
     )):  # fmt: skip
         for n_heads in (16, 5):
             case = Latent(spans, n_heads=n_heads, dtype=dtype, seed=seed, **DEEPSEEK)
-            check_attend(hopper_attend.attend, case, n_ctas, v=128)
+            if len(case.inputs()[0]) <= hopper_attend.MAX_ROWS:
+                check_attend(hopper_attend.attend, case, n_ctas, v=128)
             check_attend(mla.attend, case, n_ctas, v=128)
 
 
