@@ -46,6 +46,7 @@ class PeerLayout:
     one_shot: int
     """Bytes of the longest sum that goes in one hop."""
     longest: int = LONGEST_BYTES
+
     @property
     def part_cells(self) -> int:
         """Of one rank: a sum in one hop."""
