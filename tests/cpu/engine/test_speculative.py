@@ -13,6 +13,7 @@ from quire import LLM, SamplingParams
 from quire.compute.forward.eager import EagerForward
 from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import ConfigError
+from quire.core.request import Request
 from quire.planner.drafts import DraftCosts
 
 SHAPE = DRAFT.parents[1] / "quire" / "bench" / "shapes" / "qwen3-0.6b"
@@ -113,6 +114,34 @@ def test_metrics_under_the_known_names(plain: LLM, speculative: LLM) -> None:
     values = {metric.name: metric for metric in speculative.get_metrics()}
     assert values["quire:spec_decode_num_accepted_tokens"].value == sum(stats.accepted_at)
     assert not any("spec_decode" in metric.name for metric in plain.get_metrics())
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_what_drafts_did_for_one_request(speculative: LLM, monkeypatch: pytest.MonkeyPatch, stops: bool) -> None:
+    """The counts are the engine's; a right draft behind the end of the output is not kept."""
+    history = speculative.engine.scheduler.history
+    real, begun = history.arrive, [f"drafts{stops}"]
+
+    def arrive(request: Request, n_waiting: int) -> None:
+        request.label = f"{begun[0]}-0"
+        real(request, n_waiting)
+
+    monkeypatch.setattr(history, "arrive", arrive)
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    [plain] = speculative.generate(COPIES[0], params)
+    if stops:
+        begun[0] += "again"
+        params.stop_token_ids, params.min_tokens = [plain.outputs[0].token_ids[41]], 30
+    before = speculative.stats()
+    [output] = speculative.generate(COPIES[0], params)
+    after, found = speculative.stats(), history.explain(begun[0])[-1]
+    assert found.n_drafts == after.n_drafts - before.n_drafts > 0
+    assert found.draft_tokens == after.draft_tokens - before.draft_tokens >= found.drafts_kept
+    n_right = after.accepted_tokens - before.accepted_tokens
+    n_tokens = len(output.outputs[0].token_ids)
+    assert found.n_outputs == n_tokens and 0 < found.drafts_kept <= n_right
+    assert stops or found.drafts_kept == n_right
+    assert n_tokens - found.drafts_kept == sum(group.n_steps for group in found.steps) - len(found.chunks) + 1
 
 
 def test_the_prefix_cache_is_hit_as_often(plain: LLM, speculative: LLM) -> None:
