@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli.main import main
+from quire.core.outputs import RequestOutput
 
 ENGINE = ("--num-gpu-blocks-override", "600", "--num-threads", "1", "--device", "cpu")
 
@@ -44,7 +46,12 @@ def test_what_the_command_line_leaves_open_comes_from_the_model(
     command: list[str], words: list[str], want: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[SamplingParams] = []
-    monkeypatch.setattr(LLM, "stream", lambda self, prompt, params: iter(asked.append(params) or ()))
+
+    def stream(self: LLM, prompt: object, params: SamplingParams) -> Iterator[RequestOutput]:
+        asked.append(params)
+        return iter(())
+
+    monkeypatch.setattr(LLM, "stream", stream)
     monkeypatch.setattr("sys.stdin", io.StringIO("x\n"))
     assert main([*command, *words, *ENGINE]) == 0
     assert {name: getattr(asked[0], name) for name in want} == want
