@@ -174,7 +174,9 @@ class Head(Drafting):
         return described(self.shape) | {
             "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "vocab_size": model.vocabulary,
             "draft_vocab_size": self.shape.vocabulary, "tie_word_embeddings": False,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": tapped_layers(model.layers)},
+            "eagle_config": {  # there it names the layers that leave the states
+                "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in tapped_layers(model.layers)]
+            },
         }  # fmt: skip
 
     def maps(self, model: Shape) -> dict[str, Tensor]:

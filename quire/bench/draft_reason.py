@@ -5,27 +5,37 @@ Owns the words and the arithmetic. Does not own the costs (`planner/drafts.py`) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from quire.planner.drafts import DraftCosts
 
-NO_GAIN: Final = 1.02
-"""A speed-up below this is none: turns of one engine differ by as much."""
+SPREAD: Final = 0.02
+"""Of a speed-up of which there is but one turn: turns of one engine differ by as much."""
+
+
+def spread_of(plain_s: Sequence[float], drafting_s: Sequence[float]) -> float:
+    """How far a speed-up may be off by chance: the standard error of those of the turns, `SPREAD` for one turn."""
+    each = [plain / drafting for plain, drafting in zip(plain_s, drafting_s, strict=True)]
+    return SPREAD if len(each) < 2 else statistics.stdev(each) / math.sqrt(len(each))
 
 
 def why_no_gain(row: Mapping[str, Any], costs: DraftCosts | None, n_tokens: int) -> str:
-    """One line, or nothing where something was gained.
+    """One line, or nothing where drafts were verified and the speed-up is above 1 by more than its spread.
 
     row: of `bench speculate`. costs: None where no step was measured. n_tokens: that all sequences of the row made in
     their decode steps, over all timed turns.
     """
-    if row["speedup"] >= NO_GAIN:
-        return ""
+    is_gain = row["speedup"] - 1 > row["speedup_spread"]
     n_drafting, n_drafts = row["drafting_spans"], row["drafts_per_span"]
     if not n_drafting or not n_drafts:
         costly = f": with 1 draft a sequence it takes {_steps(1, row, costs)}" if costs is not None else ""
-        return f"no gain: no step had drafts, as nothing was guessed or none was expected to pay{costly}"
+        begin = f"a speed-up of {row['speedup']:.2f} that is not that of drafts" if is_gain else "no gain"
+        return f"{begin}: no step had drafts, as nothing was guessed or none was expected to pay{costly}"
+    if is_gain:
+        return ""
     n_kept = 1 + row["accepted_per_span"]
     n_spans = n_drafting + max(0.0, n_tokens - n_drafting * n_kept)  # a step without drafts keeps one token
     said = (

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from quire.bench.datasets import BenchRequest
+from quire.bench.draft_reason import spread_of
 from quire.bench.offline import check_batches, exact_params
 from quire.bench.options import SpeculateOptions
 from quire.config.engine import EngineConfig
@@ -155,6 +156,7 @@ def compare(pair: Pair, options: SpeculateOptions, n: int, draw: Callable[[], li
         "plain_tokens_per_second": n_tokens / plain_s,
         "drafting_tokens_per_second": n_tokens / drafting_s,
         "speedup": plain_s / drafting_s,
+        "speedup_spread": spread_of(wall_s["plain"], wall_s["drafting"]),
         "speedup_of_fastest": min(wall_s["plain"]) / min(wall_s["drafting"]),
         "speedup_of_processor_time": statistics.median(cpu_s["plain"]) / statistics.median(cpu_s["drafting"]),
         "same_tokens": _same(is_same, pair, options),

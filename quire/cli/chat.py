@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from quire.cli.generate import load_text_llm, print_stream
 from quire.cli.interrupt import first_noted
 from quire.cli.model import add_engine_flags, engine_config
-from quire.cli.sampling import SamplingFlags, sampling_params
+from quire.cli.sampling import SamplingFlags, check_sampling, sampling_params
 from quire.config.flags import add_flags
 from quire.core.errors import RequestError
 from quire.core.sampling import OutputKind
@@ -60,9 +60,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Talk until the input ends; returns the exit code."""
-    params = sampling_params(namespace, OutputKind.DELTA)
+    check_sampling(namespace)
     llm = load_text_llm(engine_config(namespace, disable_log_stats=True))
     try:
+        params = sampling_params(namespace, OutputKind.DELTA, llm)
         interactive = sys.stdin.isatty()
         if interactive:
             print("Type a message; /help lists commands.", file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from quire.bench.shape import PREFIX
 from quire.cli.model import add_engine_flags, engine_config, load_llm
-from quire.cli.sampling import SamplingFlags, sampling_params
+from quire.cli.sampling import SamplingFlags, check_sampling, sampling_params
 from quire.compute.weights.hub import BUNDLED
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags
@@ -41,9 +41,10 @@ def run(namespace: argparse.Namespace) -> int:
     if not namespace.prompt:
         check_model_argument(namespace.model_argument)
     prompts = namespace.prompt or [read_prompt(sys.stdin)]
-    params = sampling_params(namespace, OutputKind.DELTA)
+    check_sampling(namespace)
     llm = load_text_llm(engine_config(namespace, disable_log_stats=True))
     try:
+        params = sampling_params(namespace, OutputKind.DELTA, llm)
         if len(prompts) == 1 and params.n == 1:
             print_stream(llm.stream(prompts[0], params), sys.stdout)
         else:

@@ -37,7 +37,8 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
     ("Server", "Of `quire serve`.", ServerConfig),
     ("Replicas", "Of `quire serve` and, but for the last, `quire run-batch`: see [cluster.md](cluster.md).",
      ClusterConfig),
-    ("Sampling", "Of `quire chat` and `quire generate`.", SamplingFlags),
+    ("Sampling", "Of `quire chat` and `quire generate`. The model's default is that of its generation_config.json, or\n"
+     "of what `--generation-config` says in its place, which may propose none.", SamplingFlags),
     ("Latency benchmark", "Of `quire bench latency`.", LatencyOptions),
     ("Speculation benchmark", "Of `quire bench speculate`.", SpeculateOptions),
     ("Throughput benchmark", "Of `quire bench throughput`.", ThroughputOptions),

@@ -1,19 +1,22 @@
 """Sampling flags of `quire generate` and `quire chat`, and the `SamplingParams` they make.
 
-Owns which parameters are flags, and the defaults of the commands. Does not own types, bounds and meaning, which are
-those of `SamplingParams`.
+Owns which parameters are flags, and where the values of those that are not given come from. Does not own types, bounds
+and meaning, which are those of `SamplingParams`.
 """
 
 from __future__ import annotations
 
 import argparse
 import typing
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from quire.config.flags import read_flags
+from quire.config.flags import given_values, read_flags
 from quire.core.sampling import OutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from quire.engine.llm import LLM
 
 NO_FLAGS: Final = frozenset(
     (
@@ -30,7 +33,7 @@ NO_FLAGS: Final = frozenset(
 )
 """Parameters that are no flags, as a command line cannot carry them or they would do nothing."""
 DEFAULTS: Final[dict[str, Any]] = {"max_tokens": 256, "temperature": 0.7}
-"""Where the commands differ from `SamplingParams`."""
+"""Where the commands differ from `SamplingParams`, for a model that proposes nothing."""
 
 
 def flags_of(params: type[msgspec.Struct]) -> type[msgspec.Struct]:
@@ -47,7 +50,14 @@ def flags_of(params: type[msgspec.Struct]) -> type[msgspec.Struct]:
 SamplingFlags: Final = flags_of(SamplingParams)
 
 
-def sampling_params(namespace: argparse.Namespace, kind: OutputKind) -> SamplingParams:
-    """The parameters that the command line describes; what it leaves open comes from `SamplingFlags`."""
-    flags = read_flags(namespace, SamplingFlags)
-    return SamplingParams(**msgspec.structs.asdict(flags), output_kind=kind)
+def check_sampling(namespace: argparse.Namespace) -> None:
+    """ConfigError or InvalidParameter if no model could do what the command line asks for; before one is loaded."""
+    SamplingParams(**msgspec.structs.asdict(read_flags(namespace, SamplingFlags)))
+
+
+def sampling_params(namespace: argparse.Namespace, kind: OutputKind, llm: LLM) -> SamplingParams:
+    """What the command line asks for; what it leaves open is what the model's generation_config.json proposes, and for
+    the rest `DEFAULTS`. InvalidParameter if these do not go together."""
+    params = llm.get_default_sampling_params(**DEFAULTS)
+    given = given_values(namespace, SamplingFlags)
+    return msgspec.structs.replace(params, **given, output_kind=kind)

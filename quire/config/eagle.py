@@ -62,7 +62,7 @@ def parse_head(config: dict[str, Any], where: str = "config.json") -> HeadArch:
     plain = {name: value for name, value in config.items() if name not in (*LEFT_OUT, TAPS, *KNOWN)}
     arch = parse_arch(plain | {"vocab_size": draft_vocab_size, "tie_word_embeddings": False}, where)
     _check_layer(arch.layers[0], fields)
-    return HeadArch(layout=EAGLE3, arch=arch, vocab_size=vocab_size, taps=_taps(own if TAPS in own else fields))
+    return HeadArch(layout=EAGLE3, arch=arch, vocab_size=vocab_size, taps=_taps(fields, own))
 
 
 def _check_layer(layer: LayerSpec, fields: Fields) -> None:
@@ -75,8 +75,25 @@ def _check_layer(layer: LayerSpec, fields: Fields) -> None:
         raise fields.error("model_type", "that of a head without bias, windows or norms of queries and keys")
 
 
-def _taps(fields: Fields) -> tuple[int, ...]:
-    """As the head says it; empty where it does not."""
+def _taps(fields: Fields, own: Fields) -> tuple[int, ...]:
+    """The layers whose inputs the head reads; empty where it does not say.
+
+    vLLM reads the key at the top, as layers whose inputs are meant. Heads trained by SpecForge and ModelOpt have it in
+    eagle_config, which SGLang reads, as layers whose outputs are meant: the inputs of those behind them.
+    """
+    inputs, outputs = _layers(fields), _layers(own)
+    behind = tuple(layer + 1 for layer in outputs)
+    if inputs and behind and inputs != behind:
+        raise fields.error(
+            TAPS,
+            f"{list(behind)} beside eagle_config: {list(outputs)}, whose layers are those that leave the states and not"
+            " those that read them; keep the one that the head was trained with",
+        )
+    return inputs or behind
+
+
+def _layers(fields: Fields) -> tuple[int, ...]:
+    """Under the key, as they stand there."""
     found = fields.values.get(TAPS)
     if found is None:
         return ()

@@ -102,6 +102,7 @@ class HeadArch(msgspec.Struct, frozen=True, kw_only=True):
         if self.layout.taps and (sorted(set(taps)) != list(taps) or taps[0] < 0 or taps[-1] >= model.n_layers):
             raise ConfigError(
                 f"{what} reads the states before layers {', '.join(map(str, taps))} and the model has "
-                f"{model.n_layers}, from 0: {cure}, or add {TAPS}, three rising numbers, to its config.json",
+                f"{model.n_layers}, from 0: {cure}, or set {TAPS} at the top level of its config.json, not in "
+                f"eagle_config, to three rising numbers from 0 to {model.n_layers - 1}",
                 param=param,
             )

@@ -75,6 +75,10 @@ class Option:
     @property
     def default_text(self) -> str:
         """The default as the help shows it."""
+        return f"the model's, else {self._own_default}" if self.extra.get("proposed") else self._own_default
+
+    @property
+    def _own_default(self) -> str:
         if self.default in ("", None) or self.default == []:
             return "none"
         if isinstance(self.default, bool):

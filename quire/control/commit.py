@@ -200,7 +200,9 @@ def _append_tokens(
     """A token and the drafts behind it that were kept, in one delta, or each in its own where text may end the
     sequence before the last of them; those behind the sequence's end do not count."""
     first, may_stop = len(deltas), bool(seq.request.params.stop)
-    for token, row in zip(tokens, rows, strict=True):
+    for place, (token, row) in enumerate(zip(tokens, rows, strict=True)):
+        if place:
+            seq.n_drafts_kept += 1  # before its end, at which it is told
         _append_token(live, seq, token, row if may_stop else None, deltas)
         if seq.state is SeqState.ENDED:
             break

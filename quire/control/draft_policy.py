@@ -284,6 +284,8 @@ class DraftPolicy:
         if n_verified:
             self.n_spans += 1
             self.n_verified += n_verified
+            seq.n_draft_spans += 1
+            seq.n_drafts += n_verified
             for place in range(n_right):
                 self.n_right[place] += 1
         if self.costs is None or is_sure:

@@ -131,6 +131,9 @@ class History:
         found = record.found
         found.ended_s, found.end = self._clock.now_s() - record.arrival_s, reason
         found.n_outputs = sum(seq.n_outputs for seq in seqs)
+        found.n_drafts = sum(seq.n_draft_spans for seq in seqs)
+        found.draft_tokens = sum(seq.n_drafts for seq in seqs)
+        found.drafts_kept = sum(seq.n_drafts_kept for seq in seqs)
         found.n_preemptions = sum(max(0, seq.n_admissions - 1) for seq in seqs)
         record.last_step = max(seq.last_step for seq in seqs)
         if request_id in self._fresh:  # its first token is its last, and is being committed; or it never got one

@@ -77,6 +77,9 @@ class Seq:
         "min_tokens",
         "miss",
         "n_admissions",
+        "n_draft_spans",
+        "n_drafts",
+        "n_drafts_kept",
         "n_shared",
         "n_tree_pages",
         "node",
@@ -124,6 +127,8 @@ class Seq:
         """None until it is asked for drafts."""
         self.drafts_from = 0
         """The step from which it is asked again."""
+        self.n_draft_spans = self.n_drafts = self.n_drafts_kept = 0
+        """Times that it verified drafts, these drafts, and those that became tokens of its output."""
         self.state = SeqState.WAITING
         self.dp_rank = 0
         """The data-parallel rank whose slot and pages it has, or had last."""

@@ -193,6 +193,12 @@ class Explanation(msgspec.Struct):
     """Tokens before it that were in the cache but of no use: keys in the window of the token behind were evicted."""
     chunks: list[Chunk] = []
     n_outputs: int = 0
+    n_drafts: int = 0
+    """Times that its sequences verified drafts."""
+    draft_tokens: int = 0
+    """These drafts."""
+    drafts_kept: int = 0
+    """Of these, those that became output: each spared its sequence a step."""
     n_preemptions: int = 0
     steps: list[StepGroup] = []
     """What it lived through, in at most some tens of groups."""

@@ -132,10 +132,10 @@ class LLM(VectorEngine):
         """vLLM's spelling of `tokenizer`."""
         return self._frontend.tokenizer
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Defaults with what the checkpoint's generation_config.json proposes."""
-        proposed: dict[str, Any] = self._frontend.generation.sampling
-        return SamplingParams(**proposed)
+    def get_default_sampling_params(self, **otherwise: Any) -> SamplingParams:
+        """What the checkpoint's generation_config.json proposes; `otherwise`, and then `SamplingParams`' own defaults,
+        for the rest."""
+        return SamplingParams(**otherwise | self._frontend.generation.sampling)
 
     def generate(
         self,

@@ -59,7 +59,8 @@ def _part(state: ServerState, one: Explanation) -> JsonObject:
         figures[f"{name}_text"] = None if token is None or tokenizer is None else tokenizer.token_text(token)
     figures["phases"] = _phases(one)
     figures["expectation"] = state.llm.expectations.of(one)
-    figures["reasons"] = _reasons(one, figures) + figures["expectation"].pop("words")
+    are_drafted = bool(state.llm.stats().accepted_at)
+    figures["reasons"] = _reasons(one, figures, are_drafted=are_drafted) + figures["expectation"].pop("words")
     return figures
 
 
@@ -71,8 +72,8 @@ def _phases(one: Explanation) -> list[JsonObject]:
     return [{"name": name, "from_s": begin, "to_s": end} for (name, begin), end in zip(begun, ends, strict=True)]
 
 
-def _reasons(one: Explanation, figures: dict[str, Any]) -> list[str]:
-    """The same in words, what took longest first."""
+def _reasons(one: Explanation, figures: dict[str, Any], *, are_drafted: bool) -> list[str]:
+    """The same in words, what took longest first. are_drafted: the engine has drafts."""
     found: list[tuple[float, str]] = []
     if one.admitted_s is None:
         waited = "It still waits" if not one.end else "It never got a turn"
@@ -94,6 +95,8 @@ def _reasons(one: Explanation, figures: dict[str, Any]) -> list[str]:
         if n_beside > 0:
             text += f"; of {_count(n_steps, 'step')} in all, some computed {_count(n_beside, 'prompt token')} of others"
         found.append((seconds, f"{text}."))
+    if one.n_drafts or (are_drafted and one.n_outputs):
+        found.append((0.0, _drafts(one)))
     if one.n_preemptions:
         found.append((0.0, f"It lost its KV pages {_count(one.n_preemptions, 'time')} and computed again."))
     if one.miss_position is not None and one.miss_position < one.prompt_len and one.miss_cached is not None:
@@ -104,6 +107,19 @@ def _reasons(one: Explanation, figures: dict[str, Any]) -> list[str]:
         what = _count(one.miss_lost, "token")
         found.append((0.0, f"{what} more of the prompt were cached, but what their windows show had been evicted."))
     return [text for _, text in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _drafts(one: Explanation) -> str:
+    """Of all its sequences. Each step that brings output brings a token, and the drafts that were kept on top."""
+    if not one.n_drafts:
+        return "No step of it verified drafts: none were found, or none were expected to pay."
+    n_steps, n_kept = one.n_outputs - one.drafts_kept, one.drafts_kept
+    instead = f" in place of {one.n_outputs}" if n_kept else ""
+    were = "was" if one.draft_tokens == 1 else "were"
+    return (
+        f"Its output took {_count(n_steps, 'step')}{instead}: {_count(one.draft_tokens, 'draft')} {were} verified in"
+        f" {one.n_drafts} of them, and {n_kept or 'none'} kept."
+    )
 
 
 def _count(n: int, what: str) -> str:

@@ -95,6 +95,8 @@ function show(info) {
   const held = stats.n_pages - stats.n_pages_free;
   $("held").textContent = percent(held, stats.n_pages) ?? "0 %";
   $("hits").textContent = percent(stats.prefix_hits, stats.prefix_queries) ?? "–";
+  $("drafts-note").textContent = inDrafts(stats);
+  $("drafts-note").hidden = !stats.accepted_at.length;
   view.map = Uint8Array.from(atob(stats.page_map), (char) => char.charCodeAt(0));
   view.tree = stats.tree;
   view.n_nodes = stats.n_tree_nodes;
@@ -105,6 +107,15 @@ function show(info) {
   $("map-note").textContent = `${stats.n_pages.toLocaleString("en")} pages of ${engine.page_size} tokens${many} on ${engine.device}; ` +
     `context ${engine.max_model_len.toLocaleString("en")} tokens; Quire ${info.version}`;
   drawAll();
+}
+
+/** What drafts do for all requests, in one line; "" for an engine without drafts. */
+function inDrafts({ accepted_at, n_drafts, draft_tokens, draft_saved_s }) {
+  if (!accepted_at.length) return "";
+  if (!n_drafts) return "Drafts: none verified yet";
+  const right = accepted_at.reduce((sum, one) => sum + one, 0), saved = Math.abs(draft_saved_s).toFixed(1);
+  return `Drafts: ${draft_tokens.toLocaleString("en")} verified, ${right.toLocaleString("en")} right (${percent(right, draft_tokens)}), ` +
+    `${(right / n_drafts).toFixed(2)} a time; they ${draft_saved_s < 0 ? "cost" : "saved"} ${saved} s`;
 }
 
 function percent(part, whole) { return whole > 0 ? Math.round((100 * part) / whole) + " %" : null; }

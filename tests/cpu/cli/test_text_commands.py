@@ -10,10 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
+from quire import LLM, SamplingParams
 from quire.cli.main import main
+from quire.core.outputs import RequestOutput
 
 ENGINE = ("--num-gpu-blocks-override", "600", "--num-threads", "1", "--device", "cpu")
 
@@ -26,6 +29,39 @@ def test_generate_streams_one_prompt_and_lists_several(capsys: pytest.CaptureFix
     assert main(["generate", "--prompt", "def add(a, b):", "-p", "import", *greedy, *ENGINE]) == 0
     several = capsys.readouterr().out
     assert several.startswith(f"--- prompt 1 of 2\n{one}--- prompt 2 of 2\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        ([], {"temperature": 0.0, "top_p": 1.0, "max_tokens": 256}),  # the bundled model's file: do_sample is false
+        (["--temperature", "0.3"], {"temperature": 0.3}),
+        (["--generation-config", "vllm"], {"temperature": 0.7, "max_tokens": 256}),
+        (["--override-generation-config", '{"top_p": 0.5}', "--max-tokens", "3"],
+         {"temperature": 0.0, "top_p": 0.5, "max_tokens": 3}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["chat"]], ids=lambda words: words[0])
+def test_what_the_command_line_leaves_open_comes_from_the_model(
+    command: list[str], words: list[str], want: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SamplingParams] = []
+
+    def stream(self: LLM, prompt: object, params: SamplingParams) -> Iterator[RequestOutput]:
+        asked.append(params)
+        return iter(())
+
+    monkeypatch.setattr(LLM, "stream", stream)
+    monkeypatch.setattr("sys.stdin", io.StringIO("x\n"))
+    assert main([*command, *words, *ENGINE]) == 0
+    assert {name: getattr(asked[0], name) for name in want} == want
+
+
+def test_parameters_that_contradict_each_other_are_refused_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "./nowhere", "--prompt", "x", "--min-tokens", "9", "--max-tokens", "3"]) == 2
+    assert "min_tokens = 9" in capsys.readouterr().err
 
 
 def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from quire import LLM, SamplingParams
 from quire.compute.forward.eager import EagerForward
 from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import ConfigError
+from quire.core.request import Request
 from quire.planner.drafts import DraftCosts
 
 SHAPE = DRAFT.parents[1] / "quire" / "bench" / "shapes" / "qwen3-0.6b"
@@ -113,6 +114,35 @@ def test_metrics_under_the_known_names(plain: LLM, speculative: LLM) -> None:
     values = {metric.name: metric for metric in speculative.get_metrics()}
     assert values["quire:spec_decode_num_accepted_tokens"].value == sum(stats.accepted_at)
     assert not any("spec_decode" in metric.name for metric in plain.get_metrics())
+
+
+def test_what_drafts_did_for_one_request(speculative: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts are the engine's; a right draft behind the end of the output is not kept."""
+    history = speculative.engine.scheduler.history
+    real, labels = history.arrive, [f"drafts{i}" for i in range(9)]
+
+    def arrive(request: Request, n_waiting: int) -> None:
+        request.label = f"{labels[0]}-0"
+        real(request, n_waiting)
+
+    monkeypatch.setattr(history, "arrive", arrive)
+    monkeypatch.setattr(speculative.engine.scheduler.live.drafts, "costs", None)  # as many drafts as there may be
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    n_dropped: list[int] = []
+    while len(labels) > 1:
+        before = speculative.stats()
+        parts = [part.outputs[0].token_ids for part in speculative.stream(COPIES[0], params)]  # of a step each
+        after, [found] = speculative.stats(), history.explain(labels.pop(0))
+        assert found.n_drafts == after.n_drafts - before.n_drafts
+        assert found.draft_tokens == after.draft_tokens - before.draft_tokens >= found.drafts_kept
+        tokens = [token for part in parts for token in part]
+        assert found.n_outputs == len(tokens) == sum(map(bool, parts)) + found.drafts_kept
+        n_dropped.append(after.accepted_tokens - before.accepted_tokens - found.drafts_kept)
+        if not params.stop_token_ids:
+            assert found.n_drafts > 0 and found.drafts_kept > 10
+            stops = [token for i, token in enumerate(tokens) if i > 5 and token not in tokens[:i]]
+        params.stop_token_ids = [stops.pop()]
+    assert n_dropped[0] == 0 and min(n_dropped) >= 0, "without a stop all right drafts are kept"
 
 
 def test_the_prefix_cache_is_hit_as_often(plain: LLM, speculative: LLM) -> None:

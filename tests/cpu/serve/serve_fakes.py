@@ -97,6 +97,10 @@ class FakeEngine:
         """Requests whose sequences fail after two tokens, with `failure_of_faults`."""
         self.failure_of_faults = Failure(Code.NON_FINITE_LOGITS, "at 0x7f00")
         self.cached_tokens = 0
+        self.drafts: tuple[int, int, list[int], float] = (0, 0, [], 0.0)
+        """Times that drafts were verified, these drafts, the right ones by place, seconds saved."""
+        self.drafts_of_one = (0, 0, 0)
+        """The same of each request: times, drafts, kept ones."""
         self.asleep = 0
         """The level of its sleep."""
         self.sleep_failure: str | None = None
@@ -160,6 +164,7 @@ class FakeEngine:
                 request.label, request.terms.tenant, len(request.prompt_token_ids), 1, admitted_s=0.25,
                 first_token_s=0.5, ended_s=2.0, end="length", n_waiting_before=7, miss_position=1, miss_wanted=65,
                 miss_cached=66, chunks=[Chunk(3, 0.3, 0, 8, 4)], n_outputs=9, steps=[StepGroup(1.0, 10, 4.0, 300)],
+                n_drafts=self.drafts_of_one[0], draft_tokens=self.drafts_of_one[1], drafts_kept=self.drafts_of_one[2],
             )
             for request in asked
         ]  # fmt: skip
@@ -204,6 +209,10 @@ class FakeEngine:
             prompt_tokens=self._n_prompt_tokens,
             generation_tokens=self._n_generated,
             prefix_queries=self._n_prompt_tokens,
+            n_drafts=self.drafts[0],
+            draft_tokens=self.drafts[1],
+            accepted_at=self.drafts[2],
+            draft_saved_s=self.drafts[3],
             finished=dict(self._finished),
             tree=[(-1, 4, n), (0, 2, n), (0, 3, 0), (-1, 1, 0)],
             expert_map=[bytes([16, 40, 0, 8]), bytes([16] * 4)],

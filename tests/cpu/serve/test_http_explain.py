@@ -39,6 +39,23 @@ def test_phases_and_reasons(server: Any) -> None:
     assert part["reasons"][-1] == "What it should have taken is not known: the device 'fake' has no steps of its own."
 
 
+@pytest.mark.parametrize(
+    ("places", "did", "said"),
+    [
+        ([4, 2], (3, 7, 6), "Its output took 3 steps in place of 9: 7 drafts were verified in 3 of them, and 6 kept."),
+        ([4, 2], (1, 1, 0), "Its output took 9 steps: 1 draft was verified in 1 of them, and none kept."),
+        ([0, 0], (0, 0, 0), "No step of it verified drafts: none were found, or none were expected to pay."),
+        ([], (0, 0, 0), None),
+    ],
+)
+def test_what_drafts_did(server: Any, places: list[int], did: tuple[int, int, int], said: str | None) -> None:
+    server.engine.drafts, server.engine.drafts_of_one = (9, 20, places, 0.5), did
+    done = httpx.post(server.base + "/v1/completions", json=BODY).json()
+    [part] = httpx.get(f"{server.base}/v1/requests/{done['id']}/explain").json()["parts"]
+    assert (part["n_drafts"], part["draft_tokens"], part["drafts_kept"]) == did
+    assert [reason for reason in part["reasons"] if "drafts" in reason or "draft was" in reason] == [said] * bool(said)
+
+
 def test_a_part_for_each_prompt(server: Any) -> None:
     done = httpx.post(server.base + "/v1/completions", json={**BODY, "prompt": [[1], [2], [3]]})
     name = done.headers["x-request-id"]

@@ -247,6 +247,20 @@ def test_engine_view(page: WebPage, server: Any) -> None:
     page.until(lambda: "Expert 1 of layer 1 with experts\n2.5 × the tokens of the mean one" in page["tip"].text)
 
 
+def test_what_drafts_do_is_one_line(page: WebPage, server: Any) -> None:
+    with server.client() as http:
+        for drafts, line in [
+            ((0, 0, [], 0.0), ""),
+            ((0, 0, [0, 0], 0.0), "Drafts: none verified yet"),
+            ((40, 1600, [30, 12], 1.25), "Drafts: 1,600 verified, 42 right (3 %), 1.05 a time; they saved 1.3 s"),
+            ((40, 80, [4, 1], -0.2), "Drafts: 80 verified, 5 right (6 %), 0.13 a time; they cost 0.2 s"),
+        ]:
+            server.engine.drafts = drafts
+            http.post("/v1/completions", json={"model": "fake", "prompt": "x", "max_tokens": 1})
+            page.until(lambda line=line: page["drafts-note"].text == line)
+            assert page["drafts-note"].is_displayed() == bool(line)
+
+
 def test_a_model_without_experts_draws_none(page: WebPage) -> None:
     shown = page.driver.execute_async_script(
         "import('/page/experts.js').then((experts) => { experts.drawExperts([]);"

@@ -36,11 +36,27 @@ def test_a_published_head() -> None:
     head.check(str(FOLDER), parse_arch(MODEL))
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_layers_of_its_own(nested: bool) -> None:
-    said = {TAPS: [1, 14, 22]}
-    head = parse_head(PUBLISHED | ({"eagle_config": {**said, "use_aux_hidden_state": True}} if nested else said))
-    assert head.taps_of(32) == (1, 14, 22)
+@pytest.mark.parametrize(
+    ("said", "taps"),
+    [
+        ({TAPS: [1, 14, 22]}, (1, 14, 22)),  # vLLM's: the layers that read the states
+        ({"eagle_config": {TAPS: [1, 15, 28], "use_aux_hidden_state": True}}, (2, 16, 29)),  # those that leave them
+        ({TAPS: [2, 16, 29], "eagle_config": {TAPS: [1, 15, 28]}}, (2, 16, 29)),
+        ({TAPS: None, "eagle_config": {TAPS: [1, 15, 28]}}, (2, 16, 29)),
+        ({TAPS: [1, 14, 22], "eagle_config": {"use_aux_hidden_state": True}}, (1, 14, 22)),
+    ],
+)
+def test_layers_of_its_own(said: dict[str, Any], taps: tuple[int, ...]) -> None:
+    """[1, n/2 - 1, n - 4] is what SpecForge writes of the layers that a head reads which does not say any."""
+    assert parse_head(PUBLISHED | said).taps_of(32) == taps
+
+
+def test_layers_that_do_not_fit_the_model() -> None:
+    head = parse_head(PUBLISHED | {"eagle_config": {TAPS: [1, 15, 31]}})
+    with pytest.raises(ConfigError) as refused:
+        head.check(str(FOLDER), parse_arch(MODEL))
+    assert "the states before layers 2, 16, 32 and the model has 32" in str(refused.value)
+    assert f"set {TAPS} at the top level of its config.json, not in eagle_config" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +71,13 @@ def test_layers_of_its_own(nested: bool) -> None:
         ({TAPS: [1, 5]}, "must be 3 numbers of layers, rising"),
         ({TAPS: [1, 5, 5]}, "must be 3 numbers of layers, rising"),
         ({"eagle_config": {TAPS: [-1, 5, 6]}}, "must be 3 numbers of layers, rising"),
+        ({TAPS: [1, 2, 3], "eagle_config": {TAPS: [1, 2, 3]}},
+         f"{TAPS} = [1, 2, 3] must be [2, 3, 4] beside eagle_config: [1, 2, 3], whose layers are those that leave"),
         ({"attention_bias": True}, "model_type = 'llama' must be that of a head without bias"),
         ({"hidden_act": "gelu"}, "model_type = 'llama' must be that of a head without bias"),
         ({"quantization_config": {"quant_method": "awq"}}, "must be absent: heads are read in floating numbers only"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_head(PUBLISHED | changes, "config.json")
