@@ -260,7 +260,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     _reference("sample", "choose_by", "lines", "penalise", "widen"),
     _alone("state", "triton-tokens", "scan_ssm", "scan_delta", place="triton.alone", on_gpu=True),
     _triton("state", *_SCANS, place="triton.launcher"),
-    _alone("state", "cpu", *_SCANS),
+    _native("state", *_SCANS),
     Implementation("state", "chunked", _SCANS, ("cpu",), "torch; pieces of prompts as products of matrices"),
     _reference("state", *_SCANS),
     _triton("kvstore", "copy_pages"),

@@ -1,7 +1,7 @@
 """Which models have kernels of their own, on a CPU, for rows that are to be alone (`kernels/invariance`).
 
 All others are computed by kernels whose rows are alone in any case. Owns the list of what is not: torch's products of
-each head, recurrences in pieces, and functions of elements that torch computes.
+each head, and functions of elements that torch computes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.kernels.invariance import RowsAlone
 
 def rows_alone_on_cpu(arch: ModelArch, *, deterministic: bool) -> RowsAlone:
     """Which steps of this model, whole, are launched so. deterministic: every request asks."""
-    if not arch.state_specs and not any(map(_has_two_kinds, arch.layers)):
+    if not any(map(_has_two_kinds, arch.layers)):
         return RowsAlone.NEVER
     return RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
 

@@ -1,4 +1,4 @@
-"""Recurrent mixers on CPU in the native library, token after token: where rows are to be alone.
+"""Recurrent mixers on CPU in the native library, token after token.
 
 Owns the calls. Does not own the arithmetic (csrc/cpu/state.cpp). Invariant: what a row gives depends on its inputs and
 on the state before it alone, so that chunks, pieces, snapshots and neighbours change no bit.
@@ -12,7 +12,6 @@ import torch
 
 from quire.kernels import native
 from quire.kernels.act.elements import exp, sigmoid, softplus
-from quire.kernels.catalog import unless_alone
 from quire.kernels.state.reference import L2_EPS
 from quire.kernels.state.spans import StateSpans
 
@@ -37,11 +36,6 @@ _ScanDelta = _structure(
 _NormGated = _structure(
     "y gate weight out", "n n_columns size n_weights y_row gate_row", "eps", "dtype gate_first n_threads"
 )
-
-
-def obstacle(_: torch.Tensor) -> str | None:
-    """Why this is not for such rows, or None."""
-    return unless_alone()
 
 
 def convolve(

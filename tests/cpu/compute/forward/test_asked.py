@@ -12,12 +12,19 @@ from quire.config.model import read_arch
 from quire.kernels.invariance import RowsAlone
 
 SHAPES = pathlib.Path(quire.__file__).parent / "bench" / "shapes"
-ANYWAY = ("qwen3-0.6b", "llama-3.2-1b", "mixtral-8x7b", "olmoe-1b-7b", "qwen3-30b-a3b", "command-r")
+ANYWAY = (
+    "qwen3-0.6b",
+    "llama-3.2-1b",
+    "mixtral-8x7b",
+    "olmoe-1b-7b",
+    "qwen3-30b-a3b",
+    "command-r",
+    "mamba2-2.7b",
+    "lfm2-1.2b",
+)
 ASKED = {
     "deepseek-v2-lite": "latent attention",
-    "qwen3-next-80b-a3b": "recurrent layers",
-    "mamba2-2.7b": "recurrent layers",
-    "lfm2-1.2b": "recurrent layers",
+    "qwen3-next-80b-a3b": "gated attention, a shared expert with a gate",
     "gpt-oss-20b": "another gating",
     "gemma-2-9b": "GELU by tanh, gated",
     "starcoder2-7b": "GELU by tanh",

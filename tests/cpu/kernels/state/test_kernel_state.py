@@ -1,4 +1,4 @@
-"""Recurrent mixers on CPU: the chunked forms against token by token, snapshots, and steps against one pass."""
+"""Recurrent mixers on CPU: the chunked forms of torch against token by token, snapshots, steps against one pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,19 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import state_case
 
-from quire.kernels.state import chunked, convolve, norm_gated, plan_spans, reference, scan_delta, scan_ssm, single_rows
+from quire.kernels import native
+from quire.kernels.selector import select
+from quire.kernels.state import (
+    chunked,
+    convolve,
+    cpu,
+    norm_gated,
+    plan_spans,
+    reference,
+    scan_delta,
+    scan_ssm,
+    single_rows,
+)
 from quire.kernels.state.spans import PIECE, StateSpans
 
 
@@ -113,8 +125,12 @@ def test_the_ops_run_what_the_catalogue_says() -> None:
         keywords = dict(zip({"convolve": ["silu"], "scan_ssm": ["dt_limit"]}.get(name, []), case.after, strict=True))
         state = case.state.clone()
         y = function(*case.before, state, case.spans, **keywords)
-        expected, left = dataclasses.replace(case).run(getattr(chunked, name))
-        assert torch.equal(y, expected) and torch.equal(state, left)
+        expected, left = case.run(getattr(chunked, name))
+        assert torch.equal(y, expected) and torch.equal(state, left), "float64 has no compiled kernels"
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.empty(0, dtype=dtype)
+            module = chunked if native.library() is None else cpu
+            assert select("state", name, x) is getattr(module, name)
 
 
 def test_the_gate_and_its_norm_are_those_of_transformers() -> None:

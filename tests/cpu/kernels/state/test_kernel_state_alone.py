@@ -1,4 +1,4 @@
-"""Recurrent mixers token after token, for rows that are alone: right, and the same bits however a sequence is cut."""
+"""Recurrent mixers on CPU token after token: right, and the same bits however a sequence is cut."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import state_case
 from state_case import ScanCase
 
 from quire.kernels import native
-from quire.kernels.invariance import rows_alone
-from quire.kernels.state import convolve, norm_gated, plan_spans, reference, scan_delta, scan_ssm, single_rows
+from quire.kernels.state import chunked, convolve, norm_gated, plan_spans, reference, scan_delta, scan_ssm, single_rows
 from quire.kernels.state.spans import StateSpans, spans_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="needs the compiled CPU kernels")
@@ -32,11 +31,10 @@ ODD: dict[str, dict[str, int]] = {
 
 
 def computed(name: str, case: ScanCase) -> tuple[torch.Tensor, torch.Tensor]:
-    """By the op, where rows are to be alone."""
+    """By the op."""
     keywords = dict(zip({"convolve": ["silu"], "scan_ssm": ["dt_limit"]}.get(name, []), case.after, strict=True))
     function: Callable[..., torch.Tensor] = FUNCTIONS[name]
-    with rows_alone():
-        return case.run(lambda *given: function(*given[: len(case.before) + 2], **keywords))
+    return case.run(lambda *given: function(*given[: len(case.before) + 2], **keywords))
 
 
 @pytest.mark.parametrize("shape", ["even", "odd"])
@@ -61,7 +59,7 @@ def test_no_bit_depends_on_where_a_sequence_is_cut(name: str) -> None:
     y, state = computed(name, case)
     first, length = sum(state_case.LENGTHS[:4]), state_case.LENGTHS[4]
 
-    def part(begin: int, end: int, line: int, left: torch.Tensor, *, alone: bool = True) -> torch.Tensor:
+    def part(begin: int, end: int, line: int, left: torch.Tensor) -> torch.Tensor:
         if end - begin == 1:
             spans = single_rows(torch.tensor([line]), torch.tensor([7 + begin]))
         else:
@@ -70,8 +68,7 @@ def test_no_bit_depends_on_where_a_sequence_is_cut(name: str) -> None:
                 for one in plan_spans(np.array([0, end - begin]), np.array([line]), np.array([7 + begin]))
             ])  # fmt: skip
         before = tuple(x[first + begin : first + end] if x is not None and len(x) == len(y) else x for x in case.before)
-        one = ScanCase(before, left, spans, case.after)
-        got, after = computed(name, one) if alone else one.run(FUNCTIONS[name])
+        got, after = computed(name, ScanCase(before, left, spans, case.after))
         left.copy_(after)
         return got
 
@@ -86,20 +83,19 @@ def test_no_bit_depends_on_where_a_sequence_is_cut(name: str) -> None:
 
 
 def test_pieces_of_products_do_depend_on_it() -> None:
-    """What the test above would find: the kernels that run elsewhere."""
+    """What the test above would find: what runs without the compiled kernels."""
     torch.manual_seed(1)
     case = state_case.ssm_case(single=False).to(torch.float32, torch.float32)
-    whole, _ = case.run(lambda *given: scan_ssm(*given[:9], dt_limit=given[9]))
+    whole, _ = case.run(chunked.scan_ssm)
     at, length = sum(state_case.LENGTHS[:4]), state_case.LENGTHS[4]
-    arrays = plan_spans(np.array([0, 50]), np.array([7]), np.array([7]))
-    before = tuple(x[at : at + 50] if len(x) == len(whole) else x for x in case.before if x is not None)
-    part = ScanCase(before, case.state, spans_of([torch.from_numpy(one) for one in arrays]), case.after)
-    got, left = part.run(lambda *given: scan_ssm(*given[:9], dt_limit=given[9]))
-    arrays = plan_spans(np.array([0, length - 50]), np.array([7]), np.array([57]))
-    before = tuple(x[at + 50 : at + length] if len(x) == len(whole) else x for x in case.before if x is not None)
-    rest = ScanCase(before, left, spans_of([torch.from_numpy(one) for one in arrays]), case.after)
-    more, _ = rest.run(lambda *given: scan_ssm(*given[:9], dt_limit=given[9]))
-    assert not torch.equal(torch.cat((got, more)), whole[at : at + length])
+    state, rows = case.state, []
+    for begin, end in ((0, 50), (50, length)):
+        arrays = plan_spans(np.array([0, end - begin]), np.array([7]), np.array([7 + begin]))
+        before = tuple(x[at + begin : at + end] if len(x) == len(whole) else x for x in case.before if x is not None)
+        part = ScanCase(before, state, spans_of([torch.from_numpy(one) for one in arrays]), case.after)
+        got, state = part.run(chunked.scan_ssm)
+        rows.append(got)
+    assert not torch.equal(torch.cat(rows), whole[at : at + length])
 
 
 def test_the_gate_and_its_norm() -> None:
@@ -110,9 +106,8 @@ def test_the_gate_and_its_norm() -> None:
         expected = reference.norm_gated(wide[:, :60], wide[:, 60:], weight, 1e-5, 20, first)
         for dtype in DTYPES:
             y, gate = wide.to(dtype).split([60, 60], dim=1)
-            with rows_alone():
-                got = norm_gated(y, gate, weight.to(dtype), 1e-5, size=20, gate_first=first)
-                one = norm_gated(y[5:6], gate[5:6], weight.to(dtype), 1e-5, size=20, gate_first=first)
+            got = norm_gated(y, gate, weight.to(dtype), 1e-5, size=20, gate_first=first)
+            one = norm_gated(y[5:6], gate[5:6], weight.to(dtype), 1e-5, size=20, gate_first=first)
             assert state_case.error(got, expected) <= reference.TOLERANCE[dtype]
             assert torch.equal(one, got[5:6])
 
