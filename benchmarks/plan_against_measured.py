@@ -36,10 +36,7 @@ MOST_ROWS, MOST_SEQS = 8192, 1024
 SHARED: Final = {"W5": 2048}
 FIRST, SEVERAL, OTHERS, FITTED = 0.15, 0.12, 0.10, 0.05
 """Limits, see the module."""
-BEYOND: Final = {
-    ("gpt-oss-20b mxfp4", "1 x 1,024: decode, ms"), ("gpt-oss-20b mxfp4", "W2, tok/s"),
-    ("llama-3.1-8b int4-g128", "1 x 128: first token, ms"),
-}  # fmt: skip
+BEYOND: Final = {("gpt-oss-20b mxfp4", "1 x 1,024: decode, ms"), ("gpt-oss-20b mxfp4", "W2, tok/s")}
 """(shape, figure) that do not hold; docs/plan.md says why."""
 
 

@@ -18,7 +18,7 @@ from quire.compute.schemes import choice
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.engine import workers
-from quire.kernels import native
+from quire.kernels import native, selector
 
 NEEDLE = [random.Random(1).randrange(5, 4000) for _ in range(130)]
 WISHES: list[dict[str, Any]] = [
@@ -100,6 +100,15 @@ def test_a_choice_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyP
     assert any(found)
 
 
+@pytest.fixture
+def new_choices() -> Iterator[None]:
+    """Kernels are chosen anew, in the test and behind it."""
+    selector.candidates.cache_clear()
+    yield
+    selector.candidates.cache_clear()
+
+
+@pytest.mark.usefixtures("new_choices")
 def test_sums_of_torch_without_onednn_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why a CPU without the native kernels promises nothing: `F.linear` in float32."""
     monkeypatch.setattr(native, "library", lambda: None)
