@@ -2,7 +2,7 @@
 
 Owns which steps are timed and in which order. Does not own the search (`planner/fitting`). Models are bundled shapes
 with fewer layers and random weights. A busy machine only makes steps longer, so of each step the fast ones count.
-On a GPU it has not run yet; what its knobs find of the H200's own expected steps is tested.
+It ran once on an H200; what its knobs find of the H200's own expected steps is tested.
 """
 
 from __future__ import annotations
