@@ -26,7 +26,8 @@ N_STEPS = 64
 """Of which two are timed, and sixteen have texts read."""
 MOST_MORE = {1: 22, 4: 34, 12: 22}
 """Calls of a step by sequences, of some 1,250: about 15, and 3 for each text of up to four, which are read in every
-fourth step, and up to one for what comes now and then. They were 39, 78 and 35 when each step wrote its tokens to the host's copy, and read its texts."""
+fourth step, and up to one for what comes now and then. They were 39, 78 and 35 when each step wrote its tokens to the
+host's copy, and read its texts."""
 
 
 @pytest.fixture(scope="module")
