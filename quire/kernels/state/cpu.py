@@ -13,7 +13,7 @@ import torch
 from quire.kernels import native
 from quire.kernels.act.elements import exp, sigmoid, softplus
 from quire.kernels.state.reference import L2_EPS
-from quire.kernels.state.spans import StateSpans
+from quire.kernels.state.spans import StateSpans, rows_of
 
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -74,7 +74,7 @@ def scan_ssm(
 ) -> torch.Tensor:
     """See op.py."""
     out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
-    x, b, c = (_rows(one) for one in (x, b, c))
+    x, b, c = (rows_of(one) for one in (x, b, c))
     steps = softplus(dt.float() + dt_bias.float()).clamp_(*dt_limit)
     decays, skip = exp(steps * _rates(a_log)), d.float()
     given, _held = _spans(spans)
@@ -101,7 +101,7 @@ def scan_delta(
 ) -> torch.Tensor:
     """See op.py."""
     out = torch.empty(v.shape, dtype=v.dtype) if out is None else out
-    q, k, v = (_rows(one) for one in (q, k, v))
+    q, k, v = (rows_of(one) for one in (q, k, v))
     decays = exp(softplus(a.float() + dt_bias.float()) * _rates(a_log))
     betas = sigmoid(b.float())
     given, _held = _spans(spans)
@@ -144,8 +144,3 @@ def _call(name: str, arguments: ctypes.Structure) -> None:
 
 def _address(x: torch.Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x [n, heads, size] with the heads of a row behind one another."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -89,3 +89,8 @@ def plan_spans(
     row_ptr[1:] = ends
     span_of = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
     return lines.astype(np.int32), fresh, piece_ptr, row_ptr, np.array(keeps, np.int32), span_of
+
+
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    """x [n, heads, size] with the heads of a row behind one another."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

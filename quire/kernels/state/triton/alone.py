@@ -12,9 +12,8 @@ import torch
 import triton
 
 from quire.kernels.catalog import unless_alone
-from quire.kernels.state.spans import StateSpans
+from quire.kernels.state.spans import StateSpans, rows_of
 from quire.kernels.state.triton import tokens
-from quire.kernels.state.triton.launcher import rows_of
 
 STATE_NUMBERS: Final = 1024
 """Of a program: with one warp sums over a state's rows wait for no other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from quire.kernels.state.spans import PIECE, StateSpans
+from quire.kernels.state.spans import PIECE, StateSpans, rows_of
 from quire.kernels.state.triton import conv, delta, ssm
 from quire.kernels.state.triton import gate as gated
 
@@ -142,11 +142,6 @@ def norm_gated(
         num_warps=8 if size > 2048 else 4 if size > 512 else 1,
     )  # fmt: skip
     return out
-
-
-def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """x [n, heads, size] with the heads of a row behind one another."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
 def _precision(x: torch.Tensor) -> str:
