@@ -181,7 +181,7 @@ def test_data_parallel_ranks_say_what_one_says(name: str, n_ranks: int, n_beside
         assert answers_with(model, options) == answers_of(model), options
 
 
-@pytest.mark.parametrize("n_stages, n_beside", [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("n_stages, n_beside", [(2, 1), (3, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "deepseek_v2"])
 def test_stages_say_what_one_says(name: str, n_stages: int, n_beside: int, folder: pathlib.Path) -> None:
     """Eager and captured; asleep between."""
