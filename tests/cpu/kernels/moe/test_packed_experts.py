@@ -12,14 +12,6 @@ pytestmark = pytest.mark.skipif(catalog.native_obstacle() is not None, reason=st
 FORMS = [*qgemm.SCHEMES, "float"]
 
 
-@pytest.fixture
-def native_level(level: str) -> str:
-    """Each level of instructions that this machine has; without a library there are no native experts."""
-    if level == "torch":
-        pytest.skip("there are no native experts")
-    return level
-
-
 def made(form: str, n_experts: int, hidden: int, inner: int, dtype: torch.dtype, biased: bool) -> moe.PackedExperts:
     def product(n: int, k: int) -> list[qgemm.PackedWeight]:
         all_of = [torch.randn(n, k).to(dtype) * k**-0.5 for _ in range(n_experts)]
