@@ -45,7 +45,7 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
             flops = 2.0 * m * layer.n * layer.k * (0.5 if op == "w8a8" else 1.0)
             work = Work(_n_bytes(form, layer) + x_bytes, y_bytes, flops)
             contenders = functools.partial(_contenders, op, form, layer, m, setting)
-            yield Case(op, f"{name} {form}, {m} rows", work, contenders, quick=m == 16 and name == NAMES[1])
+            yield Case(op, f"{name} {form}, {m} rows", work, contenders, form, quick=m == 16 and name == NAMES[1])
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
@@ -58,7 +58,7 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
                     continue
                 error = functools.partial(_error, op, form, n, k, setting, implementation)
                 tolerance = catalog.entry(op, "reference").load().TOLERANCE[setting.dtype]
-                yield Check(op, f"{form} [{n}, {k}]", implementation.name, error, tolerance)
+                yield Check(op, form, implementation.name, error, tolerance)
 
 
 def _function_name(form: str) -> str:

@@ -55,12 +55,16 @@ LAYERS = {
 }
 SIZES = {"cuda": (tuple(LAYERS), (1, 16, 64, 128, 256, 512, 2048)), "cpu": (("0.6b qkv", "0.6b down"), (1, 16))}
 QUICK = ("8b gate_up, 16 rows", "0.6b qkv, 16 rows")
-SMALL = {
-    "qkv": (LinearCase(200, 128, norm=True), 5),
-    "down": (LinearCase(72, 448, residual=True), 17),
-    "gate_up": (LinearCase(160, 320, norm=True, silu_mul=True), 9),
-    "head": (LinearCase(1000, 64), 64),
-}
+SMALL = (
+    (LinearCase(200, 128, norm=True), 5),
+    (LinearCase(72, 448, residual=True), 9),
+    (LinearCase(160, 320, norm=True, silu_mul=True), 9),
+    (LinearCase(1000, 64), 16),
+    (LinearCase(72, 448, residual=True), 17),
+    (LinearCase(160, 320, silu_mul=True), 300),
+    (LinearCase(1000, 64), 64),
+)
+"""Layers and rows: one of each kind."""
 
 Arguments = tuple[object, ...]
 
@@ -81,17 +85,24 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
                     f"{name}{' fused' if fused else ''}, {m} rows",
                     work,
                     functools.partial(_contenders, layer, m, setting, w_bytes),
+                    _kind(layer, m),
                     quick=f"{name}, {m} rows" in QUICK,
                 )
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
     """Each kind of fusion at a small size, with a bias where nothing else follows."""
-    for name, (layer, m) in SMALL.items():
+    for layer, m in SMALL:
         for implementation in catalog.runnable(op, setting.device.type):
             if implementation.name != "reference":
                 error = functools.partial(_error, layer, m, setting, implementation)
-                yield Check(op, name, implementation.name, error, reference.TOLERANCE[setting.dtype])
+                yield Check(op, _kind(layer, m), implementation.name, error, reference.TOLERANCE[setting.dtype])
+
+
+def _kind(layer: LinearCase, m: int) -> str:
+    """What is fused, and whether rows are too many for a norm."""
+    fused = [name for name in ("norm", "residual", "silu_mul") if getattr(layer, name)]
+    return f"{' '.join(fused) or 'plain'}{', many rows' if m > MAX_NORM_ROWS else ''}"
 
 
 def _arguments(layer: LinearCase, m: int, setting: Setting) -> Arguments:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from quire.bench.kernels.limits import DeviceLimits
-from quire.bench.kernels.measurement import Accuracy, Results, Timing
+from quire.bench.kernels.measurement import NOT_CHECKED, RIGHT, Accuracy, Results, Timing
 
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
@@ -29,6 +29,9 @@ def lines(results: Results) -> Iterator[str]:
             yield shown_op
         yield timing_line(row)
     yield from results.notes
+    n_unchecked = sum(row.checked == NOT_CHECKED for row in results.timings)
+    if n_unchecked:
+        yield f"{n_unchecked} times are of implementations whose results no check of their kind has compared"
     if results.left_out:
         yield f"{len(results.left_out)} cases were not measured: no time was left (--time-limit 0 measures all)"
 
@@ -45,7 +48,7 @@ def accuracy_line(row: Accuracy) -> str:
     """One check."""
     what = f"{row.op + ' ' + row.check:<46}{row.implementation:<24}"
     if row.failure or row.note:
-        return f"{what}{'FAILED: ' + row.failure if row.failure else 'not run: ' + row.note}"
+        return f"{what}{'FAILED: ' + row.failure if row.failure else 'not checked: ' + row.note}"
     return f"{what}{row.error:>10.1e}  of {row.tolerance:.1e} allowed{'' if row.good else '  WRONG'}"
 
 
@@ -55,13 +58,12 @@ def timing_line(row: Timing) -> str:
     if row.error or row.note:
         return f"{what}{'FAILED: ' + row.error if row.error else 'not run: ' + row.note}"
     text = f"{what}{_time(row.time_s):>10}{row.spread:>7.0%}"
-    if math.isnan(row.share):
-        return text
-    speed = rate(row.flops_s, "FLOP/s") if row.in_flops else rate(row.bytes_s, "B/s")
-    text += f"{speed:>15}{row.bound:>8}{row.share:>7.0%}"
-    if row.ratio_to and not math.isnan(row.ratio):
-        text += f"  {row.ratio:.2f} x {row.ratio_to}"
-    return text
+    if not math.isnan(row.share):
+        speed = rate(row.flops_s, "FLOP/s") if row.in_flops else rate(row.bytes_s, "B/s")
+        text += f"{speed:>15}{row.bound:>8}{row.share:>7.0%}"
+        if row.ratio_to and not math.isnan(row.ratio):
+            text += f"  {row.ratio:.2f} x {row.ratio_to}"
+    return text if row.checked in ("", RIGHT) else f"{text}  {row.checked.upper()}"
 
 
 def rate(value: float, unit: str) -> str:
@@ -78,7 +80,7 @@ def values(results: Results) -> dict[str, object]:
     """For a report."""
     return {
         "limits": dataclasses.asdict(results.limits),
-        "errors": [dataclasses.asdict(row) | {"good": row.good} for row in results.accuracies],
+        "errors": [dataclasses.asdict(row) | {"good": None if row.note else row.good} for row in results.accuracies],
         "times": [dataclasses.asdict(row) for row in results.timings],
         "not_measured": results.left_out,
         "notes": results.notes,

@@ -16,7 +16,7 @@ import torch
 from coded_experts import CODINGS, Coding
 
 from quire.config.experts import Gating, RoutingSpec, Scores
-from quire.kernels import moe, native, w8a8
+from quire.kernels import moe, w8a8
 from quire.kernels.moe import cpu, reference
 
 GPT_OSS = Gating(slope=1.702, offset=1.0, limit=7.0)
@@ -58,8 +58,7 @@ def _routed(router: type, logits: torch.Tensor, bias: torch.Tensor | None, **con
 GROUPS = {"num_experts_per_tok": 6, "n_group": 8, "topk_group": 3, "routed_scaling_factor": 2.5}
 
 
-@pytest.mark.skipif(native.library() is None, reason="no native library was built")
-def test_the_native_choice_is_that_of_the_reference() -> None:
+def test_the_native_choice_is_that_of_the_reference(native_level: str) -> None:
     route_cases.check(cpu.route, reference.route, reference.ROUTE_TOLERANCE)
     logits, routing = torch.randn(200, 40), RoutingSpec(n_chosen=5, renormalise=True)
     ids, weights = cpu.route(logits, routing, None)
