@@ -195,6 +195,11 @@ def one_line(result: Mapping[str, Any], arch: ModelArch | None = None) -> str:
         found = [one for one in compare(result, cost) if ":   " not in one.what]
     except ConfigError:
         return ""
+    return line_of(found)
+
+
+def line_of(found: Sequence[Comparison]) -> str:
+    """Model against measurement; empty where there is nothing to compare."""
     texts = [f"{one.what} {_number(one.expected)} {one.unit} ({100 * one.error:+.1f} %)" for one in found]
     return "model: " + "; ".join(texts) if texts else ""
 
