@@ -13,19 +13,25 @@ import argparse
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import re
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import msgspec
+
+from benchmarks.plan_fit import FILE, write_calibration
 from benchmarks.recorded_runs import RANKS, SHAPES, Figure, figures
 from benchmarks.simulated_against_measured import decode_ms, simulate
 from quire.bench.plan_check import cost_of_result
 from quire.bench.simulate.figures import figures as simulated_figures
 from quire.bench.simulate.requests import SimRequest, of_lengths, repeated, workload_requests
 from quire.planner.accelerators import accelerator_named
+from quire.planner.calibration import Record, load_calibration
 from quire.planner.cost import CostModel
+from quire.planner.error_bar import kinds_of, record_of
 from quire.planner.operators import decode_spans, prefill_spans
 from quire.planner.serving import closed_batch_s
 
@@ -38,6 +44,8 @@ FIRST, SEVERAL, OTHERS, FITTED = 0.15, 0.12, 0.10, 0.05
 """Limits, see the module."""
 BEYOND: Final = {
     ("gpt-oss-20b mxfp4", "1 x 1,024: decode, ms"), ("gpt-oss-20b mxfp4", "W2, tok/s"), ("qwen3-0.6b", "W1, tok/s"),
+    ("gemma-3-1b", "1 x 32,000: decode, ms"), ("gemma-3-1b", "32 x 32,000: decode, ms"),
+    ("gemma-3-1b", "32 x 8,000: decode, ms"),
 }  # fmt: skip
 """(shape, figure) that do not hold; docs/plan.md says why."""
 
@@ -53,6 +61,8 @@ class Line:
     limit: float
     planned: float | None = None
     simulated: float | None = None
+    kinds: frozenset[str] = frozenset()
+    """See `error_bar.kinds_of`."""
 
     def error(self, expected: float | None) -> float | None:
         """Of the run that is farthest from it; 0.05 is 5 % too much."""
@@ -177,7 +187,15 @@ def title(one: Figure) -> str:
 def lines() -> list[Line]:
     """Of all figures, those of one shape together."""
     found = [
-        Line(shape_of(one), title(one), tuple(measured), limit_of(one), planned(one), simulated(one))
+        Line(
+            shape_of(one),
+            title(one),
+            tuple(measured),
+            limit_of(one),
+            planned(one),
+            simulated(one),
+            kinds_of(cost_of(one.config).timer),
+        )
         for one, measured in figures().items()
     ]
     order = list(dict.fromkeys(one.shape for one in found))
@@ -194,6 +212,17 @@ def table(found: list[Line]) -> Iterator[str]:
     yield f"median error {100 * statistics.median(errors):.1f} %; {n_held} of {len(found)} lines are within their limit"
 
 
+def records(found: list[Line]) -> tuple[Record, ...]:
+    """What error bars are made of: of each kind the figure that is farthest away, plans and simulations alike."""
+    ratios: dict[frozenset[str], list[tuple[float, str]]] = {}
+    for one in found:
+        expected = [each for each in (one.planned, one.simulated) if each is not None]
+        for measured in one.measured:
+            farthest = max((measured / each for each in expected), key=lambda ratio: abs(math.log(ratio)))
+            ratios.setdefault(one.kinds, []).append((farthest, f"{one.shape} {one.what.rpartition(',')[0]}"))
+    return tuple(record_of(kinds, each) for kinds, each in ratios.items())
+
+
 def rewritten(page: str, found: list[Line]) -> str:
     """The page with this table in the place of its own."""
     old = TABLE.search(page)
@@ -205,16 +234,17 @@ def main(say: Callable[[str], None] = print) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, help="the same as JSON")
-    parser.add_argument("--write", action="store_true", help="put it into docs/plan.md")
+    parser.add_argument("--write", action="store_true", help="into docs/plan.md, and error bars into h200.json")
     options = parser.parse_args()
     found = lines()
     for text in table(found):
         say(text)
     if options.output:
-        rows = [dataclasses.asdict(one) | {"holds": one.holds} for one in found]
+        rows = [dataclasses.asdict(one) | {"holds": one.holds, "kinds": sorted(one.kinds)} for one in found]
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
     if options.write:
         PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+        write_calibration(msgspec.structs.replace(load_calibration(FILE), records=records(found)))
 
 
 if __name__ == "__main__":

@@ -131,6 +131,19 @@ def of_words() -> Iterator[Figure]:
             yield figure(config, workload, run["results"]["output_tokens_per_second"])
 
 
+def of_windows() -> Iterator[Figure]:
+    """Of two kinds of windows, with a plan of attention for each."""
+    report = json.loads((RESULTS / "kv_groups.json").read_text())
+    config = {"model": "gemma-3-1b"}
+    for row in report["rows"]:
+        if row["groups"]:
+            yield figure(config, "decode", row["ms a token"], n_in=32_000, n_out=64)
+    (many,) = (row for row in report["32 sequences, --output-len 256 --rounds 1"] if row["groups"])
+    yield figure(config, "decode", many["ms a token"], batch=32, n_in=32_000, n_out=256)
+    (fewer,) = (row for row in report["quire bench latency, 32 sequences, 8000 in, 128 out"] if row["groups"])
+    yield figure(config, "decode", fewer["decode_step_ms"], batch=32, n_in=8000)
+
+
 def of_notes() -> Iterator[Figure]:
     """Figures without a report."""
     for batch, ms in W6_06B.items():
@@ -151,6 +164,6 @@ def of_notes() -> Iterator[Figure]:
 def figures() -> dict[Figure, list[float]]:
     """Each that is like no other (its own measurement left out) → what all runs of it took."""
     found: dict[Figure, list[float]] = {}
-    for one in (*of_reports(), *of_commands(), *of_words(), *of_notes()):
+    for one in (*of_reports(), *of_commands(), *of_words(), *of_windows(), *of_notes()):
         found.setdefault(dataclasses.replace(one, measured=0.0), []).append(one.measured)
     return found

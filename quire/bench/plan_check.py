@@ -22,6 +22,7 @@ from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
 from quire.planner.calibration import Calibration
 from quire.planner.cost import CostModel, calibrated
+from quire.planner.error_bar import error_bar
 from quire.planner.formats import formats_named
 from quire.planner.operators import decode_spans, prefill_spans
 from quire.planner.serving import closed_batch_s
@@ -44,6 +45,11 @@ class Comparison:
     def error(self) -> float:
         """Relative: 0.05 is 5 % too much."""
         return self.expected / self.measured - 1
+
+    @property
+    def factor(self) -> float:
+        """Between the two, either way: 1.05 is 5 % too much, or as much too little."""
+        return max(self.expected / self.measured, self.measured / self.expected)
 
     def line(self) -> str:
         """For people."""
@@ -171,17 +177,13 @@ def compare_throughput(result: Mapping[str, Any], cost: CostModel, dataset_path:
 
 
 def lines(found: Sequence[Comparison], cost: CostModel) -> list[str]:
-    """For people; where the model is off by more than its error bar, that is said."""
-    timer = cost.timer
-    text = [f"{'':<44}{'expected':>12}{'measured':>12}", *(one.line() for one in found), timer.calibration.source]
+    """For people; where the model is off by more than the error bar of its plans, that is said."""
+    margin = error_bar(cost.timer)
+    text = [f"{'':<44}{'expected':>12}{'measured':>12}", *(one.line() for one in found), cost.timer.calibration.source]
     wholes = [one for one in found if ":   " not in one.what]
-    worst = max(wholes, key=lambda one: abs(one.error))
-    beyond = abs(worst.error) > timer.calibration.error
-    text.append(
-        f"worst: {worst.what}, {100 * worst.error:+.1f} %" + (
-            f", beyond the {100 * timer.calibration.error:.0f} % that the calibration claims" if beyond else ""
-        )
-    )  # fmt: skip
+    worst = max(wholes, key=lambda one: one.factor)
+    says = "beyond" if worst.factor > 1 + margin else "within"
+    text.append(f"worst: {worst.what}, {100 * worst.error:+.1f} %, {says} the ± {100 * margin:.0f} % of its plans")
     return text
 
 
@@ -193,6 +195,11 @@ def one_line(result: Mapping[str, Any], arch: ModelArch | None = None) -> str:
         found = [one for one in compare(result, cost) if ":   " not in one.what]
     except ConfigError:
         return ""
+    return line_of(found)
+
+
+def line_of(found: Sequence[Comparison]) -> str:
+    """Model against measurement; empty where there is nothing to compare."""
     texts = [f"{one.what} {_number(one.expected)} {one.unit} ({100 * one.error:+.1f} %)" for one in found]
     return "model: " + "; ".join(texts) if texts else ""
 

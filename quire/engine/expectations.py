@@ -17,8 +17,8 @@ from quire.planner.accelerators import accelerator_seen, host_accelerator
 from quire.planner.calibration import Calibration, calibration_of, load_calibration
 from quire.planner.cost import CostModel
 from quire.planner.engine_cost import engine_cost
+from quire.planner.error_bar import error_bar
 from quire.planner.expectation import ALONE, PROMPTS, QUEUE, SEQUENCES, Expected, first_token, later_token
-from quire.planner.report import error_bar
 
 UNKNOWN: Final = "What it should have taken is not known: "
 MEASURE: Final = "`quire bench calibrate` measures them, and `quire serve --calibration FILE` takes its file"
@@ -75,7 +75,7 @@ def _cost(frontend: Frontend, given: Calibration | None) -> CostModel:
     device = accelerator_seen(ready.device_name) if ready.device == "cuda" else None
     name = "this CPU" if ready.device == "cpu" else ready.device_name
     calibration = given or (calibration_of(device.name) if device else None)
-    if calibration is None or calibration.source.startswith("assumed"):
+    if calibration is None or calibration.is_assumed:
         raise ConfigError(f"steps were never timed on {name}; {MEASURE}")
     if given is not None and (given.device == "cpu") != (ready.device == "cpu"):
         raise ConfigError(f"the calibration is of {given.device}, and the engine runs on {name}")

@@ -6,8 +6,11 @@ import pathlib
 
 import pytest
 
-from benchmarks.plan_against_measured import BEYOND, Line, lines, rewritten, table
+from benchmarks.plan_against_measured import BEYOND, Line, lines, records, rewritten, table
+from benchmarks.plan_fit import FILE
 from benchmarks.recorded_runs import figures
+from quire.planner.calibration import load_calibration
+from quire.planner.error_bar import farthest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -22,13 +25,29 @@ def test_every_line_is_within_its_limit_but_those_that_the_page_names(found: lis
     assert wrong == BEYOND, "\n".join(one.text() for one in found if (one.shape, one.what) in wrong ^ BEYOND)
 
 
+def test_error_bars_are_those_of_the_table(found: list[Line]) -> None:
+    known = load_calibration(FILE)
+    assert known.records == records(found), "python -m benchmarks.plan_against_measured --write"
+    for one in found:
+        bar = farthest(one.kinds, known)[1]
+        for expected in (one.planned, one.simulated):
+            assert expected is None or all(1 / (1 + bar) <= each / expected <= 1 + bar for each in one.measured)
+
+
+def test_the_page_has_the_error_bars(found: list[Line]) -> None:
+    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    for one in records(found):
+        kind = ", ".join(one.kinds) or "plain"
+        assert f"| {kind} | {one.n_figures} | {one.farthest} | {100 * one.error:.0f} % |" in page
+
+
 def test_all_kinds_of_runs_are_there(found: list[Line]) -> None:
     shapes = {one.shape for one in found}
     assert len(found) == len(figures()) and {
         "qwen3-0.6b", "llama-3.1-8b", "llama-3.1-8b tp 2", "llama-3.1-8b fp8", "llama-3.1-8b kv fp8", "qwen3-30b-a3b",
         "deepseek-v2-lite", "gpt-oss-20b mxfp4", "llama-3.1-8b tp 4", "llama-3.1-70b tp 4", "llama-3.1-8b dp 4",
         "llama-3.1-8b pcp 4", "llama-3.1-70b fp8", "llama-3.1-8b int4-g128",
-        "llama-3.1-70b int4-g128",
+        "llama-3.1-70b int4-g128", "gemma-3-1b",
     } == shapes  # fmt: skip
     assert sum(one.simulated is not None for one in found) > 60 and {one.limit for one in found} == {
         0.05,
