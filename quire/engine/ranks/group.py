@@ -15,36 +15,29 @@ import math
 import os
 import pathlib
 import select
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
-
-import msgspec
 
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
 from quire.core.events import EndKind
 from quire.core.plan import StepPlan
 from quire.core.shortage import shortage
-from quire.engine.child import DUMP_S, KILLED_S, status_text
 from quire.engine.executors.executor import RanksLost
 from quire.engine.owned_folders import OwnedFolder
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.judge import LATE_S, LOST_S, Judge
+from quire.engine.ranks.member import LocalRank
 from quire.engine.ranks.process import Calls
 from quire.engine.ranks.results import N_ENDS, ResultReader
 from quire.engine.ranks.ring import IDLE, READY, RankMemory, RingWriter, Standing, make_memory
-from quire.engine.ranks.start import RankFailed, RankStart
+from quire.engine.ranks.start import RankStart
 from quire.engine.ranks.wire import Said, Stop, encode
-from quire.engine.stdio import STACKS_SIGNAL
 
 logger = logging.getLogger("quire.engine")
 
-RANK_COMMAND: Final = ("-m", "quire.engine.ranks.process")
 WATCH_S: Final = 0.1
 MAX_SLEEP_S: Final = 1.0
 """When the watch itself slept longer, this process was stopped or starved, and the ranks' silence means nothing."""
@@ -56,63 +49,6 @@ ROOT_S: Final = 0.5
 """A rank that is killed may be seen after one that failed because its connection closed: so long it is waited for."""
 HANG_S: Final = 10.0
 """Rank 0, which leaves its groups with them, may take so long; then they are ended, and what it waits for."""
-
-
-class _Rank:
-    """One process and its two pipes."""
-
-    def __init__(self, start: RankStart, status_fd: int) -> None:
-        self.number = start.rank
-        self.status_fd = status_fd
-        waiting = {STACKS_SIGNAL, signal.SIGHUP}  # until it has handlers, as `Child` has it
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE, pass_fds=start.fds, start_new_session=True,
-            )  # fmt: skip
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it is gone, which its pipe says too
-            self.process.stdin.write(msgspec.json.encode(start) + b"\n")
-            self.process.stdin.flush()
-
-    def loss(self) -> tuple[RanksLost, bool]:
-        """Why it is gone, in its own words if it has left any; and whether the lack of another may be the reason."""
-        said = b""
-        with contextlib.suppress(OSError):
-            said = os.read(self.status_fd, 65536)
-        with contextlib.suppress(msgspec.DecodeError):
-            failed = msgspec.json.decode(said, type=RankFailed)
-            return RanksLost(failed.message, failed.kind), failed.kind is EndKind.CRASH
-        code = self.wait(REASON_S)
-        status = "an unknown end" if code is None else status_text(code)
-        kind = EndKind.KILLED if code == -signal.SIGKILL or code == -signal.SIGTERM else EndKind.CRASH
-        return RanksLost(f"rank {self.number} (process {self.process.pid}) ended with {status}", kind), False
-
-    def show_stacks(self) -> None:
-        """End it so that the stacks of its threads go to the log, also if it was stopped."""
-        for number in (signal.SIGABRT, signal.SIGCONT):
-            with contextlib.suppress(OSError):
-                self.process.send_signal(number)
-        self.wait(DUMP_S)
-
-    def wait(self, limit_s: float) -> int | None:
-        """Its exit status, None if it lives so long."""
-        try:
-            return self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def end(self) -> None:
-        """Kill it if it lives, and free everything."""
-        self.process.kill()
-        if self.wait(KILLED_S) is None:
-            logger.error("rank %d (process %d) was killed and does not end", self.number, self.process.pid)
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.close()
-        os.close(self.status_fd)
 
 
 class RankGroup:
@@ -147,7 +83,7 @@ class RankGroup:
         """Ends what rank 0 has begun with the others, and waits for; called once all ranks are ended."""
         self.is_late = False
         """See `judge.LATE_S`."""
-        self._ranks: list[_Rank] = []
+        self._ranks: list[LocalRank] = []
         self._memory: RankMemory | None = None
         self._writer: RingWriter | None = None
         self._fds: list[int] = []
@@ -163,7 +99,7 @@ class RankGroup:
     @property
     def pids(self) -> list[int]:
         """Of the processes, from rank 1 on."""
-        return [rank.process.pid for rank in self._ranks]
+        return [rank.pid for rank in self._ranks]
 
     def start(self) -> bool:
         """Start the processes, and wait until they are ready to meet this one; False if that was done. Raises
@@ -174,8 +110,7 @@ class RankGroup:
         self._thread = threading.Thread(target=self._live, daemon=True, name="quire-ranks")
         self._thread.start()
         self._started.wait()
-        memory = self._memory
-        while memory is None or any(memory.state(rank.number) < READY for rank in self._ranks):
+        while self._memory is None or any(rank.standing().state < READY for rank in self._ranks):
             if self._lost.wait(WATCH_S):
                 break
         self.check()
@@ -305,7 +240,7 @@ class RankGroup:
                 self._is_server, *results,
             )  # fmt: skip
             try:
-                self._ranks.append(_Rank(start, reading))
+                self._ranks.append(LocalRank(start, reading, self._memory))
             finally:
                 os.close(writing)
 
@@ -353,7 +288,7 @@ class RankGroup:
         """Ranks were told to leave: none of them hangs for longer than `HANG_S`, rank 0 neither."""
         if self.loss is None and not self._left.wait(HANG_S):
             there = [rank for rank in self._ranks if rank.wait(0.0) is None]
-            names = ", ".join(f"rank {rank.number} (process {rank.process.pid})" for rank in there) or "rank 0"
+            names = ", ".join(rank.name for rank in there) or "rank 0"
             self._lose(RanksLost(f"{names} did not leave the groups of ranks in {HANG_S:g} s", EndKind.STALL), there)
 
     def _look(self) -> None:
@@ -364,7 +299,8 @@ class RankGroup:
         limit_s = min(LOST_S, self._config.engine_stall_timeout or LOST_S)
         lost = [rank for rank in self._ranks if late_s[rank.number] > limit_s]
         if lost:
-            names = ", ".join(f"rank {rank.number} (process {rank.process.pid})" for rank in lost)
+            states = {rank.name: rank.state_words() for rank in lost}
+            names = ", ".join(f"{name}, {state}," if state else name for name, state in states.items())
             loss = RanksLost(f"{names} made no progress for {limit_s:g} s and was ended", EndKind.STALL)
             self._lose(loss, lost)
             return
@@ -377,19 +313,16 @@ class RankGroup:
 
     def _standings(self) -> list[Standing]:
         """From rank 0 on."""
-        memory = self._memory
-        assert memory is not None
         n_calls, n_done = 0 if self.calls is None else self.calls.n_calls, 0 if self.done is None else self.done.count()
-        return [Standing(IDLE, 0.0, n_calls, n_done)] + [memory.standing(rank.number) for rank in self._ranks]
+        return [Standing(IDLE, 0.0, n_calls, n_done)] + [rank.standing() for rank in self._ranks]
 
-    def _lose(self, loss: RanksLost, with_stacks: list[_Rank]) -> None:
+    def _lose(self, loss: RanksLost, with_stacks: list[LocalRank]) -> None:
         with self._loss_lock:
             if self.loss is not None or self._left.is_set():
                 return
             self.loss = loss
         logger.error("%s; all ranks are ended", loss.message)
         for rank in with_stacks:
-            logger.error("the stacks of rank %d follow", rank.number)
             rank.show_stacks()
         self._free()
         self._lost.set()
