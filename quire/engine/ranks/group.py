@@ -9,7 +9,6 @@ process. A rank that somebody has stopped is lost as one that hangs: the others 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import logging
 import math
 import os
