@@ -217,7 +217,7 @@ def test_steps_are_counted_though_they_are_replayed(options: dict[str, int], tmp
 
 @pytest.mark.parametrize("number, message", [
     (signal.SIGKILL, r"rank 1 \(process \d+\) ended with SIGKILL"),
-    (signal.SIGSTOP, r"rank 1 \(process \d+\) made no progress"),
+    (signal.SIGSTOP, r"rank 1 \(process \d+\), stopped by a signal, made no progress"),
 ])  # fmt: skip
 @pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
 def test_a_lost_rank_ends_what_rank_0_waits_for(
