@@ -1,7 +1,7 @@
 """Checks of mixtures of experts: one for each case; of products with fewer experts, and as many rows fewer.
 
 Sizes of an expert and the mean of its rows are those of the case, so that the kernels are those that are timed. Experts
-are chosen at random, one choice is none, and weights make results of about 1, of which tolerances are.
+are chosen at random, and one choice is none.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def _compared(entry: Entry, setting: Setting) -> tuple[Callable[[catalog.Impleme
 
 
 def _of_products(function: str, make: Callable[[], Arguments], implementation: catalog.Implementation) -> float:
-    """Largest |got - reference| / (1 + |reference|); of rows in e4m3 |got - reference| / |reference| of all."""
+    """Largest |got - reference| / (1 + |reference|), in units of the results' deviation where that is more than 1; of
+    rows in e4m3 |got - reference| / |reference| of all, or half of the worst row's."""
     given = make()
     x, expert_ids, weights, up = given[:4]
     n_experts = len(up.up) if isinstance(up, PackedExperts) else up.shape[0]
@@ -73,8 +74,9 @@ def _of_products(function: str, make: Callable[[], Arguments], implementation: c
     expected = _exact(function, given)
     found = experts.function_of(implementation, function, given)(*given).double() - expected
     if _rounds(up):
-        return float(found.norm() / expected.norm())
-    return float((found.abs() / (1 + expected.abs())).max())
+        of_row = (found.norm(dim=1) / expected.norm(dim=1)).max()
+        return max(float(found.norm() / expected.norm()), float(of_row) / 2)
+    return float((found.abs() / (1 + expected.abs())).max()) / max(1.0, float(expected.std()))
 
 
 def _rounds(up: object) -> bool:

@@ -87,12 +87,18 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
     """Rows and prompts of each."""
-    for implementation in catalog.runnable("state", setting.device.type):
-        for scan in SCANS if implementation.name != "reference" else ():
+    for scan in SCANS:
+        for implementation in _that_have(scan.function, setting):
             for single in (True, False):
-                error = functools.partial(_error, setting, implementation.name, scan, single)
+                error = functools.partial(_error, setting, implementation, scan, single)
                 allowed = reference.TOLERANCE[setting.dtype]
                 yield Check(op, _kind(scan, single), implementation.name, error, allowed)
+
+
+def _that_have(function: str, setting: Setting) -> list[catalog.Implementation]:
+    """The implementations of ours that run here and have it."""
+    listed = catalog.runnable("state", setting.device.type)
+    return [one for one in listed if one.name != "reference" and function in one.functions]
 
 
 def _kind(scan: Scan, single: bool) -> str:
@@ -158,11 +164,10 @@ def _spans(setting: Setting, n: int, single: bool) -> StateSpans:
 def _contenders(setting: Setting, function: str, sizes: Sizes, n: int, single: bool) -> Iterable[Contender]:
     n_bytes = _work(setting, function, sizes, n, single).read_bytes
     copies = [_inputs(setting, function, sizes, n, single) for _ in range(setting.timer.n_copies(n_bytes))]
-    for implementation in catalog.runnable("state", setting.device.type):
-        if implementation.name != "reference":
-            run = getattr(implementation.load(), function)
-            calls = [functools.partial(one.call, run) for one in copies]
-            yield Contender(implementation.name, functools.partial(list, calls))
+    for implementation in _that_have(function, setting):
+        run = getattr(implementation.load(), function)
+        calls = [functools.partial(one.call, run) for one in copies]
+        yield Contender(implementation.name, functools.partial(list, calls))
     if function == "scan_delta" and setting.device.type == "cuda":
         yield Contender("fla", functools.partial(_fla_calls, copies, single), is_peer=True)
 
@@ -184,12 +189,12 @@ def _fla_calls(copies: Sequence[Inputs], single: bool) -> Sequence[Call]:
     return calls
 
 
-def _error(setting: Setting, implementation: str, scan: Scan, single: bool) -> float:
+def _error(setting: Setting, implementation: catalog.Implementation, scan: Scan, single: bool) -> float:
     """Largest difference of outputs and states, over 1 + the largest value."""
     sizes, n = scan.smaller(setting.device.type), FEW if single else 2 * PIECE + FEW
     inputs, kind = _inputs(setting, scan.function, sizes, n, single), torch.float64
     wide = Inputs(tuple(x.to(kind) for x in inputs.rows), inputs.state.to(kind), inputs.spans, inputs.more)
     expected = wide.call(getattr(reference, scan.function))
-    got = inputs.call(getattr(catalog.entry("state", implementation).load(), scan.function))
+    got = inputs.call(getattr(implementation.load(), scan.function))
     pairs = ((got, expected), (inputs.state, wide.state))
     return max(float((a.double() - b).abs().max() / (1 + b.abs().max())) for a, b in pairs)

@@ -207,6 +207,13 @@ def test_checks_of_experts_run_the_kernels_that_are_timed(dtype: torch.dtype) ->
     assert hopper.static_obstacle(shape, dtype) is None
 
 
+def test_only_what_an_implementation_has_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some have two of the three scans."""
+    monkeypatch.setattr(catalog, "runnable", catalog.of)
+    for check in state.checks("state", Setting(NoGpuTimer(), torch.bfloat16)):
+        assert check.name.split()[0] in catalog.entry("state", check.implementation).functions
+
+
 @pytest.mark.parametrize("scan", state.SCANS, ids=lambda scan: scan.function)
 def test_checks_of_state_have_the_sizes_that_are_timed(scan: state.Scan) -> None:
     for device in ("cpu", "cuda"):

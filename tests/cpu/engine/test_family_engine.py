@@ -30,6 +30,8 @@ FAMILIES = (
     "minimax_m2", "gpt_oss", "granitemoehybrid", "bamba", "lfm2", "mamba2", "qwen3_next",
 )  # fmt: skip
 """Those with experts, latent attention or states."""
+DENSE = ("gemma2", "gemma3", "exaone4", "gpt2", "falcon-alibi", "phi3-long")
+"""Soft caps, windows, layers without positions, learned positions, slopes, long contexts."""
 
 
 def check(theirs: torch.Tensor, tokens: list[int], logprobs: list[Any]) -> None:
@@ -38,7 +40,7 @@ def check(theirs: torch.Tensor, tokens: list[int], logprobs: list[Any]) -> None:
     assert (ours - theirs.gather(1, torch.tensor(tokens)[:, None])[:, 0]).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("case", [*FAMILIES, *DENSE])
 def test_tokens_are_those_of_transformers(case: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "EVERY_TOKENS", 16)
     oracle = checkpoint_of(case, tmp_path)
