@@ -130,12 +130,12 @@ class Session:
             self._frames.send(Kind.STARTED, msgspec.msgpack.encode(Started(pids)))
             threading.Thread(target=self._read, daemon=True, name="quire-node").start()
             self._watch()
-        except _Ended as error:
+        except (_Ended, QuireError) as error:
             with contextlib.suppress(OSError):
-                self._frames.send(Kind.LEAVES, str(error).encode())
+                self._frames.send(Kind.LEAVES, f"ends: {error}".encode())
             raise
         except OSError as error:
-            self._why = self._why or str(error)
+            self._why = self._why or error.strerror or str(error)
         finally:
             self._end()
         return self._why
@@ -215,7 +215,7 @@ class Session:
                     case Kind.BYE:
                         self.is_last = True
         except OSError as error:
-            self._why = self._why or str(error)
+            self._why = self._why or error.strerror or str(error)
 
     def _watch(self) -> None:
         """Say where ranks are, and which end; until the connection ends."""
@@ -291,7 +291,7 @@ def run_node(config: EngineConfig) -> int:
 
 
 def _tell_to_end(number: int, _: object) -> None:
-    raise _Ended(f"was told to end ({signal.Signals(number).name})")
+    raise _Ended(f"it was told to ({signal.Signals(number).name})")
 
 
 def _connect(config: EngineConfig, wait_s: float, *, is_first: bool) -> Frames:

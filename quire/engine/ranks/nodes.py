@@ -120,7 +120,7 @@ class RemoteNode:
         self.name = f"node {hello.node} ({hello.host}, {frames.other_address})"
         self.heard_s = time.monotonic()
         """When it said something last."""
-        self.is_lost = False
+        self.is_lost, self.why = False, ""
         self.ranks: list[RemoteRank] = []
         self._results = results
         self._frames = frames
@@ -163,7 +163,7 @@ class RemoteNode:
 
     def lose(self, why: str) -> None:
         """All its ranks are lost."""
-        self.is_lost = True
+        self.is_lost, self.why = True, why
         for rank in self.ranks:
             rank.has_ended(RankFailed(f"{self.name} {why}", EndKind.KILLED))
 
@@ -236,7 +236,7 @@ class Nodes:
         for _, node in sorted(self._nodes.items()):
             node.start(start, is_over)
             if node.is_lost:
-                raise RanksLost(f"{node.name} is lost, or could not start its ranks: its log says why", EndKind.FAILED)
+                raise RanksLost(f"{node.name} {node.why}", EndKind.FAILED)
         return [rank for _, node in sorted(self._nodes.items()) for rank in node.ranks]
 
     def say(self, data: bytes) -> None:
@@ -336,7 +336,7 @@ class Nodes:
     def _command(self, number: int) -> str:
         config = self._config
         return (
-            f"quire serve {called(config.model) or 'demo'} --nnodes {config.nnodes} --node-rank {number} --master-addr"
+            f"quire serve {config.model or 'demo'} --nnodes {config.nnodes} --node-rank {number} --master-addr"
             f" {config.master_addr} --master-port {config.master_port} --headless"
         )
 
@@ -364,8 +364,8 @@ def _listening(config: EngineConfig) -> socket.socket:
         ) from None  # fmt: skip
     except OSError as error:
         raise ConfigError(
-            f"master_addr = {shown(address)}, master_port = {port} cannot be listened on ({error.strerror}): give an"
-            " address of this machine, at which the other nodes reach it, and a port that is free", param="master_port",
+            f"master_addr = {shown(address)}, master_port = {port} cannot be listened on"
+            f" ({os.strerror(error.errno or 0)}): give an address of this machine, at which the other nodes reach it, and a port that is free", param="master_port",
         ) from None  # fmt: skip
     found.settimeout(LOOK_S)
     return found
