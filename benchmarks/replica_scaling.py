@@ -109,10 +109,12 @@ async def phase(
 async def run(base_url: str, args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(phases, changes of the number of replicas)."""
     timeout, connector = aiohttp.ClientTimeout(total=LIMIT_S), aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(base_url, timeout=timeout, connector=connector) as session:
-        async with watched(session) as timeline:
-            plan = ((args.few, 1), (args.many, 2), (args.few, 1))
-            return [await phase(session, timeline, *each, args) for each in plan], timeline.changes
+    async with (
+        aiohttp.ClientSession(base_url, timeout=timeout, connector=connector) as session,
+        watched(session) as timeline,
+    ):
+        plan = ((args.few, 1), (args.many, 2), (args.few, 1))
+        return [await phase(session, timeline, *each, args) for each in plan], timeline.changes
 
 
 def faults(phases: list[dict[str, Any]]) -> list[str]:
@@ -151,7 +153,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, serving(pathlib.Path(folder)) as server:
         phases, changes = asyncio.run(run(server.base_url, args))
     wrong = faults(phases)
-    settings = {**vars(args), "autoscaling_config": SCALING}
+    settings = {name: value for name, value in vars(args).items() if name != "output"}
+    settings["autoscaling_config"] = SCALING
     results = {"phases": phases, "replicas": changes, "faults": wrong}
     write_report(args.output, build_report("replica_scaling", settings, results))
     print("\n".join(wrong) or "replicas went 1, 2, 1, and nothing was lost")
