@@ -348,6 +348,8 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
         EngineLoop(core, router, status, log_stats=not config.disable_log_stats, start=start).run()
     except RanksLost as loss:
         status.say(EngineFailed(loss.message, loss.kind))
+        if core.ranks is not None:
+            core.ranks.wait_ended()
         return 1
     except EngineError as error:
         logger.error("the engine gives up: %s", error.message)

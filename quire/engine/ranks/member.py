@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from quire.core.events import EndKind
+from quire.engine import stdio
 from quire.engine.child import DUMP_S, KILLED_S, status_text
 from quire.engine.executors.executor import RanksLost
 from quire.engine.process_state import state_words
@@ -33,20 +34,24 @@ REASON_S: Final = 2.0
 class LocalRank:
     """A process of this machine."""
 
-    def __init__(self, start: RankStart, status_fd: int, memory: RankMemory) -> None:
-        """Start it. status_fd: where it says why it ends. memory: in which it says where it is. OSError: there is no
-        room for it."""
+    def __init__(
+        self, start: RankStart, status_fd: int, memory: RankMemory, place: str = "", stderr: int | None = None
+    ) -> None:
+        """Start it, and close what only it needs. status_fd: where it is read why it ends. memory: in which it says
+        where it is. place: where messages say it is. stderr: None: that of this process. OSError: there is no room."""
         self.number = start.rank
         self.status_fd = status_fd
-        self._memory = memory
+        self._memory, self._place = memory, place
         waiting = {STACKS_SIGNAL, signal.SIGHUP}  # until it has handlers, as `Child` has it
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE, pass_fds=start.fds, start_new_session=True,
+                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE, stderr=stderr, pass_fds=start.fds,
+                start_new_session=True,
             )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(start.status_fd)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):  # it is gone, which its pipe says too
             self.process.stdin.write(msgspec.json.encode(start) + b"\n")
@@ -60,7 +65,7 @@ class LocalRank:
     @property
     def name(self) -> str:
         """As messages call it."""
-        return f"rank {self.number} (process {self.pid})"
+        return f"rank {self.number} (process {self.pid}{self._place})"
 
     def standing(self) -> Standing:
         """Where it is, as it said last."""
@@ -86,6 +91,7 @@ class LocalRank:
     def show_stacks(self) -> None:
         """End it so that the stacks of its threads go to the log, also if it was stopped."""
         logger.error("the stacks of rank %d follow", self.number)
+        stdio.drain()  # they do not wait in a queue
         for number in (signal.SIGABRT, signal.SIGCONT):
             with contextlib.suppress(OSError):
                 self.process.send_signal(number)

@@ -65,7 +65,6 @@ def test_a_data_parallel_rank_has_time_for_its_own_steps_and_no_more() -> None:
         assert judge.late_s(going_on, 1002.0 + limit_s)[1] < LOST_S
 
 
-
 def test_a_rank_at_an_order_has_time_and_no_more() -> None:
     """Capturing steps takes one longer than another; one that hangs there, while rank 0 goes on, is seen."""
     for n_unread, found in ((40, [False, True]), (0, [False, False])):
