@@ -38,6 +38,8 @@ def run(namespace: argparse.Namespace) -> int:
     if server.calibration:
         load_calibration(pathlib.Path(server.calibration))  # what is wrong with it is said before a model is loaded
     if _is_headless(engine, server):
+        if cluster.is_used:
+            raise ConfigError("headless goes without options of replicas: Ray places their nodes", param="headless")
         return run_node(engine)
     model = engine.model or "the demo model"
     with contextlib.suppress(OSError):  # a closed or full log stops nobody

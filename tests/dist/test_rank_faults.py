@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import signal
@@ -224,7 +225,8 @@ def test_a_rank_that_failed_is_named_if_no_other_is_gone(
     monkeypatch.setattr(group, "ROOT_S", 0.1)
     monkeypatch.setattr(member, "RANK_COMMAND", ("-c", DEAF.replace("time.sleep", f"{TORN}\ntime.sleep"), "1"))
     ranks = group.RankGroup(EngineConfig(), Mesh(tp=3), tmp_path)
-    ranks.start()
+    with contextlib.suppress(RanksLost):  # the other one may start more slowly than this one fails
+        ranks.start()
     assert ranks._lost.wait(5) and ranks.loss is not None and ranks.loss.message == "connection closed by peer"
     ranks.stop()
 

@@ -11,13 +11,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Final
 
 import msgspec
 
 from quire.core.events import EndKind
 from quire.engine import stdio
-from quire.engine.child import DUMP_S, KILLED_S, status_text
+from quire.engine.child import DUMP_S, KILLED_S, LOOK_S, status_text
 from quire.engine.executors.executor import RanksLost
 from quire.engine.process_state import state_words
 from quire.engine.ranks.ring import RankMemory, Standing
@@ -89,13 +90,26 @@ class LocalRank:
         return RanksLost(f"{self.name} ended with {status}", kind), False
 
     def show_stacks(self) -> None:
-        """End it so that the stacks of its threads go to the log, also if it was stopped."""
+        """Have it write the stacks of its threads to the log, also if it was stopped; it is to be ended afterwards.
+
+        A thread of its own writes them, with the interpreter, if it gets that: then it says that it lives, too. Else a
+        signal that ends it does, which looks at threads that may go on, and now and then crashes over one.
+        """
         logger.error("the stacks of rank %d follow", self.number)
         stdio.drain()  # they do not wait in a queue
-        for number in (signal.SIGABRT, signal.SIGCONT):
-            with contextlib.suppress(OSError):
-                self.process.send_signal(number)
+        began_s = time.monotonic()
+        self._signal(STACKS_SIGNAL, signal.SIGCONT)
+        while self.wait(LOOK_S) is None and (since_s := time.monotonic() - began_s) < DUMP_S:
+            if self.standing().silent_s < since_s:
+                self.wait(DUMP_S)
+                return
+        self._signal(signal.SIGABRT)
         self.wait(DUMP_S)
+
+    def _signal(self, *numbers: int) -> None:
+        for number in numbers:
+            with contextlib.suppress(OSError):  # it is gone
+                self.process.send_signal(number)
 
     def wait(self, limit_s: float) -> int | None:
         """Its exit status, None if it lives so long."""

@@ -28,6 +28,7 @@ from quire.config.nodes import ranks_of_node
 from quire.core.errors import ConfigError, QuireError, shown
 from quire.core.meeting import meeting_at
 from quire.engine import logs
+from quire.engine.child import read_start
 from quire.engine.ranks.member import LocalRank
 from quire.engine.ranks.node_wire import (
     BEAT_S,
@@ -43,6 +44,7 @@ from quire.engine.ranks.node_wire import (
     model_digest,
     versions,
 )
+from quire.engine.ranks.process import be_killed_with_parent
 from quire.engine.ranks.results import N_ENDS, READER
 from quire.engine.ranks.ring import RankMemory, RingReader, RingWriter, make_memory
 from quire.engine.ranks.start import RankStart
@@ -341,3 +343,14 @@ def _check_alike(own: EngineConfig, of_first: EngineConfig) -> None:
                 f" the same, or leave --{name.replace('_', '-')} out here",
                 param=name,
             )
+
+
+def main() -> int:
+    """Entry point of a process that another one has started, and that ends with it: options come as its first line."""
+    line, _ = read_start()
+    be_killed_with_parent()
+    return run_node(msgspec.json.decode(line, type=EngineConfig))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -365,7 +365,8 @@ def _listening(config: EngineConfig) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             f"master_addr = {shown(address)}, master_port = {port} cannot be listened on"
-            f" ({os.strerror(error.errno or 0)}): give an address of this machine, at which the other nodes reach it, and a port that is free", param="master_port",
+            f" ({os.strerror(error.errno or 0)}): give an address of this machine, at which the other nodes reach it,"
+            " and a port that is free", param="master_port",
         ) from None  # fmt: skip
     found.settimeout(LOOK_S)
     return found
