@@ -63,6 +63,8 @@ class Line:
     simulated: float | None = None
     kinds: frozenset[str] = frozenset()
     """See `error_bar.kinds_of`."""
+    files: tuple[str, ...] = ()
+    """Of benchmarks/results/h200, without their ending."""
 
     def error(self, expected: float | None) -> float | None:
         """Of the run that is farthest from it; 0.05 is 5 % too much."""
@@ -87,7 +89,7 @@ class Line:
         ]
         return (
             f"{self.shape:<24}{self.what:<29}{measured:>16}" + "".join(f"{cell:>10}" for cell in cells)
-            + f"{f'{100 * self.limit:.0f} %':>7}{'' if self.holds else ' *'}"
+            + f"{f'{100 * self.limit:.0f} %':>7}{'  ' if self.holds else ' *'} {', '.join(self.files)}"
         )  # fmt: skip
 
 
@@ -190,13 +192,14 @@ def lines() -> list[Line]:
         Line(
             shape_of(one),
             title(one),
-            tuple(measured),
+            tuple(run.measured for run in runs),
             limit_of(one),
             planned(one),
             simulated(one),
             kinds_of(cost_of(one.config).timer),
+            tuple(dict.fromkeys(run.file for run in runs)),
         )
-        for one, measured in figures().items()
+        for one, runs in figures().items()
     ]
     order = list(dict.fromkeys(one.shape for one in found))
     return sorted(found, key=lambda one: (order.index(one.shape), one.what[0] != "W"))
@@ -205,7 +208,7 @@ def lines() -> list[Line]:
 def table(found: list[Line]) -> Iterator[str]:
     """For people."""
     names = ("planned", "off by", "simulated", "off by")
-    yield f"{'':<24}{'':<29}{'measured':>16}" + "".join(f"{name:>10}" for name in names) + f"{'limit':>7}"
+    yield f"{'':<24}{'':<29}{'measured':>16}" + "".join(f"{name:>10}" for name in names) + f"{'limit':>7}   record"
     yield from (one.text() for one in found)
     errors = [abs(error) for one in found for error in one.errors]
     n_held = sum(one.holds for one in found)

@@ -6,9 +6,10 @@ import pathlib
 
 import pytest
 
+from benchmarks import recorded_runs
 from benchmarks.plan_against_measured import BEYOND, Line, lines, records, rewritten, table
 from benchmarks.plan_fit import FILE
-from benchmarks.recorded_runs import figures
+from benchmarks.recorded_runs import BEFORE, REPORTS, RESULTS, TOLD, figures
 from quire.planner.calibration import load_calibration
 from quire.planner.error_bar import farthest
 
@@ -32,6 +33,22 @@ def test_error_bars_are_those_of_the_table(found: list[Line]) -> None:
         bar = farthest(one.kinds, known)[1]
         for expected in (one.planned, one.simulated):
             assert expected is None or all(1 / (1 + bar) <= each / expected <= 1 + bar for each in one.measured)
+
+
+def test_every_line_names_the_files_that_it_is_from(found: list[Line]) -> None:
+    for one in found:
+        assert one.files and all((RESULTS / f"{name}.json").is_file() for name in one.files)
+        assert one.text().endswith(", ".join(one.files))
+    named = {name for one in found for name in one.files}
+    assert named >= {*REPORTS, *TOLD, "whole_models_turns", "experts_models", "kv_groups", "lab_notes", "deterministic"}
+
+
+def test_runs_that_are_left_out_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reason to leave runs out leaves some out: one that does not is of a file that is no more."""
+    n_runs = sum(map(len, figures().values()))
+    for reason in BEFORE:
+        monkeypatch.setattr(recorded_runs, "BEFORE", BEFORE - {reason})
+        assert sum(map(len, figures().values())) > n_runs, reason
 
 
 def test_the_page_has_the_error_bars(found: list[Line]) -> None:
