@@ -347,6 +347,19 @@ def test_a_result_that_is_beyond_its_error_bar_is_said(
     assert "beyond the ± 11 % of its plans" in planned(capsys, "--check", str(tmp_path / "slow.json"))
 
 
+@pytest.mark.parametrize(("words", "bar", "said"), [
+    (("gemma-3-1b",), "± 145 %", "  - two kinds of windows: expectations are worse"),
+    (("gpt-oss-20b", "--weights", "mxfp4"), "± 34 %", "- experts, two kinds of windows, weights in mxfp4: expec"),
+    (("llama-3.1-8b",), "± 11 %", ""), (("qwen3-30b-a3b",), "± 12 %", "  - experts: chosen evenly"),
+])  # fmt: skip
+def test_error_bars_are_by_kind_and_what_is_worse_is_said(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], bar: str, said: str
+) -> None:
+    name, *rest = words
+    text = planned(capsys, f"shape:{name}", "--gpu", "h200", *rest)
+    assert bar in text and said in text and ("worse than of other models" in text) == ("expec" in said)
+
+
 def test_lengths_that_are_elsewhere_are_asked_for(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,12 @@ def test_what_was_simulated_is_said_first(capsys: pytest.CaptureFixture[str], tm
     assert "how far they are off is not known" in capsys.readouterr().out.splitlines()[1]
 
 
+def test_models_that_are_expected_worse_are_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "shape:gemma-3-1b", *SMALL]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert found[1].endswith("times ± 145 %") and "the farthest, gemma-3-1b 1 x 32,000: decode, is 145 %" in found[2]
+
+
 def test_rates_make_a_curve_and_flags_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(
