@@ -37,6 +37,7 @@ from quire.planner.serving import closed_batch_s
 
 PAGE: Final = pathlib.Path(__file__).parents[1] / "docs" / "plan.md"
 TABLE: Final = re.compile(r"^ {40,}measured +planned.*?^median error [^\n]*limit", re.DOTALL | re.MULTILINE)
+BARS: Final = re.compile(r"^\| kind \| figures .*?(?=\n\n)", re.DOTALL | re.MULTILINE)
 LENGTHS: Final = str(pathlib.Path(__file__).with_name("w3_lengths.json"))
 MOST_ROWS, MOST_SEQS = 8192, 1024
 SHARED: Final = {"W5": 2048}
@@ -226,11 +227,21 @@ def records(found: list[Line]) -> tuple[Record, ...]:
     return tuple(record_of(kinds, each) for kinds, each in ratios.items())
 
 
+def bars_table(found: list[Line]) -> Iterator[str]:
+    """The error bars, as Markdown."""
+    yield from ("| kind | figures | farthest | |", "|---|---|---|---|")
+    for one in records(found):
+        kind = ", ".join(one.kinds) or "plain"
+        yield f"| {kind} | {one.n_figures} | {one.farthest} | {100 * one.error:.0f} % |"
+
+
 def rewritten(page: str, found: list[Line]) -> str:
-    """The page with this table in the place of its own."""
-    old = TABLE.search(page)
-    assert old is not None, "the page has a table"
-    return page[: old.start()] + "\n".join(table(found)) + page[old.end() :]
+    """The page with these tables in the place of its own."""
+    for pattern, lines_of in ((TABLE, table), (BARS, bars_table)):
+        old = pattern.search(page)
+        assert old is not None, "the page has both tables"
+        page = page[: old.start()] + "\n".join(lines_of(found)) + page[old.end() :]
+    return page
 
 
 def main(say: Callable[[str], None] = print) -> None:
