@@ -37,6 +37,7 @@ from quire.planner.serving import closed_batch_s
 
 PAGE: Final = pathlib.Path(__file__).parents[1] / "docs" / "plan.md"
 TABLE: Final = re.compile(r"^ {40,}measured +planned.*?^median error [^\n]*limit", re.DOTALL | re.MULTILINE)
+BARS: Final = re.compile(r"^\| kind \| figures .*?(?=\n\n)", re.DOTALL | re.MULTILINE)
 LENGTHS: Final = str(pathlib.Path(__file__).with_name("w3_lengths.json"))
 MOST_ROWS, MOST_SEQS = 8192, 1024
 SHARED: Final = {"W5": 2048}
@@ -63,6 +64,8 @@ class Line:
     simulated: float | None = None
     kinds: frozenset[str] = frozenset()
     """See `error_bar.kinds_of`."""
+    files: tuple[str, ...] = ()
+    """Of benchmarks/results/h200, without their ending."""
 
     def error(self, expected: float | None) -> float | None:
         """Of the run that is farthest from it; 0.05 is 5 % too much."""
@@ -87,7 +90,7 @@ class Line:
         ]
         return (
             f"{self.shape:<24}{self.what:<29}{measured:>16}" + "".join(f"{cell:>10}" for cell in cells)
-            + f"{f'{100 * self.limit:.0f} %':>7}{'' if self.holds else ' *'}"
+            + f"{f'{100 * self.limit:.0f} %':>7}{'  ' if self.holds else ' *'} {', '.join(self.files)}"
         )  # fmt: skip
 
 
@@ -190,13 +193,14 @@ def lines() -> list[Line]:
         Line(
             shape_of(one),
             title(one),
-            tuple(measured),
+            tuple(run.measured for run in runs),
             limit_of(one),
             planned(one),
             simulated(one),
             kinds_of(cost_of(one.config).timer),
+            tuple(dict.fromkeys(run.file for run in runs)),
         )
-        for one, measured in figures().items()
+        for one, runs in figures().items()
     ]
     order = list(dict.fromkeys(one.shape for one in found))
     return sorted(found, key=lambda one: (order.index(one.shape), one.what[0] != "W"))
@@ -205,7 +209,7 @@ def lines() -> list[Line]:
 def table(found: list[Line]) -> Iterator[str]:
     """For people."""
     names = ("planned", "off by", "simulated", "off by")
-    yield f"{'':<24}{'':<29}{'measured':>16}" + "".join(f"{name:>10}" for name in names) + f"{'limit':>7}"
+    yield f"{'':<24}{'':<29}{'measured':>16}" + "".join(f"{name:>10}" for name in names) + f"{'limit':>7}   record"
     yield from (one.text() for one in found)
     errors = [abs(error) for one in found for error in one.errors]
     n_held = sum(one.holds for one in found)
@@ -223,11 +227,21 @@ def records(found: list[Line]) -> tuple[Record, ...]:
     return tuple(record_of(kinds, each) for kinds, each in ratios.items())
 
 
+def bars_table(found: list[Line]) -> Iterator[str]:
+    """The error bars, as Markdown."""
+    yield from ("| kind | figures | farthest | |", "|---|---|---|---|")
+    for one in records(found):
+        kind = ", ".join(one.kinds) or "plain"
+        yield f"| {kind} | {one.n_figures} | {one.farthest} | {100 * one.error:.0f} % |"
+
+
 def rewritten(page: str, found: list[Line]) -> str:
-    """The page with this table in the place of its own."""
-    old = TABLE.search(page)
-    assert old is not None, "the page has a table"
-    return page[: old.start()] + "\n".join(table(found)) + page[old.end() :]
+    """The page with these tables in the place of its own."""
+    for pattern, lines_of in ((TABLE, table), (BARS, bars_table)):
+        old = pattern.search(page)
+        assert old is not None, "the page has both tables"
+        page = page[: old.start()] + "\n".join(lines_of(found)) + page[old.end() :]
+    return page
 
 
 def main(say: Callable[[str], None] = print) -> None:

@@ -69,6 +69,12 @@ def read_result(path: str) -> dict[str, Any]:
         raise ConfigError(f"--check {shown(path)} is no JSON") from None
     if not isinstance(found, dict) or not {"benchmark", "config", "results"} <= found.keys():
         raise ConfigError(f"--check {shown(path)} is no report of quire bench: --output-json writes them")
+    name = str(found["benchmark"]).partition(" ")[0]
+    if name in ("serve", "replay"):
+        raise ConfigError(
+            f"--check {shown(path)} is of `quire bench {name}`, which has asked the server what its model of time"
+            " expected: see results.expected there; reports of latency and throughput can be checked"
+        )
     return found
 
 
@@ -166,7 +172,12 @@ def compare_throughput(result: Mapping[str, Any], cost: CostModel, dataset_path:
     workload = config.get("workload", "none")
     if workload not in THROUGHPUT_WORKLOADS:
         raise ConfigError("only results of --workload W1, W2, W3 and W5 say which lengths they had")
-    requests = throughput_dataset(workload, dataset_path or config.get("dataset_path", ""))(0)
+    path = dataset_path or config.get("dataset_path", "")
+    if path and not dataset_path and not pathlib.Path(path).is_file():
+        raise ConfigError(
+            f"the lengths of {workload} were those of {shown(path)}, which is not here: give the file by --dataset-path"
+        )
+    requests = throughput_dataset(workload, path)(0)
     lengths = [(len(one.prompt_token_ids), one.output_len) for one in requests]
     seconds = closed_batch_s(
         cost, lengths, config.get("max_num_seqs") or DEFAULT_SEQS,

@@ -75,7 +75,7 @@ def error_words(timer: StepTimer) -> str:
     if worst is None or worst.error <= MOST_USUAL:
         return ""
     return (
-        f"{', '.join(worst.kinds)}: plans of such models are worse than of others; of {worst.n_figures} figures on"
+        f"{', '.join(worst.kinds)}: expectations are worse than of other models; of {worst.n_figures} figures on"
         f" record the farthest, {worst.farthest}, is {100 * worst.error:.0f} % off (docs/plan.md says why)"
     )
 

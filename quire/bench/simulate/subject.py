@@ -19,7 +19,7 @@ from quire.config.resolve import DEFAULT_SEQS
 from quire.core.counts import format_count
 from quire.core.units import format_bytes
 from quire.planner.accelerators import accelerator_named
-from quire.planner.error_bar import error_bar
+from quire.planner.error_bar import error_bar, error_words
 from quire.planner.expert_loads import EVEN
 
 WIDTH: Final = 12
@@ -131,6 +131,8 @@ def _device(variant: Variant) -> Facts:
         name = device.name
         if not device.runs:
             source += "; Quire has no kernels for it"
+    if words := error_words(timer):
+        source += f"; {words}"
     return {"device": name, "error": error if math.isfinite(error) else None, "source": source}
 
 
