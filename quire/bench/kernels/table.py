@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -49,8 +48,10 @@ def limit_lines(limits: DeviceLimits) -> Iterator[str]:
 
 def accuracy_lines(rows: Sequence[Accuracy]) -> Iterator[str]:
     """Each check; of many of one implementation those that are bad, how many there are, and the worst of the others."""
-    for _, group in itertools.groupby(rows, lambda row: (row.op, row.implementation)):
-        found = list(group)
+    of_each: dict[tuple[str, str], list[Accuracy]] = {}
+    for row in rows:
+        of_each.setdefault((row.op, row.implementation), []).append(row)
+    for found in of_each.values():
         if len(found) <= FEW:
             yield from map(accuracy_line, found)
             continue
