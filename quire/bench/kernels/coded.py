@@ -7,13 +7,14 @@ matrix that the codes stand for.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 
-from quire.bench.kernels.case import Case, Check, Contender, Setting
+from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.linear import LAYERS, LinearCase
 from quire.kernels import catalog, gemm, mxfp4, w4a16, w8a8
@@ -21,8 +22,8 @@ from quire.kernels import catalog, gemm, mxfp4, w4a16, w8a8
 NAMES = ("8b qkv", "8b gate_up", "8b down")
 ROWS = (1, 16, 64, 256, 2048)
 LARGE = LinearCase(8192, 8192)
-SMALL = ((144, 512),)
-"""Rows and columns; for all kernels."""
+SMALL, SMALL_ROWS = (144, 512), 7
+"""Of a check: a matrix for all kernels, and rows."""
 
 Weights = tuple[object, ...]
 FORMS = {
@@ -32,7 +33,19 @@ FORMS = {
 }
 
 
-def cases(op: str, setting: Setting) -> Iterator[Case]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """What is timed, and checked."""
+
+    name: str
+    form: str
+    layer: LinearCase
+    m: int
+    """Rows."""
+    quick: bool = False
+
+
+def entries(op: str, setting: Setting) -> Iterator[Entry]:
     """None on CPU, which has kernels of its own (qgemm)."""
     if setting.device.type != "cuda":
         return
@@ -41,24 +54,29 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
         if op == "w8a8":
             listed.append(("8192", LARGE, 8192))
         for name, layer, m in listed:
-            x_bytes, y_bytes = (setting.element_bytes * m * side for side in (layer.k, layer.n))
-            flops = 2.0 * m * layer.n * layer.k * (0.5 if op == "w8a8" else 1.0)
-            work = Work(_n_bytes(form, layer) + x_bytes, y_bytes, flops)
-            contenders = functools.partial(_contenders, op, form, layer, m, setting)
-            yield Case(op, f"{name} {form}, {m} rows", work, contenders, form, quick=m == 16 and name == NAMES[1])
+            yield Entry(f"{name} {form}, {m} rows", form, layer, m, quick=m == 16 and name == NAMES[1])
+
+
+def cases(op: str, setting: Setting) -> Iterator[Case]:
+    """One for each entry."""
+    for one in entries(op, setting):
+        layer, m = one.layer, one.m
+        x_bytes, y_bytes = (setting.element_bytes * m * side for side in (layer.k, layer.n))
+        flops = 2.0 * m * layer.n * layer.k * (0.5 if op == "w8a8" else 1.0)
+        work = Work(_n_bytes(one.form, layer) + x_bytes, y_bytes, flops)
+        contenders = functools.partial(_contenders, op, one.form, layer, m, setting)
+        yield Case(op, one.name, work, contenders, one.name, quick=one.quick)
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
-    """Each form, at sizes for some kernels and for all."""
-    for form in FORMS[op]:
-        for n, k in SMALL:
-            for implementation in catalog.runnable(op, setting.device.type):
-                function = _function_name(form)
-                if implementation.name == "reference" or function not in implementation.functions:
-                    continue
-                error = functools.partial(_error, op, form, n, k, setting, implementation)
-                tolerance = catalog.entry(op, "reference").load().TOLERANCE[setting.dtype]
-                yield Check(op, form, implementation.name, error, tolerance)
+    """Each case at its own size, as kernels are built for sizes and rows; and each form at a small one, with a bias."""
+    small = [Entry(form, form, LinearCase(*SMALL), SMALL_ROWS, quick=True) for form in FORMS[op]]
+    allowed = catalog.entry(op, "reference").load().TOLERANCE[setting.dtype]
+    for implementation in catalog.runnable(op, setting.device.type):
+        for one in [*entries(op, setting), *small] if implementation.name != "reference" else ():
+            if _function_name(one.form) in implementation.functions:
+                error = functools.partial(_error, op, one, setting, implementation)
+                yield Check(op, one.name, implementation.name, error, allowed, one.quick)
 
 
 def _function_name(form: str) -> str:
@@ -113,12 +131,18 @@ def _takes(implementation: catalog.Implementation, *arguments: object) -> bool:
     return condition is None or not isinstance(condition(*arguments), str)
 
 
-def _error(op: str, form: str, n: int, k: int, setting: Setting, implementation: catalog.Implementation) -> float:
-    """Largest |got - reference| / (1 + |reference|)."""
-    weight, x, bias = packed(form, LinearCase(n, k), setting), setting.randn(7, k), setting.randn(n)
+def _error(op: str, one: Entry, setting: Setting, implementation: catalog.Implementation) -> float:
+    """Largest |got - reference| / (1 + |reference|), in units of the results' deviation where that is more than 1."""
+    weight, x = packed(one.form, one.layer, setting), setting.randn(one.m, one.layer.k)
+    bias = setting.randn(one.layer.n) if one.m == SMALL_ROWS else None
     arguments = (x, *weight, bias, None, None, False, None)
     own, oracle = (
-        getattr(one.load(), _function_name(form)) for one in (implementation, catalog.entry(op, "reference"))
+        getattr(each.load(), _function_name(one.form)) for each in (implementation, catalog.entry(op, "reference"))
     )
+    condition = catalog.condition_of(implementation.load())
+    refused = None if condition is None else condition(*arguments)
+    if isinstance(refused, str):
+        raise NotRun(refused)
     expected = oracle(*arguments).double()
-    return float(((own(*arguments).double() - expected).abs() / (1 + expected.abs())).max())
+    found = (own(*arguments).double() - expected).abs() / (1 + expected.abs())
+    return float(found.max()) / max(1.0, float(expected.std()))

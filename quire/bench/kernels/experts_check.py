@@ -22,6 +22,9 @@ N_TIMES = 2
 """Experts of a check, in those of a token."""
 SIDES = {"cuda": 1, "cpu": 4}
 """Kernels on a GPU are compiled for the sizes of an expert. A CPU's loop over them: so many times smaller ones do."""
+NEXT_CODE = 5e-3
+"""An error of packed experts in any type: a CPU rounds inner vectors to 8 bits, and the last digit of a sum may move a
+number of one to its next code, a 127th of the largest."""
 CLAMPED = "clamped"
 """A check that is no case's: biased gates, as of gpt-oss, and sizes of no known model."""
 CLAMPED_SHAPE, CLAMPED_ROWS, CLAMPED_GATING = Shape(5, 3, 192, 64), 300, Gating(slope=1.7, offset=1.0, limit=2.0)
@@ -57,6 +60,8 @@ def _compared(entry: Entry, setting: Setting) -> tuple[Callable[[catalog.Impleme
         return functools.partial(_of_choice, entry.function, make), reference.ROUTE_TOLERANCE
     make = functools.partial(entry.make, *smaller(entry.shape, entry.n, setting.device.type), setting)
     allowed = reference.ROUNDED_NORM if entry.form in IN_E4M3 else reference.TOLERANCE[setting.dtype]
+    if entry.function == "packed_experts":
+        allowed = max(allowed, NEXT_CODE)
     return functools.partial(_of_products, entry.function, make), allowed
 
 

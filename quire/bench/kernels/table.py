@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from quire.bench.kernels.limits import DeviceLimits
 from quire.bench.kernels.measurement import NOT_CHECKED, RIGHT, Accuracy, Results, Timing
 
+FEW = 12
+"""Checks of an implementation that are listed one by one."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -17,7 +19,7 @@ def lines(results: Results) -> Iterator[str]:
     yield from limit_lines(results.limits)
     if results.accuracies:
         yield f"{'Errors against float64 ':=<118}"
-        yield from map(accuracy_line, results.accuracies)
+        yield from accuracy_lines(results.accuracies)
     if results.timings:
         yield f"{'Times ':=<118}"
         head = f"{'case':<46}{'implementation':<24}{'time':>10}{'±':>7}{'rate':>15}{'limit':>8}{'share':>7}  ratio"
@@ -44,12 +46,35 @@ def limit_lines(limits: DeviceLimits) -> Iterator[str]:
     )
 
 
+def accuracy_lines(rows: Sequence[Accuracy]) -> Iterator[str]:
+    """Each check; of many of one implementation those that are bad, how many there are, and the worst of the others."""
+    of_each: dict[tuple[str, str], list[Accuracy]] = {}
+    for row in rows:
+        of_each.setdefault((row.op, row.implementation), []).append(row)
+    for found in of_each.values():
+        if len(found) <= FEW:
+            yield from map(accuracy_line, found)
+            continue
+        yield from (accuracy_line(row) for row in found if row.bad)
+        good, refused = [row for row in found if row.good], [row for row in found if row.note]
+        what = f"{found[0].op:<46}{found[0].implementation:<24}"
+        if good:
+            worst = max(good, key=lambda row: row.error / row.tolerance)
+            yield f"{what}{len(good)} of {len(found)} are right, the worst: {_error(worst)}, {worst.check}"
+        if refused:
+            yield f"{what}{len(refused)} of {len(found)} not checked, the first: {refused[0].check}: {refused[0].note}"
+
+
 def accuracy_line(row: Accuracy) -> str:
     """One check."""
     what = f"{row.op + ' ' + row.check:<46}{row.implementation:<24}"
     if row.failure or row.note:
         return f"{what}{'FAILED: ' + row.failure if row.failure else 'not checked: ' + row.note}"
-    return f"{what}{row.error:>10.1e}  of {row.tolerance:.1e} allowed{'' if row.good else '  WRONG'}"
+    return f"{what}{_error(row)}{'' if row.good else '  WRONG'}"
+
+
+def _error(row: Accuracy) -> str:
+    return f"{row.error:.1e} of {row.tolerance:.1e} allowed"
 
 
 def timing_line(row: Timing) -> str:

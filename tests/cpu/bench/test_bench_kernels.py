@@ -29,7 +29,7 @@ from quire.bench.kernels import (
 )
 from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import DeviceLimits, Work
-from quire.bench.kernels.measurement import Progress, Results, Timing
+from quire.bench.kernels.measurement import Accuracy, Progress, Results, Timing
 from quire.bench.kernels.paged import Batch, Inputs
 from quire.bench.kernels.timing import Call, CpuTimer, Sample, Timer
 from quire.bench.options import KernelBenchOptions
@@ -164,6 +164,20 @@ def test_a_time_says_whether_its_kind_was_compared(error: float | None, of_kind:
     text = "\n".join(table.lines(results))
     assert (word.upper() in text) == (word != "right") and ("1 times are of impl" in text) == (word == "not checked")
     assert results.failed == (word == "wrong")
+
+
+def test_many_checks_of_one_are_a_line_and_what_is_wrong() -> None:
+    rows = [Accuracy("gemm", f"{n} rows", "hopper", error=n / 100, tolerance=0.5) for n in range(30)]
+    rows += [Accuracy("gemm", "900 rows", "hopper", error=0.7, tolerance=0.5)]
+    rows += [Accuracy("gemm", f"{n} rows", "hopper", note="torch is faster") for n in (40, 41)]
+    few = [Accuracy("gemm", "1 row", "composed", error=0.1, tolerance=0.5)]
+    found = [" ".join(line.split()) for line in table.accuracy_lines([*rows, *few])]
+    assert found == [
+        "gemm 900 rows hopper 7.0e-01 of 5.0e-01 allowed WRONG",
+        "gemm hopper 30 of 33 are right, the worst: 2.9e-01 of 5.0e-01 allowed, 29 rows",
+        "gemm hopper 2 of 33 not checked, the first: 40 rows: torch is faster",
+        "gemm 1 row composed 1.0e-01 of 5.0e-01 allowed",
+    ]
 
 
 class NoGpuTimer(FixedTimer):
