@@ -20,6 +20,11 @@ def check_nodes(config: EngineConfig) -> None:
         )
     if n == 1:
         return
+    if config.master_addr in ("0.0.0.0", "::", "*", ""):
+        raise ConfigError(
+            f"master_addr = {config.master_addr!r} is no address at which node 0 can be reached: give one of its own",
+            param="master_addr",
+        )
     if pp % n:
         raise ConfigError(
             f"nnodes = {n} and pipeline_parallel_size = {pp}: machines have whole stages of a pipeline, as many each:"

@@ -9,6 +9,7 @@ node 0 for `AGAIN_S`, and ends when there is none.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import pathlib
@@ -18,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -26,7 +28,7 @@ from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
 from quire.config.nodes import ranks_of_node
 from quire.core.errors import ConfigError, QuireError, shown
-from quire.core.meeting import meeting_at
+from quire.core.meeting import loopback_hint, meeting_at
 from quire.engine import logs
 from quire.engine.child import read_start
 from quire.engine.ranks.member import LocalRank
@@ -65,6 +67,7 @@ OWN_OPTIONS: Final = (
     "num_threads",
 )  # fmt: skip
 """Of each node; all others are those of node 0."""
+THREAD_S: Final = 2.0
 LAST_CHARS: Final = 8192
 SAID_BYTES: Final = 1 << 16
 """Of what a rank has written, so much is kept."""
@@ -111,6 +114,7 @@ class Session:
         self._ranks: list[LocalRank] = []
         self._logs: dict[int, Log] = {}
         self._fds: list[int] = []
+        self._threads: list[threading.Thread] = []
         self._writer: RingWriter | None = None
         self._heard_s, self._is_writing = time.monotonic(), False
         self._asked: list[int] = []
@@ -130,7 +134,7 @@ class Session:
             self._start_ranks(start)
             pids = {rank.number: rank.pid for rank in self._ranks}
             self._frames.send(Kind.STARTED, msgspec.msgpack.encode(Started(pids)))
-            threading.Thread(target=self._read, daemon=True, name="quire-node").start()
+            self._begin(self._read)
             self._watch()
         except (_Ended, QuireError) as error:
             with contextlib.suppress(OSError):
@@ -186,8 +190,14 @@ class Session:
         fd, bell = make_memory(N_ENDS), os.eventfd(0)
         self._fds += [fd, bell]
         ring = RingReader(RankMemory(fd, N_ENDS), READER, bell, self._check)
-        threading.Thread(target=self._pass_on, args=(rank, ring), daemon=True, name="quire-node-results").start()
+        self._begin(functools.partial(self._pass_on, rank, ring))
         return fd, bell
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        """In a thread that ends soon after the connection has."""
+        thread = threading.Thread(target=work, daemon=True, name="quire-node")
+        self._threads.append(thread)
+        thread.start()
 
     def _pass_on(self, rank: int, ring: RingReader) -> None:
         with contextlib.suppress(OSError):
@@ -257,6 +267,8 @@ class Session:
         self._frames.cut()
         for rank in self._ranks:
             rank.end()
+        for thread in self._threads:  # before others get the numbers of what they read
+            thread.join(THREAD_S)
         for fd in self._fds:
             os.close(fd)
         self._frames.close()
@@ -320,7 +332,7 @@ def _connect(config: EngineConfig, wait_s: float, *, is_first: bool) -> Frames:
                 )  # fmt: skip
                 raise ConfigError(f"node 0 did not listen at {where} for {wait_s:g} s ({why}): {hint}") from None
             if now_s > say_s:
-                logger.warning("waiting for node 0 at %s (%s)", where, why)
+                logger.warning("waiting for node 0 at %s (%s)%s", where, why, loopback_hint(address))
                 say_s = now_s + SAY_S
             time.sleep(TRY_S)
 

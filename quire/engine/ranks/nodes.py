@@ -26,7 +26,7 @@ from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
 from quire.core.errors import ConfigError, shown
 from quire.core.events import EndKind
-from quire.core.meeting import meeting_at
+from quire.core.meeting import loopback_hint, meeting_at
 from quire.engine.child import DUMP_S
 from quire.engine.executors.executor import RanksLost
 from quire.engine.ranks.node_wire import (
@@ -187,6 +187,8 @@ class RemoteNode:
             self.lose(self._leaves or f"is lost ({why}): start it there again")
         except RanksLost:  # who reads results is gone
             self.is_lost = True
+        finally:
+            self._frames.close()
 
     def _hear(self, kind: Kind, body: bytes) -> None:
         match kind:
@@ -271,6 +273,7 @@ class Nodes:
             for number, node in list(self._nodes.items()):
                 if node.is_lost:
                     logger.error("%s has gone again before the others came", node.name)
+                    node.close()
                     del self._nodes[number]
             missing = [number for number in range(1, self._config.nnodes) if number not in self._nodes]
             if not missing:
@@ -280,7 +283,8 @@ class Nodes:
             if now_s > end_s:
                 raise RanksLost(f"{_names(missing)} did not come to {self._where} in {COME_S:g} s", EndKind.FAILED)
             if now_s > say_s:
-                logger.warning("waiting for %s; there: %s", _names(missing), self._command(missing[0]))
+                hint = loopback_hint(self._address)
+                logger.warning("waiting for %s; there: %s%s", _names(missing), self._command(missing[0]), hint)
                 say_s = now_s + SAY_S
             try:
                 connection, _ = self._listening.accept()

@@ -143,6 +143,7 @@ def test_nobody_comes(
     with pytest.raises(RanksLost, match=rf"node 1 did not come to 127.0.0.1 port {port} in 0.2 s"):
         head.start(lambda: False)
     assert f"waiting for node 1; there: quire serve demo --nnodes 2 --node-rank 1 --master-addr {HERE}" in caplog.text
+    assert "(127.0.0.1 is reached from its own machine alone: for others give --master-addr)" in caplog.text
 
 
 def run_group(config: EngineConfig, port: int, act: Callable[[Frames], None]) -> RanksLost:
@@ -296,6 +297,7 @@ def test_a_node_that_cannot_start_says_why(head: Nodes, port: int) -> None:
     ({"nnodes": 2, "tensor_parallel_size": 2}, "machines have whole stages of a pipeline"),
     ({"nnodes": 2, "pipeline_parallel_size": 3}, "nnodes = 2 and pipeline_parallel_size = 3"),
     ({"nnodes": 2, "pipeline_parallel_size": 2, "enable_lora": True}, "adapters are read by ranks of one machine"),
+    ({"nnodes": 2, "master_addr": "0.0.0.0"}, "master_addr = '0.0.0.0' is no address at which node 0 can be reached"),
     ({"node_rank": 1}, "node_rank = 1 and nnodes = 1: nodes are numbered from 0 to 0"),
 ])  # fmt: skip
 def test_what_cannot_lie_on_several_machines(options: dict[str, Any], message: str) -> None:
