@@ -17,7 +17,7 @@
 //
 // All blocks must run at the same time, one on each multiprocessor: two such launches at once may wait for each other.
 //
-// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of a row of w, in a stage),
+// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16; 24 where w is floating), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of a row of w, in a stage),
 // QUIRE_UP_BLOCKS, QUIRE_DOWN_BLOCKS (of 16 rows of w, in an item), QUIRE_LONE, and those of moe/codes.h, where w is in
 // codes; e4m3 multiplies rows in e4m3 (moe/rounding.h).
 #include "moe/few_codes.h"
@@ -141,21 +141,32 @@ struct FewBlock : FewCodes {
     }
 
 #if !QUIRE_CODES
-    // x_at: where the lane's row of the fragments of x starts (of 16 pairs: lanes 16 .. have the last eight).
+    // Where the lane's row of the fragments of x starts: of pairs 0 .. 15 (lanes 16 .. have the last eight), and 16 .. 23.
+    static constexpr int SIXTEENS = (EIGHTS + 1) / 2;
+    template <class K> __device__ void find_x(uint32_t (&at_row)[SIXTEENS], const Tile& tile) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int v = 0; v < SIXTEENS; v++) {
+            const int row = v * 16 + (2 * v + 1 < EIGHTS ? lane / 16 * 8 : 0) + lane % 8;
+            at_row[v] = base + at.x + min(row, tile.n - 1) * Layout::row_bytes(columns<K>()) + lane / 8 % 2 * 16;
+        }
+    }
     template <class K>
-    __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, uint32_t x_at, int unit) const {
+    __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, const uint32_t (&x_at)[SIXTEENS], int unit) const {
         const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * K::STEPS;
         const int row = lane % 16, cell = lane / 16, k = columns<K>();
 #pragma unroll
         for (int i = 0; i < K::STEPS; i++) {
             const int step = first + i, chunk = step / 4, column = unit * K::COLUMNS + chunk * WIDTH + step % 4 * 16;
             if (column >= k) break;
-            const uint32_t from = x_at + column * 2;
-            uint32_t left[4], right[4];
-            if (EIGHTS == 2) {
-                load_matrices(right, from);
-            } else {
-                load_two_matrices(right[0], right[1], from);
+            uint32_t left[4], right[SIXTEENS][4];
+#pragma unroll
+            for (int v = 0; v < SIXTEENS; v++) {
+                if (2 * v + 1 < EIGHTS) {
+                    load_matrices(right[v], x_at[v] + column * 2);
+                } else {
+                    load_two_matrices(right[v][0], right[v][1], x_at[v] + column * 2);
+                }
             }
 #pragma unroll
             for (int b = 0; b < K::BLOCKS; b++) {
@@ -163,7 +174,7 @@ struct FewBlock : FewCodes {
                                         (((step % 4 * 2 + cell) ^ (row & 7)) << 4));
 #pragma unroll
                 for (int v = 0; v < EIGHTS; v++)
-                    multiply_add(d[b * EIGHTS + v], left, right[2 * v], right[2 * v + 1]);
+                    multiply_add(d[b * EIGHTS + v], left, right[v / 2][v % 2 * 2], right[v / 2][v % 2 * 2 + 1]);
             }
         }
     }
@@ -263,7 +274,7 @@ struct FewBlock : FewCodes {
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
 #else
-        uint32_t x_at = 0;
+        uint32_t x_at[SIXTEENS];
 #endif
         Tile tile;
         Place place(first, n_row_tiles<K>());
@@ -276,8 +287,7 @@ struct FewBlock : FewCodes {
 #if QUIRE_CODES
                 find_x(x_at, tile, Layout::row_bytes(columns<K>()));
 #else
-                const int row = min((EIGHTS == 2 ? lane / 16 * 8 : 0) + lane % 8, tile.n - 1);
-                x_at = base + at.x + row * Layout::row_bytes(columns<K>()) + lane / 8 % 2 * 16;
+                find_x<K>(x_at, tile);
 #endif
             }
             float d[K::QUADS][4] = {};

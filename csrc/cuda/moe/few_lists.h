@@ -28,7 +28,8 @@ namespace quire {
 
 constexpr int WIDTH = QUIRE_CODES >= 3 ? 256 : QUIRE_CODES ? 128 : 64;  // columns of w in 128 bytes
 constexpr int TOKENS = QUIRE_TOKENS, EIGHTS = TOKENS / 8;
-constexpr int WARPS = 8, WORKERS = WARPS * 32, THREADS = WORKERS + 32, SORTERS = THREADS / 32;
+constexpr int WARPS = 8, WORKERS = WARPS * 32, THREADS = WORKERS + 32;
+constexpr int MAX_PAIRS = 4096, RUNS = MAX_PAIRS / WORKERS;  // pairs that are sorted, and most that a thread has of them
 
 template <bool FIRST> struct Kind {  // of the two products
     static constexpr bool IS_UP = FIRST, IN_PARTS = QUIRE_LONE && !IS_UP;  // parts: the experts that are summed
@@ -109,7 +110,7 @@ struct Layout {
         barriers = scales + a.n_scales * scales_bytes;
         starts = barriers + int(sizeof(Barriers));
         counts = starts + (a.n_experts + 1) * 4;
-        tiles = counts + (QUIRE_LONE ? 0 : SORTERS * a.n_experts * 4);
+        tiles = counts + (QUIRE_LONE ? 0 : WARPS * a.n_experts * 4);
         pairs = tiles + n_tiles * int(sizeof(Tile));
         end = pairs + a.n_pairs * 4;
     }
@@ -186,35 +187,43 @@ struct FewLists {
         if (lane == 0) n_tiles() = __popc(firsts);
         __syncwarp();
     }
-    // Each warp takes a run of pairs, 32 at a time: pairs of an expert keep their order, so that all blocks have the same
-    // tiles. `place` false: counts them; true: counts are where the warp's next pair of the expert goes.
-    __device__ void walk(int first_experts, bool place) const {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = (a.n_pairs + 31) / 32;
-        const int first = n * warp / SORTERS, end = n * (warp + 1) / SORTERS;
-        for (int i = first; i < end; i++) {
-            const int expert = i == first ? first_experts : expert_of(i * 32 + lane);
-            const unsigned same = __match_any_sync(~0u, expert), before = same & ((1u << lane) - 1);
-            if (expert >= 0) {
-                int* count = counts(warp) + expert;
-                const int start = *count;
-                if (place) pairs()[starts()[expert] + start + __popc(before)] = i * 32 + lane;
-                __syncwarp(same);
-                if (before == 0) *count = start + __popc(same);
-            }
+    // Each warp that multiplies takes a run of pairs, 32 at a time, asked for all at once: pairs of an expert keep their
+    // order, so that all blocks have the same tiles. `place` false: counts them; true: counts are where the warp's next
+    // pair of the expert goes.
+    __device__ int run_of(int warp) const { return (a.n_pairs + 31) / 32 * warp / WARPS; }
+    __device__ void read(int (&experts)[RUNS]) const {
+        const int first = run_of(threadIdx.x / 32), end = run_of(threadIdx.x / 32 + 1);
+#pragma unroll
+        for (int i = 0; i < RUNS; i++) experts[i] = first + i < end ? expert_of((first + i) * 32 + threadIdx.x % 32) : -1;
+    }
+    __device__ void walk(const int (&experts)[RUNS], bool place) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = run_of(warp), n = run_of(warp + 1) - first;
+#pragma unroll
+        for (int i = 0; i < RUNS; i++) {
+            if (i >= n) break;
+            const unsigned same = __match_any_sync(~0u, experts[i]), before = same & ((1u << lane) - 1);
+            const bool is_real = experts[i] >= 0;
+            int* count = counts(warp) + (is_real ? experts[i] : 0);
+            const int start = *count;
+            if (place && is_real) pairs()[starts()[experts[i]] + start + __popc(before)] = (first + i) * 32 + lane;
+            __syncwarp();
+            if (is_real && before == 0) *count = start + __popc(same);
             __syncwarp();
         }
     }
+    // The warp that loads goes on as soon as it has listed the tiles, while the others place pairs.
     __device__ void sort() const {
-        const int warp = threadIdx.x / 32, n = (a.n_pairs + 31) / 32;
-        const int first_experts = expert_of((n * warp / SORTERS) * 32 + threadIdx.x % 32);
-        for (int i = threadIdx.x; i < SORTERS * a.n_experts; i += THREADS) counts(0)[i] = 0;
+        const bool loads = threadIdx.x >= WORKERS;
+        int experts[RUNS];
+        if (!loads) read(experts);
+        for (int i = threadIdx.x; i < WARPS * a.n_experts; i += THREADS) counts(0)[i] = 0;
         __syncthreads();
-        walk(first_experts, false);
+        if (!loads) walk(experts, false);
         __syncthreads();
         for (int expert = threadIdx.x; expert < a.n_experts; expert += THREADS) {
             int sum = 0;
 #pragma unroll
-            for (int from = 0; from < SORTERS; from++) {
+            for (int from = 0; from < WARPS; from++) {
                 const int own = counts(from)[expert];
                 counts(from)[expert] = sum;
                 sum += own;
@@ -222,13 +231,18 @@ struct FewLists {
             starts()[expert] = sum;
         }
         __syncthreads();
-        if (threadIdx.x < 32) list_tiles();
-        __syncthreads();
-        walk(first_experts, true);
-        __syncthreads();
+        if (loads) {
+            list_tiles();
+            __syncwarp();
+            named_arrive(LIST_BARRIER, THREADS);
+        } else {
+            named_sync(LIST_BARRIER, THREADS);
+            walk(experts, true);
+            named_sync(WORKERS_BARRIER, WORKERS);
+        }
     }
-    __device__ void list_tiles() const {  // numbers of pairs become starts
-        const int lane = threadIdx.x;
+    __device__ void list_tiles() const {  // by one warp: numbers of pairs become starts
+        const int lane = threadIdx.x % 32;
         int n_slots = 0, n_listed = 0;
         for (int first = 0; first < a.n_experts; first += 32) {
             const int expert = first + lane, n = expert < a.n_experts ? starts()[expert] : 0;

@@ -15,7 +15,8 @@ CHUNK = 64
 """Columns of floating w that one 128-byte row of shared memory holds."""
 N_SCALES, MAX_SCALES_BYTES = (4, 2), 40 << 10
 """Items whose scales a block has room for: the first unless that is too much, or takes the room of a larger stage."""
-FEW_TOKENS = (8, 16)
+FEW_TOKENS, CODES_TOKENS = (8, 16, 24), (8, 16)
+"""Pairs of a tile, where w is floating and where it is in codes."""
 FEW_SPREAD = 2.0
 """Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
 MAX_FEW_PAIRS = 4096
@@ -27,7 +28,7 @@ LONE_CHUNKS = 4
 CHUNKS = (8, 6, 4, 2)
 MIN_CODES_RING_BYTES = 48 << 10
 """Beside scales; memory that answers in 0.8 microseconds needs 27 KB on their way."""
-WARPS, SORTERS, MAX_STAGES = 8, 9, 32
+WARPS, MAX_STAGES = 8, 32
 CHUNK_BYTES, MAX_STAGE_BYTES, MIN_RING_BYTES = 16 * 128, 16 << 10, 64 << 10
 MAX_BYTES = 232_448
 """Shared memory of a Hopper block."""
@@ -157,7 +158,8 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
     """None: too many pairs, or the rows of x of a tile leave no room for a ring."""
     mean = shape.n_pairs / shape.n_experts
     wanted = min(shape.n, mean + FEW_SPREAD * math.sqrt(mean))
-    tokens = next((each for each in FEW_TOKENS if each >= wanted), None)
+    sizes = CODES_TOKENS if shape.codes.kind else FEW_TOKENS
+    tokens = next((each for each in sizes if each >= wanted), None)
     if tokens is None or shape.n_pairs > MAX_FEW_PAIRS:
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
@@ -213,7 +215,7 @@ def _chunks(k: int, blocks: int) -> int:
 def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
     """Shared memory of a block: `Layout` in csrc/cuda/moe_few.cu."""
     n_tiles = min(shape.n_pairs, shape.n_experts + shape.n_pairs // made.tokens)
-    rows, inner, counts = made.tokens, shape.inner, SORTERS * shape.n_experts * 4
+    rows, inner, counts = made.tokens, shape.inner, WARPS * shape.n_experts * 4
     if made.lone:
         n_tiles, rows, inner, counts = shape.n_pairs, 1, shape.inner * shape.n_pairs, 0
     total = made.n_stages * made.stage_bytes + rows * (max(shape.hidden, inner) * 2 + 16)
