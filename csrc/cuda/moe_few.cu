@@ -21,6 +21,7 @@
 // QUIRE_UP_BLOCKS, QUIRE_DOWN_BLOCKS (of 16 rows of w, in an item), QUIRE_LONE, and those of moe/codes.h, where w is in
 // codes; e4m3 multiplies rows in e4m3 (moe/rounding.h).
 #include "moe/few_codes.h"
+#include "moe/few_maps.h"
 #include "moe/gating.h"
 #include "moe/rounding.h"
 #include "shared_memory.h"
@@ -62,11 +63,12 @@ struct FewBlock : FewCodes {
 #else
         const int shared = expert - (a.n_experts - a.n_shared);
         if (shared >= 0) {
-            map = maps + 1;
+            map = maps + 1;  // read anew for each tile, so it is to stay where nothing else does
+            const uint64_t hint = shared_tiles_each() > 1 ? L2_EVICT_NORMAL : L2_EVICT_FIRST;
             if (K::IS_UP) {
-                load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, shared * a.inner + row, 0, unit * K::CHUNKS);
+                load_box(stage(slot), map, full(slot), hint, 0, shared * a.inner + row, 0, unit * K::CHUNKS);
             } else {
-                load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, unit * K::CHUNKS, shared);
+                load_box(stage(slot), map, full(slot), hint, 0, row, unit * K::CHUNKS, shared);
             }
         } else if (K::IS_UP) {
             load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, 2 * expert, unit * K::CHUNKS);
@@ -75,19 +77,35 @@ struct FewBlock : FewCodes {
         }
 #endif
     }
-    template <class K> __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring) const {
-        const int first = first_item<K>(blockIdx.x), end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
-        Place place(first, n_row_tiles<K>());
-        for (int item = first; item < end; item++, place.advance()) {
-            const int row = place.row_tile * K::OUT_ROWS, expert = tiles()[place.tile].expert;
+    // The first stages, as far as they are of what all tokens have: before it is known what else there is.
+    __device__ int feed_ahead(const CUtensorMap* maps) const {
+        const Run run = this->template run<Up>(true);
+        const int n = n_units<Up>(), n_loaded = min(a.n_stages, (run.end - run.first) * n);
+        Place place(run.first, n_row_tiles<Up>());
+        for (int i = 0; i < n_loaded; i++) {
+            load<Up>(maps, i, shared_expert(place.tile), place.row_tile * Up::OUT_ROWS, i % n);
+            if (i % n == n - 1) place.advance();
+        }
+        return n_loaded;
+    }
+    // n_loaded: stages that were filled ahead.
+    template <class K>
+    __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring, int n_loaded = 0) const {
+        const int n = n_units<K>();
+        for (int part = a.n_shared ? 0 : 1; part < 2; part++) {
+            const Run run = this->template run<K>(part == 0);
+            Place place(run.first, n_row_tiles<K>());
+            for (int item = run.first; item < run.end; item++, place.advance()) {
+                const int row = place.row_tile * K::OUT_ROWS, expert = tiles()[place.tile].expert;
 #if QUIRE_CODES
-            copy_scales<K>(place.tile, row, scales_ring);
-            if (threadIdx.x != WORKERS) continue;
+                copy_scales<K>(place.tile, row, scales_ring);
+                if (threadIdx.x != WORKERS) continue;
 #endif
-            for (int unit = 0; unit < n; unit++) {
-                if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
-                load<K>(maps, ring.stage, expert, row, unit);
-                ring.advance(a.n_stages);
+                for (int unit = 0; unit < n; unit++) {
+                    if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
+                    if (n_loaded-- <= 0) load<K>(maps, ring.stage, expert, row, unit);
+                    ring.advance(a.n_stages);
+                }
             }
         }
     }
@@ -98,9 +116,10 @@ struct FewBlock : FewCodes {
         return ring.turn + (parts.stage < ring.stage) + parts.turn;
     }
     __device__ void feed_parts(const CUtensorMap* maps, const Ring& ring, Ring& scales_ring) const {
-        const int end = first_item<Down>(blockIdx.x + 1), n = n_units<Down>();
+        const Run run = this->template run<Down>(false);
+        const int n = n_units<Down>();
         Ring parts;
-        for (int item = first_item<Down>(blockIdx.x); item < end; item++) {
+        for (int item = run.first; item < run.end; item++) {
 #if QUIRE_CODES
             copy_scales<Down>(0, item * Down::OUT_ROWS, scales_ring);
             if (threadIdx.x != WORKERS) continue;
@@ -268,56 +287,58 @@ struct FewBlock : FewCodes {
     }
 
     template <class K> __device__ void work(Ring& ring, Ring& scales_ring) const {
-        const int lane = threadIdx.x % 32, first = first_item<K>(blockIdx.x), end = first_item<K>(blockIdx.x + 1);
-        const int n = n_units<K>();
-        int before = -1;
+        const int lane = threadIdx.x % 32, n = n_units<K>();
+        int before = -1, turn = 0;
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
 #else
         uint32_t x_at[SIXTEENS];
 #endif
         Tile tile;
-        Place place(first, n_row_tiles<K>());
-        for (int item = first; item < end; item++, place.advance()) {
-            if (place.tile != before) {
-                if (before >= 0) named_sync(WORKERS_BARRIER, WORKERS);  // everybody has read x
-                before = place.tile;
-                tile = tiles()[place.tile];
-                stage_rows<K>(tile);
+        for (int part = a.n_shared ? 0 : 1; part < 2; part++) {
+            const Run run = this->template run<K>(part == 0);
+            Place place(run.first, n_row_tiles<K>());
+            for (int item = run.first; item < run.end; item++, turn++, place.advance()) {
+                if (place.tile != before) {
+                    if (before >= 0) named_sync(WORKERS_BARRIER, WORKERS);  // everybody has read x
+                    before = place.tile;
+                    tile = tiles()[place.tile];
+                    stage_rows<K>(tile);
 #if QUIRE_CODES
-                find_x(x_at, tile, Layout::row_bytes(columns<K>()));
+                    find_x(x_at, tile, Layout::row_bytes(columns<K>()));
 #else
-                find_x<K>(x_at, tile);
+                    find_x<K>(x_at, tile);
 #endif
-            }
-            float d[K::QUADS][4] = {};
+                }
+                float d[K::QUADS][4] = {};
 #if QUIRE_CODES
-            wait_for_scales(scales_ring);
+                wait_for_scales(scales_ring);
 #endif
-            for (int unit = 0; unit < n; unit++) {
-                barrier_wait(full(ring.stage), ring.turn & 1);
+                for (int unit = 0; unit < n; unit++) {
+                    barrier_wait(full(ring.stage), ring.turn & 1);
 #if QUIRE_CODES
-                multiply<K>(d, stage(ring.stage), x_at, unit, scales_of(scales_ring));
+                    multiply<K>(d, stage(ring.stage), x_at, unit, scales_of(scales_ring));
 #else
-                multiply<K>(d, stage(ring.stage), x_at, unit);
+                    multiply<K>(d, stage(ring.stage), x_at, unit);
 #endif
-                __syncwarp();
-                if (lane == 0) barrier_arrive(empty(ring.stage));
-                ring.advance(a.n_stages);
-            }
+                    __syncwarp();
+                    if (lane == 0) barrier_arrive(empty(ring.stage));
+                    ring.advance(a.n_stages);
+                }
 #if QUIRE_CODES
-            leave_scales(scales_ring);
+                leave_scales(scales_ring);
 #endif
-            finish<K>(d, tile, place.row_tile * K::OUT_ROWS, item - first);
+                finish<K>(d, tile, place.row_tile * K::OUT_ROWS, turn);
+            }
         }
     }
 
 #if QUIRE_LONE
     __device__ void work_parts(const Ring& ring, Ring& scales_ring) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = n_units<Down>();
-        const int first = first_item<Down>(blockIdx.x), end = first_item<Down>(blockIdx.x + 1);
+        const Run run = this->template run<Down>(false);
         const Tile tile{0, 0, 1};
-        if (first == end) return;
+        if (run.first == run.end) return;
         stage_rows<Down>(tile);
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
@@ -327,7 +348,7 @@ struct FewBlock : FewCodes {
 #endif
         Ring parts{warp, 0};
         int part = 0, unit = warp;  // a warp's next, counted on from item to item
-        for (int item = first; item < end; item++, part -= n_tiles()) {
+        for (int item = run.first; item < run.end; item++, part -= n_tiles()) {
             float d[2][4] = {};
 #if QUIRE_CODES
             wait_for_scales(scales_ring);
@@ -348,7 +369,7 @@ struct FewBlock : FewCodes {
 #if QUIRE_CODES
             leave_scales(scales_ring);
 #endif
-            finish<Down>(sums, tile, item * Down::OUT_ROWS, item - first);
+            finish<Down>(sums, tile, item * Down::OUT_ROWS, item - run.first);
         }
     }
 #endif
@@ -367,18 +388,16 @@ struct FewBlock : FewCodes {
     }
 };
 
-struct Maps {  // of each product: of the experts, and of what all tokens share
-    CUtensorMap up[2], down[2];
-};
-
 __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Maps maps,
                                                       const __grid_constant__ QuireMoeFewArgs args) {
     extern __shared__ __align__(1024) char shared[];
     const FewBlock block(args, shared);
     const bool loads = threadIdx.x >= WORKERS;
+    int n_loaded = 0;
     if (threadIdx.x == WORKERS) {
         for (int i = 0; i < 1 + (args.n_shared > 0); i++) prefetch_map(maps.up + i), prefetch_map(maps.down + i);
         block.init();
+        if (!QUIRE_CODES) n_loaded = block.feed_ahead(maps.up);
     }
     wait_for_previous_grid();
     let_next_grid_start();  // which may read the expert ids at once
@@ -400,7 +419,7 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Ma
         block.work<Down>(ring, scales_ring);
 #endif
     } else if (QUIRE_CODES || threadIdx.x == WORKERS) {
-        block.feed<Up>(maps.up, ring, scales_ring);
+        block.feed<Up>(maps.up, ring, scales_ring, n_loaded);
 #if QUIRE_LONE
         block.feed_parts(maps.down, ring, scales_ring);
 #else
@@ -408,51 +427,6 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Ma
 #endif
     }
 }
-
-#if QUIRE_CODES
-inline cudaError_t encode_codes(CUtensorMap* map, const void* codes, int k, int rank, const uint64_t* rows, const uint32_t* box) {
-    const uint64_t row = uint64_t(k) * 128 / WIDTH, sizes[] = {row, rows[0], rank > 2 ? rows[1] : 1};
-    const uint64_t strides[] = {row, rows[0] * row};
-    return encode_map(map, codes, rank, sizes, strides, box, L2_BY_128, SWIZZLED, true);
-}
-inline cudaError_t encode_up(CUtensorMap* map, const QuireMoeFewArgs& a) {
-    const uint64_t rows[] = {uint64_t(a.inner), 2 * uint64_t(a.n_experts)};
-    const uint32_t box[] = {128, Up::OUT_ROWS, 2};
-    return encode_codes(map, a.up, a.hidden, 3, rows, box);
-}
-inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
-    const uint64_t rows[] = {uint64_t(a.n_experts) * a.hidden};
-    const uint32_t box[] = {128, Down::BLOCKS * 16};
-    return encode_codes(map, a.down, a.inner, 2, rows, box);
-}
-#else
-inline cudaError_t encode_up(CUtensorMap* map, const void* up, uint64_t inner, uint64_t n_experts, int hidden) {
-    const uint64_t row = uint64_t(hidden) * 2;
-    const uint64_t sizes[] = {CHUNK, inner, 2 * n_experts, uint64_t(hidden / CHUNK)};
-    const uint64_t strides[] = {row, inner * row, CHUNK * 2};
-    const uint32_t box[] = {CHUNK, 8, 2, Up::CHUNKS};
-    return encode_map(map, up, 4, sizes, strides, box);
-}
-inline cudaError_t encode_up(CUtensorMap* map, const QuireMoeFewArgs& a) {
-    return encode_up(map, a.up, a.inner, a.n_experts - a.n_shared, a.hidden);
-}
-// One expert of n_shared times the inner rows, and its columns in n_shared parts: beyond each there are zeros.
-inline cudaError_t encode_shared(CUtensorMap* up_map, CUtensorMap* down_map, const QuireMoeFewArgs& a) {
-    const uint64_t inner = a.inner, n_shared = a.n_shared;
-    const cudaError_t error = encode_up(up_map, a.shared_up, n_shared * inner, 1, a.hidden);
-    if (error != cudaSuccess) return error;
-    const uint64_t sizes[] = {CHUNK, uint64_t(a.hidden), inner / CHUNK, n_shared};
-    const uint64_t strides[] = {n_shared * inner * 2, CHUNK * 2, inner * 2};
-    const uint32_t box[] = {CHUNK, Down::BLOCKS * 16, Down::CHUNKS, 1};
-    return encode_map(down_map, a.shared_down, 4, sizes, strides, box);
-}
-inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
-    const uint64_t sizes[] = {CHUNK, uint64_t(a.n_experts - a.n_shared) * a.hidden, uint64_t(a.inner / CHUNK)};
-    const uint64_t strides[] = {uint64_t(a.inner) * 2, CHUNK * 2};
-    const uint32_t box[] = {CHUNK, Down::BLOCKS * 16, Down::CHUNKS};
-    return encode_map(map, a.down, 3, sizes, strides, box);
-}
-#endif
 
 int launch(const QuireMoeFewArgs& a, cudaStream_t stream) {
     Maps maps = {};

@@ -7,6 +7,8 @@
 // row into that order, for itself: that takes less than a launch.
 #include "moe/slots.h"
 
+#include "launch.h"
+
 struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
     const int32_t* expert_ids;  // of the pairs; others than 0 .. n_experts are left out
     int32_t* ranks;             // of the pairs, among those of their expert
@@ -213,20 +215,6 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ Qu
     *to = make_int4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7]));
 }
 
-template <class... Arguments>
-cudaError_t launch(void (*kernel)(Arguments...), dim3 grid, int n_threads, void* stream, const Arguments&... arguments) {
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(n_threads);
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &overlap;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 }  // namespace
 }  // namespace quire
 
@@ -234,13 +222,13 @@ extern "C" int quire_moe_sort(const QuireMoeSortArgs* args, void* stream) {
     using namespace quire;
     if (args->n_experts > MAX_EXPERTS) return cudaErrorInvalidValue;
     const int n_blocks = (args->n_pairs + SORT_THREADS * SORT_PAIRS - 1) / (SORT_THREADS * SORT_PAIRS);
-    return launch(sort_kernel, dim3(n_blocks), SORT_THREADS, stream, *args);
+    return launch(sort_kernel, dim3(n_blocks), SORT_THREADS, 0, stream, *args);
 }
 
 extern "C" int quire_moe_spread(const QuireMoeSpreadArgs* args, void* stream) {
     using namespace quire;
     if (args->n_chosen > MAX_CHOSEN || args->h % WIDTH) return cudaErrorInvalidValue;
-    return launch(spread_kernel, dim3(args->n_tokens), THREADS, stream, *args);
+    return launch(spread_kernel, dim3(args->n_tokens), THREADS, 0, stream, *args);
 }
 
 // Both, where starts are not rounded up.
@@ -248,12 +236,12 @@ extern "C" int quire_moe_sort_and_spread(const QuireMoeSortArgs* sort, const Qui
     using namespace quire;
     const bool fits = sort->n_experts <= MAX_EXPERTS && args->n_chosen <= MAX_CHOSEN && args->h % WIDTH == 0;
     if (!fits || sort->start_step != 1) return cudaErrorInvalidValue;
-    return launch(sort_and_spread_kernel, dim3(args->n_tokens), THREADS, stream, *sort, *args);
+    return launch(sort_and_spread_kernel, dim3(args->n_tokens), THREADS, 0, stream, *sort, *args);
 }
 
 extern "C" int quire_moe_sum(const QuireMoeSumArgs* args, void* stream) {
     using namespace quire;
     if (args->n_chosen > MAX_CHOSEN || args->h % WIDTH) return cudaErrorInvalidValue;
     const int n_groups = (args->h / WIDTH + THREADS - 1) / THREADS;
-    return launch(sum_kernel, dim3(args->n_tokens, n_groups), THREADS, stream, *args);
+    return launch(sum_kernel, dim3(args->n_tokens, n_groups), THREADS, 0, stream, *args);
 }

@@ -5,6 +5,7 @@
 // memory of the last block, whose warps then choose, one for a row. Weights are asked for before the wait for the
 // previous grid, which writes x. A row's sums and its choice depend on nothing but the row, whatever the batch.
 #include "gemm.h"
+#include "launch.h"
 
 struct QuireRouterArgs {  // _Args in quire/kernels/moe/hopper_router.py
     const void* x;
@@ -256,6 +257,8 @@ __global__ void __launch_bounds__(THREADS, 2) router_kernel(const __grid_constan
 
 template <int ROWS, int CELLS> int launch(const QuireRouterArgs& a, void* stream) {
     const int n_ranks = min(CLUSTER, (a.n_experts + WARPS - 1) / WARPS);
+    const cudaError_t error = divide_as_others(reinterpret_cast<const void*>(router_kernel<ROWS, CELLS>));
+    if (error != cudaSuccess) return error;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = n_ranks;

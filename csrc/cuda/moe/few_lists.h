@@ -152,8 +152,19 @@ struct FewLists {
     template <class K> __device__ int rows() const { return K::IS_UP ? a.inner : a.hidden; }
     template <class K> __device__ int n_units() const { return (columns<K>() + K::COLUMNS - 1) / K::COLUMNS; }
     template <class K> __device__ int n_row_tiles() const { return rows<K>() / K::OUT_ROWS; }
-    template <class K> __device__ int first_item(int block) const {
-        return int(int64_t(K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>() * block / a.n_blocks);
+    // Tiles of what all tokens have are the first ones. A block's items, in turn: its share of theirs, which are known
+    // before any routing, then its share of the others.
+    __device__ int shared_tiles_each() const { return (a.n_pairs / a.n_chosen + TOKENS - 1) / TOKENS; }
+    __device__ int shared_expert(int tile) const { return a.n_experts - a.n_shared + tile / shared_tiles_each(); }
+    struct Run {
+        int first, end;
+    };
+    template <class K> __device__ int n_shared_items() const { return K::IN_PARTS ? 0 : a.n_shared * shared_tiles_each() * n_row_tiles<K>(); }
+    __device__ int share(int64_t n, int block) const { return int(n * block / a.n_blocks); }
+    template <class K> __device__ Run run(bool shared) const {
+        const int n_shared = n_shared_items<K>(), first = shared ? 0 : n_shared;
+        const int n = shared ? n_shared : (K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>() - n_shared;
+        return {first + share(n, blockIdx.x), first + share(n, blockIdx.x + 1)};
     }
 
     // ---- which pairs belong together ----
@@ -169,10 +180,15 @@ struct FewLists {
         const int expert = static_cast<const volatile int32_t*>(a.expert_ids)[pair];
         return expert < a.n_experts - a.n_shared ? expert : -1;
     }
+    // The pair of a lane, all of what all tokens have first.
+    __device__ int short_pair(int lane) const {
+        const int n = a.n_pairs / a.n_chosen, n_routed = a.n_chosen - a.n_shared, routed = lane - n * a.n_shared;
+        return routed < 0 ? lane % n * a.n_chosen + n_routed + lane / n : routed / n_routed * a.n_chosen + routed % n_routed;
+    }
     // One warp lists what fits it: at most 32 pairs, of so few tokens that an expert's are one tile.
     __device__ bool is_short() const { return a.n_pairs <= 32 && a.n_pairs / a.n_chosen <= TOKENS; }
     __device__ void list_short() const {
-        const int lane = threadIdx.x % 32, own = expert_of(lane);
+        const int lane = threadIdx.x % 32, pair = lane < a.n_pairs ? short_pair(lane) : lane, own = expert_of(pair);
         const unsigned same = __match_any_sync(~0u, own), before = (1u << lane) - 1;
         const bool is_first = own >= 0 && (same & before) == 0;
         const unsigned firsts = __ballot_sync(~0u, is_first);
@@ -183,7 +199,7 @@ struct FewLists {
         }
         const int start = __shfl_sync(~0u, slots, __ffs(same) - 1) - __popc(same);
         if (is_first) tiles()[__popc(firsts & before)] = {own, start, __popc(same)};
-        if (own >= 0) pairs()[start + __popc(same & before)] = lane;
+        if (own >= 0) pairs()[start + __popc(same & before)] = pair;
         if (lane == 0) n_tiles() = __popc(firsts);
         __syncwarp();
     }
@@ -245,7 +261,8 @@ struct FewLists {
         const int lane = threadIdx.x % 32;
         int n_slots = 0, n_listed = 0;
         for (int first = 0; first < a.n_experts; first += 32) {
-            const int expert = first + lane, n = expert < a.n_experts ? starts()[expert] : 0;
+            const bool is_real = first + lane < a.n_experts;
+            const int expert = (first + lane + a.n_experts - a.n_shared) % a.n_experts, n = is_real ? starts()[expert] : 0;
             const int own = (n + TOKENS - 1) / TOKENS;
             int both = n << 16 | own;  // at most 4,096 pairs
             for (int step = 1; step < 32; step *= 2) {
@@ -253,7 +270,7 @@ struct FewLists {
                 if (lane >= step) both += more;
             }
             const int start = n_slots + (both >> 16) - n, place = n_listed + (both & 0xffff) - own;
-            if (expert < a.n_experts) starts()[expert] = start;
+            if (is_real) starts()[expert] = start;
             for (int i = 0; i < own; i++)
                 tiles()[place + i] = {expert, start + i * TOKENS, min(TOKENS, n - i * TOKENS)};
             const int all = __shfl_sync(~0u, both, 31);
