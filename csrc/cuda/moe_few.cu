@@ -63,12 +63,11 @@ struct FewBlock : FewCodes {
 #else
         const int shared = expert - (a.n_experts - a.n_shared);
         if (shared >= 0) {
-            map = maps + 1;  // read anew for each tile, so it is to stay where nothing else does
-            const uint64_t hint = shared_tiles_each() > 1 ? L2_EVICT_NORMAL : L2_EVICT_FIRST;
+            map = maps + 1;
             if (K::IS_UP) {
-                load_box(stage(slot), map, full(slot), hint, 0, shared * a.inner + row, 0, unit * K::CHUNKS);
+                load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, shared * a.inner + row, 0, unit * K::CHUNKS);
             } else {
-                load_box(stage(slot), map, full(slot), hint, 0, row, unit * K::CHUNKS, shared);
+                load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, unit * K::CHUNKS, shared);
             }
         } else if (K::IS_UP) {
             load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, 2 * expert, unit * K::CHUNKS);
@@ -79,12 +78,13 @@ struct FewBlock : FewCodes {
     }
     // The first stages, as far as they are of what all tokens have: before it is known what else there is.
     __device__ int feed_ahead(const CUtensorMap* maps) const {
-        const Run run = this->template run<Up>(true);
+        const Run run = run_of_shared<Up>();
         const int n = n_units<Up>(), n_loaded = min(a.n_stages, (run.end - run.first) * n);
         Place place(run.first, n_row_tiles<Up>());
-        for (int i = 0; i < n_loaded; i++) {
-            load<Up>(maps, i, shared_expert(place.tile), place.row_tile * Up::OUT_ROWS, i % n);
-            if (i % n == n - 1) place.advance();
+#pragma unroll 1
+        for (int i = 0, unit = 0; i < n_loaded; i++) {
+            load<Up>(maps, i, a.n_experts - a.n_shared + place.tile, place.row_tile * Up::OUT_ROWS, unit);
+            if (++unit == n) unit = 0, place.advance();
         }
         return n_loaded;
     }
@@ -92,8 +92,9 @@ struct FewBlock : FewCodes {
     template <class K>
     __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring, int n_loaded = 0) const {
         const int n = n_units<K>();
-        for (int part = a.n_shared ? 0 : 1; part < 2; part++) {
-            const Run run = this->template run<K>(part == 0);
+#pragma unroll 1
+        for (int part = a.n_shared > 0 ? 0 : 1; part < 2; part++) {
+            const Run run = part == 0 ? run_of_shared<K>() : run_of_others<K>();
             Place place(run.first, n_row_tiles<K>());
             for (int item = run.first; item < run.end; item++, place.advance()) {
                 const int row = place.row_tile * K::OUT_ROWS, expert = tiles()[place.tile].expert;
@@ -116,7 +117,7 @@ struct FewBlock : FewCodes {
         return ring.turn + (parts.stage < ring.stage) + parts.turn;
     }
     __device__ void feed_parts(const CUtensorMap* maps, const Ring& ring, Ring& scales_ring) const {
-        const Run run = this->template run<Down>(false);
+        const Run run = run_of_others<Down>();
         const int n = n_units<Down>();
         Ring parts;
         for (int item = run.first; item < run.end; item++) {
@@ -295,8 +296,9 @@ struct FewBlock : FewCodes {
         uint32_t x_at[SIXTEENS];
 #endif
         Tile tile;
-        for (int part = a.n_shared ? 0 : 1; part < 2; part++) {
-            const Run run = this->template run<K>(part == 0);
+#pragma unroll 1
+        for (int part = a.n_shared > 0 ? 0 : 1; part < 2; part++) {
+            const Run run = part == 0 ? run_of_shared<K>() : run_of_others<K>();
             Place place(run.first, n_row_tiles<K>());
             for (int item = run.first; item < run.end; item++, turn++, place.advance()) {
                 if (place.tile != before) {
@@ -336,7 +338,7 @@ struct FewBlock : FewCodes {
 #if QUIRE_LONE
     __device__ void work_parts(const Ring& ring, Ring& scales_ring) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = n_units<Down>();
-        const Run run = this->template run<Down>(false);
+        const Run run = run_of_others<Down>();
         const Tile tile{0, 0, 1};
         if (run.first == run.end) return;
         stage_rows<Down>(tile);
@@ -397,7 +399,7 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Ma
     if (threadIdx.x == WORKERS) {
         for (int i = 0; i < 1 + (args.n_shared > 0); i++) prefetch_map(maps.up + i), prefetch_map(maps.down + i);
         block.init();
-        if (!QUIRE_CODES) n_loaded = block.feed_ahead(maps.up);
+        if (!QUIRE_CODES && args.n_shared > 0) n_loaded = block.feed_ahead(maps.up);
     }
     wait_for_previous_grid();
     let_next_grid_start();  // which may read the expert ids at once

@@ -152,19 +152,25 @@ struct FewLists {
     template <class K> __device__ int rows() const { return K::IS_UP ? a.inner : a.hidden; }
     template <class K> __device__ int n_units() const { return (columns<K>() + K::COLUMNS - 1) / K::COLUMNS; }
     template <class K> __device__ int n_row_tiles() const { return rows<K>() / K::OUT_ROWS; }
-    // Tiles of what all tokens have are the first ones. A block's items, in turn: its share of theirs, which are known
-    // before any routing, then its share of the others.
-    __device__ int shared_tiles_each() const { return (a.n_pairs / a.n_chosen + TOKENS - 1) / TOKENS; }
-    __device__ int shared_expert(int tile) const { return a.n_experts - a.n_shared + tile / shared_tiles_each(); }
+    // What all tokens have are the first tiles, one each. A block's items, in turn: its share of theirs, which are known
+    // before any routing, then its share of the others. Divisions of 64 bits would take a microsecond of the start.
     struct Run {
         int first, end;
     };
-    template <class K> __device__ int n_shared_items() const { return K::IN_PARTS ? 0 : a.n_shared * shared_tiles_each() * n_row_tiles<K>(); }
-    __device__ int share(int64_t n, int block) const { return int(n * block / a.n_blocks); }
-    template <class K> __device__ Run run(bool shared) const {
-        const int n_shared = n_shared_items<K>(), first = shared ? 0 : n_shared;
-        const int n = shared ? n_shared : (K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>() - n_shared;
-        return {first + share(n, blockIdx.x), first + share(n, blockIdx.x + 1)};
+    template <class K> __device__ int n_shared_items() const { return K::IN_PARTS ? 0 : a.n_shared * n_row_tiles<K>(); }
+    __device__ int share(unsigned n, int block) const { return n * block / unsigned(a.n_blocks); }
+    template <class K> __device__ Run run_of_shared() const {
+        const int n = n_shared_items<K>();
+        return {share(n, blockIdx.x), share(n, blockIdx.x + 1)};
+    }
+    template <class K> __device__ Run run_of_others() const {
+        const int n = (K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>(), n_shared = n_shared_items<K>();
+        const Run all = {share(n, blockIdx.x), share(n, blockIdx.x + 1)};
+        if (n_shared == 0) return all;
+        const Run shared = run_of_shared<K>();
+        if (n - n_shared >= 2 * a.n_blocks)  // both shares are even together; of fewer items that might go backwards
+            return {n_shared + all.first - shared.first, n_shared + all.end - shared.end};
+        return {n_shared + share(n - n_shared, blockIdx.x), n_shared + share(n - n_shared, blockIdx.x + 1)};
     }
 
     // ---- which pairs belong together ----
@@ -182,6 +188,7 @@ struct FewLists {
     }
     // The pair of a lane, all of what all tokens have first.
     __device__ int short_pair(int lane) const {
+        if (a.n_shared == 0) return lane;
         const int n = a.n_pairs / a.n_chosen, n_routed = a.n_chosen - a.n_shared, routed = lane - n * a.n_shared;
         return routed < 0 ? lane % n * a.n_chosen + n_routed + lane / n : routed / n_routed * a.n_chosen + routed % n_routed;
     }

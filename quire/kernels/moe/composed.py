@@ -32,7 +32,8 @@ def experts_with_shared(
     x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
     shared_up: torch.Tensor, shared_down: torch.Tensor, residual: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """See op.py."""
-    arguments = (x, expert_ids, weights, up, down, Gating(), None, None, residual, None)
-    y = select("moe", "experts", *arguments)(*arguments)
-    return gemm.linear(gemm.linear(x, shared_up, silu_mul=True), shared_down, residual=y)
+    """See op.py. What all share comes first: its weights are on their way while the router chooses."""
+    y = gemm.linear(gemm.linear(x, shared_up, silu_mul=True), shared_down, residual=residual)
+    arguments = (x, expert_ids, weights, up, down, Gating(), None, None, y, None)
+    found: torch.Tensor = select("moe", "experts", *arguments)(*arguments)
+    return found

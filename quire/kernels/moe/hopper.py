@@ -310,7 +310,7 @@ def shape_of(expert_ids: torch.Tensor, down: Matrices, n_shared: int = 0) -> Exp
     """Of a call where every token has n_shared experts more."""
     n, n_chosen = expert_ids.shape
     n_experts, hidden, inner = down.shape
-    return ExpertsShape(n, n_chosen + n_shared, n_experts + n_shared, hidden, inner, _codes(down), n_shared)
+    return ExpertsShape(n, n_chosen + n_shared, n_experts + n_shared, hidden, inner, _codes(down))
 
 
 @functools.cache

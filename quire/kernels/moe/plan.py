@@ -17,8 +17,6 @@ N_SCALES, MAX_SCALES_BYTES = (4, 2), 40 << 10
 """Items whose scales a block has room for: the first unless that is too much, or takes the room of a larger stage."""
 FEW_TOKENS, CODES_TOKENS = (8, 16, 24), (8, 16)
 """Pairs of a tile, where w is floating and where it is in codes."""
-SHARED_TILES = 2
-"""At most, of what every token has: its weights are read once for each, though from the L2 cache then."""
 FEW_SPREAD = 2.0
 """Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
 MAX_FEW_PAIRS = 4096
@@ -108,8 +106,6 @@ class ExpertsShape:
     hidden: int
     inner: int
     codes: CodesShape = FLOATING
-    n_shared: int = 0
-    """Last ones of n_chosen and of n_experts, which every token has."""
 
     @property
     def n_pairs(self) -> int:
@@ -162,8 +158,6 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
     """None: too many pairs, or the rows of x of a tile leave no room for a ring."""
     mean = shape.n_pairs / shape.n_experts
     wanted = min(shape.n, mean + FEW_SPREAD * math.sqrt(mean))
-    if shape.n_shared:
-        wanted = max(wanted, shape.n if shape.n <= FEW_TOKENS[-1] else shape.n / SHARED_TILES)
     sizes = CODES_TOKENS if shape.codes.kind else FEW_TOKENS
     tokens = next((each for each in sizes if each >= wanted), None)
     if tokens is None or shape.n_pairs > MAX_FEW_PAIRS:
