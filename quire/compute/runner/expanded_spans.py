@@ -92,7 +92,7 @@ def expanded_spans(
 
 
 def _places(chosen: np.ndarray, device: Device) -> torch.Tensor | slice:
-    """Where chosen: a slice if they lie side by side, as prompts behind decodes mostly do, so that nothing is copied."""
+    """Where chosen: a slice if they lie side by side, as prompts behind decodes do, so that nothing is copied."""
     places = np.flatnonzero(chosen)
     first = int(places[0]) if len(places) else 0
     beside = slice(first, first + len(places))
