@@ -129,8 +129,7 @@ __global__ void __launch_bounds__(THREADS) ask_kernel(const __grid_constant__ Qu
 
 int launch_few(const QuireValuesArgs& args, const QuireAttnArgs& attention, void* stream) {
     const int n_bytes = sizeof(FewMemory) + FEW_RANKS * args.n * PLAIN * sizeof(float);
-    cudaError_t error = allow_shared_memory<few_values_kernel>(n_bytes);
-    if (error == cudaSuccess) error = divide_as_others(reinterpret_cast<const void*>(few_values_kernel));
+    const cudaError_t error = allow_shared_memory<few_values_kernel>(n_bytes);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;

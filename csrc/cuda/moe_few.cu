@@ -78,9 +78,8 @@ struct FewBlock : FewCodes {
     }
     // The first stages, as far as they are of what all tokens have: before it is known what else there is.
     __device__ int feed_ahead(const CUtensorMap* maps) const {
-        const Run run = run_of_shared<Up>();
-        const int n = n_units<Up>(), n_loaded = min(a.n_stages, (run.end - run.first) * n);
-        Place place(run.first, n_row_tiles<Up>());
+        Place place = run_of_shared<Up>().place;
+        const int n = n_units<Up>(), n_loaded = min(a.n_stages, run_of_shared<Up>().n_shared * n);
 #pragma unroll 1
         for (int i = 0, unit = 0; i < n_loaded; i++) {
             load<Up>(maps, i, a.n_experts - a.n_shared + place.tile, place.row_tile * Up::OUT_ROWS, unit);
@@ -91,22 +90,19 @@ struct FewBlock : FewCodes {
     // n_loaded: stages that were filled ahead.
     template <class K>
     __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring, int n_loaded = 0) const {
+        Run run = this->template run<K>();
         const int n = n_units<K>();
-#pragma unroll 1
-        for (int part = a.n_shared > 0 ? 0 : 1; part < 2; part++) {
-            const Run run = part == 0 ? run_of_shared<K>() : run_of_others<K>();
-            Place place(run.first, n_row_tiles<K>());
-            for (int item = run.first; item < run.end; item++, place.advance()) {
-                const int row = place.row_tile * K::OUT_ROWS, expert = tiles()[place.tile].expert;
+        for (int turn = 0; turn < run.n; turn++, run.place.advance()) {
+            run.begin(turn);
+            const int row = run.place.row_tile * K::OUT_ROWS, expert = tiles()[run.place.tile].expert;
 #if QUIRE_CODES
-                copy_scales<K>(place.tile, row, scales_ring);
-                if (threadIdx.x != WORKERS) continue;
+            copy_scales<K>(run.place.tile, row, scales_ring);
+            if (threadIdx.x != WORKERS) continue;
 #endif
-                for (int unit = 0; unit < n; unit++) {
-                    if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
-                    if (n_loaded-- <= 0) load<K>(maps, ring.stage, expert, row, unit);
-                    ring.advance(a.n_stages);
-                }
+            for (int unit = 0; unit < n; unit++) {
+                if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
+                if (n_loaded-- <= 0) load<K>(maps, ring.stage, expert, row, unit);
+                ring.advance(a.n_stages);
             }
         }
     }
@@ -117,10 +113,12 @@ struct FewBlock : FewCodes {
         return ring.turn + (parts.stage < ring.stage) + parts.turn;
     }
     __device__ void feed_parts(const CUtensorMap* maps, const Ring& ring, Ring& scales_ring) const {
-        const Run run = run_of_others<Down>();
+        Run run = this->template run<Down>();
         const int n = n_units<Down>();
         Ring parts;
-        for (int item = run.first; item < run.end; item++) {
+        for (int turn = 0; turn < run.n; turn++, run.place.advance()) {
+            run.begin(turn);
+            const int item = run.place.row_tile;
 #if QUIRE_CODES
             copy_scales<Down>(0, item * Down::OUT_ROWS, scales_ring);
             if (threadIdx.x != WORKERS) continue;
@@ -288,59 +286,56 @@ struct FewBlock : FewCodes {
     }
 
     template <class K> __device__ void work(Ring& ring, Ring& scales_ring) const {
+        Run run = this->template run<K>();
         const int lane = threadIdx.x % 32, n = n_units<K>();
-        int before = -1, turn = 0;
+        int before = -1;
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
 #else
         uint32_t x_at[SIXTEENS];
 #endif
         Tile tile;
-#pragma unroll 1
-        for (int part = a.n_shared > 0 ? 0 : 1; part < 2; part++) {
-            const Run run = part == 0 ? run_of_shared<K>() : run_of_others<K>();
-            Place place(run.first, n_row_tiles<K>());
-            for (int item = run.first; item < run.end; item++, turn++, place.advance()) {
-                if (place.tile != before) {
-                    if (before >= 0) named_sync(WORKERS_BARRIER, WORKERS);  // everybody has read x
-                    before = place.tile;
-                    tile = tiles()[place.tile];
-                    stage_rows<K>(tile);
+        for (int turn = 0; turn < run.n; turn++, run.place.advance()) {
+            run.begin(turn);
+            if (run.place.tile != before) {
+                if (before >= 0) named_sync(WORKERS_BARRIER, WORKERS);  // everybody has read x
+                before = run.place.tile;
+                tile = tiles()[run.place.tile];
+                stage_rows<K>(tile);
 #if QUIRE_CODES
-                    find_x(x_at, tile, Layout::row_bytes(columns<K>()));
+                find_x(x_at, tile, Layout::row_bytes(columns<K>()));
 #else
-                    find_x<K>(x_at, tile);
+                find_x<K>(x_at, tile);
 #endif
-                }
-                float d[K::QUADS][4] = {};
-#if QUIRE_CODES
-                wait_for_scales(scales_ring);
-#endif
-                for (int unit = 0; unit < n; unit++) {
-                    barrier_wait(full(ring.stage), ring.turn & 1);
-#if QUIRE_CODES
-                    multiply<K>(d, stage(ring.stage), x_at, unit, scales_of(scales_ring));
-#else
-                    multiply<K>(d, stage(ring.stage), x_at, unit);
-#endif
-                    __syncwarp();
-                    if (lane == 0) barrier_arrive(empty(ring.stage));
-                    ring.advance(a.n_stages);
-                }
-#if QUIRE_CODES
-                leave_scales(scales_ring);
-#endif
-                finish<K>(d, tile, place.row_tile * K::OUT_ROWS, turn);
             }
+            float d[K::QUADS][4] = {};
+#if QUIRE_CODES
+            wait_for_scales(scales_ring);
+#endif
+            for (int unit = 0; unit < n; unit++) {
+                barrier_wait(full(ring.stage), ring.turn & 1);
+#if QUIRE_CODES
+                multiply<K>(d, stage(ring.stage), x_at, unit, scales_of(scales_ring));
+#else
+                multiply<K>(d, stage(ring.stage), x_at, unit);
+#endif
+                __syncwarp();
+                if (lane == 0) barrier_arrive(empty(ring.stage));
+                ring.advance(a.n_stages);
+            }
+#if QUIRE_CODES
+            leave_scales(scales_ring);
+#endif
+            finish<K>(d, tile, run.place.row_tile * K::OUT_ROWS, turn);
         }
     }
 
 #if QUIRE_LONE
     __device__ void work_parts(const Ring& ring, Ring& scales_ring) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = n_units<Down>();
-        const Run run = run_of_others<Down>();
+        Run run = this->template run<Down>();
         const Tile tile{0, 0, 1};
-        if (run.first == run.end) return;
+        if (run.n == 0) return;
         stage_rows<Down>(tile);
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
@@ -350,7 +345,8 @@ struct FewBlock : FewCodes {
 #endif
         Ring parts{warp, 0};
         int part = 0, unit = warp;  // a warp's next, counted on from item to item
-        for (int item = run.first; item < run.end; item++, part -= n_tiles()) {
+        for (int turn = 0; turn < run.n; turn++, part -= n_tiles(), run.place.advance()) {
+            run.begin(turn);
             float d[2][4] = {};
 #if QUIRE_CODES
             wait_for_scales(scales_ring);
@@ -371,7 +367,7 @@ struct FewBlock : FewCodes {
 #if QUIRE_CODES
             leave_scales(scales_ring);
 #endif
-            finish<Down>(sums, tile, item * Down::OUT_ROWS, item - run.first);
+            finish<Down>(sums, tile, run.place.row_tile * Down::OUT_ROWS, turn);
         }
     }
 #endif

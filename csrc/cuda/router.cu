@@ -5,7 +5,6 @@
 // memory of the last block, whose warps then choose, one for a row. Weights are asked for before the wait for the
 // previous grid, which writes x. A row's sums and its choice depend on nothing but the row, whatever the batch.
 #include "gemm.h"
-#include "launch.h"
 
 struct QuireRouterArgs {  // _Args in quire/kernels/moe/hopper_router.py
     const void* x;
@@ -79,16 +78,28 @@ template <int EXPERTS, int ROWS>
 __device__ __forceinline__ void add_products(float (&sums)[EXPERTS][ROWS], const int4 (&w)[EXPERTS][STEPS],
                                              const int4* rows, int n_rows) {
     const int* words = reinterpret_cast<const int*>(rows) + threadIdx.x % 32 * (WIDTH / 2);
+    const auto add = [&](int row, int i) {
+        int x[WIDTH / 2];
 #pragma unroll
-    for (int i = 0; i < STEPS; ++i) {
+        for (int j = 0; j < WIDTH / 2; ++j) x[j] = words[row * (COLUMNS / 2) + i * 32 * (WIDTH / 2) + j];
+#pragma unroll
+        for (int e = 0; e < EXPERTS; ++e) sums[e][row] = add_product(sums[e][row], w[e][i], x);
+    };
+    if constexpr (EXPERTS == 1) {
 #pragma unroll
         for (int row = 0; row < ROWS; ++row) {
             if (row >= n_rows) break;
-            int x[WIDTH / 2];
 #pragma unroll
-            for (int j = 0; j < WIDTH / 2; ++j) x[j] = words[row * (COLUMNS / 2) + i * 32 * (WIDTH / 2) + j];
+            for (int i = 0; i < STEPS; ++i) add(row, i);
+        }
+    } else {  // w of two experts has no room as float32: it is widened for all rows in turn
 #pragma unroll
-            for (int e = 0; e < EXPERTS; ++e) sums[e][row] = add_product(sums[e][row], w[e][i], x);
+        for (int i = 0; i < STEPS; ++i) {
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row) {
+                if (row >= n_rows) break;
+                add(row, i);
+            }
         }
     }
 }
@@ -274,8 +285,6 @@ __global__ void __launch_bounds__(THREADS, 2) router_kernel(const __grid_constan
 template <int ROWS, int CELLS> int launch(const QuireRouterArgs& a, void* stream) {
     constexpr int OF_BLOCK = WARPS * AT_ONCE<CELLS>;
     const int n_ranks = min(CLUSTER, (a.n_experts + OF_BLOCK - 1) / OF_BLOCK);
-    const cudaError_t error = divide_as_others(reinterpret_cast<const void*>(router_kernel<ROWS, CELLS>));
-    if (error != cudaSuccess) return error;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = n_ranks;

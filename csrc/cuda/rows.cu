@@ -8,7 +8,6 @@
 //
 // A thread moves 16 bytes at a time. Results of a row depend on nothing but the row.
 #include "cells.h"
-#include "launch.h"
 
 struct QuireNormArgs {         // _Args in quire/kernels/norm/hopper.py
     const void* x;
@@ -304,10 +303,18 @@ __global__ void __launch_bounds__(MAX_WARPS * 32) round_kernel(const __grid_cons
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 template <class... Parameters, class... Arguments>
-cudaError_t launch_rows(void (*kernel)(Parameters...), int n_groups, int n_rows, int n_threads, void* stream,
-                        const Arguments&... arguments) {
-    const dim3 grid(n_groups, n_rows < MAX_GRID_ROWS ? n_rows : MAX_GRID_ROWS, ceil_div(n_rows, MAX_GRID_ROWS));
-    return launch(kernel, grid, n_threads, 0, stream, arguments...);
+cudaError_t launch(void (*kernel)(Parameters...), int n_groups, int n_rows, int n_threads, void* stream,
+                   const Arguments&... arguments) {
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(n_groups, n_rows < MAX_GRID_ROWS ? n_rows : MAX_GRID_ROWS, ceil_div(n_rows, MAX_GRID_ROWS));
+    config.blockDim = dim3(n_threads);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 template <bool BLOCKS, bool NORM> cudaError_t round_whole_rows(const QuireRoundArgs& args, void* stream) {
@@ -315,7 +322,7 @@ template <bool BLOCKS, bool NORM> cudaError_t round_whole_rows(const QuireRoundA
     if (of_thread > MAX_CELLS) return cudaErrorInvalidValue;
     const auto run = [&](void (*kernel)(QuireRoundArgs, float), int cells) {
         const int n_threads = ceil_div(ceil_div(n_cells, cells), 32) * 32;
-        return launch_rows(kernel, 1, args.n_rows, n_threads, stream, args, 1.f / args.k);
+        return launch(kernel, 1, args.n_rows, n_threads, stream, args, 1.f / args.k);
     };
     if (of_thread == 1) return run(round_kernel<1, BLOCKS, NORM>, 1);
     if (of_thread == 2) return run(round_kernel<2, BLOCKS, NORM>, 2);
@@ -331,7 +338,7 @@ extern "C" int quire_norm(const QuireNormArgs* args, void* stream) {
     if (args->h % WIDTH || args->h <= 0 || of_thread > MAX_CELLS) return cudaErrorInvalidValue;
     const auto run = [&](void (*kernel)(QuireNormArgs, float), int cells) {
         const int n_threads = ceil_div(ceil_div(n_cells, cells), 32) * 32;
-        return launch_rows(kernel, args->n_heads, args->n_rows, n_threads, stream, *args, 1.f / args->h);
+        return launch(kernel, args->n_heads, args->n_rows, n_threads, stream, *args, 1.f / args->h);
     };
     if (of_thread == 1) return run(norm_kernel<1>, 1);
     if (of_thread == 2) return run(norm_kernel<2>, 2);
@@ -346,14 +353,14 @@ extern "C" int quire_rotate_and_store(const QuireRotateArgs* args, void* stream)
     while (WIDTH << lane_bits < args->half + ceil_div(rest, 2 * WIDTH) * WIDTH) ++lane_bits;
     if (lane_bits > 5) return cudaErrorInvalidValue;
     const int n_groups = ceil_div((args->n_q_heads + 2 * args->n_kv_heads) << lane_bits, THREADS);
-    return launch_rows(rotate_and_store_kernel, n_groups, args->n_rows, THREADS, stream, *args, lane_bits, 1.f / args->d);
+    return launch(rotate_and_store_kernel, n_groups, args->n_rows, THREADS, stream, *args, lane_bits, 1.f / args->d);
 }
 
 extern "C" int quire_silu_mul(const QuireSiluMulArgs* args, void* stream) {
     using namespace quire;
     if (args->f % WIDTH) return cudaErrorInvalidValue;
     const int n_groups = ceil_div(args->f, WIDTH * THREADS);
-    return launch_rows(silu_mul_kernel, n_groups, args->n_rows, THREADS, stream, *args);
+    return launch(silu_mul_kernel, n_groups, args->n_rows, THREADS, stream, *args);
 }
 
 extern "C" int quire_round(const QuireRoundArgs* args, void* stream) {
@@ -361,5 +368,5 @@ extern "C" int quire_round(const QuireRoundArgs* args, void* stream) {
     if (args->k % (16 * WIDTH) || args->k <= 0) return cudaErrorInvalidValue;
     if (!args->blocks) return args->norm_weight ? round_whole_rows<false, true>(*args, stream) : round_whole_rows<false, false>(*args, stream);
     if (args->norm_weight) return round_whole_rows<true, true>(*args, stream);
-    return launch_rows(round_kernel<1, true, false>, ceil_div(args->k / WIDTH, THREADS), args->n_rows, THREADS, stream, *args, 0.f);
+    return launch(round_kernel<1, true, false>, ceil_div(args->k / WIDTH, THREADS), args->n_rows, THREADS, stream, *args, 0.f);
 }

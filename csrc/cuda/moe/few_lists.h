@@ -155,22 +155,31 @@ struct FewLists {
     // What all tokens have are the first tiles, one each. A block's items, in turn: its share of theirs, which are known
     // before any routing, then its share of the others. Divisions of 64 bits would take a microsecond of the start.
     struct Run {
-        int first, end;
+        Place place, others;  // of the next item, and of the first other one
+        int n_shared, n;      // items
+        __device__ void begin(int turn) {
+            if (turn == n_shared) place = others;
+        }
     };
     template <class K> __device__ int n_shared_items() const { return K::IN_PARTS ? 0 : a.n_shared * n_row_tiles<K>(); }
     __device__ int share(unsigned n, int block) const { return n * block / unsigned(a.n_blocks); }
     template <class K> __device__ Run run_of_shared() const {
-        const int n = n_shared_items<K>();
-        return {share(n, blockIdx.x), share(n, blockIdx.x + 1)};
+        const int n = n_shared_items<K>(), first = n > 0 ? share(n, blockIdx.x) : 0;
+        const int own = n > 0 ? share(n, blockIdx.x + 1) - first : 0;
+        return {Place(first, n_row_tiles<K>()), Place(0, 1), own, own};
     }
-    template <class K> __device__ Run run_of_others() const {
+    template <class K> __device__ Run run() const {
         const int n = (K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>(), n_shared = n_shared_items<K>();
-        const Run all = {share(n, blockIdx.x), share(n, blockIdx.x + 1)};
-        if (n_shared == 0) return all;
-        const Run shared = run_of_shared<K>();
-        if (n - n_shared >= 2 * a.n_blocks)  // both shares are even together; of fewer items that might go backwards
-            return {n_shared + all.first - shared.first, n_shared + all.end - shared.end};
-        return {n_shared + share(n - n_shared, blockIdx.x), n_shared + share(n - n_shared, blockIdx.x + 1)};
+        Run run = run_of_shared<K>();
+        int first = share(n, blockIdx.x), end = share(n, blockIdx.x + 1);
+        if (n_shared > 0 && n - n_shared >= 2 * a.n_blocks) {  // both shares are even together
+            const int before = share(n_shared, blockIdx.x);
+            first += n_shared - before, end += n_shared - before - run.n_shared;
+        } else if (n_shared > 0) {  // of so few others that might go backwards
+            first = n_shared + share(n - n_shared, blockIdx.x), end = n_shared + share(n - n_shared, blockIdx.x + 1);
+        }
+        run.others = Place(first, n_row_tiles<K>()), run.n += end - first;
+        return run;
     }
 
     // ---- which pairs belong together ----

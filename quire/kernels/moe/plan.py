@@ -16,7 +16,9 @@ CHUNK = 64
 N_SCALES, MAX_SCALES_BYTES = (4, 2), 40 << 10
 """Items whose scales a block has room for: the first unless that is too much, or takes the room of a larger stage."""
 FEW_TOKENS, CODES_TOKENS = (8, 16, 24), (8, 16)
-"""Pairs of a tile, where w is floating and where it is in codes."""
+"""Pairs of a tile, where w is floating and where it is in codes. Of 24 the ring has four stages only, so that a second
+tile of an expert costs more: they are for a mean of at most MAX_MEAN."""
+MAX_MEAN = 14.0
 FEW_SPREAD = 2.0
 """Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
 MAX_FEW_PAIRS = 4096
@@ -160,7 +162,7 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
     wanted = min(shape.n, mean + FEW_SPREAD * math.sqrt(mean))
     sizes = CODES_TOKENS if shape.codes.kind else FEW_TOKENS
     tokens = next((each for each in sizes if each >= wanted), None)
-    if tokens is None or shape.n_pairs > MAX_FEW_PAIRS:
+    if tokens is None or shape.n_pairs > MAX_FEW_PAIRS or tokens == FEW_TOKENS[-1] and mean > MAX_MEAN:
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
     if shape.codes.kind:

@@ -144,9 +144,6 @@ extern "C" void emulated_arrival(const void* from, void* to, size_t n_bytes) {
 using cudaError_t = int;
 using cudaStream_t = void*;
 enum { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
-enum { cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutMaxShared = 100 };
-inline cudaError_t cudaGetDevice(int* device) { return *device = 0; }
-template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel, int, int) { return 0; }
 enum { cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
 struct cudaLaunchAttribute {
     int id;

@@ -3,6 +3,7 @@
 #pragma once
 #include "emulated_gemm.h"
 
+enum { cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutMaxShared = 100 };
 inline void __stcg(float4* to, float4 x) { *to = x; }
 inline int atomicAdd(uint32_t* to, uint32_t x) { return std::atomic_ref(*to).fetch_add(x); }
 
