@@ -162,7 +162,7 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
     wanted = min(shape.n, mean + FEW_SPREAD * math.sqrt(mean))
     sizes = CODES_TOKENS if shape.codes.kind else FEW_TOKENS
     tokens = next((each for each in sizes if each >= wanted), None)
-    if tokens is None or shape.n_pairs > MAX_FEW_PAIRS or tokens == FEW_TOKENS[-1] and mean > MAX_MEAN:
+    if tokens is None or shape.n_pairs > MAX_FEW_PAIRS or (tokens == FEW_TOKENS[-1] and mean > MAX_MEAN):
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
     if shape.codes.kind:
