@@ -17,9 +17,9 @@
 //
 // All blocks must run at the same time, one on each multiprocessor: two such launches at once may wait for each other.
 //
-// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16; 24 where w is floating), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of a row of w, in a stage),
-// QUIRE_UP_BLOCKS, QUIRE_DOWN_BLOCKS (of 16 rows of w, in an item), QUIRE_LONE, and those of moe/codes.h, where w is in
-// codes; e4m3 multiplies rows in e4m3 (moe/rounding.h).
+// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16; 24 where w is floating), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of
+// a row of w, in a stage), QUIRE_UP_BLOCKS, QUIRE_DOWN_BLOCKS (of 16 rows of w, in an item), QUIRE_LONE, QUIRE_SHARED
+// (n_shared > 0), and those of moe/codes.h, where w is in codes; e4m3 multiplies rows in e4m3 (moe/rounding.h).
 #include "moe/few_codes.h"
 #include "moe/few_maps.h"
 #include "moe/gating.h"
@@ -62,7 +62,7 @@ struct FewBlock : FewCodes {
         }
 #else
         const int shared = expert - (a.n_experts - a.n_shared);
-        if (shared >= 0) {
+        if (QUIRE_SHARED && shared >= 0) {
             map = maps + 1;
             if (K::IS_UP) {
                 load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, shared * a.inner + row, 0, unit * K::CHUNKS);
@@ -76,6 +76,7 @@ struct FewBlock : FewCodes {
         }
 #endif
     }
+#if QUIRE_SHARED
     // The first stages, as far as they are of what all tokens have: before it is known what else there is.
     __device__ int feed_ahead(const CUtensorMap* maps) const {
         Place place = run_of_shared<Up>().place;
@@ -87,6 +88,7 @@ struct FewBlock : FewCodes {
         }
         return n_loaded;
     }
+#endif
     // n_loaded: stages that were filled ahead.
     template <class K>
     __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring, int n_loaded = 0) const {
@@ -101,7 +103,7 @@ struct FewBlock : FewCodes {
 #endif
             for (int unit = 0; unit < n; unit++) {
                 if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
-                if (n_loaded-- <= 0) load<K>(maps, ring.stage, expert, row, unit);
+                if (!QUIRE_SHARED || n_loaded-- <= 0) load<K>(maps, ring.stage, expert, row, unit);
                 ring.advance(a.n_stages);
             }
         }
@@ -218,7 +220,7 @@ struct FewBlock : FewCodes {
     __device__ float weight_of(const Tile& tile, int i) const {
         if (!QUIRE_LONE) return 1.0f;
         const int pair = pairs()[tile.first + min(i, tile.n - 1)];
-        return pair < a.n_chosen - a.n_shared ? __ldcg(a.weights + pair) : 1.0f;
+        return !QUIRE_SHARED || pair < a.n_chosen - a.n_shared ? __ldcg(a.weights + pair) : 1.0f;
     }
     __device__ float weight_of_h(const Tile& tile, int i) const {  // of e4m3 it is a part of the scales
         return QUIRE_CODES == 1 ? 1.0f : weight_of(tile, i);
@@ -393,9 +395,11 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Ma
     const bool loads = threadIdx.x >= WORKERS;
     int n_loaded = 0;
     if (threadIdx.x == WORKERS) {
-        for (int i = 0; i < 1 + (args.n_shared > 0); i++) prefetch_map(maps.up + i), prefetch_map(maps.down + i);
+        for (int i = 0; i < 1 + QUIRE_SHARED; i++) prefetch_map(maps.up + i), prefetch_map(maps.down + i);
         block.init();
-        if (!QUIRE_CODES && args.n_shared > 0) n_loaded = block.feed_ahead(maps.up);
+#if QUIRE_SHARED
+        n_loaded = block.feed_ahead(maps.up);
+#endif
     }
     wait_for_previous_grid();
     let_next_grid_start();  // which may read the expert ids at once
@@ -430,10 +434,9 @@ int launch(const QuireMoeFewArgs& a, cudaStream_t stream) {
     Maps maps = {};
     cudaError_t error = encode_up(maps.up, a);
     if (error == cudaSuccess) error = encode_down(maps.down, a);
-#if QUIRE_CODES
-    if (a.n_shared > 0) return cudaErrorInvalidValue;
-#else
-    if (error == cudaSuccess && a.n_shared > 0) error = encode_shared(maps.up + 1, maps.down + 1, a);
+    if (QUIRE_SHARED != (a.n_shared > 0)) return cudaErrorInvalidValue;
+#if QUIRE_SHARED
+    if (error == cudaSuccess) error = encode_shared(maps.up + 1, maps.down + 1, a);
 #endif
     if (error != cudaSuccess) return error;
     const int n_bytes = Layout(a).end;

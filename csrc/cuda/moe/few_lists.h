@@ -152,42 +152,55 @@ struct FewLists {
     template <class K> __device__ int rows() const { return K::IS_UP ? a.inner : a.hidden; }
     template <class K> __device__ int n_units() const { return (columns<K>() + K::COLUMNS - 1) / K::COLUMNS; }
     template <class K> __device__ int n_row_tiles() const { return rows<K>() / K::OUT_ROWS; }
-    // What all tokens have are the first tiles, one each. A block's items, in turn: its share of theirs, which are known
-    // before any routing, then its share of the others. Divisions of 64 bits would take a microsecond of the start.
+    // A block's items, in turn. What all tokens have are the first tiles, one each: its share of theirs, which are known
+    // before any routing, then its share of the others.
     struct Run {
-        Place place, others;  // of the next item, and of the first other one
-        int n_shared, n;      // items
+        Place place;  // of the next item
+        int n;        // items
+#if QUIRE_SHARED
+        int n_shared;
+        Place others;  // of the first other item
         __device__ void begin(int turn) {
             if (turn == n_shared) place = others;
         }
+#else
+        __device__ void begin(int turn) {}
+#endif
     };
-    template <class K> __device__ int n_shared_items() const { return K::IN_PARTS ? 0 : a.n_shared * n_row_tiles<K>(); }
     __device__ int share(unsigned n, int block) const { return n * block / unsigned(a.n_blocks); }
+    template <class K> __device__ int n_items() const { return (K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>(); }
+#if QUIRE_SHARED
+    template <class K> __device__ int n_shared_items() const { return K::IN_PARTS ? 0 : a.n_shared * n_row_tiles<K>(); }
     template <class K> __device__ Run run_of_shared() const {
-        const int n = n_shared_items<K>(), first = n > 0 ? share(n, blockIdx.x) : 0;
-        const int own = n > 0 ? share(n, blockIdx.x + 1) - first : 0;
-        return {Place(first, n_row_tiles<K>()), Place(0, 1), own, own};
+        const int n = n_shared_items<K>(), first = share(n, blockIdx.x), own = share(n, blockIdx.x + 1) - first;
+        return {Place(first, n_row_tiles<K>()), own, own, Place(0, 1)};
     }
     template <class K> __device__ Run run() const {
-        const int n = (K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>(), n_shared = n_shared_items<K>();
+        const int n_shared = n_shared_items<K>(), n = n_items<K>();
         Run run = run_of_shared<K>();
         int first = share(n, blockIdx.x), end = share(n, blockIdx.x + 1);
-        if (n_shared > 0 && n - n_shared >= 2 * a.n_blocks) {  // both shares are even together
+        if (n - n_shared >= 2 * a.n_blocks) {  // both shares are even together
             const int before = share(n_shared, blockIdx.x);
             first += n_shared - before, end += n_shared - before - run.n_shared;
-        } else if (n_shared > 0) {  // of so few others that might go backwards
+        } else {  // of so few others that might go backwards
             first = n_shared + share(n - n_shared, blockIdx.x), end = n_shared + share(n - n_shared, blockIdx.x + 1);
         }
         run.others = Place(first, n_row_tiles<K>()), run.n += end - first;
         return run;
     }
+#else
+    template <class K> __device__ Run run() const {
+        const int first = share(n_items<K>(), blockIdx.x);
+        return {Place(first, n_row_tiles<K>()), share(n_items<K>(), blockIdx.x + 1) - first};
+    }
+#endif
 
     // ---- which pairs belong together ----
 
     // Volatile: read where it stands, and from the L2 cache, which all grids share.
     __device__ int expert_of(int pair) const {
         if (pair >= a.n_pairs) return -1;
-        if (a.n_shared > 0) {
+        if (QUIRE_SHARED) {
             const int token = pair / a.n_chosen, place = pair % a.n_chosen, n_routed = a.n_chosen - a.n_shared;
             if (place >= n_routed) return a.n_experts - a.n_chosen + place;
             pair = token * n_routed + place;
@@ -197,7 +210,7 @@ struct FewLists {
     }
     // The pair of a lane, all of what all tokens have first.
     __device__ int short_pair(int lane) const {
-        if (a.n_shared == 0) return lane;
+        if (!QUIRE_SHARED) return lane;
         const int n = a.n_pairs / a.n_chosen, n_routed = a.n_chosen - a.n_shared, routed = lane - n * a.n_shared;
         return routed < 0 ? lane % n * a.n_chosen + n_routed + lane / n : routed / n_routed * a.n_chosen + routed % n_routed;
     }

@@ -108,6 +108,8 @@ class ExpertsShape:
     hidden: int
     inner: int
     codes: CodesShape = FLOATING
+    n_shared: int = 0
+    """Last ones of n_chosen and of n_experts, which every token has."""
 
     @property
     def n_pairs(self) -> int:
@@ -131,6 +133,8 @@ class FewPlan:
     """Of 16 rows of w, in an item of each product."""
     n_scales: int = 0
     """Items whose scales there is room for."""
+    shared: bool = False
+    """There are experts that every token has."""
 
     @property
     def stage_bytes(self) -> int:
@@ -169,7 +173,7 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
         cuts = _codes_plans(shape, tokens, lone)
     else:
         chunks = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
-        cuts = iter([(FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2)), 1)])
+        cuts = iter([(FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2), shared=shape.n_shared > 0), 1)])
     for made, min_stages in cuts:
         rest = MAX_BYTES - shared_bytes(shape, made)
         n_stages = min(MAX_STAGES, rest // made.stage_bytes)

@@ -165,9 +165,6 @@ class Rows:
         to[slots[real].long()] = x.repeat_interleave(args.n_chosen, 0)[real]
         return 0
 
-    def quire_moe_sort_and_spread(self, sort: Any, spread: Any, stream: object) -> int:
-        return self.quire_moe_sort(sort, stream) or self.quire_moe_spread(spread, stream)
-
     def quire_moe_sum(self, given: Any, stream: object) -> int:
         args = given._obj
         n, k, h, routed = args.n_tokens, args.n_chosen, args.h, args.n_chosen - args.n_shared
