@@ -32,7 +32,6 @@ inline unsigned __match_any_sync(unsigned, int x) {
         return found;
     });
 }
-inline void __syncwarp(unsigned) {}  // of some lanes: all of them meet right behind
 
 namespace quire {
 constexpr int CHUNK = QUIRE_FP8 ? 128 : 64, SCALE_BLOCK = 128;

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import adapted_expert_case
 import pytest
 import route_cases
+import shared_cases
 import torch
 from coded_experts import CODINGS, Coding
 
@@ -226,3 +227,14 @@ def test_adapters_of_experts_are_merged_matrices() -> None:
         moe.adapted_experts(x, ids, weights, up, down, dataclasses.replace(own, down=own.up))
     with pytest.raises(ValueError, match="places"):
         moe.adapted_experts(x, ids, weights, up, down, dataclasses.replace(own, places=own.places[1:]))
+
+
+@pytest.mark.parametrize("n", [5, 70])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_what_all_tokens_share_is_added_before_experts_or_behind(n: int, has_residual: bool) -> None:
+    torch.manual_seed(n)
+    *given, residual = shared_cases.arguments((n, 2, 5, 64, 32, 2), torch.float32)
+    wanted = shared_cases.expected(*given, residual) - (0 if has_residual else residual.double())
+    got = moe.experts_with_shared(*given, residual=residual if has_residual else None)
+    assert (got is residual) == has_residual
+    assert shared_cases.error(got, wanted) <= reference.TOLERANCE[torch.float32]
