@@ -70,6 +70,7 @@ __device__ __forceinline__ void keep_before_wait(float value, uint32_t any_share
 // Product<N>::rows_of: the same, a in registers.
 // Product<N>::columns: d += a b, a in registers (pairs of columns, as in the fragments of mma.m16n8k16), b in shared
 // memory (columns_operand).
+// Product<N>::columns_shared: the same, a in shared memory (rows_operand).
 // Product<N>::turned:  d += a b^T, both in shared memory, a along its outer dimension (columns_operand).
 template <int N> struct Product;
 
@@ -120,6 +121,14 @@ template <int N> struct Product;
             asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #C ", 0;\n"                                      \
                          " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, %" #A ", %" #B         \
                          ", p, 1, 1, 1, 0;\n}"                                                                   \
+                         : OUT                                                                                   \
+                         : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));                                       \
+        }                                                                                                        \
+        static __device__ __forceinline__ void columns_shared(float (&d)[N / 2], Operand a, Operand b,           \
+                                                              int accumulate) {                                  \
+            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #C ", 0;\n"                                      \
+                         " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, %" #A ", %" #B         \
+                         ", p, 1, 1, 0, 1;\n}"                                                                   \
                          : OUT                                                                                   \
                          : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));                                       \
         }                                                                                                        \

@@ -1,16 +1,16 @@
-// The producer warp: reads the page table ahead of time and keeps the stages full, across the borders of lines.
+// The producer warp: reads the page table ahead of time, across the borders of lines. Behind a kernel's shape.h.
 #pragma once
-#include "latent/shape.h"
 
 namespace quire {
 namespace {
 
-// Lanes hold the places of 32 copies, those that come next; the 32 after them are looked up meanwhile.
-__device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtensorMap& map, const Shared& shared,
-                                        const Share& share, int box_rows, uint64_t hint) {
+// Calls copy(block, n_copied, page, eight) for all blocks of all lines, by all lanes: of block `block` of its line each
+// lane < n_copied has a box to copy, which begins at the page's key 8 * eight. Lanes hold the places of 32 copies,
+// those that come next; the 32 after them are looked up meanwhile.
+template <class Copy>
+__device__ __forceinline__ void for_all_blocks(const QuireAttnArgs& args, const Share& share, int box_rows,
+                                               const Copy& copy) {
     const int lane = threadIdx.x % 32, n_boxes = KEYS / box_rows, n_ahead = 32 / n_boxes, of_block = lane % n_boxes;
-    const int box_bytes = box_rows / 8 * EIGHT_BYTES;
-    Stage stage;
     Line line{};
     int index = share.first - 1, block = 0, page = 0, eight = 0;
     while (true) {
@@ -33,15 +33,7 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtenso
             const int held_by = (i - block) * n_boxes + of_block;
             const int from_page = __shfl_sync(~0u, page, held_by), from_eight = __shfl_sync(~0u, eight, held_by);
             const int n_copied = min(n_boxes, (line.end - line.start - i * KEYS + box_rows - 1) / box_rows);
-            const uint32_t filled = shared.filled + stage.at * 8;
-            await(shared.drained + stage.at * 8, stage.parity ^ 1);
-            if (lane == 0) barrier_expect(filled, n_copied * box_bytes);
-            __syncwarp();
-            if (lane < n_copied)
-                load_box(shared.ring + stage.at * STAGE_BYTES + lane * box_bytes, &map, filled, hint, 0, 0, 0,
-                         from_eight, from_page);
-            __syncwarp();
-            stage.advance();
+            copy(i, n_copied, from_page, from_eight);
         }
         if (next_index >= share.last) return;
         line = next, index = next_index, block = next_block, page = next_page, eight = next_eight;

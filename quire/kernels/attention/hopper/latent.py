@@ -1,4 +1,4 @@
-"""Latent attention in CUDA C++ for Hopper (csrc/cuda/latent.cu), for lines of 512 + 64 numbers in pages.
+"""Latent attention in CUDA C++ for Hopper (csrc/cuda/latent.cu, latent_wide.cu), for lines of 512 + 64 numbers in pages.
 
 Owns which builds there are and their launch. Does not own the arguments (launcher.py) nor the plan. Invariant: as
 launcher.py's, a launch allocates nothing and never waits.
@@ -119,14 +119,19 @@ def _launches(plan: AttnPlan) -> list[tuple[str, int]]:
     return launches
 
 
+def source_of(rows: int) -> str:
+    """In csrc/cuda, of the kernel whose tiles have so many packed rows."""
+    return "latent_wide.cu" if rows == MAX_ROWS else "latent.cu"
+
+
 @functools.cache
 def _library(dtype: torch.dtype, rows: int) -> ctypes.CDLL:
     """Compiled if it is new. Raises BuildError."""
     flags = [*FLAGS, f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}", f"-DQUIRE_ROWS={rows}"]
-    source = jit.sources_folder() / "cuda" / "latent.cu"
+    source = jit.sources_folder() / "cuda" / source_of(rows)
     path = jit.shared_library("attention_latent", [source], flags, hooks.header(Variant(1.0).program), "nvcc")
     library = ctypes.CDLL(str(path))
-    for name in ("small", "large", "merge"):
+    for name in ("small", "merge", *(["large"] if rows == MAX_ROWS else [])):
         function = getattr(library, f"quire_latent_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
     return library

@@ -74,16 +74,14 @@ constexpr uint64_t L2_EVICT_FIRST = 1, L2_EVICT_NORMAL = 0, L2_EVICT_LAST = 2;
 
 inline uint32_t shared_address(const void* x) { return static_cast<const char*>(x) - emulated::memory; }
 inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
-inline void named_sync(int barrier, int n_threads) {
-    std::barrier<>* found;
-    {
-        std::lock_guard lock(emulated::mutex);
-        auto& place = emulated::named[{barrier, n_threads}];
-        if (!place) place = std::make_unique<std::barrier<>>(n_threads);
-        found = place.get();
-    }
-    found->arrive_and_wait();
+inline std::barrier<>& named_barrier(int barrier, int n_threads) {
+    std::lock_guard lock(emulated::mutex);
+    auto& place = emulated::named[{barrier, n_threads}];
+    if (!place) place = std::make_unique<std::barrier<>>(n_threads);
+    return *place;
 }
+inline void named_sync(int barrier, int n_threads) { named_barrier(barrier, n_threads).arrive_and_wait(); }
+inline void named_arrive(int barrier, int n_threads) { (void)named_barrier(barrier, n_threads).arrive(); }
 template <int N> void registers_up() {}
 template <int N> void registers_down() {}
 inline void async_fence() {}
@@ -156,6 +154,18 @@ inline uint4 load_16_bytes(uint32_t from) {
     uint4 x;
     std::memcpy(&x, emulated::memory + from, 16);
     return x;
+}
+inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint32_t given[4] = {a, b, c, d};
+    const int lane = threadIdx.x % 32;
+    emulated::exchange(address, [&](const uint32_t* addresses) {
+        for (int i = 0; i < 4; ++i) {  // elements (row lane / 4, columns 2 (lane % 4) and the next) of matrix i
+            const uint32_t to = addresses[i * 8 + lane / 4];
+            if (to % 16) std::abort();
+            std::memcpy(emulated::memory + to + lane % 4 * 4, &given[i], 4);
+        }
+        return 0;
+    });
 }
 inline void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     const uint32_t given[4] = {a, b, c, d};
@@ -261,6 +271,10 @@ template <int N> struct Product {
     }
     static void rows(float (&d)[N / 2], Operand a, Operand b, int accumulate) {
         if (a.is_turned || b.is_turned) std::abort();
+        multiply(d, a, b, accumulate);
+    }
+    static void columns_shared(float (&d)[N / 2], Operand a, Operand b, int accumulate) {
+        if (a.is_turned || !b.is_turned) std::abort();
         multiply(d, a, b, accumulate);
     }
     static void turned(float (&d)[N / 2], Operand a, Operand b, int accumulate) {

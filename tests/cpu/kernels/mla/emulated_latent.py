@@ -16,6 +16,7 @@ from quire.kernels.mla import hopper
 
 SHARED = {
     "latent/shape.h": ("extern __shared__ char raw[];", "raw"),
+    "latent/wide_shape.h": ("extern __shared__ char raw[];", "raw"),
     "latent/values.h": ("extern __shared__ __align__(16) char shared[];", "shared"),
     "latent_rows.cu": ("extern __shared__ __align__(16) char shared[];", "shared"),
 }
@@ -32,7 +33,7 @@ def emulate(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lines(dtype: torch.dtype, rows: int) -> ctypes.CDLL:
         included = [flag for name in ("wgmma.h", "plain_variant.h") for flag in ("-include", str(sources / name))]
         options = [*hopper.definitions(dtype), f"-DQUIRE_ROWS={rows}", *included]
-        return emulated_library(sources / "latent.cu", f"lines {dtype} {rows}", *options)
+        return emulated_library(sources / latent.source_of(rows), f"lines {dtype} {rows}", *options)
 
     @functools.cache
     def around(dtype: torch.dtype) -> ctypes.CDLL:

@@ -1,0 +1,282 @@
+// The consumer warpgroups ("teams") of many rows: S = Q K^T of blocks in turn, O += P V of all blocks, half of the
+// dimensions each. While one team makes weights of its logits, the products of the other run.
+#pragma once
+#include "latent/wide_shape.h"
+#include "latent/rows.h"
+
+namespace quire {
+namespace {
+
+// A thread has rows warp * 16 + lane / 4 (+ 8) of the tile; of each 8 keys of a block, and of each 8 dimensions of its
+// team's half, 2 (lane % 4) (+ 1): element 4 j + 2 r + c is row r of the two, column 8 j + c. Blocks 2 i are team 0's,
+// in stage 0; blocks 2 i + 1 team 1's, in stage 1. The maximum passes from block to block.
+struct Consumer {
+    int lane, warp, team;
+    uint32_t parities;  // bit i: of the current use of stage i
+    float s[KEYS / 2], o[TEAM_DIM / 2];
+    float top[2], sum[2];  // of the two rows: the maximum that o and sum are relative to; of own blocks
+
+    __device__ __forceinline__ int row_of(int r) const { return warp * 16 + lane / 4 + r * 8; }
+    __device__ __forceinline__ void sync_team() const { named_sync(BARRIER_TEAM + team, TEAM_THREADS); }
+
+    __device__ __forceinline__ void start_line() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) top[r] = FLOOR, sum[r] = 0.f;
+#pragma unroll
+        for (int i = 0; i < TEAM_DIM / 2; ++i) o[i] = 0.f;
+    }
+
+    // Logits of the team's next block, as its columns arrive.
+    __device__ __forceinline__ void multiply_keys(const Shared& shared) {
+        const uint32_t parity = parities >> team & 1;
+        const Operand q = rows_operand(uniform(shared.queries));
+        const Operand left = rows_operand(uniform(shared.stage(team)), LEFT_EIGHT);
+        const Operand right = rows_operand(uniform(shared.stage(team) + LEFT_BYTES), RIGHT_EIGHT);
+        await(shared.filled_of(team, LEFT), parity);
+        pin(s);
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < LEFT_CHUNKS * 4; ++i)
+            Product<KEYS>::rows(s, q.further(i / 4 * Q_CHUNK_BYTES + i % 4 * 32),
+                                left.further(i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
+        products_commit();
+        await(shared.filled_of(team, RIGHT), parity);
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < RIGHT_CHUNKS * 4; ++i)
+            Product<KEYS>::rows(s, q.further((LEFT_CHUNKS + i / 4) * Q_CHUNK_BYTES + i % 4 * 32),
+                                right.further(i / 4 * CHUNK_BYTES + i % 4 * 32), 1);
+        products_commit();
+        products_wait<0>();
+        pin(s);
+    }
+
+    // Zeroes the values of the team's block from key `first` on: what lies there is no key, and 0 * NaN is NaN.
+    // Made visible together with the block's weights.
+    __device__ __forceinline__ void clear_values(int first, const Shared& shared) const {
+        constexpr int CELLS = RANK / 8;
+        for (int cell = first * CELLS + threadIdx.x % TEAM_THREADS; cell < KEYS * CELLS; cell += TEAM_THREADS) {
+            const int key = cell / CELLS, chunk = cell % CELLS / 8;
+            const int at = chunk < LEFT_CHUNKS
+                               ? key / 8 * LEFT_EIGHT + chunk * CHUNK_BYTES
+                               : LEFT_BYTES + key / 8 * RIGHT_EIGHT + (chunk - LEFT_CHUNKS) * CHUNK_BYTES;
+            clear_16_bytes(shared.stage(team) + at + key % 8 * 128 + cell % 8 * 16);
+        }
+    }
+
+    // At the edges of a line: keys that are none, or that a row does not see.
+    __device__ __forceinline__ void hide(const Line& line, int start, const Shared& shared) {
+        if (start + KEYS > line.end) clear_values(line.end - start, shared);
+        if (start >= line.begin && start + KEYS <= line.end && start + KEYS - 1 <= line.first_position) return;
+        const int positions[2] = {shared.positions[row_of(0)], shared.positions[row_of(1)]};
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; ++i) {
+            const int at = start + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (at < line.begin || at >= line.end || at > positions[i / 2 % 2]) s[i] = -INFINITY;
+        }
+    }
+
+    // Sums become relative to another maximum.
+    __device__ __forceinline__ void move_to(const float (&next)[2]) {
+        const bool moved = next[0] != top[0] || next[1] != top[1];
+        if (!__any_sync(~0u, moved)) return;
+        float by[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) by[r] = exp2_fast(top[r] - next[r]), top[r] = next[r], sum[r] *= by[r];
+#pragma unroll
+        for (int i = 0; i < TEAM_DIM / 2; ++i) o[i] *= by[i / 2 % 2];
+    }
+
+    // Whatever maximum the other team has found.
+    __device__ __forceinline__ void follow(const Shared& shared) {
+        const float* tops = shared.tops + (1 - team) * ROWS;
+        const float next[2] = {tops[row_of(0)], tops[row_of(1)]};
+        move_to(next);
+    }
+
+    // The maximum behind the team's block: it moves only if a logit passes it by SLACK.
+    __device__ __forceinline__ void find_top(float (&next)[2], float scale) const {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float high = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+            for (int j = 1; j < KEYS / 8; ++j) high = fmaxf(high, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+            high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+            high = fmaxf(high, __shfl_xor_sync(~0u, high, 2)) * scale;
+            next[r] = high > top[r] + SLACK ? high : top[r];
+        }
+    }
+
+    // Logits become weights relative to `next`, in shared memory, which says so to the other team. Returns their sums.
+    __device__ __forceinline__ void weigh(float (&added)[2], const float (&next)[2], float scale,
+                                          const Shared& shared) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            added[r] = 0.f;
+#pragma unroll
+            for (int i = 0; i < KEYS / 4; ++i) {
+                float& x = s[i / 2 * 4 + r * 2 + i % 2];
+                x = exp2_fast(fmaf(x, scale, -next[r]));
+                added[r] += x;
+            }
+            if (lane % 4 == 0) shared.tops[team * ROWS + row_of(r)] = next[r];
+        }
+        sync_team();  // all warps have multiplied the columns where weights go
+        const uint32_t row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
+        const uint32_t to = shared.stage(team) + WEIGHTS_AT + row / 8 * RIGHT_EIGHT + row % 8 * 128;
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j += 2) {
+            const float* x = s + 4 * j;
+            store_matrices(to + ((j + lane / 16) ^ lane % 8) * 16, pack(x[0], x[1]), pack(x[2], x[3]),
+                           pack(x[4], x[5]), pack(x[6], x[7]));
+        }
+        async_fence();
+        named_arrive(BARRIER_WEIGHTS + team, CONSUMERS);
+        sync_team();
+    }
+    __device__ __forceinline__ void await_weights() const { named_sync(BARRIER_WEIGHTS + 1 - team, CONSUMERS); }
+
+    // Begins to add the team's half of the values of a stage.
+    __device__ __forceinline__ void start_values(int stage, const Shared& shared) {
+        const Operand p = rows_operand(uniform(shared.stage(stage) + WEIGHTS_AT), RIGHT_EIGHT);
+        const int eight = team == 0 ? LEFT_EIGHT : RIGHT_EIGHT;
+        const Operand v = columns_operand(uniform(shared.stage(stage) + team * LEFT_BYTES), CHUNK_BYTES, eight);
+        pin(o);
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; ++k)
+            Product<TEAM_DIM>::columns_shared(o, p.further(k * 32), v.further(k * 2 * eight), 1);
+        products_commit();
+    }
+
+    __device__ __forceinline__ void end_values(int stage, const Shared& shared) {
+        products_wait<0>();
+        pin(o);
+        __syncwarp();
+        if (lane != 0) return;
+        if (team == 0) barrier_arrive(shared.drained_of(stage, LEFT));
+        barrier_arrive(shared.drained_of(stage, RIGHT));  // both teams read the weights there
+    }
+
+    __device__ __forceinline__ void lead(const Line& line, float scale, const Shared& shared);
+    __device__ __forceinline__ void trail(const Line& line, float scale, const Shared& shared);
+    __device__ __forceinline__ void finish(const Line& line, int first_row, const Shared& shared,
+                                           const QuireAttnArgs& args);
+};
+
+// Team 0: blocks 0, 2 ..
+__device__ __forceinline__ void Consumer::lead(const Line& line, float scale, const Shared& shared) {
+    for (int i = 0; i < line.n_blocks; i += 2) {
+        multiply_keys(shared);
+        hide(line, line.start + i * KEYS, shared);
+        float next[2], added[2];
+        find_top(next, scale);
+        weigh(added, next, scale, shared);
+        move_to(next);
+        sum[0] += added[0], sum[1] += added[1];
+        start_values(0, shared);
+        end_values(0, shared);
+        parities ^= 1;
+        if (i + 1 == line.n_blocks) break;
+        await_weights();
+        follow(shared);
+        start_values(1, shared);
+        end_values(1, shared);
+        parities ^= 2;
+    }
+}
+
+// Team 1: blocks 1, 3 .. Values of the block before are added while it makes weights.
+__device__ __forceinline__ void Consumer::trail(const Line& line, float scale, const Shared& shared) {
+    for (int i = 1; i <= line.n_blocks; i += 2) {
+        const bool has_block = i < line.n_blocks;
+        if (has_block) {
+            multiply_keys(shared);
+            hide(line, line.start + i * KEYS, shared);
+        }
+        await_weights();
+        follow(shared);
+        start_values(0, shared);
+        float next[2], added[2];
+        if (!has_block) {
+            end_values(0, shared);
+            parities ^= 1;
+            break;
+        }
+        find_top(next, scale);
+        weigh(added, next, scale, shared);
+        end_values(0, shared);
+        parities ^= 1;
+        move_to(next);
+        sum[0] += added[0], sum[1] += added[1];
+        start_values(1, shared);
+        end_values(1, shared);
+        parities ^= 2;
+    }
+}
+
+// Normalises and writes a line's rows: final ones through the place of the queries, so that whole rows are written.
+__device__ __forceinline__ void Consumer::finish(const Line& line, int first_row, const Shared& shared,
+                                                 const QuireAttnArgs& args) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        if (lane % 4 == 0) shared.sums[team * ROWS + row_of(r)] = sum[r];
+    }
+    sync_consumers();  // also: nobody reads the queries any more
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = row_of(r);
+        const float total = shared.sums[row] + shared.sums[ROWS + row], by = total > 0.f ? 1.f / total : 0.f;
+        if (team == 0 && lane % 4 == 0 && row < line.n_rows)
+            write_lse(line, first_row, row, total > 0.f ? top[r] + log2f(total) : -INFINITY, args);
+#pragma unroll
+        for (int i = 0; i < TEAM_DIM / 4; ++i) o[i / 2 * 4 + r * 2 + i % 2] *= by;
+    }
+    if (line.tile.partial >= 0) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            if (row_of(r) >= line.n_rows) continue;
+            float* to = args.partial_out + static_cast<int64_t>(line.tile.partial + first_row + row_of(r)) * RANK;
+            to += team * TEAM_DIM + lane % 4 * 2;
+#pragma unroll
+            for (int j = 0; j < TEAM_DIM / 8; ++j)
+                *reinterpret_cast<float2*>(to + j * 8) = make_float2(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]);
+        }
+        return;
+    }
+    const uint32_t row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
+    const uint32_t to = shared.queries + row * RESULT_BYTES + (team * TEAM_DIM + lane / 16 * 8) * 2;
+#pragma unroll
+    for (int j = 0; j < TEAM_DIM / 8; j += 2) {
+        const float* x = o + 4 * j;
+        store_matrices(to + j * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    }
+    sync_consumers();
+    write_rows(line, first_row, shared, args);
+}
+
+__device__ __forceinline__ void consume(const QuireAttnArgs& args, const Shared& shared, const Share& share,
+                                        int box_rows) {
+    Consumer one;
+    one.lane = threadIdx.x % 32, one.warp = threadIdx.x / 32 % 4, one.team = uniform(threadIdx.x / TEAM_THREADS);
+    one.parities = 0;
+    const float scale = args.scale * LOG2E;
+    for (int index = share.first; index < share.last; ++index) {
+        const Line line = load_line(share, index, args.n_q_heads, box_rows);
+        if (line.n_rows <= 0) continue;
+        sync_consumers();  // results of the line before have left the place of its queries
+        load_queries(line, shared, share.first_row, args);
+        one.start_line();
+        if (one.team == 0) {
+            one.lead(line, scale, shared);
+        } else {
+            one.trail(line, scale, shared);
+        }
+        one.finish(line, share.first_row, shared, args);
+    }
+}
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,64 @@
+// Sizes of the kernel of latent attention with 33 to 64 rows, and what its shared memory holds. See latent_wide.cu.
+#pragma once
+#include "latent/lines.h"
+#include "wgmma.h"
+
+namespace quire {
+namespace {
+
+constexpr int TEAMS = 2, TEAM_THREADS = 128, CONSUMERS = TEAMS * TEAM_THREADS;  // consumer warpgroups
+constexpr int THREADS = CONSUMERS + 128;  // registers go from a whole warpgroup, of which a warp copies
+constexpr int CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;
+constexpr int STAGES = 2;                 // one for each team
+constexpr int TEAM_DIM = RANK / TEAMS;    // dimensions of the result that a team sums
+static_assert(ROWS == 64, "rows of a tile");
+
+// In shared memory a stage is two halves of columns, which are copied and given back apart: a team's 256 dimensions of
+// the values each, the right one with the rotated 64 columns behind. Of a half 8 keys are chunks of 64 columns, each 8
+// swizzled rows of 128 bytes. So keys of any page size that is a multiple of 8 lie evenly, and a half is one operand.
+// Once a team has multiplied its keys, their rotated columns are no longer needed: there it puts its weights.
+constexpr int CHUNK_BYTES = 1024, CHUNKS = DIM / 64, LEFT = 0, RIGHT = 1;
+constexpr int LEFT_CHUNKS = TEAM_DIM / 64, RIGHT_CHUNKS = CHUNKS - LEFT_CHUNKS;
+constexpr int LEFT_EIGHT = LEFT_CHUNKS * CHUNK_BYTES, RIGHT_EIGHT = RIGHT_CHUNKS * CHUNK_BYTES;
+constexpr int LEFT_BYTES = KEYS / 8 * LEFT_EIGHT, STAGE_BYTES = LEFT_BYTES + KEYS / 8 * RIGHT_EIGHT;
+constexpr int WEIGHTS_AT = LEFT_BYTES + LEFT_CHUNKS * CHUNK_BYTES;  // 8 rows every RIGHT_EIGHT
+constexpr int Q_CHUNK_BYTES = ROWS * 128, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;
+constexpr int RESULT_BYTES = RANK * 2 + 16;  // a row of the result, in the place of the queries
+static_assert(ROWS * RESULT_BYTES <= Q_BYTES, "results do not fit");
+constexpr int N_BARRIERS = STAGES * 2;       // of each kind: of each half
+constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + Q_BYTES + N_BARRIERS * 16 + ROWS * (2 * TEAMS + 1) * 4;
+static_assert(SHARED_BYTES <= 232448, "a multiprocessor has less shared memory");
+
+constexpr int BARRIER_ALL = 1, BARRIER_TEAM = 2, BARRIER_WEIGHTS = 4;  // the latter two: of team 0, of team 1
+
+struct Shared {
+    uint32_t ring, queries;    // [STAGES][STAGE_BYTES]; [CHUNKS][ROWS][128]
+    uint32_t filled, drained;  // barriers, 8 bytes for each half of each stage
+    float* tops;               // [TEAMS][ROWS]: the maximum behind a team's last block
+    float* sums;               // [TEAMS][ROWS]
+    int* positions;            // [ROWS]
+
+    __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * STAGE_BYTES; }
+    __device__ __forceinline__ uint32_t filled_of(int stage, int half) const { return filled + (2 * stage + half) * 8; }
+    __device__ __forceinline__ uint32_t drained_of(int stage, int half) const {
+        return drained + (2 * stage + half) * 8;
+    }
+};
+
+__device__ __forceinline__ Shared shared_layout() {
+    extern __shared__ char raw[];
+    char* ring = raw + ((1024 - shared_address(raw) % 1024) % 1024);
+    char* barriers = ring + STAGES * STAGE_BYTES + Q_BYTES;
+    const uint32_t at = shared_address(ring), filled = shared_address(barriers);
+    float* numbers = reinterpret_cast<float*>(barriers + N_BARRIERS * 16);
+    return {at,
+            at + STAGES * STAGE_BYTES,
+            filled,
+            filled + N_BARRIERS * 8,
+            numbers,
+            numbers + TEAMS * ROWS,
+            reinterpret_cast<int*>(numbers + 2 * TEAMS * ROWS)};
+}
+
+}  // namespace
+}  // namespace quire
