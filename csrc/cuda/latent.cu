@@ -23,14 +23,14 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtenso
                                         const Share& share, int box_rows) {
     const int lane = threadIdx.x % 32, box_bytes = box_rows / 8 * EIGHT_BYTES;
     Stage stage;
-    for_all_blocks(args, share, box_rows, [&](int, int n_copied, int page, int eight) {
+    for_all_blocks<0>(args, share, box_rows, [&](int, const Boxes& boxes, const Boxes&) {
         const uint32_t filled = shared.filled + stage.at * 8;
         await(shared.drained + stage.at * 8, stage.parity ^ 1);
-        if (lane == 0) barrier_expect(filled, n_copied * box_bytes);
+        if (lane == 0) barrier_expect(filled, boxes.n * box_bytes);
         __syncwarp();
-        if (lane < n_copied)  // nobody reads these keys again
+        if (lane < boxes.n)  // nobody reads these keys again
             load_box(shared.ring + stage.at * STAGE_BYTES + lane * box_bytes, &map, filled, L2_EVICT_FIRST, 0, 0, 0,
-                     eight, page);
+                     boxes.eight, boxes.page);
         __syncwarp();
         stage.advance();
     });

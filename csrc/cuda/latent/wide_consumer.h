@@ -11,9 +11,9 @@ namespace {
 // team's half, 2 (lane % 4) (+ 1): element 4 j + 2 r + c is row r of the two, column 8 j + c. Blocks 2 i are team 0's,
 // in stage 0; blocks 2 i + 1 team 1's, in stage 1. The maximum passes from block to block.
 struct Consumer {
-    int lane, warp, team;
+    int lane, warp, team, n_sharing;  // CTAs that copy keys for one another
     uint32_t parities;  // bit i: of the current use of stage i
-    float s[KEYS / 2], o[TEAM_DIM / 2];
+    float s[KEYS / 2], o[TEAM_PARTS][PART_DIM / 2];
     float top[2], sum[2];  // of the two rows: the maximum that o and sum are relative to; of own blocks
 
     __device__ __forceinline__ int row_of(int r) const { return warp * 16 + lane / 4 + r * 8; }
@@ -23,31 +23,34 @@ struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) top[r] = FLOOR, sum[r] = 0.f;
 #pragma unroll
-        for (int i = 0; i < TEAM_DIM / 2; ++i) o[i] = 0.f;
+        for (int i = 0; i < TEAM_DIM / 2; ++i) o[i / (PART_DIM / 2)][i % (PART_DIM / 2)] = 0.f;
     }
 
-    // Logits of the team's next block, as its columns arrive.
-    __device__ __forceinline__ void multiply_keys(const Shared& shared) {
-        const uint32_t parity = parities >> team & 1;
-        const Operand q = rows_operand(uniform(shared.queries));
-        const Operand left = rows_operand(uniform(shared.stage(team)), LEFT_EIGHT);
-        const Operand right = rows_operand(uniform(shared.stage(team) + LEFT_BYTES), RIGHT_EIGHT);
-        await(shared.filled_of(team, LEFT), parity);
-        pin(s);
+    // Begins to multiply a part of the keys of the team's next block, once it is there.
+    __device__ __forceinline__ void multiply_part(int part, const Shared& shared) {
+        const Operand q = rows_operand(uniform(shared.queries + part * PART_CHUNKS * Q_CHUNK_BYTES));
+        const Operand k = rows_operand(uniform(shared.stage(team) + part * PART_BYTES), eight_of(part));
+        await(shared.filled_of(team, part), parities >> team & 1);
         products_begin();
 #pragma unroll
-        for (int i = 0; i < LEFT_CHUNKS * 4; ++i)
+        for (int i = 0; i < chunks_of(part) * 4; ++i)
             Product<KEYS>::rows(s, q.further(i / 4 * Q_CHUNK_BYTES + i % 4 * 32),
-                                left.further(i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
+                                k.further(i / 4 * CHUNK_BYTES + i % 4 * 32), part > 0 || i > 0);
+    }
+    __device__ __forceinline__ void start_keys(const Shared& shared) {
+        pin(s);
+        multiply_part(0, shared);
+        multiply_part(1, shared);
         products_commit();
-        await(shared.filled_of(team, RIGHT), parity);
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < RIGHT_CHUNKS * 4; ++i)
-            Product<KEYS>::rows(s, q.further((LEFT_CHUNKS + i / 4) * Q_CHUNK_BYTES + i % 4 * 32),
-                                right.further(i / 4 * CHUNK_BYTES + i % 4 * 32), 1);
+    }
+    __device__ __forceinline__ void start_more_keys(const Shared& shared) {
+        multiply_part(2, shared);
+        multiply_part(3, shared);
         products_commit();
-        products_wait<0>();
+    }
+    // LATER products that were begun after them may still run.
+    template <int LATER = 0> __device__ __forceinline__ void end_keys() {
+        products_wait<LATER>();
         pin(s);
     }
 
@@ -57,10 +60,8 @@ struct Consumer {
         constexpr int CELLS = RANK / 8;
         for (int cell = first * CELLS + threadIdx.x % TEAM_THREADS; cell < KEYS * CELLS; cell += TEAM_THREADS) {
             const int key = cell / CELLS, chunk = cell % CELLS / 8;
-            const int at = chunk < LEFT_CHUNKS
-                               ? key / 8 * LEFT_EIGHT + chunk * CHUNK_BYTES
-                               : LEFT_BYTES + key / 8 * RIGHT_EIGHT + (chunk - LEFT_CHUNKS) * CHUNK_BYTES;
-            clear_16_bytes(shared.stage(team) + at + key % 8 * 128 + cell % 8 * 16);
+            const int part = chunk / PART_CHUNKS, in_part = key / 8 * eight_of(part) + chunk % PART_CHUNKS * CHUNK_BYTES;
+            clear_16_bytes(shared.stage(team) + part * PART_BYTES + in_part + key % 8 * 128 + cell % 8 * 16);
         }
     }
 
@@ -80,11 +81,13 @@ struct Consumer {
     __device__ __forceinline__ void move_to(const float (&next)[2]) {
         const bool moved = next[0] != top[0] || next[1] != top[1];
         if (!__any_sync(~0u, moved)) return;
+        products_wait<0>();
+        pin(o[0]), pin(o[1]);
         float by[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) by[r] = exp2_fast(top[r] - next[r]), top[r] = next[r], sum[r] *= by[r];
 #pragma unroll
-        for (int i = 0; i < TEAM_DIM / 2; ++i) o[i] *= by[i / 2 % 2];
+        for (int i = 0; i < TEAM_DIM / 2; ++i) o[i / (PART_DIM / 2)][i % (PART_DIM / 2)] *= by[i / 2 % 2];
     }
 
     // Whatever maximum the other team has found.
@@ -123,7 +126,7 @@ struct Consumer {
         }
         sync_team();  // all warps have multiplied the columns where weights go
         const uint32_t row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
-        const uint32_t to = shared.stage(team) + WEIGHTS_AT + row / 8 * RIGHT_EIGHT + row % 8 * 128;
+        const uint32_t to = shared.stage(team) + WEIGHTS_AT + row / 8 * eight_of(LAST) + row % 8 * 128;
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j += 2) {
             const float* x = s + 4 * j;
@@ -136,26 +139,34 @@ struct Consumer {
     }
     __device__ __forceinline__ void await_weights() const { named_sync(BARRIER_WEIGHTS + 1 - team, CONSUMERS); }
 
-    // Begins to add the team's half of the values of a stage.
+    // Begins to add the team's dimensions of the values of a stage.
     __device__ __forceinline__ void start_values(int stage, const Shared& shared) {
-        const Operand p = rows_operand(uniform(shared.stage(stage) + WEIGHTS_AT), RIGHT_EIGHT);
-        const int eight = team == 0 ? LEFT_EIGHT : RIGHT_EIGHT;
-        const Operand v = columns_operand(uniform(shared.stage(stage) + team * LEFT_BYTES), CHUNK_BYTES, eight);
-        pin(o);
+        const Operand p = rows_operand(uniform(shared.stage(stage) + WEIGHTS_AT), eight_of(LAST));
+        pin(o[0]), pin(o[1]);
         products_begin();
 #pragma unroll
-        for (int k = 0; k < KEYS / 16; ++k)
-            Product<TEAM_DIM>::columns_shared(o, p.further(k * 32), v.further(k * 2 * eight), 1);
-        products_commit();
+        for (int i = 0; i < TEAM_PARTS; ++i) {
+            const int part = team * TEAM_PARTS + i, eight = eight_of(part);
+            const Operand v = columns_operand(uniform(shared.stage(stage) + part * PART_BYTES), CHUNK_BYTES, eight);
+#pragma unroll
+            for (int k = 0; k < KEYS / 16; ++k)
+                Product<PART_DIM>::columns_shared(o[i], p.further(k * 32), v.further(k * 2 * eight), 1);
+            products_commit();
+        }
     }
 
-    __device__ __forceinline__ void end_values(int stage, const Shared& shared) {
-        products_wait<0>();
-        pin(o);
+    // Waits until they are added and gives the parts back. LATER products that were begun after them may still run.
+    template <int LATER = 0> __device__ __forceinline__ void end_values(int stage, const Shared& shared) {
+        products_wait<LATER + 1>();
+        release(stage, team * TEAM_PARTS, shared);
+        products_wait<LATER>();
+        pin(o[0]), pin(o[1]);
+        if (team == 0) release(stage, TEAM_PARTS - 1, shared);
+        release(stage, LAST, shared);  // both teams read the weights there
+    }
+    __device__ __forceinline__ void release(int stage, int part, const Shared& shared) const {
         __syncwarp();
-        if (lane != 0) return;
-        if (team == 0) barrier_arrive(shared.drained_of(stage, LEFT));
-        barrier_arrive(shared.drained_of(stage, RIGHT));  // both teams read the weights there
+        if (lane < n_sharing) arrive_there_plainly(address_in(shared.drained_of(stage, part), lane));
     }
 
     __device__ __forceinline__ void lead(const Line& line, float scale, const Shared& shared);
@@ -164,10 +175,13 @@ struct Consumer {
                                            const QuireAttnArgs& args);
 };
 
-// Team 0: blocks 0, 2 ..
+// Team 0: blocks 0, 2 .. The logits of its next block follow the values of this one without a pause.
 __device__ __forceinline__ void Consumer::lead(const Line& line, float scale, const Shared& shared) {
-    for (int i = 0; i < line.n_blocks; i += 2) {
-        multiply_keys(shared);
+    if (line.n_blocks == 0) return;
+    start_keys(shared);
+    const auto add_own = [&](int i) {
+        start_more_keys(shared);
+        end_keys();
         hide(line, line.start + i * KEYS, shared);
         float next[2], added[2];
         find_top(next, scale);
@@ -177,32 +191,38 @@ __device__ __forceinline__ void Consumer::lead(const Line& line, float scale, co
         start_values(0, shared);
         end_values(0, shared);
         parities ^= 1;
-        if (i + 1 == line.n_blocks) break;
+    };
+    int i = 0;
+    for (; i + 2 < line.n_blocks; i += 2) {
+        add_own(i);
         await_weights();
         follow(shared);
         start_values(1, shared);
-        end_values(1, shared);
+        start_keys(shared);
+        end_values<1>(1, shared);
         parities ^= 2;
     }
+    add_own(i);
+    if (i + 1 == line.n_blocks) return;
+    await_weights();
+    follow(shared);
+    start_values(1, shared);
+    end_values(1, shared);
+    parities ^= 2;
 }
 
 // Team 1: blocks 1, 3 .. Values of the block before are added while it makes weights.
 __device__ __forceinline__ void Consumer::trail(const Line& line, float scale, const Shared& shared) {
-    for (int i = 1; i <= line.n_blocks; i += 2) {
-        const bool has_block = i < line.n_blocks;
-        if (has_block) {
-            multiply_keys(shared);
-            hide(line, line.start + i * KEYS, shared);
-        }
+    int i = 1;
+    for (; i < line.n_blocks; i += 2) {
+        start_keys(shared);
+        start_more_keys(shared);
         await_weights();
         follow(shared);
         start_values(0, shared);
+        end_keys<TEAM_PARTS>();
+        hide(line, line.start + i * KEYS, shared);
         float next[2], added[2];
-        if (!has_block) {
-            end_values(0, shared);
-            parities ^= 1;
-            break;
-        }
         find_top(next, scale);
         weigh(added, next, scale, shared);
         end_values(0, shared);
@@ -213,6 +233,12 @@ __device__ __forceinline__ void Consumer::trail(const Line& line, float scale, c
         end_values(1, shared);
         parities ^= 2;
     }
+    if (i != line.n_blocks) return;
+    await_weights();
+    follow(shared);
+    start_values(0, shared);
+    end_values(0, shared);
+    parities ^= 1;
 }
 
 // Normalises and writes a line's rows: final ones through the place of the queries, so that whole rows are written.
@@ -232,7 +258,7 @@ __device__ __forceinline__ void Consumer::finish(const Line& line, int first_row
         if (team == 0 && lane % 4 == 0 && row < line.n_rows)
             write_lse(line, first_row, row, total > 0.f ? top[r] + log2f(total) : -INFINITY, args);
 #pragma unroll
-        for (int i = 0; i < TEAM_DIM / 4; ++i) o[i / 2 * 4 + r * 2 + i % 2] *= by;
+        for (int i = 0; i < TEAM_DIM / 4; ++i) o[i / (PART_DIM / 4)][i % (PART_DIM / 4) / 2 * 4 + r * 2 + i % 2] *= by;
     }
     if (line.tile.partial >= 0) {
 #pragma unroll
@@ -241,8 +267,10 @@ __device__ __forceinline__ void Consumer::finish(const Line& line, int first_row
             float* to = args.partial_out + static_cast<int64_t>(line.tile.partial + first_row + row_of(r)) * RANK;
             to += team * TEAM_DIM + lane % 4 * 2;
 #pragma unroll
-            for (int j = 0; j < TEAM_DIM / 8; ++j)
-                *reinterpret_cast<float2*>(to + j * 8) = make_float2(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]);
+            for (int j = 0; j < TEAM_DIM / 8; ++j) {
+                const float* x = o[j / (PART_DIM / 8)] + j % (PART_DIM / 8) * 4 + 2 * r;
+                *reinterpret_cast<float2*>(to + j * 8) = make_float2(x[0], x[1]);
+            }
         }
         return;
     }
@@ -250,7 +278,7 @@ __device__ __forceinline__ void Consumer::finish(const Line& line, int first_row
     const uint32_t to = shared.queries + row * RESULT_BYTES + (team * TEAM_DIM + lane / 16 * 8) * 2;
 #pragma unroll
     for (int j = 0; j < TEAM_DIM / 8; j += 2) {
-        const float* x = o + 4 * j;
+        const float* x = o[j / (PART_DIM / 8)] + j % (PART_DIM / 8) * 4;
         store_matrices(to + j * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
     }
     sync_consumers();
@@ -258,10 +286,10 @@ __device__ __forceinline__ void Consumer::finish(const Line& line, int first_row
 }
 
 __device__ __forceinline__ void consume(const QuireAttnArgs& args, const Shared& shared, const Share& share,
-                                        int box_rows) {
+                                        int box_rows, int n_sharing) {
     Consumer one;
     one.lane = threadIdx.x % 32, one.warp = threadIdx.x / 32 % 4, one.team = uniform(threadIdx.x / TEAM_THREADS);
-    one.parities = 0;
+    one.parities = 0, one.n_sharing = n_sharing;
     const float scale = args.scale * LOG2E;
     for (int index = share.first; index < share.last; ++index) {
         const Line line = load_line(share, index, args.n_q_heads, box_rows);

@@ -14,7 +14,7 @@ from latent_case import Latent, attend
 
 from quire.kernels.attention import op, reference
 from quire.kernels.attention.hopper import latent
-from quire.kernels.attention.schedule import tiles
+from quire.kernels.attention.schedule import tiles, work
 from quire.kernels.attention.schedule.plan import Heads, Layout
 from quire.kernels.attention.variant import Variant
 
@@ -39,6 +39,25 @@ def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attention_to_lines_matches_float64(emulation: None) -> None:
     for case, n_ctas in CASES:
         attend(case, latent.run, reference.TOLERANCE[case.dtype], n_ctas)
+
+
+def test_a_token_of_many_heads_has_the_same_bits_in_any_company(emulation: None) -> None:
+    case = Latent([(150, 1), (90, 1)], n_heads=128, dtype=torch.bfloat16, **DEEPSEEK | {"scale": 1.0})
+    q, pages, table, _ = case.inputs()
+
+    def seen(first: int, last: int) -> torch.Tensor:
+        n, kv_lens = last - first, np.array([kv_len for kv_len, _ in case.spans[first:last]])
+        plan = op.plan(
+            np.arange(n + 1), kv_lens, np.arange(first, last), table, page_size=16, n_q_heads=128, n_kv_heads=1,
+            head_dim=576, value_dim=512, batch_invariant=True,
+        )  # fmt: skip
+        plan, out = dataclasses.replace(plan, work=work.make(plan, table.device, 3)), torch.zeros(n, 128, 512).bfloat16()
+        latent.run(q[first:last], pages, pages[..., :512], plan, Variant(case.scale), out, None)
+        return out
+
+    together = seen(0, 2)
+    assert bool(together.abs().amax() > 0)
+    assert torch.equal(seen(0, 1), together[:1]) and torch.equal(seen(1, 2), together[1:])
 
 
 @pytest.mark.parametrize(("n_heads", "n_rows", "n_lines"), [(128, 1, 64), (16, 4, 128), (40, 3, 64)])
