@@ -12,7 +12,7 @@
 // the keys in the L2 cache; where both see the same keys (a token of more than 64 heads) they are a cluster, and each
 // copies half of them for both. QUIRE_CLUSTERS 0: none, for an emulation of one block at a time.
 #ifndef QUIRE_CLUSTERS
-#define QUIRE_CLUSTERS 0
+#define QUIRE_CLUSTERS 1
 #endif
 #define QUIRE_OUT_DIM 512
 #define QUIRE_MERGE_WIDTH 32
@@ -35,7 +35,7 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const Maps& m
     const CUtensorMap* map = part == LAST ? &maps.lasts : &maps.parts;
     const int box_bytes = box_rows / 8 * eight_of(part), chunk = part * PART_CHUNKS;
     uint32_t parities = 0;  // bit i: of the current use of stage i
-    for_all_blocks<0>(args, share, box_rows, [&](int block, const Boxes& boxes, const Boxes& later) {
+    for_all_blocks<2>(args, share, box_rows, [&](int block, const Boxes& boxes, const Boxes& later) {
         const int stage = block % STAGES;
         const uint32_t filled = shared.filled_of(stage, part);
         const uint32_t to = shared.stage(stage) + part * PART_BYTES + lane * box_bytes;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const Maps& m
             }
         }
         __syncwarp();
-        if (part == 0 && args.k_token == DIM && lane < later.n && (block + blockIdx.x) % n_sharing == 0) {
+        if (part == 0 && args.k_token == DIM && lane < later.n && n_sharing == 2 && (block + blockIdx.x) % 2 == 0) {
             const int64_t at = later.page * args.k_page + later.eight * 8 * args.k_token;
             prefetch_bytes(static_cast<const Element*>(args.k) + at, box_rows * DIM * sizeof(Element));
         }
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         registers_down<PRODUCER_REGISTERS>();
         // Both CTAs of a large line read its keys, unless they share their copies.
         const uint64_t hint = is_large && n_sharing == 1 ? L2_EVICT_NORMAL : L2_EVICT_FIRST;
-        produce(args, maps, shared, share, box_rows, n_sharing, hint);
+        if (threadIdx.x < CONSUMERS + PARTS * 32) produce(args, maps, shared, share, box_rows, n_sharing, hint);
     }
     cluster_arrive();  // none ends while the other one may copy to it, or say that a half is done
     cluster_wait();

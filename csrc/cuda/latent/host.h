@@ -8,7 +8,8 @@
 namespace quire {
 namespace {
 
-constexpr int MANY_PARTS = 8;  // of a merge, on average: threads share them
+// Of a merge of FEW_HEADS, on average: threads share them. Merges of more heads are as many threads as so many of fewer.
+constexpr int MANY_PARTS = 8, FEW_HEADS = 16;
 
 bool fits(const QuireAttnArgs& args) {
     return args.head_dim == DIM && args.n_kv_heads == 1 && args.n_q_heads > 0 && args.page_size >= 8 &&
@@ -34,7 +35,7 @@ extern "C" int quire_latent_merge(const QuireAttnArgs* args, void* stream) {
     using namespace quire;
     if (!fits(*args) || args->n_merges < 0) return cudaErrorInvalidValue;
     if (args->n_merges == 0) return cudaSuccess;
-    if (!args->one_merge && args->n_merges * MANY_PARTS <= args->n_ctas)
+    if (!args->one_merge && args->n_merges * args->n_q_heads * MANY_PARTS <= args->n_ctas * FEW_HEADS)
         return launch(merge_kernel, dim3(args->n_merges, args->n_q_heads * CELLS / MERGE_WIDTH), MERGE_THREADS, 0, stream,
                       *args);
     return launch(merge_cells_kernel, CELL_BLOCKS * args->n_ctas, CELL_THREADS, 0, stream, *args);

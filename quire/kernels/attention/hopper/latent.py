@@ -1,4 +1,4 @@
-"""Latent attention in CUDA C++ for Hopper (csrc/cuda/latent.cu, latent_wide.cu), for lines of 512 + 64 numbers in pages.
+"""Latent attention in CUDA C++ for Hopper (csrc/cuda/latent.cu, latent_wide.cu): lines of 512 + 64 numbers in pages.
 
 Owns which builds there are and their launch. Does not own the arguments (launcher.py) nor the plan. Invariant: as
 launcher.py's, a launch allocates nothing and never waits.

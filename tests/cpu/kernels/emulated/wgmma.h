@@ -111,6 +111,10 @@ inline void barrier_expect(uint32_t barrier, uint32_t n_bytes) {
     emulated::Phase& phase = emulated::phase_of(barrier);
     --phase.pending, phase.n_bytes += n_bytes, phase.step();
 }
+inline bool barrier_try(uint32_t barrier, uint32_t parity) {
+    std::lock_guard lock(emulated::mutex);
+    return emulated::phase_of(barrier).parity != parity;
+}
 inline void await(uint32_t barrier, uint32_t parity) {
     std::unique_lock lock(emulated::mutex);
     emulated::changed.wait(lock, [&] { return emulated::phase_of(barrier).parity != parity; });
@@ -266,6 +270,14 @@ template <int N> struct Product {
         }
     }
     static void rows_of(float (&d)[N / 2], const uint32_t (&a)[4], Operand b, int accumulate) {
+        if (b.is_turned) std::abort();
+        multiply_registers(d, a, b, accumulate);
+    }
+    static void columns(float (&d)[N / 2], const uint32_t* a, Operand b, int accumulate) {
+        if (!b.is_turned) std::abort();
+        multiply_registers(d, a, b, accumulate);
+    }
+    static void multiply_registers(float (&d)[N / 2], const uint32_t* a, Operand b, int accumulate) {
         uint32_t* mine = emulated::operands[emulated::thread()];
         std::copy(a, a + 4, mine);
         emulated::exchange(0, [&](const uint32_t*) {

@@ -34,8 +34,8 @@ inline void cluster_wait() { cluster_barrier().arrive_and_wait(); }
 using emulated::address_in;
 inline void arrive_there_plainly(uint32_t barrier) { barrier_arrive(barrier); }
 inline void prefetch_bytes(const void*, uint32_t) {}
-inline void load_box_for_all(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, uint16_t ctas, int c0,
-                             int c1, int c2, int c3, int c4) {
+inline void load_box_for_all(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, uint16_t ctas,
+                             int c0, int c1, int c2, int c3, int c4) {
     const int own = emulated::cta;
     for (emulated::cta = 0; emulated::cta < emulated::MOST_CTAS; ++emulated::cta)
         if (ctas >> emulated::cta & 1) load_box(to, map, barrier, hint, c0, c1, c2, c3, c4);

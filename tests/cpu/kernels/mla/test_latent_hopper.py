@@ -51,7 +51,8 @@ def test_a_token_of_many_heads_has_the_same_bits_in_any_company(emulation: None)
             np.arange(n + 1), kv_lens, np.arange(first, last), table, page_size=16, n_q_heads=128, n_kv_heads=1,
             head_dim=576, value_dim=512, batch_invariant=True,
         )  # fmt: skip
-        plan, out = dataclasses.replace(plan, work=work.make(plan, table.device, 3)), torch.zeros(n, 128, 512).bfloat16()
+        plan = dataclasses.replace(plan, work=work.make(plan, table.device, 3))
+        out = torch.zeros(n, 128, 512, dtype=case.dtype)
         latent.run(q[first:last], pages, pages[..., :512], plan, Variant(case.scale), out, None)
         return out
 
