@@ -229,6 +229,24 @@ async def test_the_queue_grows_with_the_replicas() -> None:
         await asyncio.gather(*tasks)
 
 
+async def test_a_replica_comes_with_the_load_and_goes_with_it_and_no_request_notices() -> None:
+    """As Ray Serve scales them: `benchmarks/replica_scaling.py` has it do so."""
+    async with serving(1, max_num_seqs=8) as (llm, fleet, chooser):
+        expected = await complete(llm, [7], LONG)
+        await fleet.add("r1")
+        await until(lambda: llm.ready.max_num_seqs == 16)
+        tasks = [asyncio.create_task(complete(llm, [7], LONG)) for _ in range(8)]
+        await busy(fleet, 9)
+        assert chooser.n_open("r0") and chooser.n_open("r1"), "both have some"
+        n_before = fleet.n_runs["r1"]
+        await fleet.retire("r1")
+        assert await complete(llm, [7], LONG) == expected
+        assert await asyncio.gather(*tasks) == [expected] * 8
+        assert fleet.n_runs["r1"] == n_before and sum(fleet.n_runs.values()) == 10, "nothing ran again"
+        await until(lambda: llm.ready.max_num_seqs == 8)
+        assert llm.ready.engine == 0, "none counts as lost"
+
+
 async def test_what_a_dead_replica_still_says_reaches_nobody() -> None:
     async with serving(2, max_num_seqs=64) as (llm, fleet, chooser):
         expected = await complete(llm, [7], WHOLE)
