@@ -76,10 +76,11 @@ def come(port: int, said: Hello) -> Frames:
 
 def answer(frames: Frames) -> tuple[Kind, bytes]:
     """What node 0 says but that it lives."""
-    while True:
+    for _ in range(100):
         kind, body = frames.receive(10)
         if kind is not Kind.BEAT:
             return kind, body
+    raise TimeoutError("nothing came but signs of life")
 
 
 def started(head: Nodes) -> threading.Thread:
@@ -273,7 +274,10 @@ def test_a_node_ends_as_node_0_wishes(
 
 
 @pytest.mark.usefixtures("as_a_program")
-def test_options_that_node_0_has_otherwise_are_refused(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_that_node_0_has_otherwise_are_refused(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node, "AGAIN_S", 0.1)
     start = msgspec.msgpack.encode(NodeStart(Mesh(pp=2), config, HERE, 1, False))
     Head(config.master_port, Kind.START, start)
     code, said = run_node(config, caplog, max_num_seqs=7)
