@@ -151,8 +151,9 @@ def _prepared(
     found = static_obstacle(n, k, dtype, silu)
     if found:
         return found
-    rounds = rounds and kind == 1
-    made = coded_plan(m, n, k, silu, norm, n_processors_of(device), alone=alone, rounds=rounds)
+    made = coded_plan(
+        m, n, k, silu, norm, n_processors_of(device), alone=alone, rounds=rounds and kind == 1, blocks=kind == 2
+    )
     build = Build(dtype, residual, bias, wide, kind)
     return built(lambda: Launch(function_of(made.product, made.plan, build, made.codes), made))
 
@@ -174,7 +175,9 @@ def _variants(
         return
     build = Build(dtype, layer.residual, layer.bias, layer.wide, kind)
     for m in rows:
-        made = coded_plan(m, layer.n, layer.k, layer.silu_mul, layer.norm, n_processors, alone=alone, rounds=rounds)
+        made = coded_plan(
+            m, layer.n, layer.k, layer.silu_mul, layer.norm, n_processors, alone=alone, rounds=rounds, blocks=kind == 2
+        )
         yield variant_of(made.product, made.plan, build, made.codes)
 
 
