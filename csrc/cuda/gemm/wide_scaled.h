@@ -10,14 +10,14 @@
 namespace quire {
 
 #if QUIRE_FP8
-// Where a thread reads scales in those of a stage, and how much further those of its lower row are.
+// Where a thread reads scales in those of a stage; lower: those of its lower row are so much further, in SiLU that of w.
 struct ScalesOf {
     uint32_t from, lower;
     template <class Block> __device__ ScalesOf(const Block& block, int row) {
         const int lane = threadIdx.x & 31, warp = threadIdx.x % GROUP / 32, first = block.lower_row(row);
         const int low = block.lower_row(block.upper_row(row + block.group() * OUT_ROWS));
         from = TURNED ? (block.group() * 64 + warp * 16 + lane / 4) * 4 : lane % 4 * 16;
-        lower = TURNED ? 32 : QUIRE_SILU ? (1 + low / SCALE_BLOCK - first / SCALE_BLOCK) * TOKENS * 4 : 0;
+        lower = TURNED ? 32 : QUIRE_SILU ? (TOKENS + 1 + low / SCALE_BLOCK - first / SCALE_BLOCK) * 4 : 0;
     }
 };
 
@@ -25,6 +25,10 @@ struct ScalesOf {
 __device__ __forceinline__ void add_part(float (&d)[COLUMNS / 2], float (&part)[PART_QUADS * 4], uint32_t scales, ScalesOf of,
                                          int p) {
     pin(part);
+#if QUIRE_FP8 == 2
+    const float gate = PAIRED_SCALES ? read_float(scales + TOKENS * 4) : 1.0f;
+    const float up = PAIRED_SCALES ? read_float(scales + of.lower) : 1.0f;
+#endif
 #pragma unroll
     for (int v = 0; v < PART_QUADS; v += 2) {
         const int at = p * PART_QUADS + v;
@@ -34,20 +38,17 @@ __device__ __forceinline__ void add_part(float (&d)[COLUMNS / 2], float (&part)[
         for (int i = 0; i < 8; i++) sum[i] += own[i];
 #else
         if (TURNED) {  // of 64 columns; SiLU: then of their 32 of up, every second quad
-            constexpr int SETS = 1 + QUIRE_SILU;
-            const uint32_t set = scales + of.from + at / 8 * SETS * TOKENS * 4;
+            const uint32_t set = scales + of.from + at / 8 * (1 + QUIRE_SILU) * TOKENS * 4;
             const float upper = read_float(set), lower = read_float(set + of.lower);
             const float next = QUIRE_SILU ? read_float(set + TOKENS * 4) : upper;
             const float below = QUIRE_SILU ? read_float(set + TOKENS * 4 + of.lower) : lower;
             sum[0] += own[0] * upper, sum[1] += own[1] * upper, sum[2] += own[2] * lower, sum[3] += own[3] * lower;
             sum[4] += own[4] * next, sum[5] += own[5] * next, sum[6] += own[6] * below, sum[7] += own[7] * below;
         } else {
-            const uint4 s = read16(scales + of.from + at * 32);
-            const uint4 t = QUIRE_SILU ? read16(scales + of.from + of.lower + at * 32) : s;
-            sum[0] += own[0] * __uint_as_float(s.x), sum[1] += own[1] * __uint_as_float(s.y);
-            sum[2] += own[2] * __uint_as_float(t.x), sum[3] += own[3] * __uint_as_float(t.y);
-            sum[4] += own[4] * __uint_as_float(s.z), sum[5] += own[5] * __uint_as_float(s.w);
-            sum[6] += own[6] * __uint_as_float(t.z), sum[7] += own[7] * __uint_as_float(t.w);
+            const uint4 bits = read16(scales + of.from + at * 32);
+            const float s[4] = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)};
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum[i] += own[i] * (s[i / 4 * 2 + i % 2] * (i % 4 < 2 ? gate : up));
         }
 #endif
     }
@@ -61,38 +62,57 @@ __device__ __forceinline__ void multiply_part(float (&part)[PART_QUADS * 4], uin
     products_commit();
 }
 
-// While a part is added the next one is multiplied, or the other warpgroup's.
+struct Turn {  // of the ring
+    int stage, n;
+    __device__ void next() {
+        if (++stage == N_STAGES) stage = 0, n++;
+    }
+};
+
+// N_CHUNKS chunks: while a part is added the next one is multiplied, or the other warpgroup's.
+template <int N_CHUNKS, class Block>
+__device__ __forceinline__ void multiply_chunks(const Block& block, float (&d)[COLUMNS / 2], Turn& at, int own_group, ScalesOf of) {
+    constexpr int N = N_CHUNKS * PARTS;
+    float part[IN_FLIGHT][PART_QUADS * 4];
+    int stages[N_CHUNKS];
+#pragma unroll
+    for (int i = 0; i < N_CHUNKS; i++, at.next()) {
+        stages[i] = at.stage;
+        await(block.full(at.stage), at.n & 1);
+    }
+    const int group = KEEPS_GROUP ? own_group : uniform(block.group());
+    multiply_part(part[0], block.stage(stages[0]), group, 0);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int now = stages[i / PARTS], p = i % PARTS, next = i + 1;
+        if (next < N) {
+            multiply_part(part[next % IN_FLIGHT], block.stage(stages[next / PARTS]), group, next % PARTS);
+            products_wait<1>();
+        } else {
+            products_wait<0>();
+        }
+        if (QUIRE_FP8 == 1 && p + 1 == PARTS) block.release(now);
+        add_part(d, part[i % IN_FLIGHT], block.scales(now), of, p);
+        if (QUIRE_FP8 == 2 && p + 1 == PARTS) __syncwarp(), block.release(now);  // all have read the scales
+    }
+}
+
 template <class Block>
 __device__ __forceinline__ void multiply_scaled(const Block& block, float (&d)[COLUMNS / 2], int pass, int row) {
-    const int first = pass * block.n_units;
+    const int first = pass * block.n_units, group = KEEPS_GROUP ? uniform(block.group()) : 0;
     const ScalesOf of(block, row);
-    int stage = first % N_STAGES, turn = first / N_STAGES;
-    float part[IN_FLIGHT][PART_QUADS * 4];
+    Turn at = {first % N_STAGES, first / N_STAGES};
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++) d[i] = 0.0f;
-    for (int unit = 0; unit < block.n_units; unit++) {
-        await(block.full(stage), turn & 1);
-        const int group = uniform(block.group());
-        multiply_part(part[0], block.stage(stage), group, 0);
-#pragma unroll
-        for (int p = 0; p < PARTS; p++) {
-            if (p + 1 < PARTS) {
-                multiply_part(part[(p + 1) % IN_FLIGHT], block.stage(stage), group, p + 1);
-                products_wait<1>();
-            } else {
-                products_wait<0>();
-            }
-            if (QUIRE_FP8 == 1 && p + 1 == PARTS) block.release(stage);
-            add_part(d, part[p % IN_FLIGHT], block.scales(stage), of, p);
-        }
-        if (QUIRE_FP8 == 2) __syncwarp(), block.release(stage);  // all have read the scales
-        if (++stage == N_STAGES) stage = 0, turn++;
-    }
+    int unit = 0;
+    for (; unit + RUN <= block.n_units; unit += RUN) multiply_chunks<RUN>(block, d, at, group, of);
+    if (RUN > 1 && unit < block.n_units) multiply_chunks<1>(block, d, at, group, of);
 }
 #endif
 
 #if QUIRE_FP8 == 2
-// Warps beside the loading one: scales of tokens times those of rows of w, in the order in which threads read them.
+// Warps beside the loading one: scales of tokens, but with SiLU times those of rows of w, in the order in which threads
+// read them. SiLU, not turned: behind them those of w, of gate and of the two blocks that rows of up may lie in.
 template <class Block> __device__ __forceinline__ void make_scales(const Block& block) {
     const auto& a = block.a;
     const int lane = threadIdx.x & 31, last_block = (a.n - 1) / SCALE_BLOCK, n_of_rows = a.k / SCALE_BLOCK;
@@ -103,23 +123,26 @@ template <class Block> __device__ __forceinline__ void make_scales(const Block& 
         while (unit >= block.n_units) unit -= block.n_units, pass++;
         const int stage = i % N_STAGES, turn = i / N_STAGES, chunk = block.first_unit + unit;
         const auto at = block.place(pass);
-        float x[TOKENS / 32], w[SCALE_SETS];
+        float x[TOKENS / 32], w[W_SCALES];
 #pragma unroll
         for (int j = 0; j < TOKENS / 32; j++)
             x[j] = load_float(a.x_scale + int64_t(chunk) * a.x_scale_step + at.token + 32 * j + lane);
 #pragma unroll
-        for (int set = 0; set < SCALE_SETS; set++) {
-            const bool up = QUIRE_SILU && (TURNED ? set % 2 : set > 0);
-            const int row = at.row + (up ? a.n / 2 : 0) + (TURNED ? set / (1 + QUIRE_SILU) * OUT_ROWS : 0);
-            w[set] = __ldg(a.w_scale + min(row / SCALE_BLOCK + (!TURNED && set == 2), last_block) * n_of_rows + chunk);
+        for (int i = 0; i < W_SCALES; i++) {
+            const bool up = QUIRE_SILU && (TURNED ? i % 2 : i > 0);
+            const int row = at.row + (up ? a.n / 2 : 0) + (TURNED ? i / (1 + QUIRE_SILU) * OUT_ROWS : 0);
+            w[i] = __ldg(a.w_scale + min(row / SCALE_BLOCK + (!TURNED && i == 2), last_block) * n_of_rows + chunk);
         }
         if (turn) await(block.empty(stage), (turn - 1) & 1);
         const uint32_t to = block.scales(stage) + (TURNED ? lane : paired) * 4;
 #pragma unroll
         for (int set = 0; set < SCALE_SETS; set++) {
 #pragma unroll
-            for (int j = 0; j < TOKENS / 32; j++) write4(to + (set * TOKENS + 32 * j) * 4, x[j] * w[set]);
+            for (int j = 0; j < TOKENS / 32; j++)
+                write4(to + (set * TOKENS + 32 * j) * 4, PAIRED_SCALES ? x[j] : x[j] * w[set]);
         }
+        if (PAIRED_SCALES && lane < W_SCALES)
+            write4(block.scales(stage) + (TOKENS + lane) * 4, lane == 0 ? w[0] : lane == 1 ? w[W_SCALES > 1] : w[W_SCALES - 1]);
         __syncwarp();
         if (lane == 0) barrier_arrive(block.full(stage));
     }

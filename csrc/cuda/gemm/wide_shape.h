@@ -46,18 +46,25 @@ constexpr int divisor(int n, int most) { return n % most == 0 ? most : divisor(n
 constexpr int ROUND_QUADS = divisor(OWN_QUADS, QUIRE_NIBBLES && TOKENS == 256 ? 4 : 8);  // that pass through shared memory at a time
 constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
 constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
-// For a stage: of the tokens, times those of rows of w (wide_scaled.h); of rows of codes.
-constexpr int SCALE_SETS = TURNED ? ROWS / 64 * (1 + QUIRE_SILU) : QUIRE_SILU ? 3 : 1;
-constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? SCALE_SETS * TOKENS * 4 : QUIRE_NIBBLES ? QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 : 0;
+// For a stage: of e4m3 in blocks (wide_scaled.h), those of w in 16 bytes of their own where a sum is scaled by both; of
+// rows of codes.
+constexpr bool PAIRED_SCALES = QUIRE_FP8 == 2 && QUIRE_SILU && !TURNED;
+constexpr int SCALE_SETS = TURNED ? ROWS / 64 * (1 + QUIRE_SILU) : 1, W_SCALES = PAIRED_SCALES ? 3 : SCALE_SETS;
+constexpr int BLOCK_SCALE_BYTES = SCALE_SETS * TOKENS * 4 + (PAIRED_SCALES ? 16 : 0);
+constexpr int SCALE_BYTES =
+    QUIRE_FP8 == 2 ? BLOCK_SCALE_BYTES : QUIRE_NIBBLES ? QUIRE_CHUNK_GROUPS * (1 + QUIRE_ZEROS) * ROWS * 2 : 0;
 constexpr int RING_BYTES = 232448 - 1024 - BESIDE_BYTES;
 constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES); }
 constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
 constexpr int N_STAGES = stages_with(N_OUT);
 constexpr int MAX_TEAMS = 1024, WORKERS_BARRIER = 3;
 constexpr int SCALERS = QUIRE_FP8 == 2 ? 3 : 0;  // warps that make scales of blocks
-// e4m3: parts of a tile's columns, whose sums of a chunk have registers of their own; two of them at a time.
+// e4m3: parts of a tile's columns, whose sums of a chunk have registers of their own, two of them at a time; chunks that
+// are multiplied without a pause. The group that a warp belongs to is kept over the chunks but where that was slower (3 %
+// of a tile of 256).
 constexpr int PARTS = TURNED || COLUMNS < 192 ? 1 : COLUMNS == 192 ? 2 : 4, PART_QUADS = QUADS / PARTS;
-constexpr int IN_FLIGHT = PARTS == 1 ? 1 : 2;
+constexpr int RUN = COLUMNS == 128 && SPLIT <= 2 ? 2 : 1, IN_FLIGHT = RUN * PARTS == 1 ? 1 : 2;
+constexpr bool KEEPS_GROUP = TURNED || RUN > 1;
 static_assert(!TURNED || (QUIRE_FP8 == 2 && SPLIT == 1 && TOKENS == 128 && ROWS == 192));
 static_assert(QUADS % SPLIT == 0 && N_STAGES >= 2);
 

@@ -75,6 +75,12 @@ def turned_plan(product: ProductShape, n_processors: int) -> WidePlan:
     return WidePlan(TURNED_TOKENS, 1, n_teams, _together(product, TURNED_TOKENS), TURNED_ROWS)
 
 
+def multiplied(product: ProductShape, plan: WidePlan) -> float:
+    """What the busiest block multiplies, in tiles of 128 x 128 with all columns."""
+    n_passes = math.ceil(n_tiles(product, plan.tokens, plan.rows) / plan.n_teams)
+    return n_passes * plan.tokens * plan.rows / (128 * 128 * plan.split)
+
+
 def n_tiles(product: ProductShape, tokens: int, rows: int = TILE_ROWS) -> int:
     """Tiles of `rows` rows of w by `tokens` tokens."""
     return math.ceil(product.n / rows) * math.ceil(product.m / tokens)

@@ -21,7 +21,7 @@ from quire.kernels.gemm.plan import (
     plan,
     shared_bytes,
 )
-from quire.kernels.gemm.wide import TURNED_TOKENS, WidePlan, turned_plan, wide_plan
+from quire.kernels.gemm.wide import TURNED_TOKENS, WidePlan, multiplied, turned_plan, wide_plan
 
 MAX_ROUNDED_ROWS: Final = 1
 """With more rows, each block's own rounding of x costs more than one launch for all."""
@@ -31,8 +31,8 @@ TURNS_US: Final = 2.1
 """What warpgroups lose that take tiles in turn, with 17 rows and more: each adds up its chunks one after another."""
 FEW_US: Final = 1.8
 """What the kernel for few rows takes beyond its estimate, with more than 32."""
-UNTURNED: Final = 1.2
-"""What reading a scale for each pair of sums costs, where tokens are the columns of the matrix instruction."""
+UNTURNED: Final = 1.3
+"""Of blocks: how much longer a product takes where tokens are its columns: a scale is read for every second sum."""
 MIN_WIDE_ROWS: Final = 33
 """With fewer the kernel for many rows takes 5 us more than its estimate."""
 MAX_TOKENS: Final = 192
@@ -99,8 +99,9 @@ def _plan(product: ProductShape, n_processors: int, alone: bool, blocks: bool) -
     if product.m >= MIN_WIDE_ROWS or not found:
         most = MAX_TOKENS if product.m <= MAX_TOKENS or product.m > wide.MAX_TOKENS else wide.MAX_TOKENS
         made = wide_plan(product, n_processors, alone=alone, max_tokens=most)
-        found.append((estimate(product, made, n_processors) * (UNTURNED if blocks else 1.0), made))
-    if blocks and product.m > TURNED_TOKENS and not (product.silu and product.n % 64):
-        turned = turned_plan(product, n_processors)
-        found.append((estimate(product, turned, n_processors), turned))
+        if blocks and product.m > TURNED_TOKENS and not (product.silu and product.n % 64):
+            turned = turned_plan(product, n_processors)
+            if multiplied(product, turned) < UNTURNED * multiplied(product, made):
+                made = turned
+        found.append((estimate(product, made, n_processors), made))
     return min(found, key=lambda one: one[0])[1]
