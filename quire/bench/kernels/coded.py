@@ -48,7 +48,7 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
             flops = 2.0 * m * layer.n * layer.k * (0.5 if op == "w8a8" else 1.0)
             work = Work(_n_bytes(form, layer) + x_bytes, y_bytes, flops)
             contenders = functools.partial(_contenders, op, form, layer, m, setting)
-            quick = layer is LARGE or (m == 16 and name == NAMES[1])
+            quick = m == 16 and name == NAMES[1]
             yield Case(op, f"{name} {form}, {m} rows", work, contenders, in_flops=layer is LARGE, quick=quick)
 
 
