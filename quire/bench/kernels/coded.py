@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.linear import LAYERS, LinearCase
 from quire.kernels import catalog, gemm, mxfp4, w4a16, w8a8
+from quire.kernels.w8a8 import hopper, reference
+from quire.kernels.w8a8.rounding import round_rows
 
 NAMES = ("8b qkv", "8b gate_up", "8b down")
 ROWS = (1, 16, 64, 256, 2048)
@@ -25,7 +28,7 @@ LARGE = LinearCase(8192, 8192)
 SMALL, SMALL_ROWS = (144, 512), 7
 """Of a check: a matrix for all kernels, and rows."""
 
-Weights = tuple[object, ...]
+Weights = tuple[Any, ...]
 FORMS = {
     "w8a8": ("fp8 channels", "fp8 blocks", "int8"),
     "w4a16": ("g128", "g32 zeros"),
@@ -65,7 +68,7 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
         flops = 2.0 * m * layer.n * layer.k * (0.5 if op == "w8a8" else 1.0)
         work = Work(_n_bytes(one.form, layer) + x_bytes, y_bytes, flops)
         contenders = functools.partial(_contenders, op, one.form, layer, m, setting)
-        yield Case(op, one.name, work, contenders, one.name, quick=one.quick)
+        yield Case(op, one.name, work, contenders, one.name, in_flops=layer is LARGE, quick=one.quick)
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
@@ -119,11 +122,43 @@ def _contenders(op: str, form: str, layer: LinearCase, m: int, setting: Setting)
             calls = [functools.partial(function, x, *weight, *rest) for weight in copies]
             if _takes(implementation, x, *copies[0], *rest):
                 yield Contender(implementation.name, functools.partial(list, calls))
+    if form.startswith("fp8"):
+        yield from _of_codes(form, copies, x)
     wide = [setting.randn(layer.n, layer.k) for _ in range(setting.timer.n_copies(2.0 * layer.n * layer.k))]
     peers: dict[str, Callable[..., torch.Tensor]] = {"bf16 gemm": gemm.linear, "bf16 torch": F.linear}
     for name, peer in peers.items():
         peer_calls = [functools.partial(peer, x, matrix) for matrix in wide]
         yield Contender(name, functools.partial(list, peer_calls), is_peer=True)
+
+
+def _of_codes(form: str, copies: list[Weights], x: torch.Tensor) -> Iterator[Contender]:
+    """The product alone, of x that is rounded before: our own, and torch's."""
+    dtype, arguments = x.dtype, (x, *copies[0], None, None, None, False, None)
+    launch = hopper.prepare(*arguments)
+    if isinstance(launch, hopper.Launch) and not launch.rounds:
+        rounded = round_rows(x, form == "fp8 blocks", None, room=launch.tokens)
+        calls = [functools.partial(launch.multiply, rounded, weight[0], weight[1], dtype) for weight in copies]
+        yield Contender("hopper, x in codes", functools.partial(list, calls))
+    yield Contender("torch, x in codes", functools.partial(_torch_calls, form, copies, x), is_peer=True)
+
+
+def _torch_calls(form: str, copies: list[Weights], x: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
+    """`torch._scaled_mm` with scales of rows and channels, or of 1 x 128 and 128 x 128 numbers (cuBLAS 12.9)."""
+    codes, scales = reference.quantise(x, torch.float8_e4m3fn, w8a8.BLOCK if form == "fp8 blocks" else x.shape[1])
+    calls: list[Callable[[], torch.Tensor]] = []
+    for weight, scale, _ in copies:
+        if form == "fp8 blocks":
+            of_x, of_w = scales.t().contiguous().t(), F.pad(scale, (0, -scale.shape[1] % 4)).t()
+        else:
+            of_x, of_w = scales, scale[None]
+        calls.append(
+            functools.partial(torch._scaled_mm, codes, weight.t(), scale_a=of_x, scale_b=of_w, out_dtype=x.dtype)
+        )
+    try:
+        calls[0]()
+    except (RuntimeError, ValueError) as error:
+        raise NotRun(str(error).splitlines()[0]) from error
+    return calls
 
 
 def _takes(implementation: catalog.Implementation, *arguments: object) -> bool:
