@@ -35,7 +35,7 @@ TILES: Final = (
 """What tuned tables choose from: blocks of 64 columns to sum over suit all of them."""
 
 
-@triton.jit(do_not_specialize=["n_pairs", "each"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["n_pairs", "each", "n_blocks", "group"])  # type: ignore[untyped-decorator]
 def _product(  # type: ignore[no-untyped-def]
     x, w, y, order, experts, n_pairs, each, n_blocks, n, k, group,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -105,5 +105,5 @@ def silu(both: torch.Tensor) -> torch.Tensor:
     """[pairs, n / 2]: gates beside ups."""
     n_pairs, size = both.shape[0], both.shape[1] // 2
     inner = torch.empty(n_pairs, size, dtype=both.dtype, device=both.device)
-    _silu[(n_pairs, size // 256)](both, inner, SIZE=size, BLOCK=256)
+    _silu[(n_pairs, size // 128)](both, inner, SIZE=size, BLOCK=128)
     return inner

@@ -144,6 +144,9 @@ __device__ __forceinline__ void prefetch_bytes(const void* from, uint32_t n_byte
 __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool real) {  // zeros unless real
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
+__device__ __forceinline__ void copy_16_bytes_hinted(uint32_t to, const void* from, uint64_t hint) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(hint) : "memory");
+}
 __device__ __forceinline__ void copy_4_bytes(uint32_t to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
@@ -252,6 +255,11 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float inverse_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 __device__ __forceinline__ float log2_fast(float x) {

@@ -1,5 +1,6 @@
-// What stands around the products of a mixture of experts: pairs of a token and an expert sorted by expert, rows of x
-// brought into that order, and the weighted sums of the results.
+// What stands around the products of a mixture of experts: pairs of a token and an expert sorted by expert, the token of
+// each place in that order, and the weighted sums of the results. Rows of an expert are cut into as few tiles as there
+// can be, about evenly: a small last one would read all of w for little.
 //
 // Only sizes are known on the host, so buffers have room for any routing, and a captured graph stays valid. Which place
 // a pair has among those of its expert depends on timing; no result does, as each pair is computed for itself. Two
@@ -17,14 +18,12 @@ struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
     int32_t n_pairs, n_experts, tile_slots, start_step;  // slots of a tile, at most; starts are multiples of start_step
 };
 
-struct QuireMoeSpreadArgs {  // _SpreadArgs in quire/kernels/moe/hopper.py
-    const void* x;
+struct QuireMoePlaceArgs {  // _PlaceArgs in quire/kernels/moe/hopper.py
     const int32_t* expert_ids;
     const int32_t* starts;
-    int32_t* slots;  // holds ranks, then slots
-    void* sorted;    // [n_pairs, h]
-    int64_t x_row;   // elements
-    int32_t n_tokens, n_chosen, n_experts, h;
+    int32_t* slots;   // of the pairs; holds ranks, then slots
+    int32_t* tokens;  // of the slots
+    int32_t n_tokens, n_chosen, n_experts;
 };
 
 struct QuireMoeSumArgs {  // _SumArgs in quire/kernels/moe/hopper.py
@@ -61,8 +60,8 @@ __device__ void list_tiles(const QuireMoeSortArgs& args, const int* counts) {  /
         }
         const int start = n_slots + slots - room, at = n_tiles + tiles - own;
         if (expert < args.n_experts) args.starts[expert] = start;
-        for (int i = 0; i < own; i++)
-            args.tiles[at + i] = make_int4(expert, start + i * step_slots, min(step_slots, n - i * step_slots), 0);
+        const int each = own > 0 ? (n + 8 * own - 1) / (8 * own) * 8 : 0;
+        for (int i = 0; i < own; i++) args.tiles[at + i] = make_int4(expert, start + i * each, min(each, n - i * each), 0);
         n_slots += __shfl_sync(~0u, slots, 31), n_tiles += __shfl_sync(~0u, tiles, 31);
     }
     if (lane == 0) *args.n_tiles = n_tiles;
@@ -106,31 +105,14 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(const __grid_constan
     if (threadIdx.x < 32) list_tiles(args, counts);
 }
 
-__device__ __forceinline__ void spread_row(const QuireMoeSpreadArgs& args, const int4* from, const int* slots) {
-    const int n_cells = args.h / WIDTH;
-    for (int i = threadIdx.x; i < n_cells; i += THREADS) {
-        const int4 cell = load_here(from + i);
-        for (int j = 0; j < args.n_chosen; j++) {
-            if (slots[j] >= 0) static_cast<int4*>(args.sorted)[int64_t(slots[j]) * n_cells + i] = cell;
-        }
-    }
-}
-__device__ __forceinline__ const int4* row_of(const QuireMoeSpreadArgs& args, int token) {
-    return reinterpret_cast<const int4*>(static_cast<const Element*>(args.x) + token * args.x_row);
-}
-
-// One block a token: its row is read once and written for each expert.
-__global__ void __launch_bounds__(THREADS) spread_kernel(const __grid_constant__ QuireMoeSpreadArgs args) {
-    __shared__ int slots[MAX_CHOSEN];
-    const int token = blockIdx.x;
+// One thread a pair.
+__global__ void __launch_bounds__(SORT_THREADS) place_kernel(const __grid_constant__ QuireMoePlaceArgs args) {
+    const int pair = blockIdx.x * SORT_THREADS + threadIdx.x;
     wait_for_previous_grid();
     let_next_grid_start();
-    if (threadIdx.x < args.n_chosen) {
-        const int pair = token * args.n_chosen + threadIdx.x;
-        slots[threadIdx.x] = find_slot(args.expert_ids, args.starts, args.slots, pair, args.n_experts);
-    }
-    __syncthreads();
-    spread_row(args, row_of(args, token), slots);
+    if (pair >= args.n_tokens * args.n_chosen) return;
+    const int slot = find_slot(args.expert_ids, args.starts, args.slots, pair, args.n_experts);
+    if (slot >= 0) args.tokens[slot] = pair / args.n_chosen;
 }
 
 __device__ __forceinline__ void widen_cell(float (&to)[WIDTH], const int4& cell) {
@@ -183,10 +165,10 @@ extern "C" int quire_moe_sort(const QuireMoeSortArgs* args, void* stream) {
     return launch(sort_kernel, dim3(n_blocks), SORT_THREADS, 0, stream, *args);
 }
 
-extern "C" int quire_moe_spread(const QuireMoeSpreadArgs* args, void* stream) {
+extern "C" int quire_moe_place(const QuireMoePlaceArgs* args, void* stream) {
     using namespace quire;
-    if (args->n_chosen > MAX_CHOSEN || args->h % WIDTH) return cudaErrorInvalidValue;
-    return launch(spread_kernel, dim3(args->n_tokens), THREADS, 0, stream, *args);
+    const int n_blocks = (args->n_tokens * args->n_chosen + SORT_THREADS - 1) / SORT_THREADS;
+    return launch(place_kernel, dim3(n_blocks), SORT_THREADS, 0, stream, *args);
 }
 
 extern "C" int quire_moe_sum(const QuireMoeSumArgs* args, void* stream) {

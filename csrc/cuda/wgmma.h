@@ -94,6 +94,7 @@ template <int N> struct Product;
 #define QUIRE_SUMS_60 QUIRE_SUMS_30 QUIRE_TEN(3) QUIRE_TEN(4) QUIRE_TEN(5)
 #define QUIRE_SUMS_90 QUIRE_SUMS_60 QUIRE_TEN(6) QUIRE_TEN(7) QUIRE_TEN(8)
 #define QUIRE_SUMS_120 QUIRE_SUMS_90 QUIRE_TEN(9) QUIRE_TEN(10) QUIRE_TEN(11)
+#define QUIRE_OUT4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define QUIRE_OUT8(i)                                                                                          \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
@@ -144,18 +145,39 @@ template <int N> struct Product;
         }                                                                                                        \
     };
 
+#define QUIRE_OUT_36 QUIRE_OUT32(0), QUIRE_OUT4(32)
 #define QUIRE_OUT_40 QUIRE_OUT32(0), QUIRE_OUT8(32)
+#define QUIRE_OUT_44 QUIRE_OUT_40, QUIRE_OUT4(40)
 #define QUIRE_OUT_48 QUIRE_OUT32(0), QUIRE_OUT16(32)
+#define QUIRE_OUT_52 QUIRE_OUT_48, QUIRE_OUT4(48)
+#define QUIRE_OUT_56 QUIRE_OUT_48, QUIRE_OUT8(48)
+#define QUIRE_OUT_60 QUIRE_OUT_56, QUIRE_OUT4(56)
+#define QUIRE_OUT_68 QUIRE_OUT64(0), QUIRE_OUT4(64)
+#define QUIRE_OUT_72 QUIRE_OUT64(0), QUIRE_OUT8(64)
+#define QUIRE_OUT_76 QUIRE_OUT_72, QUIRE_OUT4(72)
+#define QUIRE_OUT_80 QUIRE_OUT64(0), QUIRE_OUT16(64)
 #define QUIRE_OUT_96 QUIRE_OUT64(0), QUIRE_OUT32(64)
 #define QUIRE_OUT_128 QUIRE_OUT64(0), QUIRE_OUT64(64)
 QUIRE_PRODUCT(16, "%0, %1, %2, %3, %4, %5, %6, %7", QUIRE_OUT8(0), 8, 9, 10, 11, 12, 13)
 QUIRE_PRODUCT(32, QUIRE_TEN() "%10, %11, %12, %13, %14, %15", QUIRE_OUT16(0), 16, 17, 18, 19, 20, 21)
 QUIRE_PRODUCT(64, QUIRE_SUMS_30 "%30, %31", QUIRE_OUT32(0), 32, 33, 34, 35, 36, 37)
+QUIRE_PRODUCT(72, QUIRE_SUMS_30 "%30, %31, %32, %33, %34, %35", QUIRE_OUT_36, 36, 37, 38, 39, 40, 41)
 QUIRE_PRODUCT(80, QUIRE_SUMS_30 "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39", QUIRE_OUT_40, 40, 41, 42, 43, 44,
               45)
+QUIRE_PRODUCT(88, QUIRE_SUMS_30 QUIRE_TEN(3) "%40, %41, %42, %43", QUIRE_OUT_44, 44, 45, 46, 47, 48, 49)
 QUIRE_PRODUCT(96, QUIRE_SUMS_30 QUIRE_TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47", QUIRE_OUT_48, 48, 49, 50, 51,
               52, 53)
+QUIRE_PRODUCT(104, QUIRE_SUMS_30 QUIRE_TEN(3) QUIRE_TEN(4) "%50, %51", QUIRE_OUT_52, 52, 53, 54, 55, 56, 57)
+QUIRE_PRODUCT(112, QUIRE_SUMS_30 QUIRE_TEN(3) QUIRE_TEN(4) "%50, %51, %52, %53, %54, %55",
+              QUIRE_OUT_56, 56, 57, 58, 59, 60, 61)
+QUIRE_PRODUCT(120, QUIRE_SUMS_30 QUIRE_TEN(3) QUIRE_TEN(4) "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59",
+              QUIRE_OUT_60, 60, 61, 62, 63, 64, 65)
 QUIRE_PRODUCT(128, QUIRE_SUMS_60 "%60, %61, %62, %63", QUIRE_OUT64(0), 64, 65, 66, 67, 68, 69)
+QUIRE_PRODUCT(136, QUIRE_SUMS_60 "%60, %61, %62, %63, %64, %65, %66, %67", QUIRE_OUT_68, 68, 69, 70, 71, 72, 73)
+QUIRE_PRODUCT(144, QUIRE_SUMS_60 QUIRE_TEN(6) "%70, %71", QUIRE_OUT_72, 72, 73, 74, 75, 76, 77)
+QUIRE_PRODUCT(152, QUIRE_SUMS_60 QUIRE_TEN(6) "%70, %71, %72, %73, %74, %75", QUIRE_OUT_76, 76, 77, 78, 79, 80, 81)
+QUIRE_PRODUCT(160, QUIRE_SUMS_60 QUIRE_TEN(6) "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79",
+              QUIRE_OUT_80, 80, 81, 82, 83, 84, 85)
 QUIRE_PRODUCT(192, QUIRE_SUMS_90 "%90, %91, %92, %93, %94, %95", QUIRE_OUT_96, 96, 97, 98, 99, 100, 101)
 QUIRE_PRODUCT(256, QUIRE_SUMS_120 "%120, %121, %122, %123, %124, %125, %126, %127", QUIRE_OUT_128, 128, 129, 130, 131,
               132, 133)
@@ -169,12 +191,22 @@ QUIRE_PRODUCT(256, QUIRE_SUMS_120 "%120, %121, %122, %123, %124, %125, %126, %12
 #undef QUIRE_SUMS_60
 #undef QUIRE_SUMS_90
 #undef QUIRE_SUMS_120
+#undef QUIRE_OUT4
 #undef QUIRE_OUT8
 #undef QUIRE_OUT16
 #undef QUIRE_OUT32
 #undef QUIRE_OUT64
+#undef QUIRE_OUT_36
 #undef QUIRE_OUT_40
+#undef QUIRE_OUT_44
 #undef QUIRE_OUT_48
+#undef QUIRE_OUT_52
+#undef QUIRE_OUT_56
+#undef QUIRE_OUT_60
+#undef QUIRE_OUT_68
+#undef QUIRE_OUT_72
+#undef QUIRE_OUT_76
+#undef QUIRE_OUT_80
 #undef QUIRE_OUT_96
 #undef QUIRE_OUT_128
 

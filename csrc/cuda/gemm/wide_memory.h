@@ -4,6 +4,7 @@
 
 namespace quire {
 
+__device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Adds in memory: rounded to nearest, and each element is reached once.
 __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from, int c0, int c1) {
 #if QUIRE_RESIDUAL
@@ -15,7 +16,7 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from,
                  "r"(from), "r"(c0), "r"(c1)
                  : "memory");
 #endif
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    stores_commit();
 }
 template <int N> __device__ __forceinline__ void stores_have_read() {  // until at most N stores still read
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");

@@ -11,6 +11,7 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -26,13 +27,13 @@ from quire.kernels.moe.plan import (
     MAX_CHOSEN,
     MAX_EXPERTS,
     MAX_FEW_PAIRS,
-    WIDE_TOKENS,
     CodesShape,
     ExpertsShape,
     FewPlan,
     WidePlan,
     few_plan,
     plan,
+    wide_tokens,
 )  # fmt: skip
 from quire.kernels.w8a8 import BLOCK
 
@@ -62,11 +63,11 @@ _FewArgs = _structure(
     "n_pairs n_chosen n_experts hidden inner n_stages n_blocks n_scales n_shared", "slope offset limit",
 )  # fmt: skip
 _WideArgs = _structure(
-    "x w scales x_scales bias tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks x_scales_row",
-    "slope offset limit",
+    "x w scales x_scales bias tokens tiles n_tiles y",
+    "x_row", "n_slots n_experts n_rows k n_blocks x_scales_row", "slope offset limit",
 )  # fmt: skip
 _SortArgs = _structure("expert_ids ranks starts tiles n_tiles", "", "n_pairs n_experts tile_slots start_step")
-_SpreadArgs = _structure("x expert_ids starts slots sorted", "x_row", "n_tokens n_chosen n_experts h")
+_PlaceArgs = _structure("expert_ids starts slots tokens", "", "n_tokens n_chosen n_experts")
 _RoundArgs = _structure(
     "x expert_ids starts slots codes scales", "x_row", "n_tokens n_chosen n_experts h scales_row in_blocks"
 )
@@ -119,10 +120,12 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
-    """What the kernel for many rows multiplies, in the order of the experts."""
+    """What the kernel for many rows multiplies."""
 
     numbers: torch.Tensor
-    """[pairs, k] of x's dtype, or e4m3."""
+    """[pairs, k] in the order of the experts, or [tokens, k]; of x's dtype, or e4m3."""
+    tokens: int | None = None
+    """Address of the token of each pair in that order, where rows are those of tokens."""
     scales: torch.Tensor | None = None
     """float32: [pairs], or in blocks [ceil(k / 128), at least pairs], lines of whole 16 bytes."""
 
@@ -171,45 +174,41 @@ class _Call:
             self._sum(each, None)
 
     def run_wide(self, cut: WidePlan) -> None:
-        shape = self.shape
-        pairs, n_experts, hidden = shape.n_pairs, shape.n_experts, shape.hidden
-        numbers = torch.empty(4 * cut.n_tiles(shape) + pairs + n_experts + 1, dtype=torch.int32, device=self.x.device)
-        tiles = numbers.data_ptr()
-        slots = tiles + 16 * cut.n_tiles(shape)
-        starts, n_tiles = slots + 4 * pairs, slots + 4 * (pairs + n_experts)
+        shape, pairs, n_experts = self.shape, self.shape.n_pairs, self.shape.n_experts
+        sizes_bytes = (16 * cut.n_tiles(shape), 4 * pairs, 4 * pairs, 4 * n_experts, 4)
+        numbers = torch.empty(sum(sizes_bytes), dtype=torch.uint8, device=self.x.device)
+        tiles, slots, tokens, starts, n_tiles, _ = itertools.accumulate(sizes_bytes, initial=numbers.data_ptr())
         ids, rows = self.expert_ids.data_ptr(), self.launch.rows
         in_blocks = self.launch.round is not None and shape.codes.group > 0
         step = SCALES_STEP if in_blocks else 1
         n_slots = pairs + (step - 1) * n_experts
         sort = _SortArgs(ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens, step)
         inner = self._scratch(n_slots, shape.inner)
-        if self.launch.round is None:  # x in the order of the experts, where results lie once it has been read
-            result = self._scratch(n_slots, hidden)
-            places = (self.x.data_ptr(), ids, starts, slots, result.data_ptr(), self.x.stride(0))
-            spread = _SpreadArgs(*places, shape.n, shape.n_chosen, n_experts, hidden)
-            _start(rows.quire_moe_sort, self.x, sort)
-            _start(rows.quire_moe_spread, self.x, spread)
-            self._multiply(0, Rows(result), self.up, inner, tiles, n_tiles)
-            self._multiply(1, Rows(inner), self.down, result, tiles, n_tiles)
+        _start(rows.quire_moe_sort, self.x, sort)
+        if self.launch.round is None:
+            place = _PlaceArgs(ids, starts, slots, tokens, shape.n, shape.n_chosen, n_experts)
+            _start(rows.quire_moe_place, self.x, place)
+            self._multiply(0, Rows(self.x, tokens), self.up, inner, tiles, n_tiles)
+            between = Rows(inner)
         else:
-            _start(rows.quire_moe_sort, self.x, sort)
             slots_of = (n_slots, shape.n_chosen, n_experts, ids, starts, slots)
             x = round_rows(self.launch.round, self.x, in_blocks, slots_of)
             self._multiply(0, x, self.up, inner, tiles, n_tiles)
             del x  # never more at once than rows of both sizes in the type of x, which the memory equation counts
             between = round_rows(self.launch.round, inner, in_blocks)
-            del inner
-            result = self._scratch(n_slots, hidden)
-            self._multiply(1, between, self.down, result, tiles, n_tiles)
+        del inner
+        result = self._scratch(n_slots, shape.hidden)
+        self._multiply(1, between, self.down, result, tiles, n_tiles)
         self._sum(result, slots)
 
     def _multiply(self, which: int, x: Rows, w: Matrices, y: torch.Tensor, tiles: int, n_tiles: int) -> None:
         """The first product, with the activation behind it, or the second."""
         gating, parts = self.gating, (x.numbers, *_parts(w), x.scales, self.biases[which])
         _start(self.launch.products[which], self.x, _WideArgs(
-            *(None if one is None else one.data_ptr() for one in parts), tiles, n_tiles, y.data_ptr(),
-            gating.slope, gating.offset, gating.limit, len(y), self.shape.n_experts, y.shape[1], x.numbers.shape[1],
-            self.launch.n_blocks, 0 if x.scales is None else x.scales.shape[-1],
+            *(None if one is None else one.data_ptr() for one in parts), x.tokens, tiles, n_tiles, y.data_ptr(),
+            x.numbers.stride(0), gating.slope, gating.offset, gating.limit,
+            len(y), self.shape.n_experts, y.shape[1], x.numbers.shape[1], self.launch.n_blocks,
+            0 if x.scales is None else x.scales.shape[-1],
         ))  # fmt: skip
 
     def _sum(self, each: torch.Tensor, slots: int | None) -> None:
@@ -237,7 +236,7 @@ def round_rows(kernel: Kernel, x: torch.Tensor, in_blocks: bool, spread: tuple[i
         x.data_ptr(), *places, codes.data_ptr(), scales.data_ptr(), x.stride(0),
         n, n_each, n_experts, k, lines[-1], in_blocks,
     ))  # fmt: skip
-    return Rows(codes, scales)
+    return Rows(codes, scales=scales)
 
 
 def _start(kernel: Kernel, x: torch.Tensor, *args: ctypes.Structure) -> None:
@@ -328,7 +327,7 @@ def prepared(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> L
 def _build(shape: ExpertsShape, dtype: torch.dtype) -> None:
     """Compile what any number of tokens will want, in parallel, so that later numbers need not wait."""
     shapes = [dataclasses.replace(shape, n=n) for n in range(1, MAX_FEW_PAIRS // shape.n_chosen + 2)]
-    cuts: set[FewPlan | WidePlan] = {WidePlan(tokens) for tokens in WIDE_TOKENS}
+    cuts: set[FewPlan | WidePlan] = set(map(WidePlan, wide_tokens(shape.codes)))
     cuts |= {dataclasses.replace(cut, n_stages=0, n_scales=0) for cut in map(few_plan, shapes) if cut is not None}
     around = ["moe_rows.cu", *(["moe_round.cu"] if shape.codes.is_rounded else [])]
     wanted = {
@@ -345,7 +344,7 @@ def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device, code
     products = tuple(_function(*one) for one in variants(cut, dtype, codes))
     rows = ctypes.CDLL(str(compile_variant("moe_rows.cu", _definitions(dtype))))
     rounds = isinstance(cut, WidePlan) and codes.is_rounded
-    for name in ("sort", "spread", "sum"):
+    for name in ("sort", "place", "sum"):
         getattr(rows, f"quire_moe_{name}").argtypes = [ctypes.c_void_p] * 2
     n_blocks = torch.cuda.get_device_properties(device).multi_processor_count
     return Launch(products, rows, cut, n_blocks, _function("moe_round.cu", _definitions(dtype)) if rounds else None)

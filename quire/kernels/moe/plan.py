@@ -34,8 +34,10 @@ WARPS, MAX_STAGES = 8, 32
 CHUNK_BYTES, MAX_STAGE_BYTES, MIN_RING_BYTES = 16 * 128, 16 << 10, 64 << 10
 MAX_BYTES = 232_448
 """Shared memory of a Hopper block."""
-WIDE_TOKENS, WIDE_MEAN = (64, 128), 40
-"""Rows of x in a tile of the kernel for many rows; the larger one from so many pairs an expert on."""
+WIDE_TOKENS, WIDE_MEAN = (64, 128, 160), 40
+"""Rows of x in a tile of the kernel for many rows; more than the least from so many pairs an expert on."""
+TALL_MEAN = (112, 152)
+"""Pairs an expert, from and below, of which 128 would leave a second, small tile to many experts."""
 MAX_EXPERTS, MAX_CHOSEN = 1024, 32
 
 
@@ -207,7 +209,15 @@ def codes_plan(shape: ExpertsShape, tokens: int, lone: bool, cut: CodesCut, n_sc
 
 def wide_plan(shape: ExpertsShape) -> WidePlan:
     """For any number of pairs."""
-    return WidePlan(WIDE_TOKENS[shape.n_pairs >= WIDE_MEAN * shape.n_experts])
+    mean, tokens = shape.n_pairs / shape.n_experts, wide_tokens(shape.codes)
+    if TALL_MEAN[0] <= mean < TALL_MEAN[1]:
+        return WidePlan(tokens[-1])
+    return WidePlan(tokens[mean >= WIDE_MEAN])
+
+
+def wide_tokens(codes: CodesShape) -> tuple[int, ...]:
+    """Of the tiles that there are: what makes numbers of codes, or scales sums, takes the registers of the tallest."""
+    return WIDE_TOKENS[:-1] if codes.kind else WIDE_TOKENS
 
 
 def _chunks(k: int, blocks: int) -> int:

@@ -100,18 +100,6 @@ inline void store_box(const CUtensorMap* map, uint32_t from, int c0, int c1) {
 inline void stores_commit() {}
 template <int N> void stores_have_read() {}
 inline void stores_wait() {}
-inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    const uint32_t given[4] = {a, b, c, d};
-    const int lane = threadIdx.x % 32;
-    emulated::exchange(address, [&](const uint32_t* addresses) {
-        for (int i = 0; i < 4; ++i) {
-            const uint32_t to = addresses[i * 8 + lane / 4];
-            if (to % 16) std::abort();
-            std::memcpy(emulated::memory + to + lane % 4 * 4, &given[i], 4);
-        }
-        return 0;
-    });
-}
 inline void store_transposed(uint32_t address, uint32_t a, uint32_t b, int n_matrices = 2) {
     const uint32_t given[2] = {a, b};
     const int lane = threadIdx.x % 32;

@@ -160,6 +160,7 @@ inline void copy_16_bytes(uint32_t to, const void* from, bool real) {
     std::memset(emulated::memory + to, 0, 16);
     if (real) std::memcpy(emulated::memory + to, from, 16);
 }
+inline void copy_16_bytes_hinted(uint32_t to, const void* from, uint64_t) { copy_16_bytes(to, from, true); }
 inline void clear_16_bytes(uint32_t to) { std::memset(emulated::memory + to, 0, 16); }
 inline void copy_4_bytes(uint32_t to, const void* from) {
     if (to % 4 || reinterpret_cast<uintptr_t>(from) % 4) std::abort();

@@ -9,7 +9,6 @@ import ctypes
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +36,6 @@ from quire.kernels.moe.plan import (
 )
 from quire.kernels.w8a8.reference import quantise
 
-STORES = re.compile(r"__device__ __forceinline__ void store_box.*?(?=struct Place)", re.DOTALL)
 SHARED = "extern __shared__ __align__(1024) char shared[];"
 CLAMPED = Gating(slope=1.702, offset=1.0, limit=1.0)
 
@@ -75,6 +73,8 @@ CASES = [  # a lone row and several; each kind of codes and of scales
     One(1, torch.bfloat16, CODINGS[4]),
     One(4, torch.bfloat16, CODINGS[6]),
     One(3, torch.bfloat16, None, CLAMPED, wide_tokens=64),
+    One(70, torch.float16, None, wide_tokens=64, routing="all to one"),  # two tiles of about as many rows
+    One(147, torch.bfloat16, None, wide_tokens=160, routing="all to one"),
     One(1, torch.float16, CODINGS[1], wide_tokens=64),
     One(5, torch.bfloat16, CODINGS[2], CLAMPED, wide_tokens=64, routing="holes"),
     One(70, torch.float16, CODINGS[2], wide_tokens=128, routing="all to one"),
@@ -95,10 +95,10 @@ CASES = [  # a lone row and several; each kind of codes and of scales
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL]:
     """In place of `hopper._function`."""
     folder = emulated_sources(tmp_path_factory.mktemp("experts"))
-    (folder / "gemm" / "codes.h").write_text('#include "../gemm.h"')
+    for name in ("codes.h", "wide_memory.h"):
+        (folder / "gemm" / name).write_text('#include "../gemm.h"')
     for name in ("moe_few.cu", "moe_wide.cu"):
         share_memory(folder / name, SHARED, "shared")
-        (folder / name).write_text(STORES.sub("", (folder / name).read_text()))
 
     @functools.cache
     def function(name: str, definitions: tuple[str, ...]) -> ctypes.CDLL:
@@ -145,8 +145,9 @@ class Rows:
             own = [pair for pair in order if ids[pair] == expert]
             starts[expert], end = first, first + len(own)
             ranks[own] = torch.arange(len(own), dtype=torch.int32)
+            n_tiles = -(-len(own) // args.tile_slots)
             while first < end:
-                n = min(args.tile_slots, end - first)
+                n = min(-(-len(own) // (8 * n_tiles)) * 8, end - first)
                 tiles.append([expert, first, n, 0])
                 first += n
             first += -first % args.start_step
@@ -154,15 +155,14 @@ class Rows:
         view(args.n_tiles, torch.int32, 1).fill_(len(tiles))
         return 0
 
-    def quire_moe_spread(self, given: Any, stream: object) -> int:
+    def quire_moe_place(self, given: Any, stream: object) -> int:
         args = given._obj
         n_pairs = args.n_tokens * args.n_chosen
         ids, starts = view(args.expert_ids, torch.int32, n_pairs), view(args.starts, torch.int32, args.n_experts)
-        x, slots = view(args.x, self.dtype, args.n_tokens, args.h), view(args.slots, torch.int32, n_pairs)
+        slots, tokens = view(args.slots, torch.int32, n_pairs), view(args.tokens, torch.int32, n_pairs)
         real = ids >= 0
         slots[real] += starts[ids[real].long()]
-        to = view(args.sorted, self.dtype, n_pairs, args.h)
-        to[slots[real].long()] = x.repeat_interleave(args.n_chosen, 0)[real]
+        tokens[slots[real].long()] = torch.arange(n_pairs, dtype=torch.int32)[real] // args.n_chosen
         return 0
 
     def quire_moe_sum(self, given: Any, stream: object) -> int:
@@ -187,7 +187,7 @@ def test_experts_match_float64(emulation: None, one: One) -> None:
     coding = one.coding
     k, n_experts, hidden, inner = 2, 3, 576, 192 if coding is not None and coding.dtype.is_floating_point else 64
     inner = 576 if one.codes_cut is not None else inner
-    x, biases = torch.randn(one.n, hidden).to(one.dtype), (None, None)
+    x, biases = torch.randn(one.n, hidden + 8).to(one.dtype)[:, :hidden], (None, None)
     if one.gating is CLAMPED:
         biases = torch.randn(n_experts, 2 * inner).to(one.dtype), torch.randn(n_experts, hidden).to(one.dtype)
     if coding is None:

@@ -26,6 +26,15 @@ def addresses(*tensors: torch.Tensor | None) -> list[int | None]:
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
+def tiles_of(expert: int, first: int, n: int, tile_slots: int) -> list[list[int]]:
+    """As few as there can be, of about as many slots each, in eights."""
+    n_tiles = -(-n // tile_slots)
+    each = -(-n // (8 * n_tiles)) * 8 if n else 1
+    found = [[expert, first + i, min(each, n - i), 0] for i in range(0, n, each)]
+    assert len(found) == n_tiles and all(0 < one[2] <= tile_slots for one in found)
+    return found
+
+
 @pytest.mark.parametrize("start_step", [1, 4])
 @pytest.mark.parametrize("tile_slots", [8, 64])
 def test_pairs_are_sorted_into_tiles_whose_experts_start_at_a_step(
@@ -46,30 +55,36 @@ def test_pairs_are_sorted_into_tiles_whose_experts_start_at_a_step(
             own = ranks[ids == expert]
             assert sorted(own.tolist()) == list(range(len(own)))
             assert starts[expert] == first and first % start_step == 0
-            expected += [[expert, first + i, min(tile_slots, len(own) - i), 0] for i in range(0, len(own), tile_slots)]
+            expected += tiles_of(expert, first, len(own), tile_slots)
             first += len(own) + -len(own) % start_step
         assert tiles[: int(n_tiles)].tolist() == expected
         assert (tiles[int(n_tiles) :] == -7).all() and (ranks[(ids < 0) | (ids >= n_experts)] == -7).all()
 
 
-def test_rows_are_spread_to_the_slots_of_their_pairs(library: ctypes.CDLL) -> None:
-    """Slots of an expert stand side by side, in the order of experts; the row of a pair stands in its slot."""
-    n, k, n_experts, h, tile_slots = 21, 6, 70, 72, 8
+def test_slots_know_their_tokens(library: ctypes.CDLL) -> None:
+    """Slots are those of the order of experts, and tiles are listed."""
+    n, k, n_experts, tile_slots = 210, 6, 70, 16  # several turns of a block's threads
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(-1, n_experts + 1, (n, k), generator=generator, dtype=torch.int32)
     ids[ids % 5 == 3] = 2  # twice in some tokens
-    x = torch.randn(n, h + 8, generator=generator).to(DTYPE)[:, :h]
     slots, starts = torch.full((n * k,), -7, dtype=torch.int32), torch.full((n_experts,), -7, dtype=torch.int32)
     tiles, n_tiles = torch.full((n * k, 4), -7, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    rows = torch.full((n * k, h), torch.nan, dtype=DTYPE)
+    tokens = torch.full((n * k,), -7, dtype=torch.int32)
     sort = hopper._SortArgs(*addresses(ids, slots, starts, tiles, n_tiles), n * k, n_experts, tile_slots, 1)
-    spread = hopper._SpreadArgs(*addresses(x, ids, starts, slots, rows), x.stride(0), n, k, n_experts, h)
-    assert library.quire_moe_sort(ctypes.byref(sort), None) == library.quire_moe_spread(ctypes.byref(spread), None) == 0
+    place = hopper._PlaceArgs(*addresses(ids, starts, slots, tokens), n, k, n_experts)
+    assert library.quire_moe_sort(ctypes.byref(sort), None) == library.quire_moe_place(ctypes.byref(place), None) == 0
     flat = ids.flatten()
     real = ((flat >= 0) & (flat < n_experts)).nonzero()[:, 0]
-    order = real[slots[real].argsort()]
-    assert slots[order].tolist() == list(range(len(order))) and flat[order].tolist() == sorted(flat[real].tolist())
-    assert torch.equal(rows[: len(order)], x[order // k]) and rows[len(order) :].isnan().all()
+    order = real[flat[real].argsort(stable=True)]
+    n_real = len(order)
+    assert sorted(slots[order].tolist()) == list(range(n_real)) and (slots.sum() - slots[order].sum()) % 7 == 0
+    assert torch.equal(tokens[slots[order].long()], (order // k).int()) and (tokens[n_real:] == -7).all()
+    assert torch.equal(flat[order][slots[order].argsort()], flat[order]), "experts in their order"
+    counts, expected = torch.bincount(flat[real], minlength=n_experts).tolist(), []
+    for expert, many in enumerate(counts):
+        first = sum(counts[:expert])
+        expected += tiles_of(expert, first, many, tile_slots)
+    assert tiles[: int(n_tiles)].tolist() == expected
 
 
 @pytest.mark.parametrize("has_slots", [False, True])
