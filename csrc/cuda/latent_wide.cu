@@ -26,11 +26,11 @@ struct Maps {
 
 constexpr int AHEAD = 2;  // blocks that a cluster has the L2 cache ask for, before their copies
 
-// A warp for each part. Both CTAs of a cluster (`n_sharing` 2) read the same keys: each copies one part to both.
+// A warp for each part. Both CTAs of a cluster (`n_sharing` 2) read the same keys: each copies every other part to both.
 __device__ __forceinline__ void produce(const QuireAttnArgs& args, const Maps& maps, const Shared& shared,
                                         const Share& share, int box_rows, int n_sharing, uint64_t hint) {
     const int lane = threadIdx.x % 32, part = uniform((threadIdx.x - CONSUMERS) / 32);
-    const bool copies = n_sharing == 1 || part == blockIdx.x % 2;
+    const bool copies = n_sharing == 1 || part % 2 == blockIdx.x % 2;
     const CUtensorMap* map = part == LAST ? &maps.lasts : &maps.parts;
     const int box_bytes = box_rows / 8 * eight_of(part), chunk = part * PART_CHUNKS;
     uint32_t parities = 0;  // bit i: of the current use of stage i
@@ -51,7 +51,7 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const Maps& m
         }
         __syncwarp();
         // Alone a CTA has memory's whole rate without it, and loses by it.
-        if (n_sharing == 2 && copies && block % 2 == part && args.k_token == DIM && lane < later.n) {
+        if (part == 0 && args.k_token == DIM && lane < later.n && n_sharing == 2 && (block + blockIdx.x) % 2 == 0) {
             const int64_t at = later.page * args.k_page + later.eight * 8 * args.k_token;
             prefetch_bytes(static_cast<const Element*>(args.k) + at, box_rows * DIM * sizeof(Element));
         }
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         registers_down<PRODUCER_REGISTERS>();
         // Both CTAs of a large line read its keys, unless they share their copies.
         const uint64_t hint = is_large && n_sharing == 1 ? L2_EVICT_NORMAL : L2_EVICT_FIRST;
-        if (threadIdx.x < CONSUMERS + PARTS * 32) produce(args, maps, shared, share, box_rows, n_sharing, hint);
+        produce(args, maps, shared, share, box_rows, n_sharing, hint);
     }
     cluster_arrive();  // none ends while the other one may copy to it, or say that a half is done
     cluster_wait();

@@ -13,8 +13,7 @@ namespace {
 struct Consumer {
     int lane, warp, team, n_sharing;  // CTAs that copy keys for one another
     uint32_t parities;  // bit i: of the current use of stage i
-    uint32_t weights[KEYS / 4];  // of the own block, pairs
-    float s[KEYS / 2], o[TEAM_DIM / 2];
+    float s[KEYS / 2], o[TEAM_PARTS][PART_DIM / 2];
     float top[2], sum[2];  // of the two rows: the maximum that o and sum are relative to; of own blocks
 
     __device__ __forceinline__ int row_of(int r) const { return warp * 16 + lane / 4 + r * 8; }
@@ -24,20 +23,29 @@ struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) top[r] = FLOOR, sum[r] = 0.f;
 #pragma unroll
-        for (int i = 0; i < TEAM_DIM / 2; ++i) o[i] = 0.f;
+        for (int i = 0; i < TEAM_DIM / 2; ++i) o[i / (PART_DIM / 2)][i % (PART_DIM / 2)] = 0.f;
     }
 
     // Begins to multiply a part of the keys of the team's next block, once it is there.
-    __device__ __forceinline__ void start_keys(int part, const Shared& shared) {
+    __device__ __forceinline__ void multiply_part(int part, const Shared& shared) {
         const Operand q = rows_operand(uniform(shared.queries + part * PART_CHUNKS * Q_CHUNK_BYTES));
         const Operand k = rows_operand(uniform(shared.stage(team) + part * PART_BYTES), eight_of(part));
-        if (part == 0) pin(s);
         await(shared.filled_of(team, part), parities >> team & 1);
         products_begin();
 #pragma unroll
         for (int i = 0; i < chunks_of(part) * 4; ++i)
             Product<KEYS>::rows(s, q.further(i / 4 * Q_CHUNK_BYTES + i % 4 * 32),
                                 k.further(i / 4 * CHUNK_BYTES + i % 4 * 32), part > 0 || i > 0);
+    }
+    __device__ __forceinline__ void start_keys(const Shared& shared) {
+        pin(s);
+        multiply_part(0, shared);
+        multiply_part(1, shared);
+        products_commit();
+    }
+    __device__ __forceinline__ void start_more_keys(const Shared& shared) {
+        multiply_part(2, shared);
+        multiply_part(3, shared);
         products_commit();
     }
     // LATER products that were begun after them may still run.
@@ -47,16 +55,14 @@ struct Consumer {
     }
 
     // Zeroes the values of the team's block from key `first` on: what lies there is no key, and 0 * NaN is NaN.
-    // All threads of the team meet before they read it.
+    // Made visible together with the block's weights.
     __device__ __forceinline__ void clear_values(int first, const Shared& shared) const {
         constexpr int CELLS = RANK / 8;
         for (int cell = first * CELLS + threadIdx.x % TEAM_THREADS; cell < KEYS * CELLS; cell += TEAM_THREADS) {
             const int key = cell / CELLS, chunk = cell % CELLS / 8;
-            const int part = chunk / PART_CHUNKS;
-            const int in_part = key / 8 * eight_of(part) + chunk % PART_CHUNKS * CHUNK_BYTES;
+            const int part = chunk / PART_CHUNKS, in_part = key / 8 * eight_of(part) + chunk % PART_CHUNKS * CHUNK_BYTES;
             clear_16_bytes(shared.stage(team) + part * PART_BYTES + in_part + key % 8 * 128 + cell % 8 * 16);
         }
-        async_fence();
     }
 
     // At the edges of a line: keys that are none, or that a row does not see.
@@ -75,13 +81,13 @@ struct Consumer {
     __device__ __forceinline__ void move_to(const float (&next)[2]) {
         const bool moved = next[0] != top[0] || next[1] != top[1];
         if (!__any_sync(~0u, moved)) return;
-        products_wait<0>();  // of logits: else ptxas runs no product beside another
-        pin(o);
+        products_wait<0>();
+        pin(o[0]), pin(o[1]);
         float by[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) by[r] = exp2_fast(top[r] - next[r]), top[r] = next[r], sum[r] *= by[r];
 #pragma unroll
-        for (int i = 0; i < TEAM_DIM / 2; ++i) o[i] *= by[i / 2 % 2];
+        for (int i = 0; i < TEAM_DIM / 2; ++i) o[i / (PART_DIM / 2)][i % (PART_DIM / 2)] *= by[i / 2 % 2];
     }
 
     // Whatever maximum the other team has found.
@@ -118,44 +124,44 @@ struct Consumer {
             }
             if (lane % 4 == 0) shared.tops[team * ROWS + row_of(r)] = next[r];
         }
-        sync_team();  // all warps have multiplied the columns where weights go, and cleared what is no value
+        sync_team();  // all warps have multiplied the columns where weights go
         const uint32_t row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
         const uint32_t to = shared.stage(team) + WEIGHTS_AT + row / 8 * eight_of(LAST) + row % 8 * 128;
 #pragma unroll
-        for (int i = 0; i < KEYS / 4; ++i) weights[i] = pack(s[2 * i], s[2 * i + 1]);
-#pragma unroll
         for (int j = 0; j < KEYS / 8; j += 2) {
-            const uint32_t* x = weights + 2 * j;
-            store_matrices(to + ((j + lane / 16) ^ lane % 8) * 16, x[0], x[1], x[2], x[3]);
+            const float* x = s + 4 * j;
+            store_matrices(to + ((j + lane / 16) ^ lane % 8) * 16, pack(x[0], x[1]), pack(x[2], x[3]),
+                           pack(x[4], x[5]), pack(x[6], x[7]));
         }
         async_fence();
         named_arrive(BARRIER_WEIGHTS + team, CONSUMERS);
+        sync_team();
     }
     __device__ __forceinline__ void await_weights() const { named_sync(BARRIER_WEIGHTS + 1 - team, CONSUMERS); }
 
-    // Begins to add the team's dimensions of the values of its own block, or of the other team's.
-    template <bool OWN> __device__ __forceinline__ void start_values(const Shared& shared) {
-        const uint32_t stage = shared.stage(OWN ? team : 1 - team), eight = eight_of(team);
-        const Operand p = rows_operand(uniform(stage + WEIGHTS_AT), eight_of(LAST));
-        const Operand v = columns_operand(uniform(stage + team * PART_BYTES), CHUNK_BYTES, eight);
-        pin(o);
+    // Begins to add the team's dimensions of the values of a stage.
+    __device__ __forceinline__ void start_values(int stage, const Shared& shared) {
+        const Operand p = rows_operand(uniform(shared.stage(stage) + WEIGHTS_AT), eight_of(LAST));
+        pin(o[0]), pin(o[1]);
         products_begin();
 #pragma unroll
-        for (int k = 0; k < KEYS / 16; ++k) {
-            if constexpr (OWN) {
-                Product<TEAM_DIM>::columns(o, weights + 4 * k, v.further(k * 2 * eight), 1);
-            } else {
-                Product<TEAM_DIM>::columns_shared(o, p.further(k * 32), v.further(k * 2 * eight), 1);
-            }
+        for (int i = 0; i < TEAM_PARTS; ++i) {
+            const int part = team * TEAM_PARTS + i, eight = eight_of(part);
+            const Operand v = columns_operand(uniform(shared.stage(stage) + part * PART_BYTES), CHUNK_BYTES, eight);
+#pragma unroll
+            for (int k = 0; k < KEYS / 16; ++k)
+                Product<PART_DIM>::columns_shared(o[i], p.further(k * 32), v.further(k * 2 * eight), 1);
+            products_commit();
         }
-        products_commit();
     }
 
     // Waits until they are added and gives the parts back. LATER products that were begun after them may still run.
     template <int LATER = 0> __device__ __forceinline__ void end_values(int stage, const Shared& shared) {
+        products_wait<LATER + 1>();
+        release(stage, team * TEAM_PARTS, shared);
         products_wait<LATER>();
-        pin(o);
-        if (team == 0) release(stage, 0, shared);
+        pin(o[0]), pin(o[1]);
+        if (team == 0) release(stage, TEAM_PARTS - 1, shared);
         release(stage, LAST, shared);  // both teams read the weights there
     }
     __device__ __forceinline__ void release(int stage, int part, const Shared& shared) const {
@@ -172,9 +178,9 @@ struct Consumer {
 // Team 0: blocks 0, 2 .. The logits of its next block follow the values of this one without a pause.
 __device__ __forceinline__ void Consumer::lead(const Line& line, float scale, const Shared& shared) {
     if (line.n_blocks == 0) return;
-    start_keys(0, shared);
+    start_keys(shared);
     const auto add_own = [&](int i) {
-        start_keys(LAST, shared);
+        start_more_keys(shared);
         end_keys();
         if (i + 1 < line.n_blocks) named_arrive(BARRIER_TURN, CONSUMERS);
         hide(line, line.start + i * KEYS, shared);
@@ -183,7 +189,7 @@ __device__ __forceinline__ void Consumer::lead(const Line& line, float scale, co
         weigh(added, next, scale, shared);
         move_to(next);
         sum[0] += added[0], sum[1] += added[1];
-        start_values<true>(shared);
+        start_values(0, shared);
         end_values(0, shared);
         parities ^= 1;
     };
@@ -192,21 +198,16 @@ __device__ __forceinline__ void Consumer::lead(const Line& line, float scale, co
         add_own(i);
         await_weights();
         follow(shared);
-        start_values<false>(shared);
-        if (barrier_try(shared.filled_of(0, 0), parities & 1)) {
-            start_keys(0, shared);
-            end_values<1>(1, shared);
-        } else {
-            end_values(1, shared);
-            start_keys(0, shared);
-        }
+        start_values(1, shared);
+        start_keys(shared);
+        end_values<1>(1, shared);
         parities ^= 2;
     }
     add_own(i);
     if (i + 1 == line.n_blocks) return;
     await_weights();
     follow(shared);
-    start_values<false>(shared);
+    start_values(1, shared);
     end_values(1, shared);
     parities ^= 2;
 }
@@ -216,12 +217,12 @@ __device__ __forceinline__ void Consumer::trail(const Line& line, float scale, c
     int i = 1;
     for (; i < line.n_blocks; i += 2) {
         named_sync(BARRIER_TURN, CONSUMERS);
-        start_keys(0, shared);
-        start_keys(LAST, shared);
+        start_keys(shared);
+        start_more_keys(shared);
         await_weights();
         follow(shared);
-        start_values<false>(shared);
-        end_keys<1>();
+        start_values(0, shared);
+        end_keys<TEAM_PARTS>();
         hide(line, line.start + i * KEYS, shared);
         float next[2], added[2];
         find_top(next, scale);
@@ -230,14 +231,14 @@ __device__ __forceinline__ void Consumer::trail(const Line& line, float scale, c
         parities ^= 1;
         move_to(next);
         sum[0] += added[0], sum[1] += added[1];
-        start_values<true>(shared);
+        start_values(1, shared);
         end_values(1, shared);
         parities ^= 2;
     }
     if (i != line.n_blocks) return;
     await_weights();
     follow(shared);
-    start_values<false>(shared);
+    start_values(0, shared);
     end_values(0, shared);
     parities ^= 1;
 }
@@ -259,7 +260,7 @@ __device__ __forceinline__ void Consumer::finish(const Line& line, int first_row
         if (team == 0 && lane % 4 == 0 && row < line.n_rows)
             write_lse(line, first_row, row, total > 0.f ? top[r] + log2f(total) : -INFINITY, args);
 #pragma unroll
-        for (int i = 0; i < TEAM_DIM / 4; ++i) o[i / 2 * 4 + r * 2 + i % 2] *= by;
+        for (int i = 0; i < TEAM_DIM / 4; ++i) o[i / (PART_DIM / 4)][i % (PART_DIM / 4) / 2 * 4 + r * 2 + i % 2] *= by;
     }
     if (line.tile.partial >= 0) {
 #pragma unroll
@@ -268,8 +269,10 @@ __device__ __forceinline__ void Consumer::finish(const Line& line, int first_row
             float* to = args.partial_out + static_cast<int64_t>(line.tile.partial + first_row + row_of(r)) * RANK;
             to += team * TEAM_DIM + lane % 4 * 2;
 #pragma unroll
-            for (int j = 0; j < TEAM_DIM / 8; ++j)
-                *reinterpret_cast<float2*>(to + j * 8) = make_float2(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]);
+            for (int j = 0; j < TEAM_DIM / 8; ++j) {
+                const float* x = o[j / (PART_DIM / 8)] + j % (PART_DIM / 8) * 4 + 2 * r;
+                *reinterpret_cast<float2*>(to + j * 8) = make_float2(x[0], x[1]);
+            }
         }
         return;
     }
@@ -277,7 +280,7 @@ __device__ __forceinline__ void Consumer::finish(const Line& line, int first_row
     const uint32_t to = shared.queries + row * RESULT_BYTES + (team * TEAM_DIM + lane / 16 * 8) * 2;
 #pragma unroll
     for (int j = 0; j < TEAM_DIM / 8; j += 2) {
-        const float* x = o + 4 * j;
+        const float* x = o[j / (PART_DIM / 8)] + j % (PART_DIM / 8) * 4;
         store_matrices(to + j * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
     }
     sync_consumers();
