@@ -10,10 +10,7 @@
 // Per block the products of 64 rows take 1,152 + 1,024 cycles, and 72 KiB of keys are copied. Small lines: a persistent
 // grid over the queue. Large lines: a CTA for each 64 packed rows of a line, side by side, so that the second one finds
 // the keys in the L2 cache; where both see the same keys (a token of more than 64 heads) they are a cluster, and each
-// copies half of them for both. QUIRE_CLUSTERS 0: none, for an emulation of one block at a time.
-#ifndef QUIRE_CLUSTERS
-#define QUIRE_CLUSTERS 1
-#endif
+// copies half of them for both.
 #define QUIRE_OUT_DIM 512
 #define QUIRE_MERGE_WIDTH 32
 #include "latent/wide_consumer.h"
@@ -27,6 +24,8 @@ struct Maps {
     CUtensorMap parts, lasts;  // of boxes with the columns of a part, and of the last part
 };
 
+constexpr int AHEAD = 2;  // blocks that a cluster has the L2 cache ask for, before their copies
+
 // A warp for each part. Both CTAs of a cluster (`n_sharing` 2) read the same keys: each copies every other part to both.
 __device__ __forceinline__ void produce(const QuireAttnArgs& args, const Maps& maps, const Shared& shared,
                                         const Share& share, int box_rows, int n_sharing, uint64_t hint) {
@@ -35,7 +34,7 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const Maps& m
     const CUtensorMap* map = part == LAST ? &maps.lasts : &maps.parts;
     const int box_bytes = box_rows / 8 * eight_of(part), chunk = part * PART_CHUNKS;
     uint32_t parities = 0;  // bit i: of the current use of stage i
-    for_all_blocks<2>(args, share, box_rows, [&](int block, const Boxes& boxes, const Boxes& later) {
+    for_all_blocks<AHEAD>(args, share, box_rows, [&](int block, const Boxes& boxes, const Boxes& later) {
         const int stage = block % STAGES;
         const uint32_t filled = shared.filled_of(stage, part);
         const uint32_t to = shared.stage(stage) + part * PART_BYTES + lane * box_bytes;
@@ -51,6 +50,7 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const Maps& m
             }
         }
         __syncwarp();
+        // Alone a CTA has memory's whole rate without it, and loses by it.
         if (part == 0 && args.k_token == DIM && lane < later.n && n_sharing == 2 && (block + blockIdx.x) % 2 == 0) {
             const int64_t at = later.page * args.k_page + later.eight * 8 * args.k_token;
             prefetch_bytes(static_cast<const Element*>(args.k) + at, box_rows * DIM * sizeof(Element));
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         registers_down<PRODUCER_REGISTERS>();
         // Both CTAs of a large line read its keys, unless they share their copies.
         const uint64_t hint = is_large && n_sharing == 1 ? L2_EVICT_NORMAL : L2_EVICT_FIRST;
-        if (threadIdx.x < CONSUMERS + PARTS * 32) produce(args, maps, shared, share, box_rows, n_sharing, hint);
+        produce(args, maps, shared, share, box_rows, n_sharing, hint);
     }
     cluster_arrive();  // none ends while the other one may copy to it, or say that a half is done
     cluster_wait();
@@ -105,7 +105,7 @@ int attend(const QuireAttnArgs& args, int n_blocks, bool is_large, void* stream)
     if (error == cudaSuccess) error = allow_shared_memory<latent_wide_kernel>(SHARED_BYTES);
     if (error != cudaSuccess) return error;
     // With more heads than rows a line is one token, so that its two CTAs see the same keys.
-    const int n_sharing = QUIRE_CLUSTERS && is_large && args.n_q_heads > ROWS ? 2 : 1;
+    const int n_sharing = is_large && args.n_q_heads > ROWS ? 2 : 1;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = n_sharing;

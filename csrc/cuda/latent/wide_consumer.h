@@ -13,7 +13,6 @@ namespace {
 struct Consumer {
     int lane, warp, team, n_sharing;  // CTAs that copy keys for one another
     uint32_t parities;  // bit i: of the current use of stage i
-    uint32_t weights[KEYS / 4];  // of the own block, pairs
     float s[KEYS / 2], o[TEAM_PARTS][PART_DIM / 2];
     float top[2], sum[2];  // of the two rows: the maximum that o and sum are relative to; of own blocks
 
@@ -40,13 +39,13 @@ struct Consumer {
     }
     __device__ __forceinline__ void start_keys(const Shared& shared) {
         pin(s);
-#pragma unroll
-        for (int part = 0; part < PARTS / 2; ++part) multiply_part(part, shared);
+        multiply_part(0, shared);
+        multiply_part(1, shared);
         products_commit();
     }
     __device__ __forceinline__ void start_more_keys(const Shared& shared) {
-#pragma unroll
-        for (int part = PARTS / 2; part < PARTS; ++part) multiply_part(part, shared);
+        multiply_part(2, shared);
+        multiply_part(3, shared);
         products_commit();
     }
     // LATER products that were begun after them may still run.
@@ -56,7 +55,7 @@ struct Consumer {
     }
 
     // Zeroes the values of the team's block from key `first` on: what lies there is no key, and 0 * NaN is NaN.
-    // All threads of the team meet before they read it.
+    // Made visible together with the block's weights.
     __device__ __forceinline__ void clear_values(int first, const Shared& shared) const {
         constexpr int CELLS = RANK / 8;
         for (int cell = first * CELLS + threadIdx.x % TEAM_THREADS; cell < KEYS * CELLS; cell += TEAM_THREADS) {
@@ -64,7 +63,6 @@ struct Consumer {
             const int part = chunk / PART_CHUNKS, in_part = key / 8 * eight_of(part) + chunk % PART_CHUNKS * CHUNK_BYTES;
             clear_16_bytes(shared.stage(team) + part * PART_BYTES + in_part + key % 8 * 128 + cell % 8 * 16);
         }
-        async_fence();
     }
 
     // At the edges of a line: keys that are none, or that a row does not see.
@@ -84,8 +82,7 @@ struct Consumer {
         const bool moved = next[0] != top[0] || next[1] != top[1];
         if (!__any_sync(~0u, moved)) return;
         products_wait<0>();
-#pragma unroll
-        for (int i = 0; i < TEAM_PARTS; ++i) pin(o[i]);
+        pin(o[0]), pin(o[1]);
         float by[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) by[r] = exp2_fast(top[r] - next[r]), top[r] = next[r], sum[r] *= by[r];
@@ -127,53 +124,43 @@ struct Consumer {
             }
             if (lane % 4 == 0) shared.tops[team * ROWS + row_of(r)] = next[r];
         }
-        sync_team();  // all warps have multiplied the columns where weights go, and cleared what is no value
+        sync_team();  // all warps have multiplied the columns where weights go
         const uint32_t row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
         const uint32_t to = shared.stage(team) + WEIGHTS_AT + row / 8 * eight_of(LAST) + row % 8 * 128;
 #pragma unroll
-        for (int i = 0; i < KEYS / 4; ++i) weights[i] = pack(s[2 * i], s[2 * i + 1]);
-#pragma unroll
         for (int j = 0; j < KEYS / 8; j += 2) {
-            const uint32_t* x = weights + 2 * j;
-            store_matrices(to + ((j + lane / 16) ^ lane % 8) * 16, x[0], x[1], x[2], x[3]);
+            const float* x = s + 4 * j;
+            store_matrices(to + ((j + lane / 16) ^ lane % 8) * 16, pack(x[0], x[1]), pack(x[2], x[3]),
+                           pack(x[4], x[5]), pack(x[6], x[7]));
         }
         async_fence();
         named_arrive(BARRIER_WEIGHTS + team, CONSUMERS);
+        sync_team();
     }
     __device__ __forceinline__ void await_weights() const { named_sync(BARRIER_WEIGHTS + 1 - team, CONSUMERS); }
 
-    // Begins to add the team's dimensions of the values of its own block, or of the other team's.
-    template <bool OWN> __device__ __forceinline__ void start_values(const Shared& shared) {
-        const uint32_t stage = shared.stage(OWN ? team : 1 - team);
-        const Operand p = rows_operand(uniform(stage + WEIGHTS_AT), eight_of(LAST));
-#pragma unroll
-        for (int i = 0; i < TEAM_PARTS; ++i) pin(o[i]);
+    // Begins to add the team's dimensions of the values of a stage.
+    __device__ __forceinline__ void start_values(int stage, const Shared& shared) {
+        const Operand p = rows_operand(uniform(shared.stage(stage) + WEIGHTS_AT), eight_of(LAST));
+        pin(o[0]), pin(o[1]);
         products_begin();
 #pragma unroll
         for (int i = 0; i < TEAM_PARTS; ++i) {
             const int part = team * TEAM_PARTS + i, eight = eight_of(part);
-            const Operand v = columns_operand(uniform(stage + part * PART_BYTES), CHUNK_BYTES, eight);
+            const Operand v = columns_operand(uniform(shared.stage(stage) + part * PART_BYTES), CHUNK_BYTES, eight);
 #pragma unroll
-            for (int k = 0; k < KEYS / 16; ++k) {
-                if constexpr (OWN) {
-                    Product<PART_DIM>::columns(o[i], weights + 4 * k, v.further(k * 2 * eight), 1);
-                } else {
-                    Product<PART_DIM>::columns_shared(o[i], p.further(k * 32), v.further(k * 2 * eight), 1);
-                }
-            }
+            for (int k = 0; k < KEYS / 16; ++k)
+                Product<PART_DIM>::columns_shared(o[i], p.further(k * 32), v.further(k * 2 * eight), 1);
             products_commit();
         }
     }
 
     // Waits until they are added and gives the parts back. LATER products that were begun after them may still run.
     template <int LATER = 0> __device__ __forceinline__ void end_values(int stage, const Shared& shared) {
-        if constexpr (TEAM_PARTS > 1) {
-            products_wait<LATER + 1>();
-            release(stage, team * TEAM_PARTS, shared);
-        }
+        products_wait<LATER + 1>();
+        release(stage, team * TEAM_PARTS, shared);
         products_wait<LATER>();
-#pragma unroll
-        for (int i = 0; i < TEAM_PARTS; ++i) pin(o[i]);
+        pin(o[0]), pin(o[1]);
         if (team == 0) release(stage, TEAM_PARTS - 1, shared);
         release(stage, LAST, shared);  // both teams read the weights there
     }
@@ -202,7 +189,7 @@ __device__ __forceinline__ void Consumer::lead(const Line& line, float scale, co
         weigh(added, next, scale, shared);
         move_to(next);
         sum[0] += added[0], sum[1] += added[1];
-        start_values<true>(shared);
+        start_values(0, shared);
         end_values(0, shared);
         parities ^= 1;
     };
@@ -211,21 +198,16 @@ __device__ __forceinline__ void Consumer::lead(const Line& line, float scale, co
         add_own(i);
         await_weights();
         follow(shared);
-        start_values<false>(shared);
-        if (barrier_try(shared.filled_of(0, 0), parities & 1)) {
-            start_keys(shared);
-            end_values<1>(1, shared);
-        } else {
-            end_values(1, shared);
-            start_keys(shared);
-        }
+        start_values(1, shared);
+        start_keys(shared);
+        end_values<1>(1, shared);
         parities ^= 2;
     }
     add_own(i);
     if (i + 1 == line.n_blocks) return;
     await_weights();
     follow(shared);
-    start_values<false>(shared);
+    start_values(1, shared);
     end_values(1, shared);
     parities ^= 2;
 }
@@ -239,7 +221,7 @@ __device__ __forceinline__ void Consumer::trail(const Line& line, float scale, c
         start_more_keys(shared);
         await_weights();
         follow(shared);
-        start_values<false>(shared);
+        start_values(0, shared);
         end_keys<TEAM_PARTS>();
         hide(line, line.start + i * KEYS, shared);
         float next[2], added[2];
@@ -249,14 +231,14 @@ __device__ __forceinline__ void Consumer::trail(const Line& line, float scale, c
         parities ^= 1;
         move_to(next);
         sum[0] += added[0], sum[1] += added[1];
-        start_values<true>(shared);
+        start_values(1, shared);
         end_values(1, shared);
         parities ^= 2;
     }
     if (i != line.n_blocks) return;
     await_weights();
     follow(shared);
-    start_values<false>(shared);
+    start_values(0, shared);
     end_values(0, shared);
     parities ^= 1;
 }

@@ -20,7 +20,7 @@ static_assert(ROWS == 64, "rows of a tile");
 // evenly, and a part is one operand. Once a team has multiplied its keys, their rotated columns are no longer needed:
 // there it puts its weights.
 constexpr int CHUNK_BYTES = 1024, CHUNKS = DIM / 64;
-constexpr int PARTS = 2, TEAM_PARTS = PARTS / TEAMS, LAST = PARTS - 1, PART_DIM = RANK / PARTS;
+constexpr int PARTS = 4, TEAM_PARTS = PARTS / TEAMS, LAST = PARTS - 1, PART_DIM = RANK / PARTS;
 constexpr int PART_CHUNKS = PART_DIM / 64, LAST_CHUNKS = PART_CHUNKS + 1;
 constexpr int PART_BYTES = KEYS / 8 * PART_CHUNKS * CHUNK_BYTES;
 constexpr int STAGE_BYTES = KEYS / 8 * CHUNKS * CHUNK_BYTES;
