@@ -13,11 +13,8 @@ from quire.core.errors import ConfigError
 
 def check_nodes(config: EngineConfig) -> None:
     """Raises ConfigError for what cannot be on several machines."""
+    check_node_rank(config)
     n, pp = config.nnodes, config.pipeline_parallel_size
-    if config.node_rank >= n:
-        raise ConfigError(
-            f"node_rank = {config.node_rank} and nnodes = {n}: nodes are numbered from 0 to {n - 1}", param="node_rank"
-        )
     if n == 1:
         return
     if config.master_addr in ("0.0.0.0", "::", "*", ""):
@@ -36,6 +33,17 @@ def check_nodes(config: EngineConfig) -> None:
             f"nnodes = {n} and enable_lora: adapters are read by ranks of one machine: leave --enable-lora out, and"
             " serve weights that quire merge has made",
             param="nnodes",
+        )
+
+
+def check_node_rank(config: EngineConfig) -> None:
+    """Raises ConfigError for a node that is none of them."""
+    n = config.nnodes
+    if config.node_rank >= n:
+        hint = "" if n > 1 else ": give --nnodes too"
+        raise ConfigError(
+            f"node_rank = {config.node_rank} and nnodes = {n}: nodes are numbered from 0 to {n - 1}{hint}",
+            param="node_rank",
         )
 
 

@@ -335,7 +335,7 @@ class RankGroup:
         silent = "" if self._nodes is None else self._nodes.silent(LATE_S if lost else limit_s)
         if silent:
             why = f"{silent} said nothing for {limit_s:g} s: its machine is down, or the network between"
-            self._lose(RanksLost(why, EndKind.STALL), [])
+            self._lose(RanksLost(why, EndKind.KILLED), [])  # from outside: no request is to blame for it alone
             return
         if lost:
             why = f"{_names(lost)} made no progress for {limit_s:g} s and was ended"

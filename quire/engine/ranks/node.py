@@ -26,7 +26,7 @@ import msgspec
 
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
-from quire.config.nodes import ranks_of_node
+from quire.config.nodes import check_node_rank, ranks_of_node
 from quire.core.errors import ConfigError, QuireError, shown
 from quire.core.meeting import loopback_hint, meeting_at
 from quire.engine import logs
@@ -277,6 +277,7 @@ class Session:
 def run_node(config: EngineConfig) -> int:
     """The life of a node that is not node 0; returns the exit status. Raises ConfigError or LoadError for what is wrong
     here."""
+    check_node_rank(config)
     logs.set_up(f"node {config.node_rank}")
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -171,7 +171,7 @@ def test_a_node_that_says_nothing_is_named(config: EngineConfig, port: int, monk
     assert (
         loss.message == "node 1 (other, 127.0.0.1) said nothing for 0.6 s: its machine is down, or the network between"
     )
-    assert loss.kind is EndKind.STALL
+    assert loss.kind is EndKind.KILLED, "no request did that"
 
 
 def test_a_rank_elsewhere_ends_in_its_own_words(
@@ -302,11 +302,16 @@ def test_a_node_that_cannot_start_says_why(head: Nodes, port: int) -> None:
     ({"nnodes": 2, "pipeline_parallel_size": 3}, "nnodes = 2 and pipeline_parallel_size = 3"),
     ({"nnodes": 2, "pipeline_parallel_size": 2, "enable_lora": True}, "adapters are read by ranks of one machine"),
     ({"nnodes": 2, "master_addr": "0.0.0.0"}, "master_addr = '0.0.0.0' is no address at which node 0 can be reached"),
-    ({"node_rank": 1}, "node_rank = 1 and nnodes = 1: nodes are numbered from 0 to 0"),
+    ({"node_rank": 1}, "node_rank = 1 and nnodes = 1: nodes are numbered from 0 to 0: give --nnodes too"),
 ])  # fmt: skip
 def test_what_cannot_lie_on_several_machines(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         mesh_of(EngineConfig(**options))
+
+
+def test_a_node_that_is_none_says_so_before_it_looks_for_node_0() -> None:
+    with pytest.raises(ConfigError, match="node_rank = 2 and nnodes = 2: nodes are numbered from 0 to 1"):
+        node.run_node(EngineConfig(nnodes=2, node_rank=2))
 
 
 def test_who_serves_and_who_does_not() -> None:
