@@ -315,10 +315,7 @@ def _connect(config: EngineConfig, wait_s: float, *, is_first: bool) -> Frames:
     where, end_s, say_s = f"{address} port {port}", time.monotonic() + wait_s, time.monotonic() + TRY_S
     while True:
         try:
-            frames = Frames(socket.create_connection((address, port), CONNECT_S))
-            if frames.is_greeted(CONNECT_S):
-                return frames
-            raise ConfigError(f"{where} answers, but not as node 0 of Quire does: is it the --master-port of node 0?")
+            return _greeted(socket.create_connection((address, port), CONNECT_S), where)
         except socket.gaierror as error:
             raise ConfigError(
                 f"master_addr = {shown(address)} is not known here ({error.strerror}): give the address of node 0",
@@ -331,11 +328,23 @@ def _connect(config: EngineConfig, wait_s: float, *, is_first: bool) -> Frames:
                     "is node 0 started, with the same --master-addr and --master-port, and does a firewall let this"
                     " machine through?" if is_first else "its engine was not started again"
                 )  # fmt: skip
-                raise ConfigError(f"node 0 did not listen at {where} for {wait_s:g} s ({why}): {hint}") from None
+                raise ConfigError(f"node 0 did not answer at {where} for {wait_s:g} s ({why}): {hint}") from None
             if now_s > say_s:
                 logger.warning("waiting for node 0 at %s (%s)%s", where, why, loopback_hint(address))
                 say_s = now_s + SAY_S
             time.sleep(TRY_S)
+
+
+def _greeted(connection: socket.socket, where: str) -> Frames:
+    """Raises ConfigError if that is not node 0; OSError if it says nothing, for node 0 has the port before it lets
+    anybody in."""
+    with contextlib.ExitStack() as undo:
+        undo.callback(connection.close)
+        frames = Frames(connection)
+        if not frames.is_greeted(CONNECT_S):
+            raise ConfigError(f"{where} answers, but not as node 0 of Quire does: is it the --master-port of node 0?")
+        undo.pop_all()
+    return frames
 
 
 def _greet(frames: Frames, config: EngineConfig, folder: pathlib.Path) -> None:

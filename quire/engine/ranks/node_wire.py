@@ -15,6 +15,7 @@ import pathlib
 import socket
 import struct
 import threading
+import time
 from typing import Final
 
 import msgspec
@@ -152,6 +153,7 @@ class Frames:
     """A connection. Any thread may send; one receives."""
 
     def __init__(self, connection: socket.socket) -> None:
+        """OSError: it has ended already; it is to be closed."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(None)
         self._socket = connection
@@ -163,12 +165,9 @@ class Frames:
         self._socket.sendall(MAGIC)
 
     def is_greeted(self, limit_s: float) -> bool:
-        """Whether the other end is one of these."""
-        self._socket.settimeout(limit_s)
+        """Whether the other end is one of these. OSError: it says nothing, or not so much, or has ended."""
         try:
-            return self._take(len(MAGIC)) == MAGIC
-        except OSError:
-            return False
+            return self._take(len(MAGIC), time.monotonic() + limit_s) == MAGIC
         finally:
             self._socket.settimeout(None)
 
@@ -177,14 +176,15 @@ class Frames:
         with self._sending:
             self._socket.sendall(_HEAD.pack(len(body), kind) + body)
 
-    def receive(self, limit_s: float | None = None) -> tuple[Kind, bytes]:
-        """The next frame. Torn if there will be none, TimeoutError if none has come in time; a limit holds for those
-        who send meanwhile, too."""
+    def receive(self, limit_s: float | None = None, max_bytes: int = MAX_BYTES) -> tuple[Kind, bytes]:
+        """The next frame. Torn if there will be none, TimeoutError if it has not come in time, all of it; a limit holds
+        for those who send meanwhile, too."""
         self._socket.settimeout(limit_s)
-        n_bytes, kind = _HEAD.unpack(self._take(_HEAD.size))
-        if n_bytes > MAX_BYTES or kind not in Kind.__members__.values():
-            raise Torn(f"a frame of kind {kind} with {n_bytes} bytes is none of Quire's")
-        return Kind(kind), self._take(n_bytes)
+        end_s = None if limit_s is None else time.monotonic() + limit_s
+        n_bytes, kind = _HEAD.unpack(self._take(_HEAD.size, end_s))
+        if n_bytes > max_bytes or kind not in Kind.__members__.values():
+            raise Torn(f"a frame of kind {kind} with {n_bytes} bytes (at most {max_bytes}) is none of Quire's")
+        return Kind(kind), self._take(n_bytes, end_s)
 
     def cut(self) -> None:
         """End it for both ends, and whatever waits in it (idempotent)."""
@@ -198,9 +198,14 @@ class Frames:
         self.cut()
         self._socket.close()
 
-    def _take(self, n_bytes: int) -> bytes:
+    def _take(self, n_bytes: int, end_s: float | None) -> bytes:
         data = bytearray()
         while len(data) < n_bytes:
+            if end_s is not None:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError("timed out")
+                self._socket.settimeout(left_s)
             more = self._socket.recv(min(n_bytes - len(data), 1 << 20))
             if not more:
                 raise Torn("the connection was closed")

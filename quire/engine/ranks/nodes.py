@@ -1,6 +1,6 @@
 """The other machines of an engine, seen from node 0: who comes, what they are told, what they say of their ranks.
 
-Owns the port at which they come, the connections, and the store through which ranks find one another. Does not own when
+Owns the connections, and the store through which ranks find one another. Does not own when
 ranks are lost (`group.py`), nor what a node does (`node.py`).
 Invariants: a node that is not alike in version, model or number is refused, and told why; a node that is silent, or
 whose connection ends, is the end of all its ranks; nobody who speaks to a node waits for one that is lost.
@@ -24,11 +24,11 @@ from quire.compute.dist.meeting import host_store
 from quire.compute.weights.hub import called
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
-from quire.core.errors import ConfigError, shown
 from quire.core.events import EndKind
 from quire.core.meeting import loopback_hint, meeting_at
 from quire.engine.child import DUMP_S
 from quire.engine.executors.executor import RanksLost
+from quire.engine.ranks.node_port import LOOK_S, hello_of, listening
 from quire.engine.ranks.node_wire import (
     BEAT_S,
     Frames,
@@ -52,10 +52,10 @@ COME_S: Final = 600.0
 """The other nodes have so long to come."""
 SAY_S: Final = 30.0
 """So often the log says who is missing."""
-HELLO_S: Final = 5.0
+MAX_STRANGERS: Final = 32
+"""So many at once may not have said yet who they are; others wait to be let in."""
 START_S: Final = 20.0
 """For a node to start processes, which load nothing yet."""
-LOOK_S: Final = 0.1
 ANSWER_S: Final = 2.0
 """For stacks on their way."""
 
@@ -222,10 +222,12 @@ class Nodes:
         """folder: the checkpoint. Takes the port. Raises ConfigError if that cannot be."""
         self._config, self._shape, self._folder, self._is_server = config, shape, folder, is_server
         self._nodes: dict[int, RemoteNode] = {}
+        self._n_strangers, self._lock = 0, threading.Lock()
+        """Of both; no node is added once nobody listens."""
         self.results: dict[int, RingWriter] = {}
         """Of each telling rank elsewhere, where to put what it says of steps."""
         self._address = config.master_addr
-        self._listening = _listening(config)
+        self._listening = listening(config)
         self._store, self._store_port = host_store(str(self._listening.getsockname()[0]))
         self.meeting_point = meeting_at(self._address, self._store_port, self._address)
         """For the ranks of this node."""
@@ -263,13 +265,41 @@ class Nodes:
 
     def close(self) -> None:
         """End all connections, and whatever waits in one (idempotent)."""
-        self._listening.close()
+        with self._lock:
+            self._listening.close()
         for node in list(self._nodes.values()):
             node.close()
 
     def _await_all(self, is_over: Callable[[], bool]) -> None:
         end_s, say_s = time.monotonic() + COME_S, 0.0
-        while not is_over():
+        while not is_over() and (missing := self._missing()):
+            now_s = time.monotonic()
+            if now_s > end_s:
+                raise RanksLost(f"{_names(missing)} did not come to {self._where} in {COME_S:g} s", EndKind.FAILED)
+            if now_s > say_s:
+                hint = loopback_hint(self._address)
+                logger.warning("waiting for %s; there: %s%s", _names(missing), self._command(missing[0]), hint)
+                say_s = now_s + SAY_S
+            if self._n_strangers == MAX_STRANGERS:
+                time.sleep(LOOK_S)
+                continue
+            try:
+                connection, _ = self._listening.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if self._listening.fileno() < 0:  # closed: it is over
+                    return
+                logger.error("nobody can come to %s (%s)", self._where, error.strerror)
+                time.sleep(LOOK_S)
+                continue
+            with self._lock:
+                self._n_strangers += 1
+            threading.Thread(target=self._receive, args=(connection,), daemon=True, name="quire-hello").start()
+
+    def _missing(self) -> list[int]:
+        """Who has not come, or has gone again; nobody: no more are let in."""
+        with self._lock:
             for number, node in list(self._nodes.items()):
                 if node.is_lost:
                     logger.error("%s has gone again before the others came", node.name)
@@ -278,44 +308,34 @@ class Nodes:
             missing = [number for number in range(1, self._config.nnodes) if number not in self._nodes]
             if not missing:
                 self._listening.close()
-                return
-            now_s = time.monotonic()
-            if now_s > end_s:
-                raise RanksLost(f"{_names(missing)} did not come to {self._where} in {COME_S:g} s", EndKind.FAILED)
-            if now_s > say_s:
-                hint = loopback_hint(self._address)
-                logger.warning("waiting for %s; there: %s%s", _names(missing), self._command(missing[0]), hint)
-                say_s = now_s + SAY_S
-            try:
-                connection, _ = self._listening.accept()
-            except TimeoutError:
-                continue
-            except OSError:  # closed: it is over
-                return
-            self._receive(connection)
+            return missing
 
     def _receive(self, connection: socket.socket) -> None:
-        """Somebody has come."""
-        frames = Frames(connection)
+        """Somebody has come. A thread hears who, so that one who says nothing keeps nobody waiting."""
         try:
-            frames.greet()
-            if not frames.is_greeted(HELLO_S):
-                raise Torn("it does not say that it is a node")
-            kind, body = frames.receive(HELLO_S)
-            if kind is not Kind.HELLO:
-                raise Torn(f"it begins with {kind.name}")
-            hello = msgspec.msgpack.decode(body, type=Hello)
-            objection = self._objection(hello)
-            if objection:
-                frames.send(Kind.REFUSED, objection.encode())
+            self._meet(Frames(connection))
+        except OSError:  # it has gone at once
+            connection.close()
+        finally:
+            with self._lock:
+                self._n_strangers -= 1
+
+    def _meet(self, frames: Frames) -> None:
+        try:
+            hello = hello_of(frames)
+            with self._lock:
+                if self._listening.fileno() < 0:
+                    raise Torn("no more nodes are waited for")
+                objection = self._objection(hello)
+                if not objection:
+                    self._nodes[hello.node] = node = RemoteNode(frames, hello, self.results)
+                    logger.info("%s is there", node.name)
+                    return
+            frames.send(Kind.REFUSED, objection.encode())
         except (OSError, msgspec.DecodeError) as error:
             objection = str(error)
-        if objection:
-            logger.error("%s came to %s and is refused: %s", frames.other_address, self._where, objection)
-            frames.close()
-            return
-        self._nodes[hello.node] = node = RemoteNode(frames, hello, self.results)
-        logger.info("%s is there", node.name)
+        logger.error("%s came to %s and is refused: %s", frames.other_address, self._where, objection)
+        frames.close()
 
     def _objection(self, hello: Hello) -> str:
         """Why a node is not wanted; empty if it is."""
@@ -353,24 +373,3 @@ def _show(text: str) -> None:
 
 def _names(numbers: list[int]) -> str:
     return ", ".join(f"node {number}" for number in numbers)
-
-
-def _listening(config: EngineConfig) -> socket.socket:
-    """Raises ConfigError where the address is none of this machine, or the port is taken."""
-    address, port = config.master_addr, config.master_port
-    try:
-        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-        found = socket.create_server((address, port), family=family)
-    except socket.gaierror as error:
-        raise ConfigError(
-            f"master_addr = {shown(address)} is not known here ({error.strerror}): give an address of this machine, at"
-            " which the other nodes reach it", param="master_addr",
-        ) from None  # fmt: skip
-    except OSError as error:
-        raise ConfigError(
-            f"master_addr = {shown(address)}, master_port = {port} cannot be listened on"
-            f" ({os.strerror(error.errno or 0)}): give an address of this machine, at which the other nodes reach it,"
-            " and a port that is free", param="master_port",
-        ) from None  # fmt: skip
-    found.settimeout(LOOK_S)
-    return found

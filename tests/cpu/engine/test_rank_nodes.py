@@ -8,6 +8,7 @@ import logging
 import pathlib
 import re
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from quire.core.errors import ConfigError
 from quire.core.events import EndKind
 from quire.core.meeting import Meeting, meeting_at, meeting_of, own_address
 from quire.engine.executors.executor import RanksLost
-from quire.engine.ranks import group, node, nodes
+from quire.engine.ranks import group, node, node_port, nodes
 from quire.engine.ranks.node_wire import (
     MAGIC,
     Frames,
@@ -122,6 +123,54 @@ def test_who_is_no_node_is_refused(sent: bytes, head: Nodes, port: int, caplog: 
             pass
     assert answer(come(port, hello()))[0] is Kind.START
     assert "and is refused" in caplog.text
+
+
+def test_who_has_gone_at_once_keeps_nobody_waiting_and_ends_nothing(head: Nodes, port: int) -> None:
+    """As who looks for open ports does: it resets its connection before it is let in."""
+    with socket.create_connection((HERE, port)) as scanner:
+        scanner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    started(head)
+    assert answer(come(port, hello()))[0] is Kind.START
+
+
+def test_who_says_nothing_or_little_keeps_nobody_waiting(
+    head: Nodes, port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_port, "HELLO_S", 600.0)  # all of these would have the time
+    started(head)
+    with contextlib.ExitStack() as strangers:
+        for sent in (b"", b"quire", MAGIC, MAGIC + b"\1"):
+            stranger = strangers.enter_context(socket.create_connection((HERE, port)))
+            stranger.sendall(sent)
+        assert answer(come(port, hello()))[0] is Kind.START
+
+
+def test_a_stranger_who_goes_on_slowly_has_no_more_time() -> None:
+    with socket.create_server((HERE, 0)) as listening:
+        client = socket.create_connection(listening.getsockname())
+        frames = Frames(listening.accept()[0])
+        stop = threading.Event()
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                while not stop.wait(0.02):
+                    client.sendall(MAGIC[:1])
+
+        threading.Thread(target=drip, daemon=True).start()
+        with pytest.raises(TimeoutError):
+            frames.is_greeted(0.1)
+        stop.set()
+        frames.close()
+        client.close()
+
+
+def test_a_hello_is_short(head: Nodes, port: int, caplog: pytest.LogCaptureFixture) -> None:
+    started(head)
+    with socket.create_connection((HERE, port)) as stranger:
+        stranger.sendall(MAGIC + struct.pack("<IB", 1 << 20, Kind.HELLO))
+        while stranger.recv(100):
+            pass
+    assert "a frame of kind 6 with 1048576 bytes (at most 4096) is none of Quire's" in caplog.text
 
 
 def test_a_second_node_of_a_number_is_refused(port: int) -> None:
@@ -227,7 +276,7 @@ def test_a_node_that_meets_nobody_ends(
 ) -> None:
     monkeypatch.setattr(node, "COME_S", 0.1)
     code, said = run_node(config, caplog)
-    assert code == 1 and "did not listen at 127.0.0.1 port" in said and "is node 0 started, with the same" in said
+    assert code == 1 and "did not answer at 127.0.0.1 port" in said and "is node 0 started, with the same" in said
     code, said = run_node(config, caplog, master_addr="no.such.host.invalid")
     assert code == 1 and "'no.such.host.invalid' is not known here" in said
 
@@ -236,18 +285,47 @@ def test_a_node_that_meets_nobody_ends(
 def test_a_node_at_a_port_of_something_else_ends(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(node, "CONNECT_S", 0.2)
-    with socket.create_server((HERE, config.master_port)):
+    with socket.create_server((HERE, config.master_port)) as other:
+
+        def answer_once() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer_once, daemon=True).start()
         code, said = run_node(config, caplog)
     assert code == 1 and "answers, but not as node 0 of Quire does: is it the --master-port of node 0?" in said
+
+
+@pytest.mark.usefixtures("as_a_program")
+def test_a_node_waits_for_a_port_that_says_nothing_yet(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Node 0 has it before its device is ready, and nobody is let in."""
+    where = (HERE, config.master_port)
+    monkeypatch.setattr(node, "CONNECT_S", 0.1)
+    with socket.create_server(where), monkeypatch.context() as short:
+        short.setattr(node, "COME_S", 0.2)
+        code, said = run_node(config, caplog)
+    assert code == 1 and f"did not answer at {HERE} port {config.master_port} for 0.2 s (timed out)" in said
+
+    monkeypatch.setattr(node, "CONNECT_S", 5.0)
+    listening = socket.create_server(where)
+
+    def come_round() -> None:
+        listening.accept()[0].close()
+        Head(config.master_port, Kind.BYE, b"", listening)
+
+    threading.Thread(target=come_round, daemon=True).start()
+    assert run_node(config, caplog)[0] == 0
 
 
 class Head(threading.Thread):
     """A node 0 that says one thing to whoever comes first, and closes the port."""
 
-    def __init__(self, port: int, kind: Kind, body: bytes) -> None:
+    def __init__(self, port: int, kind: Kind, body: bytes, listening: socket.socket | None = None) -> None:
         super().__init__(daemon=True)
-        self._listening, self._kind, self._body = socket.create_server((HERE, port)), kind, body
+        self._listening, self._kind, self._body = listening or socket.create_server((HERE, port)), kind, body
         self.start()
 
     def run(self) -> None:
