@@ -27,8 +27,9 @@ import msgspec
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
 from quire.config.nodes import check_node_rank, ranks_of_node
-from quire.core.errors import ConfigError, QuireError, shown
+from quire.core.errors import ConfigError, EngineError, QuireError, shown
 from quire.core.meeting import loopback_hint, meeting_at
+from quire.core.shortage import shortage
 from quire.engine import logs
 from quire.engine.child import read_start
 from quire.engine.ranks.member import LocalRank
@@ -128,10 +129,13 @@ class Session:
 
     def run(self) -> str:
         """Until the connection ends, or node 0 is silent; returns why. Raises ConfigError where this node is not
-        wanted."""
+        wanted, EngineError where it has no room for its ranks."""
         try:
             start = self._await_start()
-            self._start_ranks(start)
+            try:
+                self._start_ranks(start)
+            except OSError as error:  # of this machine, not of the connection
+                raise EngineError(f"its ranks cannot be started: {shortage(error) or error}") from None
             pids = {rank.number: rank.pid for rank in self._ranks}
             self._frames.send(Kind.STARTED, msgspec.msgpack.encode(Started(pids)))
             self._begin(self._read)

@@ -195,7 +195,10 @@ class RemoteNode:
             case Kind.STANDINGS:
                 self._standings = decode_standings(body)
             case Kind.RESULT:
-                self._results[int.from_bytes(body[:2])].put(body[2:])
+                number = int.from_bytes(body[:2])
+                if number not in self._results:
+                    raise Torn(f"it tells results of rank {number}, which has none to tell")
+                self._results[number].put(body[2:])
             case Kind.STARTED:
                 pids = msgspec.msgpack.decode(body, type=Started).pids
                 self.ranks = [RemoteRank(number, pid, self) for number, pid in sorted(pids.items())]

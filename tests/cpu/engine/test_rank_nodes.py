@@ -4,7 +4,9 @@ hand here; whole engines are in tests/dist/test_node_engines.py."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import pathlib
 import re
 import socket
@@ -325,6 +327,8 @@ class Head(threading.Thread):
 
     def __init__(self, port: int, kind: Kind, body: bytes, listening: socket.socket | None = None) -> None:
         super().__init__(daemon=True)
+        self.said: list[tuple[Kind, bytes]] = []
+        """To START."""
         self._listening, self._kind, self._body = listening or socket.create_server((HERE, port)), kind, body
         self.start()
 
@@ -335,6 +339,9 @@ class Head(threading.Thread):
         frames.greet()
         assert frames.is_greeted(5) and frames.receive(5)[0] is Kind.HELLO
         frames.send(self._kind, self._body)
+        with contextlib.suppress(OSError):
+            while self._kind is Kind.START:
+                self.said.append(frames.receive(5))
         frames.close()
 
 
@@ -360,6 +367,27 @@ def test_options_that_node_0_has_otherwise_are_refused(
     Head(config.master_port, Kind.START, start)
     code, said = run_node(config, caplog, max_num_seqs=7)
     assert code == 1 and "max_num_seqs = 7 here, and 0 on node 0, whose options hold for all nodes" in said
+
+
+@pytest.mark.usefixtures("as_a_program")
+def test_a_node_without_room_for_processes_says_so_to_both(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(node, "LocalRank", no_room)
+    head = Head(config.master_port, Kind.START, msgspec.msgpack.encode(NodeStart(Mesh(pp=2), config, HERE, 1, False)))
+    code, said = run_node(config, caplog)
+    head.join()
+    assert code == 1 and "its ranks cannot be started: " in said and "node 0 is lost" not in said
+    ((kind, words),) = head.said
+    assert kind is Kind.LEAVES and words.startswith(b"ends: its ranks cannot be started: ")
+
+
+def test_results_of_a_rank_that_tells_none_end_the_node(config: EngineConfig, port: int) -> None:
+    loss = run_group(config, port, lambda frames: frames.send(Kind.RESULT, b"\0\7x"))
+    assert "it tells results of rank 7, which has none to tell" in loss.message
 
 
 def test_a_node_that_cannot_start_says_why(head: Nodes, port: int) -> None:
