@@ -138,7 +138,9 @@ class Session:
                 raise EngineError(f"its ranks cannot be started: {shortage(error) or error}") from None
             pids = {rank.number: rank.pid for rank in self._ranks}
             self._frames.send(Kind.STARTED, msgspec.msgpack.encode(Started(pids)))
+            self._heard_s = time.monotonic()
             self._begin(self._read)
+            self._begin(self._notice_silence)
             self._watch()
         except (_Ended, QuireError) as error:
             with contextlib.suppress(OSError):
@@ -247,8 +249,14 @@ class Session:
             while self._asked:
                 self._say_stacks(self._asked.pop(0))
             self._frames.send(Kind.STANDINGS, encode_standings({rank.number: rank.standing() for rank in self._ranks}))
+
+    def _notice_silence(self) -> None:
+        """In a thread of its own: whoever sends much waits for a node 0 that no longer hears."""
+        while not self._why:
+            time.sleep(BEAT_S)
             if not self._is_writing and time.monotonic() - self._heard_s > SILENT_S:
                 self._why = f"it said nothing for {SILENT_S:g} s: its machine is down, or the network between"
+                self._frames.cut()
 
     def _say_end(self, rank: LocalRank) -> None:
         loss, _ = rank.loss()

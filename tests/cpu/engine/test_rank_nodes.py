@@ -39,7 +39,9 @@ from quire.engine.ranks.node_wire import (
     versions,
 )
 from quire.engine.ranks.nodes import Nodes
-from quire.engine.ranks.ring import STEPPING, Standing
+from quire.engine.ranks.results import N_ENDS
+from quire.engine.ranks.ring import STEPPING, RankMemory, RingWriter, Standing
+from quire.engine.ranks.start import RankStart
 from quire.serve.config import ServerConfig
 
 HERE = "127.0.0.1"
@@ -383,6 +385,42 @@ def test_a_node_without_room_for_processes_says_so_to_both(
     assert code == 1 and "its ranks cannot be started: " in said and "node 0 is lost" not in said
     ((kind, words),) = head.said
     assert kind is Kind.LEAVES and words.startswith(b"ends: its ranks cannot be started: ")
+
+
+@pytest.mark.usefixtures("as_a_program")
+def test_a_node_that_waits_to_be_heard_sees_that_node_0_is_silent(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank there tells more than the network holds, and the cable is cut."""
+
+    class Rank:
+        number = pid = 1
+
+        def __init__(self, start: RankStart, status_fd: int, *_: object) -> None:
+            self.status_fd, self._writing_fd = status_fd, start.status_fd
+            results = RingWriter(RankMemory(start.results_fd, N_ENDS), [start.results_bell_fd], lambda: None)
+            threading.Thread(target=results.put, args=(b"x" * (32 << 20),), daemon=True).start()
+
+        def standing(self) -> Standing:
+            return Standing(STEPPING, 0.1, 3, 2, 10, 0)
+
+        def end(self) -> None:
+            os.close(self.status_fd)
+            os.close(self._writing_fd)
+
+    monkeypatch.setattr(node, "LocalRank", Rank)
+    monkeypatch.setattr(node, "SILENT_S", 1.0)
+    monkeypatch.setattr(node, "AGAIN_S", 0.1)
+    start = NodeStart(mesh_of(config), config, HERE, 1, False)
+    with socket.create_server((HERE, config.master_port)) as listening:
+        ended = threading.Thread(target=run_node, args=(config, caplog), daemon=True)
+        ended.start()
+        frames = Frames(listening.accept()[0])
+    frames.greet()
+    frames.send(Kind.START, msgspec.msgpack.encode(start))
+    ended.join(30)
+    assert not ended.is_alive() and "node 0 is lost (it said nothing for 1 s: its machine is down" in caplog.text
+    frames.close()
 
 
 def test_results_of_a_rank_that_tells_none_end_the_node(config: EngineConfig, port: int) -> None:
