@@ -1,6 +1,6 @@
 """What adapters cost: tokens a second of a batch in which all have one, over those of the same batch without.
 
-    python -m benchmarks.adapters [MODEL] [--device cuda] [--adapters 16] [--rank 16] [--batch 64]
+    python -m benchmarks.adapters [MODEL] [--device cuda] [--adapters 16] [--rank 16] [--batch 64] [--json FILE]
 
 Adapters are random, of every linear layer of a Llama. Both kinds of batch take turns; each ratio is of neighbours.
 """
@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.bench.report import build_report, write_report
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.model import read_arch
 from quire.config.parameters import layer_parameters
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--load-format", default="auto")
     for name, default in (("adapters", 16), ("rank", 16), ("batch", 64), ("prompt", 64), ("output", 64), ("times", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--json", default="", help="file for every repetition, with commit, hardware and command")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         made = [write(pathlib.Path(folder, f"a{i}"), given.model, given.rank, i) for i in range(given.adapters)]
@@ -64,13 +66,18 @@ def main() -> None:
             return given.batch * given.output / (time.perf_counter() - start_s)
 
         tokens_per_s(mixed)
-        ratios = []
+        ratios, rows = [], []
         for _ in range(given.times):
             base, own = tokens_per_s(None), tokens_per_s(mixed)
             ratios.append(own / base)
+            rows.append({"without_tokens_per_second": base, "with_tokens_per_second": own, "ratio": ratios[-1]})
             print(f"without {base:,.0f} tokens/s, with {own:,.0f}: {ratios[-1]:.3f}")
         print(f"{given.adapters} adapters of rank {given.rank}, batch {given.batch}: {statistics.median(ratios):.3f}")
         llm.shutdown()
+    if given.json:
+        settings = {name: value for name, value in vars(given).items() if name not in ("model", "json")}
+        settings["model"] = pathlib.Path(given.model).name
+        write_report(given.json, build_report("adapters", settings, {"rows": rows, "ratio": statistics.median(ratios)}))
 
 
 if __name__ == "__main__":

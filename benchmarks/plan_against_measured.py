@@ -13,24 +13,31 @@ import argparse
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import re
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import msgspec
+
+from benchmarks.plan_fit import FILE, write_calibration
 from benchmarks.recorded_runs import RANKS, SHAPES, Figure, figures
 from benchmarks.simulated_against_measured import decode_ms, simulate
 from quire.bench.plan_check import cost_of_result
 from quire.bench.simulate.figures import figures as simulated_figures
 from quire.bench.simulate.requests import SimRequest, of_lengths, repeated, workload_requests
 from quire.planner.accelerators import accelerator_named
+from quire.planner.calibration import Record, load_calibration
 from quire.planner.cost import CostModel
+from quire.planner.error_bar import kinds_of, record_of
 from quire.planner.operators import decode_spans, prefill_spans
 from quire.planner.serving import closed_batch_s
 
 PAGE: Final = pathlib.Path(__file__).parents[1] / "docs" / "plan.md"
 TABLE: Final = re.compile(r"^ {40,}measured +planned.*?^median error [^\n]*limit", re.DOTALL | re.MULTILINE)
+BARS: Final = re.compile(r"^\| kind \| figures .*?(?=\n\n)", re.DOTALL | re.MULTILINE)
 LENGTHS: Final = str(pathlib.Path(__file__).with_name("w3_lengths.json"))
 MOST_ROWS, MOST_SEQS = 8192, 1024
 SHARED: Final = {"W5": 2048}
@@ -38,6 +45,8 @@ FIRST, SEVERAL, OTHERS, FITTED = 0.15, 0.12, 0.10, 0.05
 """Limits, see the module."""
 BEYOND: Final = {
     ("gpt-oss-20b mxfp4", "1 x 1,024: decode, ms"), ("gpt-oss-20b mxfp4", "W2, tok/s"), ("qwen3-0.6b", "W1, tok/s"),
+    ("gemma-3-1b", "1 x 32,000: decode, ms"), ("gemma-3-1b", "32 x 32,000: decode, ms"),
+    ("gemma-3-1b", "32 x 8,000: decode, ms"),
 }  # fmt: skip
 """(shape, figure) that do not hold; docs/plan.md says why."""
 
@@ -53,6 +62,10 @@ class Line:
     limit: float
     planned: float | None = None
     simulated: float | None = None
+    kinds: frozenset[str] = frozenset()
+    """See `error_bar.kinds_of`."""
+    files: tuple[str, ...] = ()
+    """Of benchmarks/results/h200, without their ending."""
 
     def error(self, expected: float | None) -> float | None:
         """Of the run that is farthest from it; 0.05 is 5 % too much."""
@@ -77,7 +90,7 @@ class Line:
         ]
         return (
             f"{self.shape:<24}{self.what:<29}{measured:>16}" + "".join(f"{cell:>10}" for cell in cells)
-            + f"{f'{100 * self.limit:.0f} %':>7}{'' if self.holds else ' *'}"
+            + f"{f'{100 * self.limit:.0f} %':>7}{'  ' if self.holds else ' *'} {', '.join(self.files)}"
         )  # fmt: skip
 
 
@@ -177,8 +190,17 @@ def title(one: Figure) -> str:
 def lines() -> list[Line]:
     """Of all figures, those of one shape together."""
     found = [
-        Line(shape_of(one), title(one), tuple(measured), limit_of(one), planned(one), simulated(one))
-        for one, measured in figures().items()
+        Line(
+            shape_of(one),
+            title(one),
+            tuple(run.measured for run in runs),
+            limit_of(one),
+            planned(one),
+            simulated(one),
+            kinds_of(cost_of(one.config).timer),
+            tuple(dict.fromkeys(run.file for run in runs)),
+        )
+        for one, runs in figures().items()
     ]
     order = list(dict.fromkeys(one.shape for one in found))
     return sorted(found, key=lambda one: (order.index(one.shape), one.what[0] != "W"))
@@ -187,34 +209,56 @@ def lines() -> list[Line]:
 def table(found: list[Line]) -> Iterator[str]:
     """For people."""
     names = ("planned", "off by", "simulated", "off by")
-    yield f"{'':<24}{'':<29}{'measured':>16}" + "".join(f"{name:>10}" for name in names) + f"{'limit':>7}"
+    yield f"{'':<24}{'':<29}{'measured':>16}" + "".join(f"{name:>10}" for name in names) + f"{'limit':>7}   record"
     yield from (one.text() for one in found)
     errors = [abs(error) for one in found for error in one.errors]
     n_held = sum(one.holds for one in found)
     yield f"median error {100 * statistics.median(errors):.1f} %; {n_held} of {len(found)} lines are within their limit"
 
 
+def records(found: list[Line]) -> tuple[Record, ...]:
+    """What error bars are made of: of each kind the figure that is farthest away, plans and simulations alike."""
+    ratios: dict[frozenset[str], list[tuple[float, str]]] = {}
+    for one in found:
+        expected = [each for each in (one.planned, one.simulated) if each is not None]
+        for measured in one.measured:
+            farthest = max((measured / each for each in expected), key=lambda ratio: abs(math.log(ratio)))
+            ratios.setdefault(one.kinds, []).append((farthest, f"{one.shape} {one.what.rpartition(',')[0]}"))
+    return tuple(record_of(kinds, each) for kinds, each in ratios.items())
+
+
+def bars_table(found: list[Line]) -> Iterator[str]:
+    """The error bars, as Markdown."""
+    yield from ("| kind | figures | farthest | |", "|---|---|---|---|")
+    for one in records(found):
+        kind = ", ".join(one.kinds) or "plain"
+        yield f"| {kind} | {one.n_figures} | {one.farthest} | {100 * one.error:.0f} % |"
+
+
 def rewritten(page: str, found: list[Line]) -> str:
-    """The page with this table in the place of its own."""
-    old = TABLE.search(page)
-    assert old is not None, "the page has a table"
-    return page[: old.start()] + "\n".join(table(found)) + page[old.end() :]
+    """The page with these tables in the place of its own."""
+    for pattern, lines_of in ((TABLE, table), (BARS, bars_table)):
+        old = pattern.search(page)
+        assert old is not None, "the page has both tables"
+        page = page[: old.start()] + "\n".join(lines_of(found)) + page[old.end() :]
+    return page
 
 
 def main(say: Callable[[str], None] = print) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, help="the same as JSON")
-    parser.add_argument("--write", action="store_true", help="put it into docs/plan.md")
+    parser.add_argument("--write", action="store_true", help="into docs/plan.md, and error bars into h200.json")
     options = parser.parse_args()
     found = lines()
     for text in table(found):
         say(text)
     if options.output:
-        rows = [dataclasses.asdict(one) | {"holds": one.holds} for one in found]
+        rows = [dataclasses.asdict(one) | {"holds": one.holds, "kinds": sorted(one.kinds)} for one in found]
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
     if options.write:
         PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+        write_calibration(msgspec.structs.replace(load_calibration(FILE), records=records(found)))
 
 
 if __name__ == "__main__":

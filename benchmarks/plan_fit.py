@@ -162,6 +162,11 @@ def rounded(value: Any) -> Any:
     return [rounded(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
+def write_calibration(found: Calibration) -> None:
+    """As the one that comes with Quire."""
+    FILE.write_text(json.dumps(rounded(msgspec.to_builtins(found)), indent=1) + "\n")
+
+
 def main(say: Callable[[str], None] = print) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -184,8 +189,7 @@ def main(say: Callable[[str], None] = print) -> None:
     found_ms = 1e3 * StepTimer(read_arch_of("llama-3.1-8b"), found, Formats(), Mesh()).step_s(spans)
     say(f"w6      256, a step of prompts  fitted {found_ms:9.3f} ms, measured {1e3 * seconds:9.3f}")
     if options.write:
-        text = json.dumps(rounded(msgspec.to_builtins(found)), indent=1)
-        FILE.write_text(text + "\n")
+        write_calibration(msgspec.structs.replace(found, records=load_calibration(FILE).records))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 Starts `quire serve` with several ranks on the CPU and the demo model. Each time requests run, half of them streamed,
 and one rank is killed (SIGKILL), stopped (SIGSTOP), out of memory (a signal raises MemoryError wherever it is) or hangs
 (a signal's handler never returns); or the engine's process is killed, with a rank stopped. Records when /health turned
-red and green again, when the log named the rank, whether the stack of one that hangs is there, what became of the
-requests, and what is left of the engine before: processes, folders with their sockets, shared memory. Exit code 1 where
-a fault is seen late, a request gets no end, or anything is left. Needs psutil.
+red and green again, when the log named the rank, whether the stack of one that hangs, is stopped or lacks memory is
+there, what became of the requests, and what is left of the engine before: processes, folders with their sockets, shared
+memory. Exit code 1 where a fault is seen late, a stack is not there, a request gets no end, or anything is left. Needs
+psutil.
 """
 
 from __future__ import annotations
@@ -55,12 +56,18 @@ if "RANK" in sys.orig_argv:
 """.replace("RANK", RANK).replace("NAME", HANGING)
 NAMED: Final = {
     "kill": r"rank {rank} \(process {pid}\) ended with SIGKILL",
-    "stop": r"rank {rank} \(process {pid}\) made no progress",
+    "stop": r"rank {rank} \(process {pid}\), stopped by a signal, made no progress",
     "memory": r"rank {rank} ran out of memory",
     "hang": r"rank {rank} \(process {pid}\) made no progress",
     "engine": r"the engine process ended with SIGKILL",
 }
 """What the log says of each fault."""
+STACKS: Final = {
+    "stop": r"the stacks of rank {rank} follow.*in run_rank",
+    "memory": r"rank {rank} ends.*in run_rank.*MemoryError: injected",
+    "hang": rf"the stacks of rank {{rank}} follow.*{HANGING}",
+}
+"""How a rank's stack stands in the log; one that is killed leaves none."""
 FAULTS: Final = tuple(NAMED)
 
 
@@ -178,8 +185,15 @@ def once(server: Server, fault: str, number: int) -> dict[str, Any]:
     said = server.log.read_bytes()[at:].decode(errors="replace")
     return {
         "fault": fault, "rank": place + 1, "red_s": red_s, "named_s": named_s, "green_s": green_s,
-        "has_stack": HANGING in said, "ends": dict(sorted(ends.items())), "left": left_of(server, before),
+        "has_stack": has_stack(fault, place + 1, said), "ends": dict(sorted(ends.items())),
+        "left": left_of(server, before),
     }  # fmt: skip
+
+
+def has_stack(fault: str, rank: int, said: str) -> bool | None:
+    """Whether the log has it; None where there can be none."""
+    pattern = STACKS.get(fault)
+    return None if pattern is None else re.search(pattern.format(rank=rank), said, re.DOTALL) is not None
 
 
 def left_of(server: Server, before: list[psutil.Process]) -> list[str]:
@@ -213,7 +227,7 @@ def wrongs(found: dict[str, Any]) -> list[str]:
     wrong = [f"{name}: {left} is left" for left in found["left"]]
     if found["red_s"] > SEEN_S or found["named_s"] is None or found["named_s"] > SEEN_S:
         wrong.append(f"{name}: red after {found['red_s']:.1f} s, named after {found['named_s']} s")
-    if found["fault"] == "hang" and not found["has_stack"]:
+    if found["has_stack"] is False:
         wrong.append(f"{name}: its stack is not in the log")
     if sum(found["ends"].values()) != N_REQUESTS or any("cut off" in end or "tokens" in end for end in found["ends"]):
         wrong.append(f"{name}: requests ended with {found['ends']}")

@@ -1,7 +1,7 @@
 """What whole models took on H200s, of runs on record: one figure of one shape a value.
 
-Read from benchmarks/results/h200, and a few lines of docs/lab-notes.md that no file has. Owns what was measured and how
-a run's command becomes a configuration. Does not own what is expected (`plan_against_measured`).
+Read from benchmarks/results/h200. Owns what was measured, in which file that is, and how a run's command becomes a
+configuration. Does not own what is expected (`plan_against_measured`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,6 @@ BEFORE: Final = {("7cdb43e3", "int4-g128"), ("5d4425f8", "kv fp8"), ("5d4425f8",
 """(commit, weights, keys and values or shape) of runs with kernels that are no more, which nothing here expects."""
 LENGTHS: Final = (256, 120)
 """Of `benchmarks/deterministic_speed.py`: prompt and output."""
-W6_06B: Final = {1: 0.81, 8: 1.09, 32: 1.83, 128: 4.80, 256: 8.66}
-"""Batch → ms a step of the 0.6B shape on W6, by an outside script."""
-GPT_OSS: Final = {"model": "gpt-oss-20b", "quantization": "mxfp4"}
-"""Codes of dummies, in the format of the checkpoint (docs/lab-notes.md, "Experts in codes on a GPU")."""
-GPT_OSS_DECODE_MS, GPT_OSS_FIRST_MS, GPT_OSS_W2 = 2.69, 19.7, 9553.0
 RANKS: Final = {
     "-tp": "tensor_parallel_size", "-dp": "data_parallel_size", "-pcp": "prefill_context_parallel_size",
 }  # fmt: skip
@@ -53,6 +48,8 @@ class Figure:
     batch: int = 1
     n_in: int = 1024
     n_out: int = 128
+    file: str = ""
+    """Of `RESULTS`, without its ending."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -60,14 +57,21 @@ class Figure:
         return {name: json.loads(value) for name, value in self.config}
 
 
-def figure(config: dict[str, Any], what: str, measured: float, **lengths: int) -> Figure:
+def read(name: str) -> dict[str, Any]:
+    """A file of `RESULTS`."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def figure(file: str, config: dict[str, Any], what: str, measured: float, **lengths: int) -> Figure:
     """With what of a configuration counts."""
     known = {name: config[name] for name in USED if config.get(name) not in (None, "", "auto", "none", {}, 1)}
     known["model"] = pathlib.Path(str(known.get("model", "llama-3.1-8b")).removeprefix("shape:")).name
-    return Figure(tuple(sorted((name, json.dumps(value)) for name, value in known.items())), what, measured, **lengths)
+    settings = tuple(sorted((name, json.dumps(value)) for name, value in known.items()))
+    return Figure(settings, what, measured, **lengths, file=file)
 
 
-def of_cases(config: dict[str, Any], cases: list[dict[str, Any]]) -> Iterator[Figure]:
+def of_cases(file: str, config: dict[str, Any], cases: list[dict[str, Any]]) -> Iterator[Figure]:
     """Of `quire bench latency`."""
     for case in cases:
         lengths = {
@@ -76,26 +80,26 @@ def of_cases(config: dict[str, Any], cases: list[dict[str, Any]]) -> Iterator[Fi
             "n_out": case.get("output_len", 128),
         }
         if case.get("decode_step_ms"):
-            yield figure(config, "decode", case["decode_step_ms"], **lengths)
-        yield figure(config, "first", case["mean_ttft_ms"], **lengths)
+            yield figure(file, config, "decode", case["decode_step_ms"], **lengths)
+        yield figure(file, config, "first", case["mean_ttft_ms"], **lengths)
 
 
 def of_reports() -> Iterator[Figure]:
     """Whole reports of `quire bench`."""
     for name in REPORTS:
-        report = json.loads((RESULTS / f"{name}.json").read_text())
+        report = read(name)
         config, results = report["config"], report["results"]
         if "cases" in results:
-            yield from of_cases(config, results["cases"])
+            yield from of_cases(name, config, results["cases"])
         else:
-            yield figure(config, config["workload"], results["output_tokens_per_second"])
+            yield figure(name, config, config["workload"], results["output_tokens_per_second"])
 
 
 def of_commands() -> Iterator[Figure]:
     """Runs of which their command and figures were kept."""
-    turns = json.loads((RESULTS / "whole_models_turns.json").read_text())["runs"]
-    before = json.loads((RESULTS / "experts_models.json").read_text())["runs"]
-    for run in [*turns, *(one for one in before if one["model"] == "qwen3-30b-a3b")]:
+    turns = [("whole_models_turns", run) for run in read("whole_models_turns")["runs"]]
+    before = [("experts_models", run) for run in read("experts_models")["runs"] if run["model"] == "qwen3-30b-a3b"]
+    for file, run in turns + before:
         words = shlex.split(run["command"])
         given = dict(itertools.pairwise(words))
         config: dict[str, Any] = {
@@ -105,15 +109,15 @@ def of_commands() -> Iterator[Figure]:
             continue
         config |= {"max_model_len": 4096, "hf_overrides": json.loads(given.get("--hf-overrides", "{}"))}
         if "cases" in run:
-            yield from of_cases(config, run["cases"])
+            yield from of_cases(file, config, run["cases"])
         else:
-            yield figure(config, given["--workload"], run["output_tokens_per_second"])
+            yield figure(file, config, given["--workload"], run["output_tokens_per_second"])
 
 
 def of_words() -> Iterator[Figure]:
     """Commands of few words, whose workloads say the rest: several GPUs of one host, weights of 4 and 8 bits, a shape
     whose launches became fewer."""
-    for run in [run for name in TOLD for run in json.loads((RESULTS / f"{name}.json").read_text())["runs"]]:
+    for file, run in [(name, run) for name in TOLD for run in read(name)["runs"]]:
         words = shlex.split(run["command"])
         given = dict(itertools.pairwise(words))
         if "commit" not in run and "cases" in run["results"]:
@@ -126,31 +130,41 @@ def of_words() -> Iterator[Figure]:
         config |= {"model": given.get("--model", ""), "hf_overrides": json.loads(given.get("--hf-overrides", "{}"))}
         config["quantization"] = given.get("--quantization", "")
         if "cases" in run["results"]:
-            yield from of_cases(config, run["results"]["cases"])
+            yield from of_cases(file, config, run["results"]["cases"])
         else:
-            yield figure(config, workload, run["results"]["output_tokens_per_second"])
+            yield figure(file, config, workload, run["results"]["output_tokens_per_second"])
+
+
+def of_windows() -> Iterator[Figure]:
+    """Of two kinds of windows, with a plan of attention for each."""
+    file, config = "kv_groups", {"model": "gemma-3-1b"}
+    report = read(file)
+    for row in report["rows"]:
+        if row["groups"]:
+            yield figure(file, config, "decode", row["ms a token"], n_in=32_000, n_out=64)
+    (many,) = (row for row in report["32 sequences, --output-len 256 --rounds 1"] if row["groups"])
+    yield figure(file, config, "decode", many["ms a token"], batch=32, n_in=32_000, n_out=256)
+    (fewer,) = (row for row in report["quire bench latency, 32 sequences, 8000 in, 128 out"] if row["groups"])
+    yield figure(file, config, "decode", fewer["decode_step_ms"], batch=32, n_in=8000)
 
 
 def of_notes() -> Iterator[Figure]:
     """Figures without a report."""
-    for batch, ms in W6_06B.items():
-        yield figure({"model": "qwen3-0.6b", "max_model_len": 4096}, "decode", ms, batch=batch)
-    for run in json.loads((RESULTS / "deterministic.json").read_text())["runs"][:2]:
+    for one in read("lab_notes")["figures"]:
+        yield figure("lab_notes", one["config"], one["what"], one["measured"], batch=one["batch"])
+    for run in read("deterministic")["runs"][:2]:
         model = next(word for word in shlex.split(run["command"]) if word.startswith("shape:"))
         for row in run["rows"]:
             if not row["asking"]:
                 n_in, n_out = LENGTHS
                 config = {"model": model, "max_model_len": 4096}
-                yield figure(config, "decode", row["step_ms"], batch=row["batch_size"], n_in=n_in, n_out=n_out)
-    config = GPT_OSS | {"max_model_len": 4096}
-    yield figure(config, "decode", GPT_OSS_DECODE_MS)
-    yield figure(config, "first", GPT_OSS_FIRST_MS)
-    yield figure(config, "W2", GPT_OSS_W2)
+                lengths = {"batch": row["batch_size"], "n_in": n_in, "n_out": n_out}
+                yield figure("deterministic", config, "decode", row["step_ms"], **lengths)
 
 
-def figures() -> dict[Figure, list[float]]:
-    """Each that is like no other (its own measurement left out) → what all runs of it took."""
-    found: dict[Figure, list[float]] = {}
-    for one in (*of_reports(), *of_commands(), *of_words(), *of_notes()):
-        found.setdefault(dataclasses.replace(one, measured=0.0), []).append(one.measured)
+def figures() -> dict[Figure, list[Figure]]:
+    """Each that is like no other (its own measurement left out) → all runs of it."""
+    found: dict[Figure, list[Figure]] = {}
+    for one in (*of_reports(), *of_commands(), *of_words(), *of_windows(), *of_notes()):
+        found.setdefault(dataclasses.replace(one, measured=0.0, file=""), []).append(one)
     return found

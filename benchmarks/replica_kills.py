@@ -85,26 +85,28 @@ class Node:
         return found
 
 
+def wait_nodes(address: str, n: int) -> None:
+    """Until Ray has so many. address: of its head."""
+    end_s = time.monotonic() + LIMIT_S
+    status = ""
+    while status.count("1 node_") != n:
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"Ray does not have {n} nodes: {status}")
+        time.sleep(1)
+        command = [sys.executable, *RAY, "status", f"--address={address}"]
+        status = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
 class World:
     """The cluster and the server on it."""
 
     def __init__(self, port: int) -> None:
         self._address = f"127.0.0.1:{port}"
         self.head = Node("--head", f"--port={port}", "--include-dashboard=false")
-        self._wait_nodes(1)
+        wait_nodes(self._address, 1)
         self.other = Node(f"--address={self._address}")
-        self._wait_nodes(2)
+        wait_nodes(self._address, 2)
         self.server: Server | None = None
-
-    def _wait_nodes(self, n: int) -> None:
-        end_s = time.monotonic() + LIMIT_S
-        status = ""
-        while status.count("1 node_") != n:
-            if time.monotonic() > end_s:
-                raise TimeoutError(f"Ray does not have {n} nodes: {status}")
-            time.sleep(1)
-            command = [sys.executable, *RAY, "status", f"--address={self._address}"]
-            status = subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     @contextlib.contextmanager
     def serving(self, folder: pathlib.Path) -> Iterator[Server]:

@@ -38,6 +38,8 @@ from quire.engine.wire import decode_commands
 RESULTS = pathlib.Path(__file__).with_name("results")
 START_S = 300.0
 DEVICES = "CUDA_VISIBLE_DEVICES"
+READY = b"ready\n"
+"""What a replica prints once its engine has started."""
 
 
 class ProcessFleet:
@@ -59,9 +61,14 @@ class ProcessFleet:
             device = devices[number] if len(devices) > number else str(number)
             command = [sys.executable, "-m", "benchmarks.replicas_throughput", "--as-replica", what]
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.PIPE, env={**os.environ, DEVICES: device}
-            )
+                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, DEVICES: device},
+            )  # fmt: skip
             self._processes.append(process)
+        for name, process in zip(self.names, self._processes, strict=True):
+            assert process.stdout is not None
+            if await process.stdout.readline() != READY:
+                raise SystemExit(f"replica {name} could not be started: its message is above")
         self._chooser.routable = frozenset(self.names)
 
     async def run(self, wire_id: str, message: bytes) -> None:
@@ -86,6 +93,7 @@ async def be_replica(what: str) -> None:
     config, address, name = json.loads(what)
     replica = EngineReplica(msgspec.convert(config, EngineConfig), msgspec.convert(address, EndpointAddress), name)
     await replica.start()
+    print(READY.decode(), end="", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await replica.stop()
 

@@ -37,6 +37,10 @@ __device__ __forceinline__ void send_there(uint32_t address, float x, uint32_t b
 __device__ __forceinline__ void arrive_there(uint32_t barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Says nothing of what this thread has stored: a release to the cluster is a fence of the whole GPU's memory.
+__device__ __forceinline__ void arrive_there_plainly(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 __device__ __forceinline__ bool try_cluster(uint32_t barrier, uint32_t parity) {
     uint32_t done;
     asm volatile(

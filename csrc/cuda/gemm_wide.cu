@@ -11,6 +11,7 @@
 // QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h), QUIRE_NIBBLES = 2, QUIRE_ZEROS,
 // QUIRE_CHUNK_GROUPS (1, 2, 4; gemm.h), QUIRE_RANK (adapters of that rank are added, gemm/wide_adapters.h),
 // QUIRE_SENT_TO (results go to so many ranks, gemm/wide_sent.h).
+#include "gemm/wide_scaled.h"
 #include "gemm/wide_shape.h"
 #include "shared_memory.h"
 
@@ -56,7 +57,7 @@ struct WideBlock {
     __device__ void init() const {
         if (threadIdx.x == 0) {
             for (int i = 0; i < N_STAGES; i++) {
-                barrier_init(full(i), 1);
+                barrier_init(full(i), 1 + (SCALERS > 0));
                 barrier_init(empty(i), WORKERS / 32);
             }
             barrier_init_fence();
@@ -69,27 +70,25 @@ struct WideBlock {
     __device__ void load_w(const Maps& maps, Place at, int unit, int i) const {
         const uint64_t hint = a.m <= TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
         const int column = (first_unit + unit) * BOX_COLUMNS;
-        barrier_expect(full(i), STAGE_BYTES + SCALE_BYTES);
+        barrier_expect(full(i), STAGE_BYTES + (SCALERS ? 0 : SCALE_BYTES));
         if (QUIRE_RANK && unit >= n_units) return adapters.load_b(maps, stage(i), full(i), at.row, unit - n_units);
         if (QUIRE_SILU) {
-            load_box(stage(i), &maps.w, full(i), hint, column, 0, 0, at.row / 8);
+            load_box(stage(i) + W_AT, &maps.w, full(i), hint, column, 0, 0, at.row / 8);
         } else {
-            load_box(stage(i), &maps.w, full(i), hint, column, at.row);
+            load_box(stage(i) + W_AT, &maps.w, full(i), hint, column, at.row);
         }
 #if QUIRE_NIBBLES
         load_scales(scales(i), &maps.scales, full(i), hint, at.row, first_unit + unit, a.k, a.group);
 #endif
     }
     __device__ void load_x(const Maps& maps, Place at, int unit, int i) const {
-        const uint32_t to = stage(i) + W_BYTES;
+        const uint32_t to = stage(i) + X_AT;
         if (QUIRE_RANK && unit >= n_units) return adapters.load_inner(maps, to, full(i), at.row, at.token, unit - n_units);
 #if QUIRE_NIBBLES
         load_box(to, &maps.x, full(i), L2_EVICT_LAST, 0, at.token, (first_unit + unit) * X_CHUNKS);
 #else
         load_box(to, &maps.x, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK, at.token);
 #endif
-        if (QUIRE_FP8 == 2)
-            load_bytes(scales(i), a.x_scale + int64_t(first_unit + unit) * a.x_scale_step + at.token, SCALE_BYTES, full(i));
     }
     __device__ void feed(const Maps& maps) const {
         const int n = n_items, n_first = min(n, N_STAGES), n_pass = n_all_units;
@@ -113,7 +112,7 @@ struct WideBlock {
     __device__ void release(int i) const {
         if ((threadIdx.x & 31) == 0) barrier_arrive(empty(i));
     }
-    __device__ void multiply(float (&d)[TOKENS / 2], int pass) const {
+    __device__ void multiply(float (&d)[COLUMNS / 2], int pass) const {
         const int first = pass * n_all_units;
         int at_stage = first % N_STAGES, turn = first / N_STAGES, before = at_stage;
         for (int unit = 0; unit < n_units; unit++) {
@@ -122,7 +121,7 @@ struct WideBlock {
             const Operand x = rows_operand(stage(at_stage) + W_BYTES);
             products_begin();
 #pragma unroll
-            for (int i = 0; i < 4; i++) Product<TOKENS>::rows(d, w.further(32 * i), x.further(32 * i), unit + i > 0);
+            for (int i = 0; i < 4; i++) Product<COLUMNS>::rows(d, w.further(32 * i), x.further(32 * i), unit + i > 0);
             products_commit();
             products_wait<1>();
             if (unit > 0) release(before);
@@ -158,7 +157,7 @@ struct WideBlock {
         pin(d[0]), pin(d[QUIRE_SILU]);
         if (before >= 0) release(before);
     }
-    __device__ void add_adapters(float (&d)[TOKENS / 2], const float (&added)[1 + QUIRE_SILU][TOKENS / 2]) const {
+    __device__ void add_adapters(float (&d)[COLUMNS / 2], const float (&added)[1 + QUIRE_SILU][TOKENS / 2]) const {
 #pragma unroll
         for (int i = 0; i < OWN_QUADS * 4; i++) {
 #pragma unroll
@@ -170,58 +169,9 @@ struct WideBlock {
     }
 #endif
 
-    // e4m3: sums leave the tensor cores, which keep few digits of them, after each chunk; scaled where weights have
-    // blocks. While a part is added the next one is multiplied, or the other warpgroup's.
-    __device__ float block_scale(int w_row, int unit) const {
-        const float* scales = a.w_scale + min(w_row, a.n - 1) / SCALE_BLOCK * (a.k / SCALE_BLOCK);
-        return __ldg(scales + first_unit + min(unit, n_units - 1));
-    }
-    __device__ void multiply_scaled(float (&d)[TOKENS / 2], int pass, Place place) const {
-        const int first = pass * n_units, row = upper_row(place.row + group() * OUT_ROWS), low_row = lower_row(row);
-        int at_stage = first % N_STAGES, turn = first / N_STAGES;
-        float part[IN_FLIGHT][PART_QUADS * 4], upper = 1.0f, lower = 1.0f;
-#pragma unroll
-        for (int i = 0; i < TOKENS / 2; i++) d[i] = 0.0f;
-        for (int unit = 0; unit < n_units; unit++) {
-            if (QUIRE_FP8 == 2) upper = block_scale(row, unit), lower = block_scale(low_row, unit);
-            await(full(at_stage), turn & 1);
-            const Operand w = rows_operand(stage(at_stage) + uniform(group()) * 8192);
-            const uint32_t from = scales(at_stage) + threadIdx.x % 4 * 8;
-            const auto multiply_part = [&](int p) {
-                const Operand x = rows_operand(stage(at_stage) + W_BYTES + p * PART_QUADS * 1024);
-                products_begin();
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    Product<PART_QUADS * 8>::rows(part[p % IN_FLIGHT], w.further(32 * i), x.further(32 * i), i > 0);
-                products_commit();
-            };
-#pragma unroll
-            for (int p = 0; p < PARTS; p++) {
-                if (IN_FLIGHT == 1 || p == 0) multiply_part(p);
-                if (IN_FLIGHT == 2 && p + 1 < PARTS) {
-                    multiply_part(p + 1);
-                    products_wait<1>();
-                } else {
-                    products_wait<0>();
-                }
-                pin(part[p % IN_FLIGHT]);
-                if (QUIRE_FP8 == 1 && p + 1 == PARTS) release(at_stage);
-#pragma unroll
-                for (int v = 0; v < PART_QUADS; v++) {
-                    const float2 s = QUIRE_FP8 == 2 ? read8(from + (p * PART_QUADS + v) * 32) : make_float2(1.0f, 1.0f);
-                    float *sum = &d[4 * (p * PART_QUADS + v)], *own = &part[p % IN_FLIGHT][4 * v];
-                    sum[0] += own[0] * (s.x * upper), sum[1] += own[1] * (s.y * upper);
-                    sum[2] += own[2] * (s.x * lower), sum[3] += own[3] * (s.y * lower);
-                }
-            }
-            if (QUIRE_FP8 == 2) __syncwarp(), release(at_stage);  // all have read the scales
-            if (++at_stage == N_STAGES) at_stage = 0, turn++;
-        }
-    }
-
 #if QUIRE_NIBBLES
     // Codes of 64 columns become elements in registers while the 64 before are multiplied.
-    __device__ void multiply_codes(float (&d)[TOKENS / 2], int pass) const {
+    __device__ void multiply_codes(float (&d)[COLUMNS / 2], int pass) const {
         const int first = pass * n_units;
         int at_stage = first % N_STAGES, turn = first / N_STAGES, before = at_stage;
         uint32_t left[2][4][4];
@@ -233,7 +183,7 @@ struct WideBlock {
                 const Operand x = rows_operand(stage(at_stage) + W_BYTES + c * X_PART);
                 products_begin();
 #pragma unroll
-                for (int s = 0; s < 4; s++) Product<TOKENS>::rows_of(d, left[c][s], x.further(32 * s), unit + c + s > 0);
+                for (int s = 0; s < 4; s++) Product<COLUMNS>::rows_of(d, left[c][s], x.further(32 * s), unit + c + s > 0);
                 products_commit();
                 products_wait<1>();  // those before have read the other elements
                 if (c == 0 && unit > 0) release(before);
@@ -271,7 +221,7 @@ struct WideBlock {
         named_sync(WORKERS_BARRIER, WORKERS);
     }
     // d becomes the whole sums of this block's part of the tokens, which come first.
-    __device__ void exchange(float (&d)[TOKENS / 2], Place at) const {
+    __device__ void exchange(float (&d)[COLUMNS / 2], Place at) const {
         float4 own[OWN_QUADS];
 #pragma unroll
         for (int owner = 0; owner < SPLIT; owner++) {
@@ -340,6 +290,29 @@ struct WideBlock {
             }
         }
     }
+    // Of tokens that a thread has two of: cells of theirs in two, SiLU four quads.
+    __device__ void stage_turned(const float* d, uint32_t out, int row) const {
+        const int lane = threadIdx.x & 31, token = threadIdx.x % GROUP / 32 * 16 + (lane & 15);
+#pragma unroll
+        for (int cell = 0; cell < CELLS; cell += 2) {
+            uint32_t y[2][2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const float* sums = d + (cell + c) * (QUIRE_SILU ? 8 : 4);
+                const int w_row = row + (cell + c) * 8 + lane % 4 * 2;
+                const float even = bias_of(w_row), odd = bias_of(w_row + 1);
+#pragma unroll
+                for (int half = 0; half < 2; half++) y[c][half] = pack(sums[2 * half] + even, sums[2 * half + 1] + odd);
+                if (QUIRE_SILU) {
+                    const float up = bias_of(a.n / 2 + w_row), next = bias_of(a.n / 2 + w_row + 1);
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        y[c][half] = silu_product(y[c][half], pack(sums[4 + 2 * half] + up, sums[5 + 2 * half] + next));
+                }
+            }
+            store_matrices(out_cell(out, token, cell + lane / 16), y[0][0], y[0][1], y[1][0], y[1][1]);
+        }
+    }
     __device__ void store_round(const CUtensorMap* map, uint32_t out, int row, int token, int parity) const {
         const int thread = threadIdx.x % GROUP;
 #if QUIRE_SENT_TO
@@ -358,31 +331,32 @@ struct WideBlock {
         if (thread == 0) store_box(map, out, row, token);
 #endif
     }
-    __device__ void store(const CUtensorMap* map, const float (&d)[TOKENS / 2], Place at, int parity) const {
+    __device__ void store(const CUtensorMap* map, const float (&d)[COLUMNS / 2], Place at, int parity) const {
         constexpr int N_ROUNDS = OWN_QUADS / ROUND_QUADS;
         const int barrier = 1 + group();
 #pragma unroll
         for (int i = 0; i < N_ROUNDS; i++) {
-            const int first = i * ROUND_QUADS, row = at.row + group() * OUT_ROWS;
+            const int first = i * ROUND_QUADS, row = at.row + (TURNED ? i : group()) * OUT_ROWS;
+            const int token = at.token + (TURNED ? group() * 64 : first * 8);
             const uint32_t out = out_at(i % N_OUT);
             if (!QUIRE_WIDE && threadIdx.x % GROUP == 0) stores_have_read<N_OUT - 1>();
             named_sync(barrier, GROUP);
-            stage_round(&d[4 * first], out, row, at.token + first * 8);
+            TURNED ? stage_turned(&d[4 * first], out, row) : stage_round(&d[4 * first], out, row, token);
             async_fence();
             named_sync(barrier, GROUP);
-            store_round(map, out, row, at.token + first * 8, parity);
+            store_round(map, out, row, token, parity);
         }
     }
     __device__ void work(const CUtensorMap* y_map) const {
         wait_for_previous_grid();
         const int n = n_passes, parity = begin_sending<WORKERS_BARRIER, WORKERS>(a);
         for (int pass = 0; pass < n; pass++) {
-            float d[TOKENS / 2];
+            float d[COLUMNS / 2];
             Place at = place(pass);
 #if QUIRE_NIBBLES
             multiply_codes(d, pass);
 #elif QUIRE_FP8
-            multiply_scaled(d, pass, at);
+            multiply_scaled(*this, d, pass, at.row);
 #else
             multiply(d, pass);
 #endif
@@ -414,6 +388,9 @@ __global__ void __launch_bounds__(MOST_THREADS, 1) gemm_wide(const __grid_consta
     } else {
         registers_down<40>();
         if (threadIdx.x == WORKERS) block.feed(maps);
+#if QUIRE_FP8 == 2
+        if (threadIdx.x >= WORKERS + 32) make_scales(block);
+#endif
     }
 }
 

@@ -125,6 +125,19 @@ __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, ui
         "r"(c2), "r"(c3), "r"(c4)
         : "memory");
 }
+// To the same place in each CTA of the cluster that `ctas` has a bit for, whose barrier there counts the bytes.
+__device__ __forceinline__ void load_box_for_all(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint,
+                                                 uint16_t ctas, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %9, %3;" ::"r"(to), "l"(map), "r"(barrier), "l"(hint), "r"(c0),
+        "r"(c1), "r"(c2), "r"(c3), "r"(c4), "h"(ctas)
+        : "memory");
+}
+
+__device__ __forceinline__ void prefetch_bytes(const void* from, uint32_t n_bytes) {  // into L2; multiples of 16
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(n_bytes) : "memory");
+}
 
 // ---- copies of 16 bytes --------------------------------------------------------------------------------------------
 

@@ -17,10 +17,11 @@
 //
 // All blocks must run at the same time, one on each multiprocessor: two such launches at once may wait for each other.
 //
-// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of a row of w, in a stage),
-// QUIRE_UP_BLOCKS, QUIRE_DOWN_BLOCKS (of 16 rows of w, in an item), QUIRE_LONE, and those of moe/codes.h, where w is in
-// codes; e4m3 multiplies rows in e4m3 (moe/rounding.h).
+// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16; 24 where w is floating), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 128 bytes of
+// a row of w, in a stage), QUIRE_UP_BLOCKS, QUIRE_DOWN_BLOCKS (of 16 rows of w, in an item), QUIRE_LONE, QUIRE_SHARED
+// (n_shared > 0), and those of moe/codes.h, where w is in codes; e4m3 multiplies rows in e4m3 (moe/rounding.h).
 #include "moe/few_codes.h"
+#include "moe/few_maps.h"
 #include "moe/gating.h"
 #include "moe/rounding.h"
 #include "shared_memory.h"
@@ -61,7 +62,7 @@ struct FewBlock : FewCodes {
         }
 #else
         const int shared = expert - (a.n_experts - a.n_shared);
-        if (shared >= 0) {
+        if (QUIRE_SHARED && shared >= 0) {
             map = maps + 1;
             if (K::IS_UP) {
                 load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, shared * a.inner + row, 0, unit * K::CHUNKS);
@@ -75,18 +76,34 @@ struct FewBlock : FewCodes {
         }
 #endif
     }
-    template <class K> __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring) const {
-        const int first = first_item<K>(blockIdx.x), end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
-        Place place(first, n_row_tiles<K>());
-        for (int item = first; item < end; item++, place.advance()) {
-            const int row = place.row_tile * K::OUT_ROWS, expert = tiles()[place.tile].expert;
+#if QUIRE_SHARED
+    // The first stages, as far as they are of what all tokens have: before it is known what else there is.
+    __device__ int feed_ahead(const CUtensorMap* maps) const {
+        Place place = run_of_shared<Up>().place;
+        const int n = n_units<Up>(), n_loaded = min(a.n_stages, run_of_shared<Up>().n_shared * n);
+#pragma unroll 1
+        for (int i = 0, unit = 0; i < n_loaded; i++) {
+            load<Up>(maps, i, a.n_experts - a.n_shared + place.tile, place.row_tile * Up::OUT_ROWS, unit);
+            if (++unit == n) unit = 0, place.advance();
+        }
+        return n_loaded;
+    }
+#endif
+    // n_loaded: stages that were filled ahead.
+    template <class K>
+    __device__ void feed(const CUtensorMap* maps, Ring& ring, Ring& scales_ring, int n_loaded = 0) const {
+        Run run = this->template run<K>();
+        const int n = n_units<K>();
+        for (int turn = 0; turn < run.n; turn++, run.place.advance()) {
+            run.begin(turn);
+            const int row = run.place.row_tile * K::OUT_ROWS, expert = tiles()[run.place.tile].expert;
 #if QUIRE_CODES
-            copy_scales<K>(place.tile, row, scales_ring);
+            copy_scales<K>(run.place.tile, row, scales_ring);
             if (threadIdx.x != WORKERS) continue;
 #endif
             for (int unit = 0; unit < n; unit++) {
                 if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
-                load<K>(maps, ring.stage, expert, row, unit);
+                if (!QUIRE_SHARED || n_loaded-- <= 0) load<K>(maps, ring.stage, expert, row, unit);
                 ring.advance(a.n_stages);
             }
         }
@@ -98,9 +115,12 @@ struct FewBlock : FewCodes {
         return ring.turn + (parts.stage < ring.stage) + parts.turn;
     }
     __device__ void feed_parts(const CUtensorMap* maps, const Ring& ring, Ring& scales_ring) const {
-        const int end = first_item<Down>(blockIdx.x + 1), n = n_units<Down>();
+        Run run = this->template run<Down>();
+        const int n = n_units<Down>();
         Ring parts;
-        for (int item = first_item<Down>(blockIdx.x); item < end; item++) {
+        for (int turn = 0; turn < run.n; turn++, run.place.advance()) {
+            run.begin(turn);
+            const int item = run.place.row_tile;
 #if QUIRE_CODES
             copy_scales<Down>(0, item * Down::OUT_ROWS, scales_ring);
             if (threadIdx.x != WORKERS) continue;
@@ -141,21 +161,32 @@ struct FewBlock : FewCodes {
     }
 
 #if !QUIRE_CODES
-    // x_at: where the lane's row of the fragments of x starts (of 16 pairs: lanes 16 .. have the last eight).
+    // Where the lane's row of the fragments of x starts: of pairs 0 .. 15 (lanes 16 .. have the last eight), and 16 .. 23.
+    static constexpr int SIXTEENS = (EIGHTS + 1) / 2;
+    template <class K> __device__ void find_x(uint32_t (&at_row)[SIXTEENS], const Tile& tile) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int v = 0; v < SIXTEENS; v++) {
+            const int row = v * 16 + (2 * v + 1 < EIGHTS ? lane / 16 * 8 : 0) + lane % 8;
+            at_row[v] = base + at.x + min(row, tile.n - 1) * Layout::row_bytes(columns<K>()) + lane / 8 % 2 * 16;
+        }
+    }
     template <class K>
-    __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, uint32_t x_at, int unit) const {
+    __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, const uint32_t (&x_at)[SIXTEENS], int unit) const {
         const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * K::STEPS;
         const int row = lane % 16, cell = lane / 16, k = columns<K>();
 #pragma unroll
         for (int i = 0; i < K::STEPS; i++) {
             const int step = first + i, chunk = step / 4, column = unit * K::COLUMNS + chunk * WIDTH + step % 4 * 16;
             if (column >= k) break;
-            const uint32_t from = x_at + column * 2;
-            uint32_t left[4], right[4];
-            if (EIGHTS == 2) {
-                load_matrices(right, from);
-            } else {
-                load_two_matrices(right[0], right[1], from);
+            uint32_t left[4], right[SIXTEENS][4];
+#pragma unroll
+            for (int v = 0; v < SIXTEENS; v++) {
+                if (2 * v + 1 < EIGHTS) {
+                    load_matrices(right[v], x_at[v] + column * 2);
+                } else {
+                    load_two_matrices(right[v][0], right[v][1], x_at[v] + column * 2);
+                }
             }
 #pragma unroll
             for (int b = 0; b < K::BLOCKS; b++) {
@@ -163,7 +194,7 @@ struct FewBlock : FewCodes {
                                         (((step % 4 * 2 + cell) ^ (row & 7)) << 4));
 #pragma unroll
                 for (int v = 0; v < EIGHTS; v++)
-                    multiply_add(d[b * EIGHTS + v], left, right[2 * v], right[2 * v + 1]);
+                    multiply_add(d[b * EIGHTS + v], left, right[v / 2][v % 2 * 2], right[v / 2][v % 2 * 2 + 1]);
             }
         }
     }
@@ -189,7 +220,7 @@ struct FewBlock : FewCodes {
     __device__ float weight_of(const Tile& tile, int i) const {
         if (!QUIRE_LONE) return 1.0f;
         const int pair = pairs()[tile.first + min(i, tile.n - 1)];
-        return pair < a.n_chosen - a.n_shared ? __ldcg(a.weights + pair) : 1.0f;
+        return !QUIRE_SHARED || pair < a.n_chosen - a.n_shared ? __ldcg(a.weights + pair) : 1.0f;
     }
     __device__ float weight_of_h(const Tile& tile, int i) const {  // of e4m3 it is a part of the scales
         return QUIRE_CODES == 1 ? 1.0f : weight_of(tile, i);
@@ -257,27 +288,26 @@ struct FewBlock : FewCodes {
     }
 
     template <class K> __device__ void work(Ring& ring, Ring& scales_ring) const {
-        const int lane = threadIdx.x % 32, first = first_item<K>(blockIdx.x), end = first_item<K>(blockIdx.x + 1);
-        const int n = n_units<K>();
+        Run run = this->template run<K>();
+        const int lane = threadIdx.x % 32, n = n_units<K>();
         int before = -1;
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
 #else
-        uint32_t x_at = 0;
+        uint32_t x_at[SIXTEENS];
 #endif
         Tile tile;
-        Place place(first, n_row_tiles<K>());
-        for (int item = first; item < end; item++, place.advance()) {
-            if (place.tile != before) {
+        for (int turn = 0; turn < run.n; turn++, run.place.advance()) {
+            run.begin(turn);
+            if (run.place.tile != before) {
                 if (before >= 0) named_sync(WORKERS_BARRIER, WORKERS);  // everybody has read x
-                before = place.tile;
-                tile = tiles()[place.tile];
+                before = run.place.tile;
+                tile = tiles()[run.place.tile];
                 stage_rows<K>(tile);
 #if QUIRE_CODES
                 find_x(x_at, tile, Layout::row_bytes(columns<K>()));
 #else
-                const int row = min((EIGHTS == 2 ? lane / 16 * 8 : 0) + lane % 8, tile.n - 1);
-                x_at = base + at.x + row * Layout::row_bytes(columns<K>()) + lane / 8 % 2 * 16;
+                find_x<K>(x_at, tile);
 #endif
             }
             float d[K::QUADS][4] = {};
@@ -298,16 +328,16 @@ struct FewBlock : FewCodes {
 #if QUIRE_CODES
             leave_scales(scales_ring);
 #endif
-            finish<K>(d, tile, place.row_tile * K::OUT_ROWS, item - first);
+            finish<K>(d, tile, run.place.row_tile * K::OUT_ROWS, turn);
         }
     }
 
 #if QUIRE_LONE
     __device__ void work_parts(const Ring& ring, Ring& scales_ring) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = n_units<Down>();
-        const int first = first_item<Down>(blockIdx.x), end = first_item<Down>(blockIdx.x + 1);
+        Run run = this->template run<Down>();
         const Tile tile{0, 0, 1};
-        if (first == end) return;
+        if (run.n == 0) return;
         stage_rows<Down>(tile);
 #if QUIRE_CODES
         uint32_t x_at[EIGHTS];
@@ -317,7 +347,8 @@ struct FewBlock : FewCodes {
 #endif
         Ring parts{warp, 0};
         int part = 0, unit = warp;  // a warp's next, counted on from item to item
-        for (int item = first; item < end; item++, part -= n_tiles()) {
+        for (int turn = 0; turn < run.n; turn++, part -= n_tiles(), run.place.advance()) {
+            run.begin(turn);
             float d[2][4] = {};
 #if QUIRE_CODES
             wait_for_scales(scales_ring);
@@ -338,7 +369,7 @@ struct FewBlock : FewCodes {
 #if QUIRE_CODES
             leave_scales(scales_ring);
 #endif
-            finish<Down>(sums, tile, item * Down::OUT_ROWS, item - first);
+            finish<Down>(sums, tile, run.place.row_tile * Down::OUT_ROWS, turn);
         }
     }
 #endif
@@ -357,18 +388,18 @@ struct FewBlock : FewCodes {
     }
 };
 
-struct Maps {  // of each product: of the experts, and of what all tokens share
-    CUtensorMap up[2], down[2];
-};
-
 __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Maps maps,
                                                       const __grid_constant__ QuireMoeFewArgs args) {
     extern __shared__ __align__(1024) char shared[];
     const FewBlock block(args, shared);
     const bool loads = threadIdx.x >= WORKERS;
+    int n_loaded = 0;
     if (threadIdx.x == WORKERS) {
-        for (int i = 0; i < 1 + (args.n_shared > 0); i++) prefetch_map(maps.up + i), prefetch_map(maps.down + i);
+        for (int i = 0; i < 1 + QUIRE_SHARED; i++) prefetch_map(maps.up + i), prefetch_map(maps.down + i);
         block.init();
+#if QUIRE_SHARED
+        n_loaded = block.feed_ahead(maps.up);
+#endif
     }
     wait_for_previous_grid();
     let_next_grid_start();  // which may read the expert ids at once
@@ -390,7 +421,7 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Ma
         block.work<Down>(ring, scales_ring);
 #endif
     } else if (QUIRE_CODES || threadIdx.x == WORKERS) {
-        block.feed<Up>(maps.up, ring, scales_ring);
+        block.feed<Up>(maps.up, ring, scales_ring, n_loaded);
 #if QUIRE_LONE
         block.feed_parts(maps.down, ring, scales_ring);
 #else
@@ -399,59 +430,13 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ Ma
     }
 }
 
-#if QUIRE_CODES
-inline cudaError_t encode_codes(CUtensorMap* map, const void* codes, int k, int rank, const uint64_t* rows, const uint32_t* box) {
-    const uint64_t row = uint64_t(k) * 128 / WIDTH, sizes[] = {row, rows[0], rank > 2 ? rows[1] : 1};
-    const uint64_t strides[] = {row, rows[0] * row};
-    return encode_map(map, codes, rank, sizes, strides, box, L2_BY_128, SWIZZLED, true);
-}
-inline cudaError_t encode_up(CUtensorMap* map, const QuireMoeFewArgs& a) {
-    const uint64_t rows[] = {uint64_t(a.inner), 2 * uint64_t(a.n_experts)};
-    const uint32_t box[] = {128, Up::OUT_ROWS, 2};
-    return encode_codes(map, a.up, a.hidden, 3, rows, box);
-}
-inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
-    const uint64_t rows[] = {uint64_t(a.n_experts) * a.hidden};
-    const uint32_t box[] = {128, Down::BLOCKS * 16};
-    return encode_codes(map, a.down, a.inner, 2, rows, box);
-}
-#else
-inline cudaError_t encode_up(CUtensorMap* map, const void* up, uint64_t inner, uint64_t n_experts, int hidden) {
-    const uint64_t row = uint64_t(hidden) * 2;
-    const uint64_t sizes[] = {CHUNK, inner, 2 * n_experts, uint64_t(hidden / CHUNK)};
-    const uint64_t strides[] = {row, inner * row, CHUNK * 2};
-    const uint32_t box[] = {CHUNK, 8, 2, Up::CHUNKS};
-    return encode_map(map, up, 4, sizes, strides, box);
-}
-inline cudaError_t encode_up(CUtensorMap* map, const QuireMoeFewArgs& a) {
-    return encode_up(map, a.up, a.inner, a.n_experts - a.n_shared, a.hidden);
-}
-// One expert of n_shared times the inner rows, and its columns in n_shared parts: beyond each there are zeros.
-inline cudaError_t encode_shared(CUtensorMap* up_map, CUtensorMap* down_map, const QuireMoeFewArgs& a) {
-    const uint64_t inner = a.inner, n_shared = a.n_shared;
-    const cudaError_t error = encode_up(up_map, a.shared_up, n_shared * inner, 1, a.hidden);
-    if (error != cudaSuccess) return error;
-    const uint64_t sizes[] = {CHUNK, uint64_t(a.hidden), inner / CHUNK, n_shared};
-    const uint64_t strides[] = {n_shared * inner * 2, CHUNK * 2, inner * 2};
-    const uint32_t box[] = {CHUNK, Down::BLOCKS * 16, Down::CHUNKS, 1};
-    return encode_map(down_map, a.shared_down, 4, sizes, strides, box);
-}
-inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
-    const uint64_t sizes[] = {CHUNK, uint64_t(a.n_experts - a.n_shared) * a.hidden, uint64_t(a.inner / CHUNK)};
-    const uint64_t strides[] = {uint64_t(a.inner) * 2, CHUNK * 2};
-    const uint32_t box[] = {CHUNK, Down::BLOCKS * 16, Down::CHUNKS};
-    return encode_map(map, a.down, 3, sizes, strides, box);
-}
-#endif
-
 int launch(const QuireMoeFewArgs& a, cudaStream_t stream) {
     Maps maps = {};
     cudaError_t error = encode_up(maps.up, a);
     if (error == cudaSuccess) error = encode_down(maps.down, a);
-#if QUIRE_CODES
-    if (a.n_shared > 0) return cudaErrorInvalidValue;
-#else
-    if (error == cudaSuccess && a.n_shared > 0) error = encode_shared(maps.up + 1, maps.down + 1, a);
+    if (QUIRE_SHARED != (a.n_shared > 0)) return cudaErrorInvalidValue;
+#if QUIRE_SHARED
+    if (error == cudaSuccess) error = encode_shared(maps.up + 1, maps.down + 1, a);
 #endif
     if (error != cudaSuccess) return error;
     const int n_bytes = Layout(a).end;

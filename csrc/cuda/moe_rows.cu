@@ -4,9 +4,10 @@
 //
 // Only sizes are known on the host, so buffers have room for any routing, and a captured graph stays valid. Which place
 // a pair has among those of its expert depends on timing; no result does, as each pair is computed for itself. Two
-// launches must not sort at the same time: they count in the same place. Few pairs are sorted by the block of each token,
-// for itself: that takes less than a launch.
+// launches must not sort at the same time: they count in the same place.
 #include "moe/slots.h"
+
+#include "launch.h"
 
 struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
     const int32_t* expert_ids;  // of the pairs; others than 0 .. n_experts are left out
@@ -41,7 +42,6 @@ namespace quire {
 namespace {
 
 constexpr int WIDTH = 8, THREADS = 128, SORT_THREADS = 512, SORT_PAIRS = 4, MAX_EXPERTS = 1024;
-constexpr int AT_ONCE = 8;  // pairs that a thread asks for, where each block sorts for itself
 
 // Pairs of each expert so far, and blocks that have counted theirs; the last block of a launch leaves zeros.
 __device__ int n_of_expert[MAX_EXPERTS], n_blocks_done;
@@ -115,45 +115,6 @@ __global__ void __launch_bounds__(SORT_THREADS) place_kernel(const __grid_consta
     if (slot >= 0) args.tokens[slot] = pair / args.n_chosen;
 }
 
-// One block a token. It counts the pairs of each expert, of all tokens and of those before its own. The first block
-// lists the tiles.
-__global__ void __launch_bounds__(THREADS) sort_and_place_kernel(const __grid_constant__ QuireMoeSortArgs sort,
-                                                                 const __grid_constant__ QuireMoePlaceArgs args) {
-    __shared__ int counts[MAX_EXPERTS], counts_before[MAX_EXPERTS];
-    const int token = blockIdx.x, first_pair = token * args.n_chosen, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const auto expert_of = [&](int pair) {
-        const int expert = pair < sort.n_pairs ? load_shared(sort.expert_ids + pair) : -1;
-        return expert < sort.n_experts ? expert : -1;
-    };
-    for (int i = threadIdx.x; i < sort.n_experts; i += THREADS) counts[i] = counts_before[i] = 0;
-    wait_for_previous_grid();
-    let_next_grid_start();
-    __syncthreads();
-    for (int first = threadIdx.x; first < sort.n_pairs; first += THREADS * AT_ONCE) {
-        int experts[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) experts[i] = expert_of(first + i * THREADS);
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            if (experts[i] < 0) continue;
-            atomicAdd(&counts[experts[i]], 1);
-            if (first + i * THREADS < first_pair) atomicAdd(&counts_before[experts[i]], 1);
-        }
-    }
-    __syncthreads();
-    for (int j = warp; j < args.n_chosen; j += THREADS / 32) {
-        const int expert = expert_of(first_pair + j);
-        int slot = 0;
-        for (int i = lane; i < expert; i += 32) slot += counts[i];
-        slot = __reduce_add_sync(~0u, slot) + __popc(__ballot_sync(~0u, lane < j && expert_of(first_pair + lane) == expert));
-        if (lane > 0 || expert < 0) continue;
-        slot += counts_before[expert];
-        args.slots[first_pair + j] = slot;
-        args.tokens[slot] = token;
-    }
-    if (token == 0 && warp == 0) list_tiles(sort, counts);
-}
-
 __device__ __forceinline__ void widen_cell(float (&to)[WIDTH], const int4& cell) {
     const int words[] = {cell.x, cell.y, cell.z, cell.w};
 #pragma unroll
@@ -194,20 +155,6 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ Qu
     *to = make_int4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7]));
 }
 
-template <class... Arguments>
-cudaError_t launch(void (*kernel)(Arguments...), dim3 grid, int n_threads, void* stream, const Arguments&... arguments) {
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(n_threads);
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &overlap;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 }  // namespace
 }  // namespace quire
 
@@ -215,25 +162,18 @@ extern "C" int quire_moe_sort(const QuireMoeSortArgs* args, void* stream) {
     using namespace quire;
     if (args->n_experts > MAX_EXPERTS) return cudaErrorInvalidValue;
     const int n_blocks = (args->n_pairs + SORT_THREADS * SORT_PAIRS - 1) / (SORT_THREADS * SORT_PAIRS);
-    return launch(sort_kernel, dim3(n_blocks), SORT_THREADS, stream, *args);
+    return launch(sort_kernel, dim3(n_blocks), SORT_THREADS, 0, stream, *args);
 }
 
 extern "C" int quire_moe_place(const QuireMoePlaceArgs* args, void* stream) {
     using namespace quire;
     const int n_blocks = (args->n_tokens * args->n_chosen + SORT_THREADS - 1) / SORT_THREADS;
-    return launch(place_kernel, dim3(n_blocks), SORT_THREADS, stream, *args);
-}
-
-// Both, where starts are not rounded up.
-extern "C" int quire_moe_sort_and_place(const QuireMoeSortArgs* sort, const QuireMoePlaceArgs* args, void* stream) {
-    using namespace quire;
-    if (sort->n_experts > MAX_EXPERTS || args->n_chosen > MAX_CHOSEN || sort->start_step != 1) return cudaErrorInvalidValue;
-    return launch(sort_and_place_kernel, dim3(args->n_tokens), THREADS, stream, *sort, *args);
+    return launch(place_kernel, dim3(n_blocks), SORT_THREADS, 0, stream, *args);
 }
 
 extern "C" int quire_moe_sum(const QuireMoeSumArgs* args, void* stream) {
     using namespace quire;
     if (args->n_chosen > MAX_CHOSEN || args->h % WIDTH) return cudaErrorInvalidValue;
     const int n_groups = (args->h / WIDTH + THREADS - 1) / THREADS;
-    return launch(sum_kernel, dim3(args->n_tokens, n_groups), THREADS, stream, *args);
+    return launch(sum_kernel, dim3(args->n_tokens, n_groups), THREADS, 0, stream, *args);
 }

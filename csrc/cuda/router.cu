@@ -1,7 +1,7 @@
 // The experts of a few rows in one launch: scores of each row against every expert, in float32, then the choice, as
 // `route` in quire/kernels/moe/op.py describes it. Hopper; QUIRE_BF16 0 or 1; QUIRE_WIDE: 1 if w is float32.
 //
-// A cluster of blocks has some rows; each warp multiplies them by one expert at a time and stores their logits in the
+// A cluster of blocks has some rows; each warp multiplies them by one or two experts at a time and stores their logits in the
 // memory of the last block, whose warps then choose, one for a row. Weights are asked for before the wait for the
 // previous grid, which writes x. A row's sums and its choice depend on nothing but the row, whatever the batch.
 #include "gemm.h"
@@ -74,18 +74,32 @@ __device__ __forceinline__ float add_product(float sum, const int4& w, const int
     return sum;
 }
 
-template <int ROWS>
-__device__ __forceinline__ void add_products(float (&sums)[ROWS], const int4 (&w)[STEPS], const int4* rows, int n_rows) {
+template <int EXPERTS, int ROWS>
+__device__ __forceinline__ void add_products(float (&sums)[EXPERTS][ROWS], const int4 (&w)[EXPERTS][STEPS],
+                                             const int4* rows, int n_rows) {
     const int* words = reinterpret_cast<const int*>(rows) + threadIdx.x % 32 * (WIDTH / 2);
+    const auto add = [&](int row, int i) {
+        int x[WIDTH / 2];
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-        if (row >= n_rows) break;
+        for (int j = 0; j < WIDTH / 2; ++j) x[j] = words[row * (COLUMNS / 2) + i * 32 * (WIDTH / 2) + j];
+#pragma unroll
+        for (int e = 0; e < EXPERTS; ++e) sums[e][row] = add_product(sums[e][row], w[e][i], x);
+    };
+    if constexpr (EXPERTS == 1) {
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) {
+            if (row >= n_rows) break;
+#pragma unroll
+            for (int i = 0; i < STEPS; ++i) add(row, i);
+        }
+    } else {  // w of two experts has no room as float32: it is widened for all rows in turn
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) {
-            int x[WIDTH / 2];
 #pragma unroll
-            for (int j = 0; j < WIDTH / 2; ++j) x[j] = words[row * (COLUMNS / 2) + i * 32 * (WIDTH / 2) + j];
-            sums[row] = add_product(sums[row], w[i], x);
+            for (int row = 0; row < ROWS; ++row) {
+                if (row >= n_rows) break;
+                add(row, i);
+            }
         }
     }
 }
@@ -218,34 +232,48 @@ __device__ __forceinline__ float bias_of(const QuireRouterArgs& a, int expert) {
 #endif
 }
 
+// Experts that a warp multiplies a row by at a time: two read x once, and no warp has to begin anew for a second one.
+template <int CELLS> constexpr int AT_ONCE = QUIRE_WIDE || CELLS <= 2 ? 1 : 2;
+
 template <int ROWS, int CELLS>
 __global__ void __launch_bounds__(THREADS, 2) router_kernel(const __grid_constant__ QuireRouterArgs a, int n_ranks) {
+    constexpr int EXPERTS = AT_ONCE<CELLS>, OF_BLOCK = WARPS * EXPERTS;
     __shared__ int4 rows[ROWS * (COLUMNS / CELL)];
     __shared__ float logits[ROWS * CELLS * 32];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rank = blockIdx.x % n_ranks, first_row = blockIdx.x / n_ranks * ROWS, n_rows = min(ROWS, a.n - first_row);
+    int4 w[EXPERTS][STEPS];
+    const auto load = [&](int first, int column) {
+#pragma unroll
+        for (int e = 0; e < EXPERTS; ++e) load_weights(w[e], a, first + warp * EXPERTS + e, column);
+    };
     cluster_arrive();
     let_next_grid_start();
-    int4 w[STEPS];
-    load_weights(w, a, rank * WARPS + warp, 0);
+    load(rank * OF_BLOCK, 0);
     cluster_wait();  // all blocks have started: their memory can be written
     wait_for_previous_grid();
-    for (int first = rank * WARPS; first < a.n_experts; first += n_ranks * WARPS) {
-        const int expert = first + warp;
-        float sums[ROWS] = {};
+    for (int first = rank * OF_BLOCK; first < a.n_experts; first += n_ranks * OF_BLOCK) {
+        const bool is_first = first == rank * OF_BLOCK;
+        float sums[EXPERTS][ROWS] = {};
         for (int column = 0; column < a.hidden; column += COLUMNS) {
-            if (column || first != rank * WARPS) load_weights(w, a, expert, column);
-            __syncthreads();
-            load_rows(rows, a, first_row, n_rows, column);
-            __syncthreads();
+            if (column || !is_first) load(first, column);
+            if (is_first || a.hidden > COLUMNS) {
+                __syncthreads();
+                load_rows(rows, a, first_row, n_rows, column);
+                __syncthreads();
+            }
             add_products(sums, w, rows, n_rows);
         }
 #pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
-            const float sum = sum_of_warp(sums[row]);
-            if (lane == 0 && row < n_rows && expert < a.n_experts) {
-                const uint32_t here = shared_address(logits + row * CELLS * 32 + expert);
-                store_there(address_in(here, n_ranks - 1), sum + bias_of(a, expert));
+        for (int e = 0; e < EXPERTS; ++e) {
+            const int expert = first + warp * EXPERTS + e;
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row) {
+                const float sum = sum_of_warp(sums[e][row]);
+                if (lane == 0 && row < n_rows && expert < a.n_experts) {
+                    const uint32_t here = shared_address(logits + row * CELLS * 32 + expert);
+                    store_there(address_in(here, n_ranks - 1), sum + bias_of(a, expert));
+                }
             }
         }
     }
@@ -255,7 +283,8 @@ __global__ void __launch_bounds__(THREADS, 2) router_kernel(const __grid_constan
 }
 
 template <int ROWS, int CELLS> int launch(const QuireRouterArgs& a, void* stream) {
-    const int n_ranks = min(CLUSTER, (a.n_experts + WARPS - 1) / WARPS);
+    constexpr int OF_BLOCK = WARPS * AT_ONCE<CELLS>;
+    const int n_ranks = min(CLUSTER, (a.n_experts + OF_BLOCK - 1) / OF_BLOCK);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = n_ranks;

@@ -27,20 +27,22 @@ struct Operand {  // only the low word depends on the address: further parts of 
     __device__ __forceinline__ Operand further(uint32_t n_bytes) const { return {low + (n_bytes >> 4), high}; }
 };
 constexpr uint32_t SWIZZLE_128 = 1u << 30;
+// Bits 4 .. 17 of an address: above them an address has the rank of its block in the cluster.
+__device__ __forceinline__ uint32_t start_bits(uint32_t address) { return address >> 4 & 0x3fff; }
 
 // Rows are the operand's outer dimension, the 16 of the product lie along a row (q and k): a group of 8 rows every
 // `group_bytes`. 16 columns further is 32 bytes further, until the row of 128 bytes ends.
 __device__ __forceinline__ Operand rows_operand(uint32_t address, uint32_t group_bytes = 1024) {
-    return {(address >> 4) | 1u << 16, (group_bytes >> 4) | SWIZZLE_128};
+    return {start_bits(address) | 1u << 16, (group_bytes >> 4) | SWIZZLE_128};
 }
 // The same of rows of 32, 64 or 128 bytes, each with the swizzle of as many.
 template <int ROW_BYTES> __device__ __forceinline__ Operand short_rows_operand(uint32_t address) {
-    return {(address >> 4) | 1u << 16, (8 * ROW_BYTES >> 4) | (ROW_BYTES == 32 ? 3u : ROW_BYTES == 64 ? 2u : 1u) << 30};
+    return {start_bits(address) | 1u << 16, (8 * ROW_BYTES >> 4) | (ROW_BYTES == 32 ? 3u : ROW_BYTES == 64 ? 2u : 1u) << 30};
 }
 // Rows are the 16 of the product, two groups of 8 that are `group_bytes` apart; the outer dimension lies along a row
 // (v), the next 64 columns `tile_bytes` further.
 __device__ __forceinline__ Operand columns_operand(uint32_t address, uint32_t tile_bytes, uint32_t group_bytes = 1024) {
-    return {(address >> 4) | (tile_bytes >> 4) << 16, (group_bytes >> 4) | SWIZZLE_128};
+    return {start_bits(address) | (tile_bytes >> 4) << 16, (group_bytes >> 4) | SWIZZLE_128};
 }
 
 // ---- issue and wait ------------------------------------------------------------------------------------------------
@@ -70,6 +72,7 @@ __device__ __forceinline__ void keep_before_wait(float value, uint32_t any_share
 // Product<N>::rows_of: the same, a in registers.
 // Product<N>::columns: d += a b, a in registers (pairs of columns, as in the fragments of mma.m16n8k16), b in shared
 // memory (columns_operand).
+// Product<N>::columns_shared: the same, a in shared memory (rows_operand).
 // Product<N>::turned:  d += a b^T, both in shared memory, a along its outer dimension (columns_operand).
 template <int N> struct Product;
 
@@ -121,6 +124,14 @@ template <int N> struct Product;
             asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #C ", 0;\n"                                      \
                          " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, %" #A ", %" #B         \
                          ", p, 1, 1, 1, 0;\n}"                                                                   \
+                         : OUT                                                                                   \
+                         : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));                                       \
+        }                                                                                                        \
+        static __device__ __forceinline__ void columns_shared(float (&d)[N / 2], Operand a, Operand b,           \
+                                                              int accumulate) {                                  \
+            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #C ", 0;\n"                                      \
+                         " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, %" #A ", %" #B         \
+                         ", p, 1, 1, 0, 1;\n}"                                                                   \
                          : OUT                                                                                   \
                          : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));                                       \
         }                                                                                                        \

@@ -7,6 +7,7 @@ It ran once on an H200; what its knobs find of the H200's own expected steps is 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import pathlib
@@ -24,16 +25,19 @@ from quire.bench.kernels.timing import timer
 from quire.bench.offline import TimedRun, decode_step_times_s, decode_steps, timed_run
 from quire.bench.shape import PREFIX, shape_options
 from quire.config.engine import EngineConfig
+from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.config.options import make_options
 from quire.core.plan import Spans
 from quire.core.ticker import ticked
 from quire.engine.llm import LLM
 from quire.planner.accelerators import accelerator_seen
-from quire.planner.calibration import Calibration, Curve, calibration_of
+from quire.planner.calibration import Calibration, Curve, Record, calibration_of
+from quire.planner.error_bar import kinds_of
 from quire.planner.fitting import Knob, Sample, fit
 from quire.planner.formats import formats_named
 from quire.planner.operators import prefill_spans, step_operators, totals
+from quire.planner.timing import StepTimer
 
 VOCABULARY = 1000
 MAX_LEN = 2048
@@ -132,7 +136,9 @@ def calibrate(
     errors = [abs(one.expected_s(found) / one.seconds - 1) for one in samples]
     error = round(max(0.02, statistics.quantiles(errors, n=10)[-1]), 3)
     source = f"quire bench calibrate: {len(samples)} steps on {ceilings.device}, nine of ten within {100 * error:.1f} %"
-    return msgspec.structs.replace(found, source=source, error=error), samples
+    timed = collections.Counter(kinds_of(StepTimer(one.arch, found, one.formats, Mesh())) for one in samples)
+    own = tuple(Record(kinds=tuple(sorted(kinds)), n_figures=n, error=error) for kinds, n in timed.items())
+    return msgspec.structs.replace(found, source=source, error=error, records=found.records or own), samples
 
 
 def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, device: str) -> Calibration:

@@ -37,6 +37,8 @@ class ClientTrace:
     """Tokens by the server's `usage`; the number of chunks when it sends none."""
     has_usage: bool = False
     error: str = ""
+    request_id: str = ""
+    """That the server gave it, in its `x-request-id`; empty: it gives none."""
 
     @property
     def ttft_s(self) -> float:
@@ -108,6 +110,7 @@ class CompletionsClient:
         try:
             headers = {"Content-Type": "application/json"}
             async with self.session.post(self.url, data=body, headers=headers) as response:
+                trace.request_id = response.headers.get("x-request-id", "")
                 if response.status != 200:
                     trace.error = f"HTTP {response.status}: {(await response.text())[:ERROR_CHARS]}"
                 else:

@@ -1,6 +1,7 @@
 """The share of the limit that a run attained: the planner's operators of its steps against its clock. Needs no torch.
 
-Invariant: a limit counts what the recorded steps had to do, not what the engine made of it.
+Invariant: a limit counts what the recorded steps had to do, not what the engine made of it. Which experts a step chose
+is not recorded: of each layer, how often all steps chose each of them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from quire.config.arch import ModelArch
 from quire.config.mesh import Mesh
 from quire.engine.step_record import StepRecord
 from quire.planner.calibration import Ceilings
+from quire.planner.counted_experts import CountedExperts, counted_operator
 from quire.planner.formats import Formats
+from quire.planner.mesh import own_rows
 from quire.planner.operators import Kind, Operator, limit_s, step_operators
+from quire.planner.parts import rank_parts
 
 MEANINGS = {
     "output_tokens_per_second": "output tok/s",
@@ -38,11 +42,26 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     mesh: Mesh = Mesh()
     """A limit is of one rank of it, and of all its stages."""
+    experts: CountedExperts = CountedExperts(())
+    """How often rows chose them; by default as if evenly."""
 
     def operators(self, record: StepRecord) -> list[Operator]:
         """Of a step; what several sequences share is read once."""
         n_pages = sum((len(slots) - 1) * n_pages for slots, n_pages in record.shared_prefixes)
-        return step_operators(self.arch, record.spans, self.mesh, self.formats, n_pages * self.page_size)
+        parts = rank_parts(self.arch, self.mesh, self.formats)
+        found = step_operators(
+            self.arch, record.spans, self.mesh, self.formats, n_pages * self.page_size, parts
+        )  # fmt: skip
+        n_rows = own_rows(self.mesh, sum(record.spans.lengths))
+        products = iter([one for one in parts.products if one.is_experts])
+        return [
+            counted_operator(self.experts, next(products), n_rows, self.formats) if one.kind is Kind.EXPERTS else one
+            for one in found
+        ]
+
+    def counted(self, counts: Sequence[Sequence[int]]) -> Case:
+        """The same where rows chose experts so, see `CountedExperts.of`."""
+        return msgspec.structs.replace(self, experts=CountedExperts.of(counts, self.mesh.ep))
 
 
 PARTS = {
@@ -97,7 +116,7 @@ def _beyond(rows: Mapping[str, Mapping[str, float]], has_experts: bool) -> str:
     attained = ", ".join(
         f"{_number(row['attained'])} {MEANINGS[figure]} (limit {_number(row['limit'])})" for figure, row in rows.items()
     )
-    experts = ", or fewer experts were chosen than an even choice would touch" if has_experts else ""
+    experts = ", or the rows of a step chose fewer experts than rows that are apart would" if has_experts else ""
     return (
         f"attained {attained}: faster than these limits, which therefore do not hold. "
         f"Other work slowed the measurement of the ceilings, or the weights fit a cache{experts}"

@@ -24,7 +24,7 @@ from quire.core.outputs import RequestOutput
 from quire.core.prompts import TokensPrompt
 from quire.core.sampling import SamplingParams
 from quire.core.ticker import ticked
-from quire.engine.expert_load import Loads, imbalance
+from quire.engine.expert_load import Loads, imbalance, since
 from quire.engine.llm import LLM
 from quire.engine.step_record import StepRecord
 
@@ -112,14 +112,15 @@ def measure_throughput(
         "tokens_per_second": (n_input + n_output) / middle.elapsed_s,
         "elapsed_times": [run.elapsed_s for run in runs],
     }
-    results |= _expert_figures(llm, before)
+    loads = since(before, llm.expert_loads())
+    results |= _expert_figures(loads)
     if view is not None:
         view.probe_again()
-        limit = n_output / sum(view.limits_s(middle.records))
+        limit = n_output / sum(view.limits_s(middle.records, loads))
         name = "output_tokens_per_second"
         results["limits"] = {name: compared(name, limit, n_output / middle.elapsed_s)}
         fresh = functools.partial(submit, llm, dataset(options.num_repeats), temperature)
-        results["breakdown"] = view.profile(llm, fresh, len(middle.records))
+        results["breakdown"] = view.profile(llm, fresh, len(middle.records), loads)
         results["ceilings"] = view.ceilings()
     return results, middle.timeline
 
@@ -141,7 +142,7 @@ def measure_latency(
 
     With a view, rows have `limits` and `breakdown` as well.
     """
-    runs_of, datasets, experts = [], [], []
+    runs_of, datasets, loads_of = [], [], []
     for case in cases:
         seed = f"{llm.config.seed}/{case}"  # a case must not find its prompts in the cache of the one before
         dataset = from_lengths([(case.input_len, case.output_len)] * case.batch_size, vocab_size, seed)
@@ -152,22 +153,22 @@ def measure_latency(
                 before = llm.expert_loads()
             runs.append(timed_run(llm, dataset(i), temperature=0.0))
         runs_of.append(runs[options.num_iters_warmup :])
-        experts.append(_expert_figures(llm, before))
+        loads_of.append(since(before, llm.expert_loads()))
         datasets.append(dataset)
-    columns = zip(cases, runs_of, experts, strict=True)
-    rows = [_latency_row(case, runs) | figures for case, runs, figures in columns]
+    columns = zip(cases, runs_of, loads_of, strict=True)
+    rows = [_latency_row(case, runs) | _expert_figures(loads) for case, runs, loads in columns]
     if view is not None:
         view.probe_again()
-        for row, case, runs, dataset in zip(rows, cases, runs_of, datasets, strict=True):
-            row["limits"] = _latency_limits(view, case, runs)
+        for row, case, runs, loads, dataset in zip(rows, cases, runs_of, loads_of, datasets, strict=True):
+            row["limits"] = _latency_limits(view, case, runs, loads)
             fresh = functools.partial(submit, llm, dataset(options.num_iters), 0.0)
-            row["breakdown"] = view.profile(llm, fresh, len(runs[-1].records))
+            row["breakdown"] = view.profile(llm, fresh, len(runs[-1].records), loads)
     return rows, runs_of[-1][-1].timeline
 
 
-def _expert_figures(llm: LLM, before: Loads) -> dict[str, object]:
-    """How unevenly the experts were chosen since `before`; nothing without experts."""
-    return {"expert_imbalance": imbalance(llm.expert_loads(), before)} if before else {}
+def _expert_figures(loads: Loads) -> dict[str, object]:
+    """How unevenly the experts were chosen; nothing without experts."""
+    return {"expert_imbalance": imbalance(loads)} if loads else {}
 
 
 def _latency_row(case: LatencyCase, runs: Sequence[TimedRun]) -> dict[str, object]:
@@ -191,11 +192,11 @@ def _latency_row(case: LatencyCase, runs: Sequence[TimedRun]) -> dict[str, objec
     }
 
 
-def _latency_limits(view: View, case: LatencyCase, runs: Sequence[TimedRun]) -> LimitShares:
+def _latency_limits(view: View, case: LatencyCase, runs: Sequence[TimedRun], loads: Loads) -> LimitShares:
     """Medians over the iterations: decode step, time until all requests have their first token, whole batch."""
     found: dict[str, list[tuple[float, float]]] = {"decode_step_ms": [], "first_token_ms": [], "latency_ms": []}
     for run in runs:
-        limits_s, timeline = view.limits_s(run.records), run.timeline
+        limits_s, timeline = view.limits_s(run.records, loads), run.timeline
         steps = decode_steps(timeline, case.batch_size)
         times_s = decode_step_times_s(timeline, case.batch_size)
         found["decode_step_ms"] += zip([limits_s[i] for i in steps], times_s, strict=True)

@@ -22,6 +22,7 @@ from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
 from quire.planner.calibration import Calibration
 from quire.planner.cost import CostModel, calibrated
+from quire.planner.error_bar import error_bar
 from quire.planner.formats import formats_named
 from quire.planner.operators import decode_spans, prefill_spans
 from quire.planner.serving import closed_batch_s
@@ -45,6 +46,11 @@ class Comparison:
         """Relative: 0.05 is 5 % too much."""
         return self.expected / self.measured - 1
 
+    @property
+    def factor(self) -> float:
+        """Between the two, either way: 1.05 is 5 % too much, or as much too little."""
+        return max(self.expected / self.measured, self.measured / self.expected)
+
     def line(self) -> str:
         """For people."""
         return (
@@ -63,6 +69,12 @@ def read_result(path: str) -> dict[str, Any]:
         raise ConfigError(f"--check {shown(path)} is no JSON") from None
     if not isinstance(found, dict) or not {"benchmark", "config", "results"} <= found.keys():
         raise ConfigError(f"--check {shown(path)} is no report of quire bench: --output-json writes them")
+    name = str(found["benchmark"]).partition(" ")[0]
+    if name in ("serve", "replay"):
+        raise ConfigError(
+            f"--check {shown(path)} is of `quire bench {name}`, which has asked the server what its model of time"
+            " expected: see results.expected there; reports of latency and throughput can be checked"
+        )
     return found
 
 
@@ -160,7 +172,12 @@ def compare_throughput(result: Mapping[str, Any], cost: CostModel, dataset_path:
     workload = config.get("workload", "none")
     if workload not in THROUGHPUT_WORKLOADS:
         raise ConfigError("only results of --workload W1, W2, W3 and W5 say which lengths they had")
-    requests = throughput_dataset(workload, dataset_path or config.get("dataset_path", ""))(0)
+    path = dataset_path or config.get("dataset_path", "")
+    if path and not dataset_path and not pathlib.Path(path).is_file():
+        raise ConfigError(
+            f"the lengths of {workload} were those of {shown(path)}, which is not here: give the file by --dataset-path"
+        )
+    requests = throughput_dataset(workload, path)(0)
     lengths = [(len(one.prompt_token_ids), one.output_len) for one in requests]
     seconds = closed_batch_s(
         cost, lengths, config.get("max_num_seqs") or DEFAULT_SEQS,
@@ -171,17 +188,13 @@ def compare_throughput(result: Mapping[str, Any], cost: CostModel, dataset_path:
 
 
 def lines(found: Sequence[Comparison], cost: CostModel) -> list[str]:
-    """For people; where the model is off by more than its error bar, that is said."""
-    timer = cost.timer
-    text = [f"{'':<44}{'expected':>12}{'measured':>12}", *(one.line() for one in found), timer.calibration.source]
+    """For people; where the model is off by more than the error bar of its plans, that is said."""
+    margin = error_bar(cost.timer)
+    text = [f"{'':<44}{'expected':>12}{'measured':>12}", *(one.line() for one in found), cost.timer.calibration.source]
     wholes = [one for one in found if ":   " not in one.what]
-    worst = max(wholes, key=lambda one: abs(one.error))
-    beyond = abs(worst.error) > timer.calibration.error
-    text.append(
-        f"worst: {worst.what}, {100 * worst.error:+.1f} %" + (
-            f", beyond the {100 * timer.calibration.error:.0f} % that the calibration claims" if beyond else ""
-        )
-    )  # fmt: skip
+    worst = max(wholes, key=lambda one: one.factor)
+    says = "beyond" if worst.factor > 1 + margin else "within"
+    text.append(f"worst: {worst.what}, {100 * worst.error:+.1f} %, {says} the ± {100 * margin:.0f} % of its plans")
     return text
 
 
@@ -193,6 +206,11 @@ def one_line(result: Mapping[str, Any], arch: ModelArch | None = None) -> str:
         found = [one for one in compare(result, cost) if ":   " not in one.what]
     except ConfigError:
         return ""
+    return line_of(found)
+
+
+def line_of(found: Sequence[Comparison]) -> str:
+    """Model against measurement; empty where there is nothing to compare."""
     texts = [f"{one.what} {_number(one.expected)} {one.unit} ({100 * one.error:+.1f} %)" for one in found]
     return "model: " + "; ".join(texts) if texts else ""
 

@@ -14,6 +14,7 @@ import msgspec
 
 from quire.bench.client import CompletionsClient, check_base_url, first_model, open_session
 from quire.bench.datasets import BenchRequest
+from quire.bench.explained import explained
 from quire.bench.loadgen import counted, run_load
 from quire.bench.options import ReplayOptions
 from quire.bench.serving import ServingRun
@@ -87,4 +88,4 @@ async def replay(path: str, options: ReplayOptions) -> ServingRun:
         with counted(len(requests)) as on_done:
             due_s = [offset_s / options.speed for offset_s in offsets_s]
             traces, duration_s = await run_load(requests, client.complete, due_s, on_done=on_done)
-    return ServingRun(traces, duration_s, client.model)
+        return ServingRun(traces, duration_s, client.model, await explained(session, base_url, traces))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from quire.bench.client import ClientTrace, CompletionsClient, check_base_url, first_model, open_session
 from quire.bench.datasets import WARM_UP
+from quire.bench.explained import Explained, explained
 from quire.bench.loadgen import arrival_offsets_s, counted, run_load
 from quire.bench.options import ServeBenchOptions
 from quire.bench.summary import PERCENTILES, percentile, summary
@@ -25,6 +26,8 @@ class ServingRun:
     traces: list[ClientTrace]
     duration_s: float
     model: str
+    explained: Explained
+    """What the server's model of time expected of some of them."""
 
 
 def parse_goodput(limits: Sequence[str]) -> dict[str, float]:
@@ -60,7 +63,7 @@ async def measure_serving(options: ServeBenchOptions) -> ServingRun:
                 raise EngineError(f"the warm-up request failed: {trace.error}")
         with counted(len(timed)) as on_done:
             traces, duration_s = await run_load(timed, client.complete, offsets_s, options.max_concurrency, on_done)
-    return ServingRun(traces, duration_s, client.model)
+        return ServingRun(traces, duration_s, client.model, await explained(session, base_url, traces))
 
 
 def serving_metrics(

@@ -22,6 +22,7 @@ from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh, mesh_of
 from quire.config.resolve import NOT_ROUNDED, resolve
 from quire.engine.build import device_of
+from quire.engine.expert_load import Loads
 from quire.engine.step_record import StepRecord
 from quire.planner.accelerators import accelerator_seen
 from quire.planner.formats import formats_named
@@ -52,15 +53,16 @@ class View:
         if self._device == "cpu":
             self._found = higher(self._found, probe(self._timer, self._dtypes))
 
-    def limits_s(self, records: Sequence[StepRecord]) -> list[float]:
-        """The least seconds of each step."""
-        return step_limits_s(self._case, self._found, records)
+    def limits_s(self, records: Sequence[StepRecord], loads: Loads) -> list[float]:
+        """The least seconds of each step. loads: of the experts meanwhile."""
+        return step_limits_s(self._case.counted(loads), self._found, records)
 
-    def profile(self, llm: Any, run: Callable[[], object], n_steps: int) -> Breakdown:
-        """Where the time goes in the middle of a pass of `n_steps` steps (see `profiling.capture`)."""
-        found = capture(llm, run, n_steps, self._device)
+    def profile(self, llm: Any, run: Callable[[], object], n_steps: int, loads: Loads) -> Breakdown:
+        """Where the time goes in the middle of a pass of `n_steps` steps (see `profiling.capture`). loads: of the
+        experts in passes like that."""
+        found, case = capture(llm, run, n_steps, self._device), self._case.counted(loads)
         self._captures.append(found)
-        return breakdown(found, part_limits_ms(self._case, self._found, found.steps, self._link_bytes_per_s))
+        return breakdown(found, part_limits_ms(case, self._found, found.steps, self._link_bytes_per_s))
 
     def write_trace(self, path: str, title: str) -> None:
         """All that was profiled, as a Chrome trace."""

@@ -41,6 +41,7 @@ from quire.planner.operators import Kind
 
 if TYPE_CHECKING:
     from quire.bench.breakdown import Breakdown
+    from quire.bench.serving import ServingRun
     from quire.bench.view import View
 
 KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {
@@ -167,9 +168,7 @@ def run_serve(namespace: argparse.Namespace) -> int:
     goodput = parse_goodput(options.goodput)
     run = uvloop.run(measure_serving(options))
     results = serving_metrics(run.traces, run.duration_s, options.metric_percentiles, goodput)
-    _print_table(f"Serving {run.model}", results)
-    _write("serve", options, None, results, from_requests(run.traces))
-    return 1 if results["failed"] else 0
+    return _finish_load("serve", f"Serving {run.model}", options, run, results)
 
 
 def run_replay(namespace: argparse.Namespace) -> int:
@@ -183,8 +182,15 @@ def run_replay(namespace: argparse.Namespace) -> int:
 
     run = uvloop.run(replay(namespace.record, options))
     results = serving_metrics(run.traces, run.duration_s)
-    _print_table(f"Replay to {run.model}", results)
-    _write("replay", options, None, results, from_requests(run.traces))
+    return _finish_load("replay", f"Replay to {run.model}", options, run, results)
+
+
+def _finish_load(name: str, title: str, options: ReportOptions, run: ServingRun, results: dict[str, object]) -> int:
+    """Model against measurement comes from the server, which knows its device and its steps."""
+    _print_table(title, results)
+    if run.explained.line:
+        print(run.explained.line)
+    _write(name, options, None, results | {"expected": msgspec.to_builtins(run.explained)}, from_requests(run.traces))
     return 1 if results["failed"] else 0
 
 

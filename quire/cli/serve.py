@@ -12,7 +12,9 @@ from quire.cli.model import add_engine_flags, engine_config
 from quire.config.cluster import ClusterConfig
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
+from quire.core.errors import ConfigError
 from quire.engine import stdio
+from quire.engine.ranks.node import run_node
 from quire.planner.calibration import load_calibration
 from quire.serve.config import ServerConfig
 from quire.serve.signals import ignore_hangups_until_served
@@ -35,6 +37,10 @@ def run(namespace: argparse.Namespace) -> int:
     cluster = read_flags(namespace, ClusterConfig)
     if server.calibration:
         load_calibration(pathlib.Path(server.calibration))  # what is wrong with it is said before a model is loaded
+    if _is_headless(engine, server):
+        if cluster.is_used:
+            raise ConfigError("headless goes without options of replicas: Ray places their nodes", param="headless")
+        return run_node(engine)
     model = engine.model or "the demo model"
     with contextlib.suppress(OSError):  # a closed or full log stops nobody
         print(f"quire: starting the server, then loading torch and {model}", file=sys.stderr, flush=True)
@@ -47,6 +53,17 @@ def run(namespace: argparse.Namespace) -> int:
     with instant_exit():
         from quire.serve.server import run as run_server
     return run_server(engine, server)
+
+
+def _is_headless(engine: EngineConfig, server: ServerConfig) -> bool:
+    """Whether this process only has ranks of node 0's engine. ConfigError where its options say both."""
+    if server.headless == (engine.node_rank > 0):
+        return server.headless
+    hint = "leave --headless out" if server.headless else "add --headless"
+    raise ConfigError(
+        f"node_rank = {engine.node_rank} and headless = {server.headless}: node 0 serves, and the others hold ranks for"
+        f" it: {hint}, or give another --node-rank", param="headless",
+    )  # fmt: skip
 
 
 def _random_weights(engine: EngineConfig, model: str) -> str:

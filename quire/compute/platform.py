@@ -144,7 +144,7 @@ class CpuPlatform:
             logger.warning("%d ranks share %d cores: they wait for one another", n_ranks, host.n_cores())
 
     def group(self, rank: int, size: int, meeting_point: str) -> MeetingComm:
-        """Over the loopback interface."""
+        """Over the loopback interface, or between machines."""
         return GlooComm(rank, size, meeting_point)
 
     def sharing(self, rank: int, size: int, meeting_point: str, first: int = 0) -> MeetingComm:
@@ -209,9 +209,9 @@ class CudaPlatform:
         """One GPU a rank."""
         if n_ranks > cuda.n_devices():
             raise ConfigError(
-                f"tensor_parallel_size * pipeline_parallel_size * data_parallel_size * prefill_context_parallel_size ="
-                f" {n_ranks} needs {n_ranks} GPUs, one a rank, and {cuda.n_devices()} are visible: lower them, or make"
-                " more visible (CUDA_VISIBLE_DEVICES)",
+                f"tensor_parallel_size * pipeline_parallel_size * data_parallel_size * prefill_context_parallel_size /"
+                f" nnodes = {n_ranks} needs {n_ranks} GPUs, one a rank, and {cuda.n_devices()} are visible: lower them,"
+                " or make more visible (CUDA_VISIBLE_DEVICES)",
                 param="tensor_parallel_size",
             )
 

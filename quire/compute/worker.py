@@ -50,6 +50,7 @@ from quire.config.context import attending, deals_tokens, page_tokens
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
 from quire.config.mesh import mesh_of
+from quire.config.nodes import n_local_ranks
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
@@ -130,7 +131,7 @@ class Worker:
         self._drafter, self._draft = drafter, draft
         self._small: LoadedDraft | None = None
         """Of `draft`."""
-        self.room: Final = platform.room().of_one(self.comm.size)
+        self.room: Final = platform.room().of_one(n_local_ranks(config, self.comm.size))
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
         self.no_determinism = platform.no_determinism or not_deterministic(config)
@@ -183,7 +184,7 @@ class Worker:
             load = functools.partial(self._load, comm=SoloComm())
             self._small = self._draft.load(load, self._model, self.platform)
             weights_bytes += self._small.n_bytes
-        room = self.platform.room().of_one(self.comm.size)
+        room = self.platform.room().of_one(n_local_ranks(self._config, self.comm.size))
         others_bytes = 0 if self.room.is_main else self.room.used_bytes
         stage, n_stages = (0, 1) if self._pipeline is None else (self._pipeline.stage, self._pipeline.n_stages)
         stages = of_stages(StageFacts(weights_bytes, others_bytes, room, places_bytes), stage, n_stages, self.comm)

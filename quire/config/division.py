@@ -21,6 +21,7 @@ def is_divided(config: EngineConfig) -> bool:
         or config.pipeline_parallel_size > 1
         or config.data_parallel_size > 1
         or config.prefill_context_parallel_size > 1
+        or (config.nnodes > 1 and config.node_rank == 0)  # the others need not say how
     )
 
 

@@ -116,14 +116,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int, _doc("Most sequences that wait for a slot, n of each request; a server refuses more with 429.", ge=1)
     ] = 8192
     max_engine_restarts: Annotated[
-        int,
-        _doc(
-            "Most times in ten minutes that a server starts its engine again after it was killed, crashed or hung;"
-            " 0: the server ends with its engine.",
-            ge=0,
-            le=100,
-        ),
-    ] = 3
+        int, _doc("Most times in ten minutes that a server starts its engine again after it was killed, crashed or"
+                  " hung; 0: the server ends with its engine.", ge=0, le=100)
+    ] = 3  # fmt: skip
     engine_stall_timeout: Annotated[
         float, _doc("Seconds without progress after which an engine, or a rank of it, counts as hung: its stacks go to"
                     " the log and it is started again; 0 chooses by device.", ge=0)
@@ -231,6 +226,13 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                              " ranks together (0); step_interval: steps between two rearrangements (3000); window_size:"
                              " steps before one whose loads count (1000).")
     ] = {}  # fmt: skip
+    nnodes: Annotated[
+        int, _doc("Machines on which the stages of a pipeline are, as many on each; every one runs this command with"
+                  " its own node_rank (docs/parallel.md).", ge=1, le=64)
+    ] = 1  # fmt: skip
+    node_rank: Annotated[int, _doc("This machine of nnodes; 0 serves, the others run --headless.", ge=0)] = 0
+    master_addr: Annotated[str, _doc("Address of node 0 at which the others reach it.")] = "127.0.0.1"
+    master_port: Annotated[int, _doc("Port of node 0 at which the others meet it.", ge=1, le=65535)] = 29501
     num_threads: Annotated[
         int, _doc("Threads for compute on CPU, of each rank; 0 takes every core, shared among ranks.", ge=0, le=1024)
     ] = 0
@@ -250,8 +252,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int, _doc("Largest rank of an adapter; on a GPU each takes memory for it.", ge=1, le=MAX_RANK)
     ] = 16
     max_cpu_loras: Annotated[
-        int,
-        _doc("Most adapters kept on the host; others are read again when asked for. 0: four times max_loras.", ge=0),
+        int, _doc("Most adapters kept on the host; others are read again when asked for. 0: 4 times max_loras.", ge=0)
     ] = 0
     lora_root: Annotated[
         str, _doc("Folder inside which POST /v1/load_lora_adapter may name adapters; empty: it takes none."
@@ -265,14 +266,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     check_weights: Annotated[bool, _doc("Refuse checkpoints with non-finite weights.")] = True
     disable_log_stats: Annotated[bool, _doc("Do not log throughput every ten seconds.")] = False
     structured_outputs_compile_seconds: Annotated[
-        float,
-        _doc(
-            "Processor seconds that one schema or grammar may take to compile, in a process of its own; one that takes"
-            " longer is refused.",
-            ge=0.1,
-            le=3600,
-        ),
-    ] = 5.0
+        float, _doc("Processor seconds that one schema or grammar may take to compile, in a process of its own; one"
+                    " that takes longer is refused.", ge=0.1, le=3600)
+    ] = 5.0  # fmt: skip
     structured_outputs_compile_memory: Annotated[
         str, _doc("Memory that compiling one schema or grammar may take, for instance 1GiB.")
     ] = "1GiB"
@@ -330,11 +326,6 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         read_speculative(self.speculative_config)
         read_eplb(self)
         _check_adapters(self)
-        if 0 < self.max_stall_factor <= 1:
-            raise ConfigError(
-                f"max_stall_factor = {self.max_stall_factor:g} leaves no time for prompts beside decodes: give more "
-                "than 1 (1.5 to 3 are usual), or 0 for the default"
-            )
         _check_sizes(self)
 
 
@@ -352,6 +343,11 @@ def _check_names(names: list[str]) -> None:
 
 
 def _check_sizes(config: EngineConfig) -> None:
+    if 0 < config.max_stall_factor <= 1:
+        raise ConfigError(
+            f"max_stall_factor = {config.max_stall_factor:g} leaves no time for prompts beside decodes: give more "
+            "than 1 (1.5 to 3 are usual), or 0 for the default"
+        )
     own = "structured_outputs_compile_memory"
     if parse_bytes(config.structured_outputs_compile_memory, own) < MIN_COMPILE_BYTES:
         raise ConfigError(

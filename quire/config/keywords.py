@@ -50,6 +50,10 @@ class EngineOptions(TypedDict, total=False):
     enable_expert_parallel: bool | None
     enable_eplb: bool | None
     eplb_config: dict[str, Any] | None
+    nnodes: int | None
+    node_rank: int | None
+    master_addr: str | os.PathLike[str] | None
+    master_port: int | None
     num_threads: int | None
     enable_lora: bool | None
     lora_experts: bool | None
@@ -115,7 +119,6 @@ class EngineOptions(TypedDict, total=False):
     fail_on_environ_validation: bool | None
     fingerprint_mode: int | float | str | None
     grpc: bool | None
-    headless: bool | None
     interleave_mm_strings: bool | None
     kv_offloading_size: int | float | str | None
     kv_sharing_fast_prefill: bool | None
@@ -128,8 +131,6 @@ class EngineOptions(TypedDict, total=False):
     mm_encoder_only: bool | None
     model_impl: int | float | str | None
     multi_step_stream_outputs: bool | None
-    nnodes: int | float | str | None
-    node_rank: int | float | str | None
     num_scheduler_steps: int | float | str | None
     override_attention_dtype: int | float | str | None
     prefill_schedule_interval: int | float | str | None

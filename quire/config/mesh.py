@@ -15,6 +15,7 @@ from quire.config.context import check_alone, n_dividing_heads, n_turns
 from quire.config.engine import EngineConfig
 from quire.config.eplb import balanced, check_copies
 from quire.config.experts import ExpertsSpec
+from quire.config.nodes import check_nodes
 from quire.core.errors import ConfigError
 
 
@@ -107,6 +108,7 @@ def mesh_of(config: EngineConfig) -> Mesh:
             param="speculative_config",
         )
     check_alone(config)
+    check_nodes(config)
     balanced(config)  # or it is refused
     ep = tp * dp if config.enable_expert_parallel else 1
     return Mesh(tp=tp, pp=pp, dp=dp, ep=ep, sp=n_dividing_heads(config), ring=n_turns(config))

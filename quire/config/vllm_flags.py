@@ -48,16 +48,17 @@ SHORT_OF_PARTS: Final = SHORT | {"-O": "compilation_config"}
 """The same with a part: -O.mode=3. -O3 is a level, -O.mode of the compilation."""
 
 SAME: Final = (
-    Same("data_parallel_size_local nnodes", "1",
+    Same("data_parallel_size_local", "1",
          "ranks divide layers (-tp, -pp), sequences (-dp) or tokens (-pcp)",
          "leave it out, and run one server a device behind a balancer"),
     Same("decode_context_parallel_size", "1", "ranks of -tp divide heads",
          "--prefill-context-parallel-size N --context-parallel-method ring divides tokens"),
     Same("cp_kv_cache_interleave_size dcp_kv_cache_interleave_size", "1",
          "a ring's tokens are dealt out one by one", "leave it out"),
-    Same("node_rank data_parallel_rank data_parallel_start_rank", "0", "one engine is on one machine",
+    Same("data_parallel_rank data_parallel_start_rank", "0", "data-parallel ranks are on one machine",
          "run one server a device behind a balancer"),
-    Same("distributed_executor_backend", "mp uni none auto", "ranks are processes of one machine", "leave it out"),
+    Same("distributed_executor_backend", "mp uni none auto",
+         "ranks are processes, of several machines with --nnodes", "leave it out"),
     Same("enable_chunked_prefill!", "true", "long prompts are always read in parts",
          "--max-num-batched-tokens of the longest prompt reads each prompt in one step"),
     Same("enable_log_requests! enable_log_outputs!", "false", "requests are not logged",
@@ -115,7 +116,6 @@ SAME: Final = (
          " enable_per_request_metrics!", "false", "it is off", "leave it out"),
     Same("ssl_cert_reqs", "0", "clients need no certificate", "end TLS in a proxy that asks for certificates"),
     Same("fingerprint_mode", "none", "system_fingerprint is not sent", "leave it out"),
-    Same("headless!", "false", "a server serves HTTP", "--host 127.0.0.1 keeps it on this machine"),
     Same("allow_deprecated_quantization! calculate_kv_scales! enable_return_routed_experts! enable_prompt_embeds!"
          " enable_cumem_allocator! kv_sharing_fast_prefill! enable_mm_embeds! interleave_mm_strings! mm_encoder_only!",
          "false", "it is off", "leave it out"),
@@ -147,7 +147,7 @@ NO_EFFECT: Final = (
 )  # fmt: skip
 
 REFUSED: Final = (
-    Group("master_addr master_port data_parallel_address data_parallel_rpc_port data_parallel_backend"
+    Group("data_parallel_address data_parallel_rpc_port data_parallel_backend"
           " data_parallel_hybrid_lb! data_parallel_external_lb! data_parallel_multi_port_external_lb!"
           " data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s"
           " dp_supervisor_probe_failure_threshold dcp_comm_backend enable_dbo! ubatch_size dbo_decode_token_threshold"
@@ -219,7 +219,7 @@ LLAMA_CPP: Final = {
     "-t --threads -tb --threads-batch": "--num-threads N",
     "-np --parallel": "--max-num-seqs N",
     "-b --batch-size -ub --ubatch-size": "--max-num-batched-tokens N",
-    "-n --predict --n-predict": "requests say max_tokens",
+    "--predict --n-predict": "requests say max_tokens",
     "-fa --flash-attn": "leave it out: attention never writes its scores to memory",
     "-cb --cont-batching -nocb --no-cont-batching": "leave it out: sequences are always batched as they come",
     "-ctk --cache-type-k -ctv --cache-type-v": "--kv-cache-dtype",

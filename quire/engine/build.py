@@ -104,6 +104,8 @@ def build_engine(
             undo.callback(group.stop)
         built = _build(config, folder, arch, group, undo, is_server=is_server, is_restart=is_restart)
         undo.pop_all()
+        if group is not None:
+            group.has_served = True
     return built
 
 

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import pathlib
 import resource
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from quire.core.errors import EngineError
 from quire.core.shortage import shortage
+from quire.engine.process_state import is_stopped
 from quire.engine.stdio import STACKS_SIGNAL
 
 logger = logging.getLogger("quire.engine")
@@ -124,11 +124,7 @@ class Child:
 
     def is_stopped(self) -> bool:
         """True if somebody has stopped it with a signal, as a debugger does."""
-        try:
-            stat = pathlib.Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in "Tt"
+        return is_stopped(self.pid)
 
     def show_stacks(self) -> None:
         """Have it write the stacks of its threads to stderr, if its interpreter still does anything."""

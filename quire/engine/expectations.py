@@ -7,8 +7,11 @@ Computed when somebody asks, in the client's process: the engine notes only what
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any, Final
 
+from quire.config.engine import EngineConfig
+from quire.config.eplb import balanced
 from quire.config.resolve import resolve
 from quire.core.errors import ConfigError
 from quire.core.events import Explanation
@@ -17,8 +20,10 @@ from quire.planner.accelerators import accelerator_seen, host_accelerator
 from quire.planner.calibration import Calibration, calibration_of, load_calibration
 from quire.planner.cost import CostModel
 from quire.planner.engine_cost import engine_cost
+from quire.planner.error_bar import error_bar
 from quire.planner.expectation import ALONE, PROMPTS, QUEUE, SEQUENCES, Expected, first_token, later_token
-from quire.planner.report import error_bar
+from quire.planner.expert_loads import ExpertLoads
+from quire.planner.parts import EVEN_LOADS
 
 UNKNOWN: Final = "What it should have taken is not known: "
 MEASURE: Final = "`quire bench calibrate` measures them, and `quire serve --calibration FILE` takes its file"
@@ -37,16 +42,21 @@ class Expectations:
         self._given: Calibration | None = None
         self._found: CostModel | str | None = None
         """Of a step, or why nothing is known of it; None: nobody has asked yet."""
+        self._loads = EVEN_LOADS
+        """Of experts, for which it was found."""
 
     def calibrate(self, path: pathlib.Path) -> None:
         """Take the file that the operator has named in place of what comes with Quire. ConfigError for a bad one."""
         self._given, self._found = load_calibration(path), None
 
-    def of(self, one: Explanation) -> dict[str, Any]:
-        """As it is answered: `unknown` says why there are no figures, and is null where there are."""
-        if self._found is None:
+    def of(self, one: Explanation, expert_map: Sequence[bytes] = ()) -> dict[str, Any]:
+        """As it is answered: `unknown` says why there are no figures, and is null where there are. expert_map: see
+        `EngineStats`; as often steps are taken to choose each expert."""
+        loads = _loads(self._frontend.config, expert_map)
+        if self._found is None or loads != self._loads:
+            self._loads = loads
             try:
-                self._found = _cost(self._frontend, self._given)
+                self._found = _cost(self._frontend, self._given, loads)
             except ConfigError as error:
                 self._found = error.message
         if isinstance(self._found, str):
@@ -63,7 +73,17 @@ class Expectations:
         }  # fmt: skip
 
 
-def _cost(frontend: Frontend, given: Calibration | None) -> CostModel:
+def _loads(config: EngineConfig, expert_map: Sequence[bytes]) -> ExpertLoads:
+    """An even choice where nothing was counted yet."""
+    layers = tuple(tuple(map(float, layer)) for layer in expert_map if any(layer))
+    if not layers:
+        return EVEN_LOADS
+    eplb = balanced(config)
+    n_redundant = None if eplb is None else eplb.num_redundant_experts
+    return ExpertLoads(words="counted", layers=layers, n_redundant=n_redundant)
+
+
+def _cost(frontend: Frontend, given: Calibration | None, loads: ExpertLoads) -> CostModel:
     """ConfigError that says in a few words why nothing is known."""
     ready, config = frontend.ready, frontend.config
     if frontend.arch is None or ready.device not in ("cuda", "cpu"):
@@ -75,12 +95,12 @@ def _cost(frontend: Frontend, given: Calibration | None) -> CostModel:
     device = accelerator_seen(ready.device_name) if ready.device == "cuda" else None
     name = "this CPU" if ready.device == "cpu" else ready.device_name
     calibration = given or (calibration_of(device.name) if device else None)
-    if calibration is None or calibration.source.startswith("assumed"):
+    if calibration is None or calibration.is_assumed:
         raise ConfigError(f"steps were never timed on {name}; {MEASURE}")
     if given is not None and (given.device == "cpu") != (ready.device == "cpu"):
         raise ConfigError(f"the calibration is of {given.device}, and the engine runs on {name}")
     limits = resolve(config, frontend.arch, ready.device, is_server=True)
-    return engine_cost(frontend.arch, config, limits, device or host_accelerator(calibration), calibration)
+    return engine_cost(frontend.arch, config, limits, device or host_accelerator(calibration), calibration, loads)
 
 
 def _sentence(what: str, one: Expected, error: float, said: dict[str, str]) -> str:

@@ -41,7 +41,7 @@ class ExpertLoad:
         """So far."""
         if self._before is None:
             return self._past
-        fresh = _each(int.__sub__, self._read(), self._before)
+        fresh = since(self._before, self._read())
         return _each(int.__add__, fresh, self._past) if self._past else fresh
 
     def rest(self) -> None:
@@ -66,11 +66,15 @@ class ExpertLoad:
         return self._imbalance
 
 
-def imbalance(loads: Loads, before: Loads | None = None) -> float:
+def since(before: Loads, loads: Loads) -> Loads:
+    """What was counted between both."""
+    return _each(int.__sub__, loads, before)
+
+
+def imbalance(loads: Loads) -> float:
     """Tokens of a layer's busiest expert, over those of its mean one: the mean of all layers, 1 where all are as busy;
-    0 without tokens. before: loads that do not count."""
-    layers = _each(int.__sub__, loads, before) if before else loads
-    return statistics.fmean([max(one) * len(one) / sum(one) for one in layers if sum(one)] or [0.0])
+    0 without tokens."""
+    return statistics.fmean([max(one) * len(one) / sum(one) for one in loads if sum(one)] or [0.0])
 
 
 def load_map(loads: Loads) -> list[bytes]:

@@ -55,7 +55,7 @@ from quire.core.events import (
     StepOutputs,
 )
 from quire.core.shortage import shortage
-from quire.engine import logs
+from quire.engine import logs, stdio
 from quire.engine.adapters import Loading, failure_words
 from quire.engine.child import read_start
 from quire.engine.command_reader import refusals
@@ -348,6 +348,8 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
         EngineLoop(core, router, status, log_stats=not config.disable_log_stats, start=start).run()
     except RanksLost as loss:
         status.say(EngineFailed(loss.message, loss.kind))
+        if core.ranks is not None:
+            core.ranks.wait_ended()
         return 1
     except EngineError as error:
         logger.error("the engine gives up: %s", error.message)
@@ -365,6 +367,7 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
 def _leave(status: StatusPipe, loss: RanksLost) -> None:
     """A rank is lost, and rank 0 may stand still in the middle of a step: this process ends at once."""
     status.say(EngineFailed(loss.message, loss.kind))
+    stdio.drain()
     os._exit(1)
 
 

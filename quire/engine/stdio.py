@@ -140,6 +140,15 @@ def take_over() -> None:
         atexit.register(queued.drain)
 
 
+def drain() -> None:
+    """Wait until what was said is written, at most `FLUSH_S` for each stream: this process is about to be ended by
+    others, or without its interpreter's own end."""
+    for stream in (sys.stdout, sys.stderr):
+        queued = getattr(stream, "buffer", None)
+        if isinstance(queued, QueuedStream):
+            queued.drain()
+
+
 def show_stacks_on_signal() -> None:
     """From now on SIGUSR1, and a signal that ends the process as a crash, write the stacks of all threads to stderr
     (idempotent; called by the main thread).

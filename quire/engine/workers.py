@@ -33,6 +33,7 @@ from quire.config.eplb import balanced
 from quire.config.mesh import Mesh, depth_of, mesh_of, placed
 from quire.config.model import read_arch
 from quire.config.mtp import mtp_head
+from quire.config.nodes import n_local_ranks
 from quire.config.resolve import EngineLimits, resolve
 from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core import host
@@ -143,11 +144,12 @@ def make_worker(
     meeting_point: str = "",
     kind: type[Worker] = Worker,
 ) -> Made:
-    """rank: of those that meet at meeting_point, a file that is not there. Raises ConfigError or LoadError; takes no
+    """rank: of those that meet at meeting_point, see `core/meeting`. Raises ConfigError or LoadError; takes no
     memory."""
     shape = mesh_of(config)
     n_ranks, arch = shape.n_ranks, placed(arch, config, shape.dp_rank_of(rank))
-    platform = platform_of(_with_threads(config, n_ranks), rank)
+    n_local = n_local_ranks(config, n_ranks)
+    platform = platform_of(_with_threads(config, n_local), rank % n_local)
     comm, pipeline = _groups(config, platform, rank, meeting_point)
     no_determinism = platform.no_determinism or not_deterministic(config)
     if config.deterministic and no_determinism:
@@ -231,7 +233,8 @@ def _groups(
     shape = mesh_of(config)
     if shape.n_ranks == 1:
         return None, None
-    platform.check_ranks(rank, shape.n_ranks)
+    n_local = n_local_ranks(config, shape.n_ranks)
+    platform.check_ranks(rank % n_local, n_local)
     if shape.n_ranks == shape.n_stage_ranks:
         return platform.sharing(rank, shape.n_ranks, meeting_point), None
     pipeline = None

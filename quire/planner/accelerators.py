@@ -24,6 +24,7 @@ T: Final = 1e12
 REFERENCE: Final = "h200"
 """Whose shares of its peaks stand for devices that nobody measured."""
 ASSUMED_ERROR: Final = 0.25
+"""A guess, beside what runs on the reference are off."""
 HOPPER: Final = ("h100", "h200", "gh200")
 OWN_SUMS: Final = ("h100", "h100-nvl")
 """Joined by NVLink, with the kernels that sum through one another's memory (`kernels/reduce`); others have NCCL."""

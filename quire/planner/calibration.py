@@ -23,6 +23,8 @@ from quire.planner.formats import FORMATS
 FOLDER: Final = pathlib.Path(__file__).with_name("calibrations")
 SHARPNESS: Final = 4.0
 """p of (memory^p + arithmetic^p)^(1/p): the roofline's corner is round where both bind."""
+ASSUMED: Final = "assumed"
+"""How the source of a calibration begins that no step was timed for."""
 LATENT: Final = "latent"
 """In `Calibration.attentions`: lines that stand for keys and values."""
 Positive = Annotated[float, Meta(gt=0)]
@@ -128,6 +130,18 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """It sends each of them a part, and the sum of its own part to each."""
 
 
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Runs of one kind beside what was expected of them."""
+
+    kinds: tuple[str, ...] = ()
+    """What they have that a plain model has not, see `error_bar.kinds_of`."""
+    n_figures: Annotated[int, Meta(ge=1)]
+    error: NotNegative
+    """Of the figure that is farthest away: 0.1 if it is a tenth longer than expected, or as much shorter."""
+    farthest: str = ""
+    """Which that is."""
+
+
 class Calibration(Ceilings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of one device, with the engine as it was."""
 
@@ -161,7 +175,14 @@ class Calibration(Ceilings, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sums: Sums | None = None
     """None: sums take as long as other collectives."""
     error: NotNegative = 0.1
-    """Relative, of a decode step that was not fitted: the error bar."""
+    """Relative, of a step that was not fitted: no error bar is narrower."""
+    records: tuple[Record, ...] = ()
+    """Of whole models, from which error bars are (`error_bar`)."""
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether nobody timed a step there."""
+        return self.source.startswith(ASSUMED)
 
 
 def load_calibration(path: pathlib.Path) -> Calibration:

@@ -6,6 +6,7 @@ Owns the picture alone. matplotlib is an optional package, imported when somethi
 from __future__ import annotations
 
 import importlib.util
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,6 +21,8 @@ NEAR: Final = 2.5
 """Times the intensity of a point within which others share its label."""
 APART: Final = 1.5
 """Times as many sequences as at the last label of the frontier have the next one."""
+NEAR_SHARE: Final = 0.03
+"""Of both sides of the picture: points nearer than that to the last label have none."""
 
 
 def check_chart_path(path: str) -> None:
@@ -101,12 +104,16 @@ def _memory(axes: Any, plan: Mapping[str, Any]) -> None:
 def _frontier(axes: Any, plan: Mapping[str, Any]) -> None:
     points = plan.get("frontier", [])
     axes.plot([one["tpot_ms"] for one in points], [one["tokens_per_s"] for one in points], "o-", color=GREEN)
-    told = 0.0
+    told, last = 0.0, (-math.inf, -math.inf)
+    sizes = [NEAR_SHARE * max((one[name] for one in points), default=0.0) for name in ("tpot_ms", "tokens_per_s")]
     for one in points:
-        if one["concurrency"] < APART * told:  # those between would lie on one another
+        place = one["tpot_ms"], one["tokens_per_s"]
+        is_near = all(abs(here - there) < size for here, there, size in zip(place, last, sizes, strict=True))
+        if one["concurrency"] < APART * told or is_near:  # labels would lie on one another
             continue
-        told, place = one["concurrency"], (one["tpot_ms"], one["tokens_per_s"])
+        told, last = one["concurrency"], place
         axes.annotate(str(told), place, xytext=(5, -8), textcoords="offset points", fontsize=8)
+    axes.margins(x=0.1)  # room for the last label
     axes.set_xlabel("ms a token (labels: sequences of a replica)")
     axes.set_ylabel("output tokens a second")
     axes.set_title(f"frontier, {plan['workload']['name']}")

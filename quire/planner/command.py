@@ -16,9 +16,8 @@ from quire.config.mesh import Mesh
 from quire.config.resolve import kv_dtype, rounds_to
 from quire.core.errors import ConfigError
 from quire.planner.accelerators import Accelerator
-from quire.planner.formats import Formats
+from quire.planner.formats import FLOATING, Formats
 
-FLOATING: Final = ("bfloat16", "float16", "float32")
 READ: Final = {"fp8-block128": ("cuda",), "mxfp4": ("cuda",)}
 """Formats of checkpoints, to which the engine does not round → on what they stay as they are (docs/quantization.md)."""
 MOST_RANKS: Final = 64

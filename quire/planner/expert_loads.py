@@ -92,18 +92,21 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.lru_cache(maxsize=256)
 def spread(loads: ExpertLoads, n_experts: int, n_chosen: float, n_ranks: int) -> Spread:
-    """Of the layer whose imbalance is nearest to the mean of all. n_chosen: experts that a row takes."""
+    """Of the layer whose imbalance is nearest to the mean of all; of one rank, that in which two rows choose as much
+    alike as in the mean. n_chosen: experts that a row takes."""
     n_slots = n_experts + loads.copies(n_ranks)
     first = [slot % n_experts for slot in range(n_slots)]
-    found, before = [], []
+    found, before, likeness = [], [], []
     for layer in loads.drawn(n_experts):
         chances = chosen(layer, n_chosen)
         stay = loads.n_redundant is None or loads.are_in_turn or n_ranks == 1
         slots = first if stay else rearranged(chances, first, n_ranks)
         found.append((imbalance(chances, slots, n_ranks), chances, slots))
         before.append(imbalance(chances, first, n_ranks))
+        likeness.append(sum(one * one for one in chances) if n_ranks == 1 else found[-1][0])
     mean = statistics.fmean(one for one, _, _ in found)
-    _, chances, slots = min(found, key=lambda one: abs(one[0] - mean))
+    typical = statistics.fmean(likeness)
+    _, chances, slots = found[min(range(len(found)), key=lambda layer: abs(likeness[layer] - typical))]
     own, n_copies = n_slots // n_ranks, [slots.count(expert) for expert in range(n_experts)]
     of_slots = [chances[expert] / n_copies[expert] for expert in slots]
     arriving = [0] * n_ranks

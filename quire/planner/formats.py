@@ -57,6 +57,8 @@ FORMATS: Final = {
 """Name → format. int8 and int4 are those of `--quantization`; the others are what published checkpoints have: MXFP4 is
 that of gpt-oss, whose experts alone are rounded."""
 KV_ITEMSIZES: Final = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "fp8": 1.0, "int8": 1.0}
+FLOATING: Final = ("bfloat16", "float16", "float32")
+"""Of both: numbers that are not rounded."""
 INT8_SCALE_BYTES: Final = 4
 """Beside the keys, or values, of 8 bits of each token and head."""
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from quire.config.mesh import Mesh
 from quire.core.plan import Spans
-from quire.planner.command import FLOATING, format_refusal, mesh_refusal, serve_command
+from quire.planner.command import format_refusal, mesh_refusal, serve_command
 from quire.planner.communication import step_transfers
+from quire.planner.error_bar import NARROWEST, error_bar, error_words
 from quire.planner.expert_loads import spread
 from quire.planner.operators import Kind, decode_spans, prefill_spans, step_operators, totals
 from quire.planner.parts import active_parameters, parameters_by_part, rank_parts
@@ -23,17 +24,10 @@ from quire.planner.workload import dollars_per_million
 
 TRAINING_FACTOR = 3
 """Forward and backward, to forward alone (Kaplan et al. 2020, table 1)."""
-UNMEASURED = 0.1
-"""Added to an error bar: a guess, as there is nothing to take it from."""
-ALONE = 0.05
-"""Added where kernels were timed alone, and not in the runs that were fitted: with it the limit that docs/plan.md holds
-such runs to."""
 MEASURED = "of -tp 2 the 8B was measured, of -tp 4 the 8B and the 70B"
 SUMS = "sums as timed on four H200s; for the rest "
 MEASURED_HERE = "measured here"
 """How the source of an accelerator begins that is this machine's."""
-NARROWEST = 1024
-"""Hidden size of the narrowest model (Qwen3-0.6B) whose steps calibrations were fitted to."""
 PROMPT = 1024
 """Tokens of the prompt whose operators are listed."""
 
@@ -134,17 +128,6 @@ def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
     return found
 
 
-def error_bar(timer: StepTimer) -> float:
-    """Relative: the calibration's, and what is added for each thing that nobody measured there."""
-    mesh, parts, calibration, formats = timer.mesh, timer.parts, timer.calibration, timer.formats
-    is_alone = any(one.is_experts for one in parts.products) or formats.weights.is_rounded
-    unmeasured = (
-        mesh.n_ranks > mesh.dp or mesh.sends_rows, bool(parts.states), timer.arch.hidden_size < NARROWEST,
-        formats.weights.name not in calibration.products, formats.kv not in FLOATING,
-    )  # fmt: skip
-    return calibration.error + ALONE * is_alone + UNMEASURED * sum(unmeasured)
-
-
 def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float, quantization: str) -> dict[str, Any]:
     """Everything. ConfigError where no mesh of so many devices can divide the model."""
     found, refused = candidates(task, n_devices, mesh)
@@ -200,7 +183,7 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
 
 def _was_measured(task: Task, mesh: Mesh) -> bool:
     """Two or four devices that share layers, of a kind of which as many were measured."""
-    is_assumed = task.calibration.source.startswith("assumed")
+    is_assumed = task.calibration.is_assumed
     return not is_assumed and mesh.tp in (2, 4) and mesh.n_ranks == mesh.tp * mesh.dp
 
 
@@ -208,7 +191,7 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
     """What the figures stand on that nobody measured."""
     found = []
     name = task.device.name.upper()
-    if task.calibration.source.startswith("assumed"):
+    if task.calibration.is_assumed:
         found.append(
             f"no step was ever timed on the {name}: its peaks are"
             f" {'measured just now' if task.device.source.startswith(MEASURED_HERE) else 'published'}, how much of them"
@@ -218,6 +201,8 @@ def unknowns(task: Task, first: Candidate) -> list[str]:
         found.append("so small a model: steps of larger ones were timed, and fixed costs weigh most here")
     if not task.device.runs:
         found.append(f"Quire has no kernels for the {name}: its figures say what the hardware would allow")
+    timer = StepTimer(task.arch, task.calibration, task.formats, first.mesh, parts=task.parts(first.mesh))
+    found += [words] if (words := error_words(timer)) else []
     if first.mesh.n_ranks > first.mesh.dp:
         sums = SUMS if task.calibration.sums else ""
         found.append(

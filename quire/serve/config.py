@@ -36,6 +36,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     host: Annotated[str, _doc("Address to listen on; 0.0.0.0 listens on every interface (set an API key then).")] = (
         "127.0.0.1"
     )
+    headless: Annotated[bool, _doc("Serve no HTTP: hold the ranks of a node_rank above 0 for node 0.")] = False
     port: Annotated[int, _doc("TCP port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8000
     api_key: Annotated[
         str | None,

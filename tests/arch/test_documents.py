@@ -52,6 +52,24 @@ def test_no_line_of_a_document_is_too_long() -> None:
     assert not found, "\n".join(found)
 
 
+def unlisted_scripts(root: pathlib.Path) -> list[str]:
+    """Names of those of benchmarks/ that can be run, and that no page says anything of."""
+    pages = "".join((root / page).read_text(encoding="utf-8") for page in ("docs/bench.md", "benchmarks/README.md"))
+    named = set(re.findall(r"\w+", pages))
+    scripts = (path for path in sorted((root / "benchmarks").glob("*.py")) if "__main__" in path.read_text("utf-8"))
+    return [path.name for path in scripts if path.stem not in named]
+
+
+def test_scripts_that_measure_are_listed(tmp_path: pathlib.Path) -> None:
+    assert not unlisted_scripts(ROOT)
+    for page in ("docs/bench.md", "benchmarks/README.md"):
+        (tmp_path / page).parent.mkdir()
+        (tmp_path / page).write_text("`python -m benchmarks.known`")
+    for name, text in (("known", '"__main__"'), ("new", '"__main__"'), ("part", "")):
+        (tmp_path / "benchmarks" / f"{name}.py").write_text(text)
+    assert unlisted_scripts(tmp_path) == ["new.py"]
+
+
 def test_the_readme_takes_a_minute() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= MAX_README_LINES

@@ -56,7 +56,7 @@ def test_stages_sleep_and_a_stopped_one_is_named(folder: pathlib.Path, monkeypat
     (pid,) = llm.engine.ranks.pids
     monkeypatch.setattr(group, "LOST_S", 0.8)
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(EngineError, match=rf"rank 1 \(process {pid}\) made no progress"):
+    with pytest.raises(EngineError, match=rf"rank 1 \(process {pid}\), stopped by a signal, made no progress"):
         llm.generate(["one"], FEW, use_tqdm=False)
     llm.shutdown()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import signal
@@ -27,7 +28,7 @@ from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
 from quire.engine.executors.executor import RanksLost
 from quire.engine.executors.ranks import RanksExecutor
-from quire.engine.ranks import group
+from quire.engine.ranks import group, member
 from quire.engine.ranks.leader import LeadingWorker
 from quire.engine.ranks.ring import RING_BYTES
 from quire.engine.sleep import AsleepExecutor
@@ -83,7 +84,7 @@ def test_what_ranks_cannot_do(
 
 
 def test_a_rank_that_cannot_load_says_why(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(member, "RANK_COMMAND", ("-c", "raise SystemExit(3)"))
     with pytest.raises(EngineError, match=r"rank 1 \(process \d+\) ended with exit status 3"):
         LLM(model, **SIZE, tensor_parallel_size=2)
 
@@ -118,7 +119,7 @@ def test_a_stopped_rank_is_late_and_then_lost(
         time.sleep(0.05)
     assert llm.engine.stats().is_late and not is_gone(pid)
     monkeypatch.setattr(group, "LOST_S", 0.8)
-    with pytest.raises(EngineError, match=r"rank 1 .* made no progress"):
+    with pytest.raises(EngineError, match=r"rank 1 \(process \d+\), stopped by a signal, made no progress"):
         llm.generate(["one"], FEW, use_tqdm=False)
     llm.shutdown()
     assert is_gone(pid)
@@ -141,7 +142,7 @@ def test_no_rank_outlives_rank_0(model: str) -> None:
 
 def started(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> group.RankGroup:
     """Two ranks, of which one is deaf."""
-    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF))
+    monkeypatch.setattr(member, "RANK_COMMAND", ("-c", DEAF))
     monkeypatch.setattr(group, "LEAVE_S", 0.3)
     ranks = group.RankGroup(EngineConfig(), Mesh(tp=2), folder)
     ranks.start()
@@ -207,7 +208,7 @@ def test_a_killed_rank_is_named_though_another_is_seen_before(
     killed: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "ROOT_S", 5.0)
-    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF.replace("time.sleep", f"{TORN}\ntime.sleep"), str(killed)))
+    monkeypatch.setattr(member, "RANK_COMMAND", ("-c", DEAF.replace("time.sleep", f"{TORN}\ntime.sleep"), str(killed)))
     ranks = group.RankGroup(EngineConfig(), Mesh(tp=3), tmp_path)
     ranks.start()
     pid = ranks.pids[killed - 1]
@@ -222,9 +223,10 @@ def test_a_rank_that_failed_is_named_if_no_other_is_gone(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "ROOT_S", 0.1)
-    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", DEAF.replace("time.sleep", f"{TORN}\ntime.sleep"), "1"))
+    monkeypatch.setattr(member, "RANK_COMMAND", ("-c", DEAF.replace("time.sleep", f"{TORN}\ntime.sleep"), "1"))
     ranks = group.RankGroup(EngineConfig(), Mesh(tp=3), tmp_path)
-    ranks.start()
+    with contextlib.suppress(RanksLost):  # the other one may start more slowly than this one fails
+        ranks.start()
     assert ranks._lost.wait(5) and ranks.loss is not None and ranks.loss.message == "connection closed by peer"
     ranks.stop()
 
@@ -246,7 +248,7 @@ def run(start, memory, pulse):
     time.sleep(600)
 main(run)
 """
-    monkeypatch.setattr(group, "RANK_COMMAND", ("-c", life))
+    monkeypatch.setattr(member, "RANK_COMMAND", ("-c", life))
     ranks = group.RankGroup(EngineConfig(), Mesh(tp=2), tmp_path)
     ranks.start()
     ranks.stop()

@@ -1,16 +1,20 @@
-// The producer warp: reads the page table ahead of time and keeps the stages full, across the borders of lines.
+// A warp that copies: it reads the page table ahead of time, across the borders of lines. Behind a kernel's shape.h.
 #pragma once
-#include "latent/shape.h"
 
 namespace quire {
 namespace {
 
-// Lanes hold the places of 32 copies, those that come next; the 32 after them are looked up meanwhile.
-__device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtensorMap& map, const Shared& shared,
-                                        const Share& share, int box_rows, uint64_t hint) {
+struct Boxes {  // of a block: how many there are, and where this lane's begins: at the page's key 8 * eight
+    int n, page, eight;
+};
+
+// Calls copy(block, boxes, later) for all blocks of all lines, by all lanes; `later` are those of the block AHEAD of it
+// in its line, none if there is no such. Lanes hold the places of 32 boxes, those that come next; the 32 after them are
+// looked up meanwhile.
+template <int AHEAD, class Copy>
+__device__ __forceinline__ void for_all_blocks(const QuireAttnArgs& args, const Share& share, int box_rows,
+                                               const Copy& copy) {
     const int lane = threadIdx.x % 32, n_boxes = KEYS / box_rows, n_ahead = 32 / n_boxes, of_block = lane % n_boxes;
-    const int box_bytes = box_rows / 8 * EIGHT_BYTES;
-    Stage stage;
     Line line{};
     int index = share.first - 1, block = 0, page = 0, eight = 0;
     while (true) {
@@ -30,18 +34,17 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtenso
             }
         }
         for (int i = block; i < min(block + n_ahead, line.n_blocks); ++i) {
-            const int held_by = (i - block) * n_boxes + of_block;
-            const int from_page = __shfl_sync(~0u, page, held_by), from_eight = __shfl_sync(~0u, eight, held_by);
-            const int n_copied = min(n_boxes, (line.end - line.start - i * KEYS + box_rows - 1) / box_rows);
-            const uint32_t filled = shared.filled + stage.at * 8;
-            await(shared.drained + stage.at * 8, stage.parity ^ 1);
-            if (lane == 0) barrier_expect(filled, n_copied * box_bytes);
-            __syncwarp();
-            if (lane < n_copied)
-                load_box(shared.ring + stage.at * STAGE_BYTES + lane * box_bytes, &map, filled, hint, 0, 0, 0,
-                         from_eight, from_page);
-            __syncwarp();
-            stage.advance();
+            const auto boxes_of = [&](int of_line) {
+                const int held_by = (of_line - block) * n_boxes + of_block;
+                const int n = (line.end - line.start - of_line * KEYS + box_rows - 1) / box_rows;
+                Boxes found{min(n_boxes, n), __shfl_sync(~0u, page, held_by % 32), __shfl_sync(~0u, eight, held_by % 32)};
+                if (of_line == i) return found;
+                const int later_page = __shfl_sync(~0u, next_page, held_by % 32);
+                const int later_eight = __shfl_sync(~0u, next_eight, held_by % 32);
+                if (held_by >= 32) found.page = later_page, found.eight = later_eight;
+                return found;
+            };
+            copy(i, boxes_of(i), AHEAD > 0 ? boxes_of(i + AHEAD) : Boxes{0, 0, 0});
         }
         if (next_index >= share.last) return;
         line = next, index = next_index, block = next_block, page = next_page, eight = next_eight;

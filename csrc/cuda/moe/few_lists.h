@@ -28,7 +28,8 @@ namespace quire {
 
 constexpr int WIDTH = QUIRE_CODES >= 3 ? 256 : QUIRE_CODES ? 128 : 64;  // columns of w in 128 bytes
 constexpr int TOKENS = QUIRE_TOKENS, EIGHTS = TOKENS / 8;
-constexpr int WARPS = 8, WORKERS = WARPS * 32, THREADS = WORKERS + 32, SORTERS = THREADS / 32;
+constexpr int WARPS = 8, WORKERS = WARPS * 32, THREADS = WORKERS + 32;
+constexpr int MAX_PAIRS = 4096, RUNS = MAX_PAIRS / WORKERS;  // pairs that are sorted, and most that a thread has of them
 
 template <bool FIRST> struct Kind {  // of the two products
     static constexpr bool IS_UP = FIRST, IN_PARTS = QUIRE_LONE && !IS_UP;  // parts: the experts that are summed
@@ -109,7 +110,7 @@ struct Layout {
         barriers = scales + a.n_scales * scales_bytes;
         starts = barriers + int(sizeof(Barriers));
         counts = starts + (a.n_experts + 1) * 4;
-        tiles = counts + (QUIRE_LONE ? 0 : SORTERS * a.n_experts * 4);
+        tiles = counts + (QUIRE_LONE ? 0 : WARPS * a.n_experts * 4);
         pairs = tiles + n_tiles * int(sizeof(Tile));
         end = pairs + a.n_pairs * 4;
     }
@@ -151,16 +152,55 @@ struct FewLists {
     template <class K> __device__ int rows() const { return K::IS_UP ? a.inner : a.hidden; }
     template <class K> __device__ int n_units() const { return (columns<K>() + K::COLUMNS - 1) / K::COLUMNS; }
     template <class K> __device__ int n_row_tiles() const { return rows<K>() / K::OUT_ROWS; }
-    template <class K> __device__ int first_item(int block) const {
-        return int(int64_t(K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>() * block / a.n_blocks);
+    // A block's items, in turn. What all tokens have are the first tiles, one each: its share of theirs, which are known
+    // before any routing, then its share of the others.
+    struct Run {
+        Place place;  // of the next item
+        int n;        // items
+#if QUIRE_SHARED
+        int n_shared;
+        Place others;  // of the first other item
+        __device__ void begin(int turn) {
+            if (turn == n_shared) place = others;
+        }
+#else
+        __device__ void begin(int turn) {}
+#endif
+    };
+    __device__ int share(unsigned n, int block) const { return n * block / unsigned(a.n_blocks); }
+    template <class K> __device__ int n_items() const { return (K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>(); }
+#if QUIRE_SHARED
+    template <class K> __device__ int n_shared_items() const { return K::IN_PARTS ? 0 : a.n_shared * n_row_tiles<K>(); }
+    template <class K> __device__ Run run_of_shared() const {
+        const int n = n_shared_items<K>(), first = share(n, blockIdx.x), own = share(n, blockIdx.x + 1) - first;
+        return {Place(first, n_row_tiles<K>()), own, own, Place(0, 1)};
     }
+    template <class K> __device__ Run run() const {
+        const int n_shared = n_shared_items<K>(), n = n_items<K>();
+        Run run = run_of_shared<K>();
+        int first = share(n, blockIdx.x), end = share(n, blockIdx.x + 1);
+        if (n - n_shared >= 2 * a.n_blocks) {  // both shares are even together
+            const int before = share(n_shared, blockIdx.x);
+            first += n_shared - before, end += n_shared - before - run.n_shared;
+        } else {  // of so few others that might go backwards
+            first = n_shared + share(n - n_shared, blockIdx.x), end = n_shared + share(n - n_shared, blockIdx.x + 1);
+        }
+        run.others = Place(first, n_row_tiles<K>()), run.n += end - first;
+        return run;
+    }
+#else
+    template <class K> __device__ Run run() const {
+        const int first = share(n_items<K>(), blockIdx.x);
+        return {Place(first, n_row_tiles<K>()), share(n_items<K>(), blockIdx.x + 1) - first};
+    }
+#endif
 
     // ---- which pairs belong together ----
 
     // Volatile: read where it stands, and from the L2 cache, which all grids share.
     __device__ int expert_of(int pair) const {
         if (pair >= a.n_pairs) return -1;
-        if (a.n_shared > 0) {
+        if (QUIRE_SHARED) {
             const int token = pair / a.n_chosen, place = pair % a.n_chosen, n_routed = a.n_chosen - a.n_shared;
             if (place >= n_routed) return a.n_experts - a.n_chosen + place;
             pair = token * n_routed + place;
@@ -168,10 +208,16 @@ struct FewLists {
         const int expert = static_cast<const volatile int32_t*>(a.expert_ids)[pair];
         return expert < a.n_experts - a.n_shared ? expert : -1;
     }
+    // The pair of a lane, all of what all tokens have first.
+    __device__ int short_pair(int lane) const {
+        if (!QUIRE_SHARED) return lane;
+        const int n = a.n_pairs / a.n_chosen, n_routed = a.n_chosen - a.n_shared, routed = lane - n * a.n_shared;
+        return routed < 0 ? lane % n * a.n_chosen + n_routed + lane / n : routed / n_routed * a.n_chosen + routed % n_routed;
+    }
     // One warp lists what fits it: at most 32 pairs, of so few tokens that an expert's are one tile.
     __device__ bool is_short() const { return a.n_pairs <= 32 && a.n_pairs / a.n_chosen <= TOKENS; }
     __device__ void list_short() const {
-        const int lane = threadIdx.x % 32, own = expert_of(lane);
+        const int lane = threadIdx.x % 32, pair = lane < a.n_pairs ? short_pair(lane) : lane, own = expert_of(pair);
         const unsigned same = __match_any_sync(~0u, own), before = (1u << lane) - 1;
         const bool is_first = own >= 0 && (same & before) == 0;
         const unsigned firsts = __ballot_sync(~0u, is_first);
@@ -182,39 +228,47 @@ struct FewLists {
         }
         const int start = __shfl_sync(~0u, slots, __ffs(same) - 1) - __popc(same);
         if (is_first) tiles()[__popc(firsts & before)] = {own, start, __popc(same)};
-        if (own >= 0) pairs()[start + __popc(same & before)] = lane;
+        if (own >= 0) pairs()[start + __popc(same & before)] = pair;
         if (lane == 0) n_tiles() = __popc(firsts);
         __syncwarp();
     }
-    // Each warp takes a run of pairs, 32 at a time: pairs of an expert keep their order, so that all blocks have the same
-    // tiles. `place` false: counts them; true: counts are where the warp's next pair of the expert goes.
-    __device__ void walk(int first_experts, bool place) const {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = (a.n_pairs + 31) / 32;
-        const int first = n * warp / SORTERS, end = n * (warp + 1) / SORTERS;
-        for (int i = first; i < end; i++) {
-            const int expert = i == first ? first_experts : expert_of(i * 32 + lane);
-            const unsigned same = __match_any_sync(~0u, expert), before = same & ((1u << lane) - 1);
-            if (expert >= 0) {
-                int* count = counts(warp) + expert;
-                const int start = *count;
-                if (place) pairs()[starts()[expert] + start + __popc(before)] = i * 32 + lane;
-                __syncwarp(same);
-                if (before == 0) *count = start + __popc(same);
-            }
+    // Each warp that multiplies takes a run of pairs, 32 at a time, asked for all at once: pairs of an expert keep their
+    // order, so that all blocks have the same tiles. `place` false: counts them; true: counts are where the warp's next
+    // pair of the expert goes.
+    __device__ int run_of(int warp) const { return (a.n_pairs + 31) / 32 * warp / WARPS; }
+    __device__ void read(int (&experts)[RUNS]) const {
+        const int first = run_of(threadIdx.x / 32), end = run_of(threadIdx.x / 32 + 1);
+#pragma unroll
+        for (int i = 0; i < RUNS; i++) experts[i] = first + i < end ? expert_of((first + i) * 32 + threadIdx.x % 32) : -1;
+    }
+    __device__ void walk(const int (&experts)[RUNS], bool place) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = run_of(warp), n = run_of(warp + 1) - first;
+#pragma unroll
+        for (int i = 0; i < RUNS; i++) {
+            if (i >= n) break;
+            const unsigned same = __match_any_sync(~0u, experts[i]), before = same & ((1u << lane) - 1);
+            const bool is_real = experts[i] >= 0;
+            int* count = counts(warp) + (is_real ? experts[i] : 0);
+            const int start = *count;
+            if (place && is_real) pairs()[starts()[experts[i]] + start + __popc(before)] = (first + i) * 32 + lane;
+            __syncwarp();
+            if (is_real && before == 0) *count = start + __popc(same);
             __syncwarp();
         }
     }
+    // The warp that loads goes on as soon as it has listed the tiles, while the others place pairs.
     __device__ void sort() const {
-        const int warp = threadIdx.x / 32, n = (a.n_pairs + 31) / 32;
-        const int first_experts = expert_of((n * warp / SORTERS) * 32 + threadIdx.x % 32);
-        for (int i = threadIdx.x; i < SORTERS * a.n_experts; i += THREADS) counts(0)[i] = 0;
+        const bool loads = threadIdx.x >= WORKERS;
+        int experts[RUNS];
+        if (!loads) read(experts);
+        for (int i = threadIdx.x; i < WARPS * a.n_experts; i += THREADS) counts(0)[i] = 0;
         __syncthreads();
-        walk(first_experts, false);
+        if (!loads) walk(experts, false);
         __syncthreads();
         for (int expert = threadIdx.x; expert < a.n_experts; expert += THREADS) {
             int sum = 0;
 #pragma unroll
-            for (int from = 0; from < SORTERS; from++) {
+            for (int from = 0; from < WARPS; from++) {
                 const int own = counts(from)[expert];
                 counts(from)[expert] = sum;
                 sum += own;
@@ -222,16 +276,22 @@ struct FewLists {
             starts()[expert] = sum;
         }
         __syncthreads();
-        if (threadIdx.x < 32) list_tiles();
-        __syncthreads();
-        walk(first_experts, true);
-        __syncthreads();
+        if (loads) {
+            list_tiles();
+            __syncwarp();
+            named_arrive(LIST_BARRIER, THREADS);
+        } else {
+            named_sync(LIST_BARRIER, THREADS);
+            walk(experts, true);
+            named_sync(WORKERS_BARRIER, WORKERS);
+        }
     }
-    __device__ void list_tiles() const {  // numbers of pairs become starts
-        const int lane = threadIdx.x;
+    __device__ void list_tiles() const {  // by one warp: numbers of pairs become starts
+        const int lane = threadIdx.x % 32;
         int n_slots = 0, n_listed = 0;
         for (int first = 0; first < a.n_experts; first += 32) {
-            const int expert = first + lane, n = expert < a.n_experts ? starts()[expert] : 0;
+            const bool is_real = first + lane < a.n_experts;
+            const int expert = (first + lane + a.n_experts - a.n_shared) % a.n_experts, n = is_real ? starts()[expert] : 0;
             const int own = (n + TOKENS - 1) / TOKENS;
             int both = n << 16 | own;  // at most 4,096 pairs
             for (int step = 1; step < 32; step *= 2) {
@@ -239,7 +299,7 @@ struct FewLists {
                 if (lane >= step) both += more;
             }
             const int start = n_slots + (both >> 16) - n, place = n_listed + (both & 0xffff) - own;
-            if (expert < a.n_experts) starts()[expert] = start;
+            if (is_real) starts()[expert] = start;
             for (int i = 0; i < own; i++)
                 tiles()[place + i] = {expert, start + i * TOKENS, min(TOKENS, n - i * TOKENS)};
             const int all = __shfl_sync(~0u, both, 31);

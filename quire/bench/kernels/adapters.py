@@ -45,7 +45,7 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
             work = Work(setting.element_bytes * numbers, setting.element_bytes * n_stored)
             yield Case(
                 op, f"{name}, {N_ADAPTERS} adapters of {RANK}, {n_rows} rows", work,
-                functools.partial(_contenders, shape, n_rows, setting), quick="qkv" in name and n_rows < 100,
+                functools.partial(_contenders, shape, n_rows, setting), "add", quick="qkv" in name and n_rows < 100,
             )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from quire.bench.kernels import peers
 from quire.bench.kernels.case import Case, Contender, NotRun, Setting
 from quire.bench.kernels.paged import LLAMA, Batch, Inputs, lognormal
 from quire.bench.kernels.timing import Call
-from quire.bench.kernels.variants import example
+from quire.bench.kernels.variants import SHORT, example
 from quire.kernels import catalog
 from quire.kernels.attention import op
 from quire.kernels.attention.schedule.plan import AttnPlan, Heads
@@ -23,6 +23,8 @@ from quire.kernels.attention.variant import Variant
 
 QWEN = Heads(16, 8, 128)
 MEASURED_VARIANTS = ("soft_cap", "window", "sinks", "sigmoid", "alibi", "mask")
+PAGE = 16
+"""Of most cases."""
 PLAN_SPANS = 256
 MAX_LARGE = 1024
 SMALL_SPANS = ((300, 1), (77, 77))
@@ -43,6 +45,20 @@ class AttentionCase:
     def in_flops(self) -> bool:
         return bool(self.batch.lengths.max() > 16)
 
+    @property
+    def kind(self) -> str:
+        """Name of the check of its variant, and of how its keys lie where that is not as most do."""
+        batch, heads = self.batch, self.batch.heads
+        variant = SHORT.get(self.variant, self.variant) if not batch.coded else self.variant
+        more = {
+            " e4m3": batch.coded,
+            " ragged": batch.ragged,
+            " shared": batch.n_shared > 0 and batch.tell_shared,
+            f", page {batch.page_size}": batch.page_size != PAGE,
+            f", heads {_named(heads)}": heads not in (LLAMA, QWEN),
+        }
+        return variant + "".join(text for text, holds in more.items() if holds)
+
     def make_variant(self, device: torch.device) -> Variant:
         """With example parameters. A custom mask stands beside causal, so that times can be compared."""
         return dataclasses.replace(example(self.variant, self.batch, device), causal=True)
@@ -50,13 +66,13 @@ class AttentionCase:
 
 def cases(op_name: str, setting: Setting) -> Iterator[Case]:
     """All cases of the setting's device, the most important first."""
-    listed = cuda_cases() if setting.device.type == "cuda" else cpu_cases()
-    for entry in listed:
+    for entry in cases_of(setting.device.type):
         yield Case(
             op_name,
             entry.name,
             entry.batch.work(entry.make_variant(torch.device("cpu")), setting.element_bytes),
             functools.partial(_contenders, entry, setting),
+            entry.kind,
             in_flops=entry.in_flops,
             baseline=entry.baseline,
             quick=entry.quick,
@@ -64,6 +80,11 @@ def cases(op_name: str, setting: Setting) -> Iterator[Case]:
             prepare_key=(entry.variant, dataclasses.replace(entry.batch, spans=(), n_shared=0)),
         )
     yield Case(op_name, f"plan {PLAN_SPANS} mixed sequences", None, functools.partial(_planners, setting), quick=True)
+
+
+def cases_of(device_type: str) -> list[AttentionCase]:
+    """The cases on a device."""
+    return cuda_cases() if device_type == "cuda" else cpu_cases()
 
 
 def cuda_cases() -> list[AttentionCase]:

@@ -5,12 +5,13 @@ Whatever no token owns is NaN, pages are in random order.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 
 import torch
 
-from quire.bench.kernels.attention import QWEN, able
+from quire.bench.kernels.attention import QWEN, able, cases_of
 from quire.bench.kernels.case import Check, Setting
 from quire.bench.kernels.paged import LLAMA, Batch, Inputs
 from quire.bench.kernels.variants import NAMED, example
@@ -22,18 +23,19 @@ SPANS = ((300, 1), (77, 77), (1, 1), (513, 40), (1, 0))
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
-    """Every variant in pages, and plain causal in rows and with a shared prefix."""
+    """Every variant in pages, and plain causal in rows, with a shared prefix, and in pages and heads as cases have."""
     heads = LLAMA if setting.device.type == "cuda" else QWEN
     mixed = Batch(SPANS, heads=heads)
-    listed = [(name, name, mixed) for name in NAMED]
-    listed.append(("causal ragged", "causal", Batch(SPANS, heads=heads, ragged=True)))
-    listed.append(("causal shared", "causal", Batch(((300, 1), (277, 1), (257, 1)), heads=heads, n_shared=256)))
+    listed = {name: (name, mixed) for name in NAMED}
+    listed["causal shared"] = ("causal", Batch(((300, 1), (277, 1), (257, 1)), heads=heads, n_shared=256))
     if setting.device.type == "cuda":
         coded = Batch(SPANS, heads=heads, coded=True)
-        listed += [(f"{name} e4m3", name, coded) for name in ("causal", "window", "sinks", "mask")]
+        listed |= {f"{name} e4m3": (name, coded) for name in ("window", "sinks", "mask")}
+    for entry in cases_of(setting.device.type):
+        listed.setdefault(entry.kind, (entry.variant, dataclasses.replace(entry.batch, spans=SPANS, n_shared=0)))
     for implementation in catalog.runnable("attention", setting.device.type):
         if implementation.name != "reference":
-            for what, variant, batch in listed:
+            for what, (variant, batch) in listed.items():
                 error = functools.partial(_error, setting, implementation.name, variant, batch)
                 tolerance = reference.TOLERANCE[setting.dtype]
                 yield Check(op, what, implementation.name, error, tolerance, quick=what in QUICK)

@@ -70,6 +70,9 @@ class Case:
     """None: only the time counts (work of the host)."""
     contenders: Callable[[], Iterable[Contender]]
     """Makes the inputs; they live as long as the contenders."""
+    kind: str = ""
+    """The checks of this kind, of the same op, test what is timed here; '': there is no result to test, as of a plan
+    of the host."""
     in_flops: bool = False
     """Its rate is told in FLOP/s, else in bytes a second."""
     baseline: str = ""
@@ -84,12 +87,15 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison of one implementation with the float64 reference, at a small size."""
+    """One comparison of one implementation with the float64 reference: of as many rows or experts as do, but of the
+    sizes for which what is timed was built."""
 
     op: str
     name: str
+    """Also of the kind of cases whose implementations it tests."""
     implementation: str
     error: Callable[[], float]
     """Largest error, as the op's reference.py defines it. Raises NotRun."""
     tolerance: float
     quick: bool = True
+    """Part of a --quick run that times nothing of its kind."""

@@ -7,24 +7,28 @@ matrix that the codes stand for.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from quire.bench.kernels.case import Case, Check, Contender, Setting
+from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.linear import LAYERS, LinearCase
 from quire.kernels import catalog, gemm, mxfp4, w4a16, w8a8
+from quire.kernels.w8a8 import hopper, reference
+from quire.kernels.w8a8.rounding import round_rows
 
 NAMES = ("8b qkv", "8b gate_up", "8b down")
 ROWS = (1, 16, 64, 256, 2048)
 LARGE = LinearCase(8192, 8192)
-SMALL = ((144, 512),)
-"""Rows and columns; for all kernels."""
+SMALL, SMALL_ROWS = (144, 512), 7
+"""Of a check: a matrix for all kernels, and rows."""
 
-Weights = tuple[object, ...]
+Weights = tuple[Any, ...]
 FORMS = {
     "w8a8": ("fp8 channels", "fp8 blocks", "int8"),
     "w4a16": ("g128", "g32 zeros"),
@@ -32,7 +36,19 @@ FORMS = {
 }
 
 
-def cases(op: str, setting: Setting) -> Iterator[Case]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """What is timed, and checked."""
+
+    name: str
+    form: str
+    layer: LinearCase
+    m: int
+    """Rows."""
+    quick: bool = False
+
+
+def entries(op: str, setting: Setting) -> Iterator[Entry]:
     """None on CPU, which has kernels of its own (qgemm)."""
     if setting.device.type != "cuda":
         return
@@ -41,24 +57,29 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
         if op == "w8a8":
             listed.append(("8192", LARGE, 8192))
         for name, layer, m in listed:
-            x_bytes, y_bytes = (setting.element_bytes * m * side for side in (layer.k, layer.n))
-            flops = 2.0 * m * layer.n * layer.k * (0.5 if op == "w8a8" else 1.0)
-            work = Work(_n_bytes(form, layer) + x_bytes, y_bytes, flops)
-            contenders = functools.partial(_contenders, op, form, layer, m, setting)
-            yield Case(op, f"{name} {form}, {m} rows", work, contenders, quick=m == 16 and name == NAMES[1])
+            yield Entry(f"{name} {form}, {m} rows", form, layer, m, quick=m == 16 and name == NAMES[1])
+
+
+def cases(op: str, setting: Setting) -> Iterator[Case]:
+    """One for each entry."""
+    for one in entries(op, setting):
+        layer, m = one.layer, one.m
+        x_bytes, y_bytes = (setting.element_bytes * m * side for side in (layer.k, layer.n))
+        flops = 2.0 * m * layer.n * layer.k * (0.5 if op == "w8a8" else 1.0)
+        work = Work(_n_bytes(one.form, layer) + x_bytes, y_bytes, flops)
+        contenders = functools.partial(_contenders, op, one.form, layer, m, setting)
+        yield Case(op, one.name, work, contenders, one.name, in_flops=layer is LARGE, quick=one.quick)
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
-    """Each form, at sizes for some kernels and for all."""
-    for form in FORMS[op]:
-        for n, k in SMALL:
-            for implementation in catalog.runnable(op, setting.device.type):
-                function = _function_name(form)
-                if implementation.name == "reference" or function not in implementation.functions:
-                    continue
-                error = functools.partial(_error, op, form, n, k, setting, implementation)
-                tolerance = catalog.entry(op, "reference").load().TOLERANCE[setting.dtype]
-                yield Check(op, f"{form} [{n}, {k}]", implementation.name, error, tolerance)
+    """Each case at its own size, as kernels are built for sizes and rows; and each form at a small one, with a bias."""
+    small = [Entry(form, form, LinearCase(*SMALL), SMALL_ROWS, quick=True) for form in FORMS[op]]
+    allowed = catalog.entry(op, "reference").load().TOLERANCE[setting.dtype]
+    for implementation in catalog.runnable(op, setting.device.type):
+        for one in [*entries(op, setting), *small] if implementation.name != "reference" else ():
+            if _function_name(one.form) in implementation.functions:
+                error = functools.partial(_error, op, one, setting, implementation)
+                yield Check(op, one.name, implementation.name, error, allowed, one.quick)
 
 
 def _function_name(form: str) -> str:
@@ -101,6 +122,8 @@ def _contenders(op: str, form: str, layer: LinearCase, m: int, setting: Setting)
             calls = [functools.partial(function, x, *weight, *rest) for weight in copies]
             if _takes(implementation, x, *copies[0], *rest):
                 yield Contender(implementation.name, functools.partial(list, calls))
+    if form.startswith("fp8"):
+        yield from _of_codes(form, copies, x)
     wide = [setting.randn(layer.n, layer.k) for _ in range(setting.timer.n_copies(2.0 * layer.n * layer.k))]
     peers: dict[str, Callable[..., torch.Tensor]] = {"bf16 gemm": gemm.linear, "bf16 torch": F.linear}
     for name, peer in peers.items():
@@ -108,17 +131,53 @@ def _contenders(op: str, form: str, layer: LinearCase, m: int, setting: Setting)
         yield Contender(name, functools.partial(list, peer_calls), is_peer=True)
 
 
+def _of_codes(form: str, copies: list[Weights], x: torch.Tensor) -> Iterator[Contender]:
+    """The product alone, of x that is rounded before: our own, and torch's."""
+    dtype, arguments = x.dtype, (x, *copies[0], None, None, None, False, None)
+    launch = hopper.prepare(*arguments)
+    if isinstance(launch, hopper.Launch) and not launch.rounds:
+        rounded = round_rows(x, form == "fp8 blocks", None, room=launch.tokens)
+        calls = [functools.partial(launch.multiply, rounded, weight[0], weight[1], dtype) for weight in copies]
+        yield Contender("hopper, x in codes", functools.partial(list, calls))
+    yield Contender("torch, x in codes", functools.partial(_torch_calls, form, copies, x), is_peer=True)
+
+
+def _torch_calls(form: str, copies: list[Weights], x: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
+    """`torch._scaled_mm` with scales of rows and channels, or of 1 x 128 and 128 x 128 numbers (cuBLAS 12.9)."""
+    codes, scales = reference.quantise(x, torch.float8_e4m3fn, w8a8.BLOCK if form == "fp8 blocks" else x.shape[1])
+    calls: list[Callable[[], torch.Tensor]] = []
+    for weight, scale, _ in copies:
+        if form == "fp8 blocks":
+            of_x, of_w = scales.t().contiguous().t(), F.pad(scale, (0, -scale.shape[1] % 4)).t()
+        else:
+            of_x, of_w = scales, scale[None]
+        calls.append(
+            functools.partial(torch._scaled_mm, codes, weight.t(), scale_a=of_x, scale_b=of_w, out_dtype=x.dtype)
+        )
+    try:
+        calls[0]()
+    except (RuntimeError, ValueError) as error:
+        raise NotRun(str(error).splitlines()[0]) from error
+    return calls
+
+
 def _takes(implementation: catalog.Implementation, *arguments: object) -> bool:
     condition = catalog.condition_of(implementation.load())
     return condition is None or not isinstance(condition(*arguments), str)
 
 
-def _error(op: str, form: str, n: int, k: int, setting: Setting, implementation: catalog.Implementation) -> float:
-    """Largest |got - reference| / (1 + |reference|)."""
-    weight, x, bias = packed(form, LinearCase(n, k), setting), setting.randn(7, k), setting.randn(n)
+def _error(op: str, one: Entry, setting: Setting, implementation: catalog.Implementation) -> float:
+    """Largest |got - reference| / (1 + |reference|), in units of the results' deviation where that is more than 1."""
+    weight, x = packed(one.form, one.layer, setting), setting.randn(one.m, one.layer.k)
+    bias = setting.randn(one.layer.n) if one.m == SMALL_ROWS else None
     arguments = (x, *weight, bias, None, None, False, None)
     own, oracle = (
-        getattr(one.load(), _function_name(form)) for one in (implementation, catalog.entry(op, "reference"))
+        getattr(each.load(), _function_name(one.form)) for each in (implementation, catalog.entry(op, "reference"))
     )
+    condition = catalog.condition_of(implementation.load())
+    refused = None if condition is None else condition(*arguments)
+    if isinstance(refused, str):
+        raise NotRun(refused)
     expected = oracle(*arguments).double()
-    return float(((own(*arguments).double() - expected).abs() / (1 + expected.abs())).max())
+    found = (own(*arguments).double() - expected).abs() / (1 + expected.abs())
+    return float(found.max()) / max(1.0, float(expected.std()))

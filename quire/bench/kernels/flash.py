@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -76,18 +77,29 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
                 f"{'backward' if backward else 'forward'} {name}",
                 dense.work(setting.element_bytes, backward),
                 functools.partial(_contenders, dense, setting, backward),
+                _kind(backward, dense),
                 in_flops=True,
                 quick=name in QUICK,
             )
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
-    """The output, and the gradients of q, k and v."""
+    """The output, and the gradients of q, k and v, of heads of each size."""
+    sizes = {dense.head_dim: dataclasses.replace(SMALL, head_dim=dense.head_dim) for dense in _sizes(setting)}
     for implementation in catalog.runnable(op, setting.device.type):
         if implementation.name != "reference":
-            for name, tolerance in (("out", reference.TOLERANCE), ("gradients", reference.GRADIENT_TOLERANCE)):
-                error = functools.partial(_error, setting, implementation, name == "gradients")
-                yield Check(op, name, implementation.name, error, tolerance[setting.dtype])
+            for dense, backward in itertools.product(sizes.values(), (False, True)):
+                tolerance = reference.GRADIENT_TOLERANCE if backward else reference.TOLERANCE
+                error = functools.partial(_error, dense, setting, implementation, backward)
+                yield Check(op, _kind(backward, dense), implementation.name, error, tolerance[setting.dtype])
+
+
+def _sizes(setting: Setting) -> Iterable[Dense]:
+    return SIZES[setting.device.type].values()
+
+
+def _kind(backward: bool, dense: Dense) -> str:
+    return f"{'gradients' if backward else 'out'}, d {dense.head_dim}"
 
 
 def _contenders(dense: Dense, setting: Setting, backward: bool) -> Iterable[Contender]:
@@ -135,16 +147,16 @@ def _torch_calls(backend: SDPBackend, copies: Sequence[tuple[torch.Tensor, ...]]
     return calls
 
 
-def _error(setting: Setting, implementation: catalog.Implementation, gradients: bool) -> float:
+def _error(dense: Dense, setting: Setting, implementation: catalog.Implementation, gradients: bool) -> float:
     """As flash/reference.py defines its tolerances."""
     module = implementation.load()
-    q, k, v, d_out = SMALL.inputs(setting)
+    q, k, v, d_out = dense.inputs(setting)
     wide = [x.double().requires_grad_() for x in (q, k, v)]
-    expected, _ = reference.flash_attention(wide[0], wide[1], wide[2], SMALL.variant)
-    out, lse = module.forward(q, k, v, SMALL.variant, None)
+    expected, _ = reference.flash_attention(wide[0], wide[1], wide[2], dense.variant)
+    out, lse = module.forward(q, k, v, dense.variant, None)
     if not gradients:
         wanted = expected.detach()
         return float(((out.double() - wanted).abs() / (1 + wanted.abs())).max())
     grads = torch.autograd.grad(expected, wide, d_out.double())
-    got = module.backward(q, k, v, out, lse, d_out, None, SMALL.variant, None)
+    got = module.backward(q, k, v, out, lse, d_out, None, dense.variant, None)
     return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(got, grads, strict=True))

@@ -25,6 +25,14 @@ from quire.kernels.attention.variant import Variant
 RANK, ROPE = 512, 64
 """DeepSeek-V2 and V3."""
 VARIANT = Variant((128 + ROPE) ** -0.5)
+TAKING = {"hopper-latent", "latent", "cpu", "reference"}
+"""Implementations of attention that take values which are a part of keys."""
+SPANS = {
+    "decode": ((2100, 1), (300, 1), (7, 1)),
+    "verify": ((2100, 4), (300, 4), (7, 4)),
+    "prefill": ((300, 300), (77, 77), (150, 50)),
+}
+"""Of checks, by the kind of the batch: keys that are split, and few."""
 
 
 def _heads(n: int, rank: int = RANK, rope: int = ROPE) -> Heads:
@@ -51,19 +59,24 @@ def cases(op_name: str, setting: Setting) -> Iterator[Case]:
     for name, batch in _batches(setting.device.type).items():
         yield Case(
             op_name, name, _work(batch, setting.element_bytes), functools.partial(_contenders, batch, setting),
-            in_flops="prefill" in name, quick="64 x 4k" in name or setting.device.type == "cpu",
+            _kind(batch), in_flops="prefill" in name, quick="64 x 4k" in name or setting.device.type == "cpu",
         )  # fmt: skip
     yield from rows.cases(op_name, setting)
 
 
 def checks(op_name: str, setting: Setting) -> Iterator[Check]:
-    """A mixed batch for each implementation of attention that runs here, and the storing."""
-    batch = Batch(((300, 1), (77, 77), (150, 3)), _heads(16))
-    for name in implementations(setting.device.type):
-        if name in ("hopper-latent", "latent"):
-            error = functools.partial(_error, name, batch, setting)
-            yield Check(op_name, "attention", name, error, reference.TOLERANCE[setting.dtype])
+    """Each kind of batch that is timed, by each implementation of attention that takes it here; the storing."""
+    kinds = {_kind(batch): batch.heads for batch in _batches(setting.device.type).values()}
+    for name in sorted(TAKING.intersection(implementations(setting.device.type))):
+        for kind, heads in kinds.items():
+            error = functools.partial(_error, name, Batch(SPANS[kind.split(",")[0]], heads), setting)
+            yield Check(op_name, kind, name, error, reference.TOLERANCE[setting.dtype])
     yield from rows.checks(op_name, setting)
+
+
+def _kind(batch: Batch) -> str:
+    n_rows = batch.lengths.max()
+    return f"{'decode' if n_rows == 1 else 'verify' if n_rows <= 16 else 'prefill'}, {batch.heads.n_q_heads} heads"
 
 
 def _work(batch: Batch, element_bytes: int) -> Work:
@@ -126,8 +139,9 @@ def _dense(batch: Batch, setting: Setting) -> Sequence[Call]:
 
 
 def _error(name: str, batch: Batch, setting: Setting) -> float:
-    """Largest difference from the reference in float64."""
+    """Largest difference from the reference in float64, with NaN wherever no token is."""
     inputs = _inputs(batch, setting, n_copies=1)
+    _poison(batch, inputs.pools[0])
     module = able(name, inputs.plan, VARIANT, inputs.q.dtype, inputs.q.dtype)
     k, rank = inputs.pools[0], inputs.plan.heads.out_dim
     got, expected = (
@@ -137,3 +151,11 @@ def _error(name: str, batch: Batch, setting: Setting) -> float:
     wide = k.double()
     reference.run(inputs.q.double(), wide, wide[..., :rank], inputs.plan, VARIANT, expected, None)
     return float((got.double() - expected).abs().max())
+
+
+def _poison(batch: Batch, lines: torch.Tensor) -> None:
+    size, (table, _) = batch.page_size, batch.page_table()
+    lines[0] = torch.nan
+    for row, kv_len in zip(table, batch.kv_lens.tolist(), strict=True):
+        if kv_len % size:
+            lines[int(row[kv_len // size]), :, kv_len % size :] = torch.nan

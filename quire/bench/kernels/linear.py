@@ -55,43 +55,54 @@ LAYERS = {
 }
 SIZES = {"cuda": (tuple(LAYERS), (1, 16, 64, 128, 256, 512, 2048)), "cpu": (("0.6b qkv", "0.6b down"), (1, 16))}
 QUICK = ("8b gate_up, 16 rows", "0.6b qkv, 16 rows")
-SMALL = {
-    "qkv": (LinearCase(200, 128, norm=True), 5),
-    "down": (LinearCase(72, 448, residual=True), 17),
-    "gate_up": (LinearCase(160, 320, norm=True, silu_mul=True), 9),
-    "head": (LinearCase(1000, 64), 64),
-}
+WITH_BIAS = (LinearCase(1000, 64), 16)
+"""A layer and rows of a check that is no case's."""
 
 Arguments = tuple[object, ...]
 
 
-def cases(op: str, setting: Setting) -> Iterator[Case]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """What is timed, and checked."""
+
+    name: str
+    layer: LinearCase
+    m: int
+    """Rows."""
+
+
+def entries(device_type: str) -> Iterator[Entry]:
     """The products alone, and as fused as a decoder wants them (a norm only for few rows)."""
-    names, rows = SIZES[setting.device.type]
+    names, rows = SIZES[device_type]
     for name in names:
         for fused in sorted({False, LAYERS[name] != LAYERS[name].plain}):
             layer = LAYERS[name] if fused else LAYERS[name].plain
             for m in rows:
                 if m > MAX_NORM_ROWS:  # no kernel norms so many
                     layer = dataclasses.replace(layer, norm=False)
-                w_bytes, x_bytes = (setting.element_bytes * layer.k * height for height in (layer.n, m))
-                work = Work(w_bytes + x_bytes, setting.element_bytes * m * layer.width, 2.0 * m * layer.n * layer.k)
-                yield Case(
-                    op,
-                    f"{name}{' fused' if fused else ''}, {m} rows",
-                    work,
-                    functools.partial(_contenders, layer, m, setting, w_bytes),
-                    quick=f"{name}, {m} rows" in QUICK,
-                )
+                yield Entry(f"{name}{' fused' if fused else ''}, {m} rows", layer, m)
+
+
+def cases(op: str, setting: Setting) -> Iterator[Case]:
+    """One for each entry."""
+    for one in entries(setting.device.type):
+        layer, m = one.layer, one.m
+        w_bytes, x_bytes = (setting.element_bytes * layer.k * height for height in (layer.n, m))
+        work = Work(w_bytes + x_bytes, setting.element_bytes * m * layer.width, 2.0 * m * layer.n * layer.k)
+        contenders = functools.partial(_contenders, layer, m, setting, w_bytes)
+        yield Case(op, one.name, work, contenders, one.name, quick=one.name in QUICK)
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
-    """Each kind of fusion at a small size, with a bias where nothing else follows."""
-    for name, (layer, m) in SMALL.items():
-        for implementation in catalog.runnable(op, setting.device.type):
-            if implementation.name != "reference":
-                error = functools.partial(_error, layer, m, setting, implementation)
-                yield Check(op, name, implementation.name, error, reference.TOLERANCE[setting.dtype])
+    """Each case at its own size, as kernels are built for sizes and rows; and one with a bias, where nothing else
+    follows."""
+    listed = [*entries(setting.device.type), Entry("with a bias", *WITH_BIAS)]
+    for implementation in catalog.runnable(op, setting.device.type):
+        for one in listed if implementation.name != "reference" else ():
+            has_bias = one is listed[-1]
+            error = functools.partial(_error, one.layer, one.m, has_bias, setting, implementation)
+            allowed = reference.TOLERANCE[setting.dtype]
+            yield Check(op, one.name, implementation.name, error, allowed, quick=one.name in QUICK or has_bias)
 
 
 def _arguments(layer: LinearCase, m: int, setting: Setting) -> Arguments:
@@ -127,10 +138,12 @@ def _function(implementation: catalog.Implementation, arguments: Arguments) -> C
     return found.linear  # type: ignore[no-any-return]
 
 
-def _error(layer: LinearCase, m: int, setting: Setting, implementation: catalog.Implementation) -> float:
+def _error(
+    layer: LinearCase, m: int, has_bias: bool, setting: Setting, implementation: catalog.Implementation
+) -> float:
     """Largest |got - reference| / (1 + |reference|)."""
     arguments = list(_arguments(layer, m, setting))
-    if layer == layer.plain:
+    if has_bias:
         arguments[2] = setting.randn(layer.n)
     expected = reference.linear(*(_widened(argument) for argument in arguments))  # type: ignore[arg-type]
     got = _function(implementation, tuple(arguments))(*arguments).double()

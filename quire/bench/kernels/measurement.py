@@ -24,6 +24,7 @@ T = TypeVar("T")
 BUDGET_S = {"cuda": 0.12, "cpu": 0.25}
 QUICK_BUDGET_S = {"cuda": 0.06, "cpu": 0.1}
 MAX_ERROR_LENGTH = 300
+RIGHT, WRONG, NOT_CHECKED = "right", "wrong", "not checked"
 
 
 @dataclasses.dataclass(slots=True)
@@ -53,6 +54,9 @@ class Timing:
     note: str = ""
     """Why it was not run."""
     error: str = ""
+    checked: str = ""
+    """Whether checks found what is timed `RIGHT` or `WRONG`, or did not look at it: `NOT_CHECKED`. '': a peer, or
+    something that gives no result."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,7 +73,13 @@ class Accuracy:
 
     @property
     def good(self) -> bool:
-        return not self.failure and (bool(self.note) or self.error <= self.tolerance)
+        """It was compared, and is right."""
+        return not self.failure and not self.note and self.error <= self.tolerance
+
+    @property
+    def bad(self) -> bool:
+        """It raised, or is wrong. Neither good nor bad is what did not take the inputs: it was not checked."""
+        return not self.good and not self.note
 
 
 @dataclasses.dataclass(slots=True)
@@ -87,9 +97,7 @@ class Results:
     @property
     def failed(self) -> bool:
         """An implementation of ours raised, or its result is wrong. Peers may fail."""
-        return any(not one.good for one in self.accuracies) or any(
-            row.error and not row.is_peer for row in self.timings
-        )
+        return any(one.bad for one in self.accuracies) or any(row.error and not row.is_peer for row in self.timings)
 
 
 class Progress:
@@ -124,7 +132,7 @@ def check_all(checks: Iterable[Check], progress: Progress) -> list[Accuracy]:
         row = Accuracy(check.op, check.name, check.implementation, tolerance=check.tolerance)
         value, row.note, row.failure = _attempt(check.error)
         row.error = math.nan if value is None else value
-        if not row.good:
+        if row.bad:
             progress.say(f"WRONG {row.op} {row.implementation}, {row.check}: {row.failure or f'error {row.error:.2e}'}")
         found.append(row)
     return found
@@ -195,6 +203,19 @@ def judge(cases: Sequence[Case], results: Results) -> None:
             row.share = least_s / row.time_s
             row.bytes_s, row.flops_s = work.total_bytes / row.time_s, work.flops / row.time_s
     _compare(cases, results.timings)
+    _confirm(cases, results)
+
+
+def _confirm(cases: Sequence[Case], results: Results) -> None:
+    """Say of each time of ours whether checks of the case's kind have compared that implementation."""
+    kinds = {(case.op, case.name): case.kind for case in cases}
+    for row in results.timings:
+        kind = kinds[row.op, row.case]
+        if row.is_peer or row.note or row.error or not kind:
+            continue
+        of_it = [one for one in results.accuracies if (one.op, one.check) == (row.op, kind)]
+        made = [one for one in of_it if one.implementation == row.implementation and not one.note]
+        row.checked = (RIGHT if all(one.good for one in made) else WRONG) if made else NOT_CHECKED
 
 
 def _compare(cases: Sequence[Case], rows: Sequence[Timing]) -> None:

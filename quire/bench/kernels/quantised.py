@@ -30,7 +30,8 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
                 w_bytes = SCHEMES[scheme].bytes_per_weight * layer.n * layer.k
                 work = Work(w_bytes + setting.element_bytes * m * layer.k, setting.element_bytes * m * layer.n)
                 contenders = functools.partial(_contenders, scheme, layer, m, setting)
-                yield Case(op, f"{name} {scheme}, {m} rows", work, contenders, quick=m == 16 and name == NAMES[0])
+                is_quick = m == 16 and name == NAMES[0]
+                yield Case(op, f"{name} {scheme}, {m} rows", work, contenders, scheme, quick=is_quick)
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:

@@ -10,6 +10,7 @@ from quire.bench.kernels import (
     attention_check,
     coded,
     experts,
+    experts_check,
     flash,
     latent,
     linear,
@@ -37,7 +38,7 @@ OPS: dict[str, tuple[Cases, Checks]] = {
     "act": (rows.cases, rows.checks),
     "kvstore": (rows.cases, rows.checks),
     "mla": (latent.cases, latent.checks),
-    "moe": (experts.cases, experts.checks),
+    "moe": (experts.cases, experts_check.checks),
     "sample": (sample.cases, sample.checks),
     "state": (state.cases, state.checks),
 }

@@ -158,6 +158,7 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
                 f"{entry.function} {n} {'pages' if copies else 'rows'}",
                 Work(read, written),
                 functools.partial(_contenders, entry, setting, shape, n, read),
+                entry.function,
                 quick=copies or n == shape.rows[-1],
             )
 

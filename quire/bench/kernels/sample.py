@@ -44,7 +44,8 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
         for name, controls in CONTROLS.items():
             contenders = functools.partial(_contenders, setting, (n_rows, width), controls)
             is_quick = name in QUICK and (n_rows, width) == sizes[-1]
-            yield Case(op, f"{n_rows} x {width} {name}", Work(4.0 * n_rows * width), contenders, quick=is_quick)
+            work = Work(4.0 * n_rows * width)
+            yield Case(op, f"{n_rows} x {width} {name}", work, contenders, name, quick=is_quick)
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:

@@ -45,16 +45,23 @@ def chosen(options: KernelBenchOptions, setting: Setting) -> tuple[list[Case], l
     for name in chosen_ops(options.ops):
         make_cases, make_checks = OPS[name]
         cases += [case for case in make_cases(name, setting) if case.quick or not options.quick or options.cases]
-        checks += [check for check in make_checks(name, setting) if check.quick or not options.quick]
+        checks += make_checks(name, setting)
     if options.cases:
         asked = options.cases.split(",")
         wanted = {case.name for case in cases if any(text in f"{case.op} {case.name}" for text in asked)}
         wanted |= {case.baseline for case in cases if case.name in wanted}
         cases = [case for case in cases if case.name in wanted]
-        checks = []
     if not cases:
         raise ConfigError(f"--cases {shown(options.cases)} selects no case of {options.ops or 'all ops'}")
-    return cases, checks
+    return cases, _chosen_checks(options, cases, checks)
+
+
+def _chosen_checks(options: KernelBenchOptions, cases: list[Case], checks: list[Check]) -> list[Check]:
+    """Those of what is timed, whatever the options; in a run of all cases, all."""
+    kinds = {(case.op, case.kind) for case in cases}
+    is_more = [not options.cases and (check.quick or not options.quick) for check in checks]
+    pairs = zip(checks, is_more, strict=True)
+    return [check for check, more in pairs if more or (check.op, check.name) in kinds]
 
 
 def measure(options: KernelBenchOptions) -> tuple[Results, str]:

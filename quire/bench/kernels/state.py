@@ -27,6 +27,9 @@ SEQS: Final = {"cuda": (64, 8192), "cpu": (8, 512)}
 """Sequences of an update, tokens of a prompt."""
 STATE_BYTES: Final = 4
 FEW: Final = 17
+"""Sequences of a check's update, and rows of a check's prompt behind two whole pieces."""
+LESS: Final = 4
+"""A check has so many times fewer heads of a group than a case, but two of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,13 +57,18 @@ class Scan:
     def on(self, device_type: str) -> Sizes:
         return self.cuda if device_type == "cuda" else self.cpu
 
+    def smaller(self, device_type: str) -> Sizes:
+        """Fewer heads and groups, of the same sizes: kernels are compiled for these."""
+        sizes = self.on(device_type)
+        shared, of_group = min(sizes.shared, 2), sizes.heads // sizes.shared
+        return dataclasses.replace(sizes, heads=shared * max(2, of_group // LESS), shared=shared)
+
 
 SCANS: Final = (
     Scan("convolve", "Qwen3-Next", Sizes(64, 1, 128, 4), Sizes(16, 1, 64, 4)),
     Scan("scan_ssm", "Mamba-2 2.7B", Sizes(80, 1, 64, 128), Sizes(16, 1, 64, 64)),
     Scan("scan_delta", "Qwen3-Next", Sizes(32, 16, 128, 128), Sizes(8, 4, 64, 64)),
 )
-SMALL: Final = Sizes(4, 2, 32, 16)
 
 
 def cases(op: str, setting: Setting) -> Iterator[Case]:
@@ -73,18 +81,28 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
             make = functools.partial(_contenders, setting, scan.function, sizes, n, single)
             work = _work(setting, scan.function, sizes, n, single)
             model = scan.model if setting.device.type == "cuda" else "small"
-            yield Case(op, f"{scan.function} {what}, {model}", work, make, quick=scan.function != "convolve")
+            name, is_quick = f"{scan.function} {what}, {model}", scan.function != "convolve"
+            yield Case(op, name, work, make, _kind(scan, single), quick=is_quick)
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
     """Rows and prompts of each."""
-    for implementation in catalog.runnable("state", setting.device.type):
-        if implementation.name != "reference":
-            for scan in SCANS:
-                for single in (True, False):
-                    error = functools.partial(_error, setting, implementation.name, scan.function, single)
-                    what = f"{scan.function} {'rows' if single else 'prompt'}"
-                    yield Check(op, what, implementation.name, error, reference.TOLERANCE[setting.dtype])
+    for scan in SCANS:
+        for implementation in _that_have(scan.function, setting):
+            for single in (True, False):
+                error = functools.partial(_error, setting, implementation, scan, single)
+                allowed = reference.TOLERANCE[setting.dtype]
+                yield Check(op, _kind(scan, single), implementation.name, error, allowed)
+
+
+def _that_have(function: str, setting: Setting) -> list[catalog.Implementation]:
+    """The implementations of ours that run here and have it."""
+    listed = catalog.runnable("state", setting.device.type)
+    return [one for one in listed if one.name != "reference" and function in one.functions]
+
+
+def _kind(scan: Scan, single: bool) -> str:
+    return f"{scan.function} {'rows' if single else 'prompt'}"
 
 
 def _work(setting: Setting, function: str, sizes: Sizes, n: int, single: bool) -> Work:
@@ -146,11 +164,10 @@ def _spans(setting: Setting, n: int, single: bool) -> StateSpans:
 def _contenders(setting: Setting, function: str, sizes: Sizes, n: int, single: bool) -> Iterable[Contender]:
     n_bytes = _work(setting, function, sizes, n, single).read_bytes
     copies = [_inputs(setting, function, sizes, n, single) for _ in range(setting.timer.n_copies(n_bytes))]
-    for implementation in catalog.runnable("state", setting.device.type):
-        if implementation.name != "reference":
-            run = getattr(implementation.load(), function)
-            calls = [functools.partial(one.call, run) for one in copies]
-            yield Contender(implementation.name, functools.partial(list, calls))
+    for implementation in _that_have(function, setting):
+        run = getattr(implementation.load(), function)
+        calls = [functools.partial(one.call, run) for one in copies]
+        yield Contender(implementation.name, functools.partial(list, calls))
     if function == "scan_delta" and setting.device.type == "cuda":
         yield Contender("fla", functools.partial(_fla_calls, copies, single), is_peer=True)
 
@@ -172,18 +189,12 @@ def _fla_calls(copies: Sequence[Inputs], single: bool) -> Sequence[Call]:
     return calls
 
 
-def _error(setting: Setting, implementation: str, function: str, single: bool) -> float:
+def _error(setting: Setting, implementation: catalog.Implementation, scan: Scan, single: bool) -> float:
     """Largest difference of outputs and states, over 1 + the largest value."""
-    inputs = _inputs(
-        setting,
-        function,
-        dataclasses.replace(SMALL, size=4) if function == "convolve" else SMALL,
-        FEW if single else PIECE + FEW,
-        single,
-    )
-    kind = torch.float64
+    sizes, n = scan.smaller(setting.device.type), FEW if single else 2 * PIECE + FEW
+    inputs, kind = _inputs(setting, scan.function, sizes, n, single), torch.float64
     wide = Inputs(tuple(x.to(kind) for x in inputs.rows), inputs.state.to(kind), inputs.spans, inputs.more)
-    expected = wide.call(getattr(reference, function))
-    got = inputs.call(getattr(catalog.entry("state", implementation).load(), function))
+    expected = wide.call(getattr(reference, scan.function))
+    got = inputs.call(getattr(implementation.load(), scan.function))
     pairs = ((got, expected), (inputs.state, wide.state))
     return max(float((a.double() - b).abs().max() / (1 + b.abs().max())) for a, b in pairs)

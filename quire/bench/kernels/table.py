@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from quire.bench.kernels.limits import DeviceLimits
-from quire.bench.kernels.measurement import Accuracy, Results, Timing
+from quire.bench.kernels.measurement import NOT_CHECKED, RIGHT, Accuracy, Results, Timing
 
+FEW = 12
+"""Checks of an implementation that are listed one by one."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -17,7 +19,7 @@ def lines(results: Results) -> Iterator[str]:
     yield from limit_lines(results.limits)
     if results.accuracies:
         yield f"{'Errors against float64 ':=<118}"
-        yield from map(accuracy_line, results.accuracies)
+        yield from accuracy_lines(results.accuracies)
     if results.timings:
         yield f"{'Times ':=<118}"
         head = f"{'case':<46}{'implementation':<24}{'time':>10}{'±':>7}{'rate':>15}{'limit':>8}{'share':>7}  ratio"
@@ -29,6 +31,9 @@ def lines(results: Results) -> Iterator[str]:
             yield shown_op
         yield timing_line(row)
     yield from results.notes
+    n_unchecked = sum(row.checked == NOT_CHECKED for row in results.timings)
+    if n_unchecked:
+        yield f"{n_unchecked} times are of implementations whose results no check of their kind has compared"
     if results.left_out:
         yield f"{len(results.left_out)} cases were not measured: no time was left (--time-limit 0 measures all)"
 
@@ -41,12 +46,35 @@ def limit_lines(limits: DeviceLimits) -> Iterator[str]:
     )
 
 
+def accuracy_lines(rows: Sequence[Accuracy]) -> Iterator[str]:
+    """Each check; of many of one implementation those that are bad, how many there are, and the worst of the others."""
+    of_each: dict[tuple[str, str], list[Accuracy]] = {}
+    for row in rows:
+        of_each.setdefault((row.op, row.implementation), []).append(row)
+    for found in of_each.values():
+        if len(found) <= FEW:
+            yield from map(accuracy_line, found)
+            continue
+        yield from (accuracy_line(row) for row in found if row.bad)
+        good, refused = [row for row in found if row.good], [row for row in found if row.note]
+        what = f"{found[0].op:<46}{found[0].implementation:<24}"
+        if good:
+            worst = max(good, key=lambda row: row.error / row.tolerance)
+            yield f"{what}{len(good)} of {len(found)} are right, the worst: {_error(worst)}, {worst.check}"
+        if refused:
+            yield f"{what}{len(refused)} of {len(found)} not checked, the first: {refused[0].check}: {refused[0].note}"
+
+
 def accuracy_line(row: Accuracy) -> str:
     """One check."""
     what = f"{row.op + ' ' + row.check:<46}{row.implementation:<24}"
     if row.failure or row.note:
-        return f"{what}{'FAILED: ' + row.failure if row.failure else 'not run: ' + row.note}"
-    return f"{what}{row.error:>10.1e}  of {row.tolerance:.1e} allowed{'' if row.good else '  WRONG'}"
+        return f"{what}{'FAILED: ' + row.failure if row.failure else 'not checked: ' + row.note}"
+    return f"{what}{_error(row)}{'' if row.good else '  WRONG'}"
+
+
+def _error(row: Accuracy) -> str:
+    return f"{row.error:.1e} of {row.tolerance:.1e} allowed"
 
 
 def timing_line(row: Timing) -> str:
@@ -55,13 +83,12 @@ def timing_line(row: Timing) -> str:
     if row.error or row.note:
         return f"{what}{'FAILED: ' + row.error if row.error else 'not run: ' + row.note}"
     text = f"{what}{_time(row.time_s):>10}{row.spread:>7.0%}"
-    if math.isnan(row.share):
-        return text
-    speed = rate(row.flops_s, "FLOP/s") if row.in_flops else rate(row.bytes_s, "B/s")
-    text += f"{speed:>15}{row.bound:>8}{row.share:>7.0%}"
-    if row.ratio_to and not math.isnan(row.ratio):
-        text += f"  {row.ratio:.2f} x {row.ratio_to}"
-    return text
+    if not math.isnan(row.share):
+        speed = rate(row.flops_s, "FLOP/s") if row.in_flops else rate(row.bytes_s, "B/s")
+        text += f"{speed:>15}{row.bound:>8}{row.share:>7.0%}"
+        if row.ratio_to and not math.isnan(row.ratio):
+            text += f"  {row.ratio:.2f} x {row.ratio_to}"
+    return text if row.checked in ("", RIGHT) else f"{text}  {row.checked.upper()}"
 
 
 def rate(value: float, unit: str) -> str:
@@ -78,7 +105,7 @@ def values(results: Results) -> dict[str, object]:
     """For a report."""
     return {
         "limits": dataclasses.asdict(results.limits),
-        "errors": [dataclasses.asdict(row) | {"good": row.good} for row in results.accuracies],
+        "errors": [dataclasses.asdict(row) | {"good": None if row.note else row.good} for row in results.accuracies],
         "times": [dataclasses.asdict(row) for row in results.timings],
         "not_measured": results.left_out,
         "notes": results.notes,

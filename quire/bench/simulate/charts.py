@@ -7,7 +7,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from quire.bench.simulate.figures import gap_percentiles
 from quire.bench.simulate.session import Point
@@ -60,7 +60,8 @@ def write_curves(path: str, points: Sequence[Point]) -> None:
                 color=colour,
                 label=variant,
             )
-        axis.set_yscale("log" if is_log else "linear")
+        if is_log:
+            _log(axis, "y")
         if name == "slo_attainment":
             axis.set_ylim(0, 1.03)
         _finish(axis, "requests/s that come", label)
@@ -79,7 +80,7 @@ def write_distributions(path: str, points: Sequence[Point]) -> None:
             found = [read(one) for one in point.run.outcomes if one.is_done]
             values = sorted(1000 * value for value in found if value is not None)
             axis.step(values, [(i + 1) / len(values) for i in range(len(values))], color=colour, label=point.variant)
-        axis.set_xscale("log")
+        _log(axis, "x")
         _finish(axis, label, "share of requests")
     axes[0].legend(fontsize=7)
     _save(figure, path)
@@ -107,7 +108,8 @@ def _write_batches(path: str, points: Sequence[Point]) -> None:
         queue = axis.twinx()
         queue.step(line.time_s, line.n_waiting, where="post", color="#dc2626", lw=0.7, alpha=0.6)
         queue.tick_params(labelsize=7, colors="#dc2626")
-        queue.set_ylim(bottom=0)
+        queue.set_ylim(0, 1.05 * max(1, *line.n_waiting))
+        queue.yaxis.get_major_locator().set_params(integer=True)
         axis.set_title(f"{point.variant}: requests in the batch, and waiting (red)", fontsize=8, loc="left", pad=2)
         axis.set_ylim(bottom=0)
         _finish(axis, "", "")
@@ -128,14 +130,14 @@ def _write_kv(path: str, points: Sequence[Point]) -> None:
         axes[0].text(99, i, f"{value:.1f} %", ha="right", va="center", fontsize=8)
     axes[0].invert_yaxis()
     _finish(axes[0], "percent of the cache that is taken", "")
-    axes[0].legend(fontsize=7, loc="lower left")
+    axes[0].legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     for point, colour in zip(points, COLOURS, strict=False):
         line = point.run.logs[0].kv_line
         line = line[:: -(-len(line) // MAX_POINTS) or 1]
         axes[1].plot(
             [time_s for time_s, *_ in line], [taken for *_, taken in line], color=colour, lw=1, label=point.variant
         )
-    axes[1].set_yscale("log")
+    _log(axes[1], "y")
     _finish(axes[1], "seconds", "token slots taken")
     axes[1].legend(fontsize=7)
     _save(figure, path)
@@ -152,7 +154,7 @@ def _write_frontier(path: str, points: Sequence[Point]) -> None:
                 [1e-3 * float(point.figures[name] or 0.0) for point in own],
                 marker="o", ms=3, lw=1, color=colour, label=variant,
             )  # fmt: skip
-        axis.set_yscale("log")
+        _log(axis, "y")
         _finish(axis, "requests done a second", label)
     axes[0].legend(fontsize=7)
     _save(figure, path)
@@ -167,8 +169,8 @@ def _write_stalls(path: str, points: Sequence[Point]) -> None:
             [1000 * gap_s for gap_s in found.values()], [1 - share / 100 for share in found], color=colour,
             label=point.variant,
         )  # fmt: skip
-    axes[0].set_xscale("log")
-    axes[0].set_yscale("log")
+    _log(axes[0], "x")
+    _log(axes[0], "y")
     _finish(axes[0], "ms between two tokens of a sequence", "share of gaps that are longer")
     axes[0].legend(fontsize=7)
     _save(figure, path)
@@ -186,6 +188,16 @@ def _figure(
     figure = Figure(figsize=(width * n_columns, height * n_rows), layout="constrained")
     axes = figure.subplots(n_rows, n_columns, squeeze=False, **options)
     return figure, [axis for row in axes for axis in row]
+
+
+def _log(axis: Axes, name: Literal["x", "y"]) -> None:
+    """Logarithmic, with numbers as people write them."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set(**{f"{name}scale": "log"})
+    ticks = axis.xaxis if name == "x" else axis.yaxis
+    ticks.set_major_formatter("{x:,.10g}")
+    ticks.set_minor_formatter(LogFormatter())
 
 
 def _finish(axis: Axes, x: str, y: str) -> None:

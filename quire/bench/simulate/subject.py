@@ -1,6 +1,6 @@
 """What was simulated, before any figure: model, device and how far its times are known, ranks, workload, replicas.
 
-Owns those facts and their lines. Does not own what a time is (`planner/cost`) nor its error bar (`planner/report`).
+Owns those facts and their lines. Does not own what a time is (`planner/cost`) nor its error bar (`planner/error_bar`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from quire.config.resolve import DEFAULT_SEQS
 from quire.core.counts import format_count
 from quire.core.units import format_bytes
 from quire.planner.accelerators import accelerator_named
+from quire.planner.error_bar import error_bar, error_words
 from quire.planner.expert_loads import EVEN
-from quire.planner.report import error_bar
 
 WIDTH: Final = 12
 COMPUTED: Final = "; of several GPUs only dense models on H200s were ever measured"
@@ -122,7 +122,7 @@ def _device(variant: Variant) -> Facts:
     """Its name, how far its times may be off, and where they are from."""
     timer = variant.machine.cost.timer
     name, source, error = variant.options.gpu, timer.calibration.source, error_bar(timer)
-    if source.startswith("assumed"):
+    if timer.calibration.is_assumed:
         source = f"assumed, never measured{source.removeprefix('assumed')}"
     else:
         source = f"measured: {source}"
@@ -131,6 +131,8 @@ def _device(variant: Variant) -> Facts:
         name = device.name
         if not device.runs:
             source += "; Quire has no kernels for it"
+    if words := error_words(timer):
+        source += f"; {words}"
     return {"device": name, "error": error if math.isfinite(error) else None, "source": source}
 
 

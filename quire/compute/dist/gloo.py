@@ -1,8 +1,8 @@
-"""`Comm` between processes of one host, over torch.distributed's gloo: tensors in main memory.
+"""`Comm` between processes, of one host or of several, over torch.distributed's gloo: tensors in main memory.
 
 Owns a group of gloo's own making, not torch's global one: a process may be in several. What it waits for has names
 that a profile shows.
-Invariant: nothing listens but on the loopback interface.
+Invariant: of one host nothing listens but on the loopback interface.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import torch.distributed
 from torch.profiler import record_function
 
 from quire.compute.dist.comm import Reduction, Sent
+from quire.compute.dist.meeting import store_of
+from quire.core.meeting import own_address
 
 TIMEOUT_S: Final = 600.0
 """A rank that does not answer for so long is taken for dead: RuntimeError in the others. Loading takes minutes."""
 _DISTRIBUTED: Final[Any] = torch.distributed
 """Whose types leave out the classes of groups."""
-LOOPBACK: Final = "127.0.0.1"
 OPERATIONS: Final = {
     Reduction.SUM: torch.distributed.ReduceOp.SUM,
     Reduction.MIN: torch.distributed.ReduceOp.MIN,
@@ -45,7 +46,7 @@ class GlooComm:
     """`Comm` of one rank. It meets the others at `join`, or when something is first asked of it."""
 
     def __init__(self, rank: int, size: int, meeting_point: str, timeout_s: float = TIMEOUT_S) -> None:
-        """meeting_point: path of a file that is not there, and that all ranks can write."""
+        """meeting_point: see `core/meeting`."""
         self.rank, self.size = rank, size
         self.n_calls = 0
         """That this rank has begun: it is the one to look at where it is behind the others."""
@@ -54,9 +55,9 @@ class GlooComm:
     @functools.cached_property
     def _group(self) -> Any:
         options = _DISTRIBUTED.ProcessGroupGloo._Options()
-        options._devices = [_DISTRIBUTED.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._devices = [_DISTRIBUTED.ProcessGroupGloo.create_device(hostname=own_address(self._meeting_point))]
         options._timeout = self._timeout
-        store = _DISTRIBUTED.FileStore(self._meeting_point, self.size)
+        store = store_of(self._meeting_point, self.size)
         return _DISTRIBUTED.ProcessGroupGloo(store, self.rank, self.size, options)
 
     def join(self) -> None:

@@ -1,4 +1,5 @@
-"""`Comm` between processes of one host with a GPU each, over torch.distributed's NCCL. Its calls can be captured.
+"""`Comm` between processes with a GPU each, of one host or of several, over torch.distributed's NCCL. Its calls can be
+captured.
 
 Owns a group of its own making, and the settings that NCCL reads when the first is made.
 Invariants: no NVLink multicast, which on a shared host can put the GPUs out of service; tensors that are not on the
@@ -17,6 +18,7 @@ import torch
 import torch.distributed
 
 from quire.compute.dist.comm import Reduction, Sent
+from quire.compute.dist.meeting import store_of
 from quire.core import env
 
 TIMEOUT_S: Final = 600.0
@@ -39,7 +41,7 @@ class NcclComm:
     def __init__(
         self, rank: int, size: int, meeting_point: str, device: torch.device, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """meeting_point: path of a file that is not there, and that all ranks can write. device: this rank's GPU."""
+        """meeting_point: see `core/meeting`. device: this rank's GPU."""
         self.rank, self.size, self.n_calls = rank, size, 0
         self._meeting_point, self._device, self._is_void = meeting_point, device, False
         self._timeout = datetime.timedelta(seconds=timeout_s)
@@ -56,7 +58,7 @@ class NcclComm:
     def _group(self) -> Any:
         options = _DISTRIBUTED.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
-        store = _DISTRIBUTED.FileStore(self._meeting_point, self.size)
+        store = store_of(self._meeting_point, self.size)
         return _DISTRIBUTED.ProcessGroupNCCL(store, self.rank, self.size, options)
 
     def join(self) -> None:

@@ -14,9 +14,10 @@ from quire.kernels.state import StateSpans
 class Expanded(Protocol):
     """Rows of a step for which keys and values are made of all lines that they see, and the others."""
 
-    rows: torch.Tensor
-    others: torch.Tensor
-    """int64."""
+    rows: torch.Tensor | slice
+    others: torch.Tensor | slice
+    """int64, or where they lie side by side."""
+    n_rows: int
     n_lines: int
 
     def heads(self, n_heads: int) -> Iterator[slice]:

@@ -110,30 +110,31 @@ class LatentAttention:
     ) -> torch.Tensor:
         """The rows for which keys and values are made, and the others."""
         spec, rows, others = self.spec, apart.rows, apart.others
-        rotated = q.new_empty(len(q), spec.n_heads, spec.qk_rope_head_dim)
         turned = q[:, :, spec.qk_nope_head_dim :]
-        context.store_lines(self.layer, *self._lines(first), turned, rotated, positions, self.cos_sin)
-        if not len(others):
-            return self._expanded(q, rotated, context, apart)
-        y = q.new_empty(len(q), spec.n_heads * spec.v_head_dim)
-        asked = self._asked(q[others])
-        asked[:, :, spec.kv_lora_rank :] = rotated[others]
-        y[others] = self._seen(asked, context)
-        y[rows] = self._expanded(q[rows], rotated[rows], context, apart)
-        return y
-
-    def _expanded(self, q: torch.Tensor, rotated: torch.Tensor, context: Context, apart: Expanded) -> torch.Tensor:
-        """[n, n_heads * v] of these rows. Values are filled up to the size of keys, or keys to that of values."""
-        spec = self.spec
-        nope, d = spec.qk_nope_head_dim, spec.qk_head_dim
-        asked = q.new_zeros(len(q), spec.n_heads, max(d, spec.v_head_dim))
-        asked[:, :, :nope], asked[:, :, nope:d] = q[:, :, :nope], rotated
+        context.store_lines(self.layer, *self._lines(first), turned, turned, positions, self.cos_sin)
         y = q.new_empty(len(q), spec.n_heads, spec.v_head_dim)
+        if apart.n_rows < len(q):
+            asked = self._asked(q[others])
+            asked[:, :, spec.kv_lora_rank :] = turned[others]
+            y[others] = self._seen(asked, context).view(-1, *y.shape[1:])
+        if isinstance(rows, slice):
+            self._expanded(q[rows], context, apart, y[rows])
+        else:
+            made = y.new_empty(apart.n_rows, *y.shape[1:])
+            self._expanded(q[rows], context, apart, made)
+            y[rows] = made
+        return y.flatten(1)
+
+    def _expanded(self, q: torch.Tensor, context: Context, apart: Expanded, y: torch.Tensor) -> None:
+        """y [n, n_heads, v] of these rows, rotated. Values are filled up to the size of keys, or keys and queries to
+        that of values."""
+        spec = self.spec
+        size = max(spec.qk_head_dim, spec.v_head_dim)
+        asked = q if size == spec.qk_head_dim else F.pad(q, (0, size - spec.qk_head_dim))
         assert self.variant is not None
         for heads in apart.heads(spec.n_heads):
-            k, v = self._keys_and_values(heads, asked.shape[2], context, apart)
+            k, v = self._keys_and_values(heads, size, context, apart)
             y[:, heads] = apart.attend(asked[:, heads], k, v, self.variant)[:, :, : spec.v_head_dim]
-        return y.flatten(1)
 
     def _keys_and_values(
         self, heads: slice, size: int, context: Context, apart: Expanded
@@ -142,12 +143,14 @@ class LatentAttention:
         spec = self.spec
         rank, nope, d = spec.kv_lora_rank, spec.qk_nope_head_dim, spec.qk_head_dim
         weight = self.made.values.view(spec.n_heads, -1, rank)[heads]
-        k, v = (weight.new_zeros(apart.n_lines, len(weight), size) for _ in range(2))
+        of_keys, of_values = weight[:, :nope].transpose(1, 2), weight[:, nope:].transpose(1, 2)
+        k, v = (_filled_up(weight, apart.n_lines, len(weight), n, size) for n in (d, spec.v_head_dim))
         for piece in apart.pieces():
             lines = context.lines(self.layer, piece)
-            made = F.linear(lines[:, :rank], weight.flatten(0, 1)).view(len(lines), len(weight), -1)
-            k[piece, :, :nope], k[piece, :, nope:d] = made[:, :, :nope], lines[:, None, rank:]
-            v[piece, :, : spec.v_head_dim] = made[:, :, nope:]
+            latent = lines[:, :rank].expand(len(weight), -1, -1)
+            torch.bmm(latent, of_keys, out=k[piece, :, :nope].transpose(0, 1))
+            torch.bmm(latent, of_values, out=v[piece, :, : spec.v_head_dim].transpose(0, 1))
+            k[piece, :, nope:d] = lines[:, None, rank:]
         return k, v
 
     def _matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,3 +164,10 @@ class LatentAttention:
         """See `Mixer`."""
         alone = [self.first.kernel(norm=norm), self.queries.kernel(norm=norm and self.q_norm is None)]
         return alone if self.joined is None else [self.joined.kernel(norm=norm), *alone]
+
+
+def _filled_up(like: torch.Tensor, n: int, n_heads: int, filled: int, size: int) -> torch.Tensor:
+    """Room for [n, n_heads, filled] numbers, each with zeros behind it up to size."""
+    made = like.new_empty(n, n_heads, size)
+    made[:, :, filled:] = 0
+    return made

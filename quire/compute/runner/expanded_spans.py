@@ -36,8 +36,9 @@ class ExpandedSpans:
         """chosen: bool [n_spans]. max_rows: what the workspace has room for."""
         lengths = np.diff(batch.q_indptr)
         of_rows = np.repeat(chosen, lengths)
-        self.rows, self.others = (device.upload(np.flatnonzero(part)) for part in (of_rows, ~of_rows))
-        """int64: rows of these spans, and the others."""
+        self.rows, self.others = (_places(part, device) for part in (of_rows, ~of_rows))
+        """Rows of these spans, and the others."""
+        self.n_rows = int(of_rows.sum())
         self.q_indptr = np.concatenate(([0], np.cumsum(np.where(chosen, 0, lengths)))).astype(np.int32)
         """int32 [n_spans + 1]: the spans over the other rows; those that are chosen have none."""
         n_lines = batch.kv_lens[chosen].astype(np.int64)
@@ -88,6 +89,14 @@ def expanded_spans(
             chosen[span] = True
             room -= n_lines
     return None if lengths[chosen].sum() < LEAST_ROWS else ExpandedSpans(batch, chosen, tables, device, max_rows)
+
+
+def _places(chosen: np.ndarray, device: Device) -> torch.Tensor | slice:
+    """Where chosen: a slice if they lie side by side, as prompts behind decodes do, so that nothing is copied."""
+    places = np.flatnonzero(chosen)
+    first = int(places[0]) if len(places) else 0
+    beside = slice(first, first + len(places))
+    return beside if chosen[beside].all() else device.upload(places)
 
 
 def _bounds(lengths: np.ndarray) -> np.ndarray:

@@ -52,6 +52,10 @@ class OtherRanks(Protocol):
     on_loss: Callable[[RanksLost], None] | None
     """Told once they are lost, by a thread that watches: rank 0 may stand still in the middle of a step."""
 
+    def wait_ended(self) -> None:
+        """They are lost: returns when they are ended, and what they had to say is in the log."""
+        ...
+
 
 def is_out_of_memory(error: Exception) -> bool:
     """True if a step failed for want of memory, on whatever device; torch need not be there to know."""

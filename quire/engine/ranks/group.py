@@ -1,7 +1,8 @@
 """The other ranks of an engine, seen from rank 0: their start, what they are told, whether they live, their end.
 
-Owns their processes, the memory that is shared with them and the folder in which all meet. Does not own what they do
-(`rank.py`), nor what becomes of requests when one is lost (`engine/core`, `engine/process`).
+Owns those of this machine, the memory that is shared with them and the folder in which all meet. Does not own other
+machines (`nodes.py`), what ranks do (`rank.py`), nor what becomes of requests when one is lost (`engine/core`,
+`engine/process`).
 Invariants: one lost rank ends all others, at once, for they wait for it; why is said once; no rank outlives this
 process. A rank that somebody has stopped is lost as one that hangs: the others stand still with it.
 """
@@ -9,42 +10,36 @@ process. A rank that somebody has stopped is lost as one that hangs: the others 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import logging
 import math
 import os
 import pathlib
 import select
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
-
-import msgspec
 
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
+from quire.config.nodes import ranks_of_node
 from quire.core.events import EndKind
 from quire.core.plan import StepPlan
 from quire.core.shortage import shortage
-from quire.engine.child import DUMP_S, KILLED_S, status_text
 from quire.engine.executors.executor import RanksLost
 from quire.engine.owned_folders import OwnedFolder
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.judge import LATE_S, LOST_S, Judge
+from quire.engine.ranks.member import LocalRank
+from quire.engine.ranks.nodes import Nodes, RemoteRank
 from quire.engine.ranks.process import Calls
 from quire.engine.ranks.results import N_ENDS, ResultReader
 from quire.engine.ranks.ring import IDLE, READY, RankMemory, RingWriter, Standing, make_memory
-from quire.engine.ranks.start import RankFailed, RankStart
+from quire.engine.ranks.start import RankStart
 from quire.engine.ranks.wire import Said, Stop, encode
-from quire.engine.stdio import STACKS_SIGNAL
 
 logger = logging.getLogger("quire.engine")
 
-RANK_COMMAND: Final = ("-m", "quire.engine.ranks.process")
 WATCH_S: Final = 0.1
 MAX_SLEEP_S: Final = 1.0
 """When the watch itself slept longer, this process was stopped or starved, and the ranks' silence means nothing."""
@@ -54,65 +49,31 @@ LEAVE_S: Final = 3.0
 """The ranks may take so long to hear that they are to leave, and to leave."""
 ROOT_S: Final = 0.5
 """A rank that is killed may be seen after one that failed because its connection closed: so long it is waited for."""
+Member = LocalRank | RemoteRank
 HANG_S: Final = 10.0
 """Rank 0, which leaves its groups with them, may take so long; then they are ended, and what it waits for."""
 
 
-class _Rank:
-    """One process and its two pipes."""
+def _names(ranks: Sequence[Member]) -> str:
+    """Of ranks, with what the kernel says of each."""
+    states = {rank.name: rank.state_words() for rank in ranks}
+    return ", ".join(f"{name}, {state}," if state else name for name, state in states.items())
 
-    def __init__(self, start: RankStart, status_fd: int) -> None:
-        self.number = start.rank
-        self.status_fd = status_fd
-        waiting = {STACKS_SIGNAL, signal.SIGHUP}  # until it has handlers, as `Child` has it
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE, pass_fds=start.fds, start_new_session=True,
-            )  # fmt: skip
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it is gone, which its pipe says too
-            self.process.stdin.write(msgspec.json.encode(start) + b"\n")
-            self.process.stdin.flush()
 
-    def loss(self) -> tuple[RanksLost, bool]:
-        """Why it is gone, in its own words if it has left any; and whether the lack of another may be the reason."""
-        said = b""
-        with contextlib.suppress(OSError):
-            said = os.read(self.status_fd, 65536)
-        with contextlib.suppress(msgspec.DecodeError):
-            failed = msgspec.json.decode(said, type=RankFailed)
-            return RanksLost(failed.message, failed.kind), failed.kind is EndKind.CRASH
-        code = self.wait(REASON_S)
-        status = "an unknown end" if code is None else status_text(code)
-        kind = EndKind.KILLED if code == -signal.SIGKILL or code == -signal.SIGTERM else EndKind.CRASH
-        return RanksLost(f"rank {self.number} (process {self.process.pid}) ended with {status}", kind), False
-
-    def show_stacks(self) -> None:
-        """End it so that the stacks of its threads go to the log, also if it was stopped."""
-        for number in (signal.SIGABRT, signal.SIGCONT):
-            with contextlib.suppress(OSError):
-                self.process.send_signal(number)
-        self.wait(DUMP_S)
-
-    def wait(self, limit_s: float) -> int | None:
-        """Its exit status, None if it lives so long."""
-        try:
-            return self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def end(self) -> None:
-        """Kill it if it lives, and free everything."""
-        self.process.kill()
-        if self.wait(KILLED_S) is None:
-            logger.error("rank %d (process %d) was killed and does not end", self.number, self.process.pid)
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.close()
-        os.close(self.status_fd)
+def _root(ranks: Sequence[Member], poll: select.poll, said: list[tuple[int, int]]) -> RanksLost:
+    """Why the first rank is gone, or the one for want of which it has failed. poll: of the pipes of all."""
+    losses: list[RanksLost] = []
+    end_s = time.monotonic() + ROOT_S
+    while said:
+        for rank in [rank for rank in ranks if any(fd == rank.status_fd for fd, _ in said)]:
+            poll.unregister(rank.status_fd)
+            loss, may_be_another = rank.loss()
+            losses.append(loss)
+            if not may_be_another:
+                return loss
+        left_s = 0.0 if len(losses) == len(ranks) else end_s - time.monotonic()
+        said = poll.poll(max(0.0, left_s) * 1000)
+    return losses[0]
 
 
 class RankGroup:
@@ -129,9 +90,12 @@ class RankGroup:
     ) -> None:
         """folder: the checkpoint. place: for the folder in which all meet, None: the usual one. Starts nothing."""
         self._config, self._shape, self._folder, self._is_server = config, shape, folder, is_server
+        self._nodes = Nodes(config, shape, folder, is_server=is_server) if config.nnodes > 1 else None
         self._place = OwnedFolder("quire-ranks-", place)
-        self.meeting_point = str(self._place.path / "meet")
-        """For the `Comm` of every rank."""
+        self.meeting_point = str(self._place.path / "meet") if self._nodes is None else self._nodes.meeting_point
+        """For the `Comm` of every rank, see `core/meeting`."""
+        self.has_served = False
+        """Its engine was made: when it ends, and is not lost, other nodes end, too."""
         self.calls: Calls | None = None
         self.done: DoneSteps | None = None
         """Of rank 0."""
@@ -147,8 +111,7 @@ class RankGroup:
         """Ends what rank 0 has begun with the others, and waits for; called once all ranks are ended."""
         self.is_late = False
         """See `judge.LATE_S`."""
-        self._ranks: list[_Rank] = []
-        self._memory: RankMemory | None = None
+        self._ranks: list[Member] = []
         self._writer: RingWriter | None = None
         self._fds: list[int] = []
         self._lock, self._loss_lock = threading.Lock(), threading.Lock()
@@ -163,7 +126,7 @@ class RankGroup:
     @property
     def pids(self) -> list[int]:
         """Of the processes, from rank 1 on."""
-        return [rank.process.pid for rank in self._ranks]
+        return [rank.pid for rank in self._ranks]
 
     def start(self) -> bool:
         """Start the processes, and wait until they are ready to meet this one; False if that was done. Raises
@@ -174,8 +137,7 @@ class RankGroup:
         self._thread = threading.Thread(target=self._live, daemon=True, name="quire-ranks")
         self._thread.start()
         self._started.wait()
-        memory = self._memory
-        while memory is None or any(memory.state(rank.number) < READY for rank in self._ranks):
+        while any(rank.standing().state < READY for rank in self._ranks):
             if self._lost.wait(WATCH_S):
                 break
         self.check()
@@ -187,6 +149,8 @@ class RankGroup:
         with self._lock:
             self.check()
             if self._writer is not None:
+                if self._nodes is not None:  # they have a longer way
+                    self._nodes.say(data)
                 self._writer.put(data)
                 self._n_said += isinstance(said, StepPlan)
 
@@ -237,6 +201,10 @@ class RankGroup:
             self._lose(own, [])
         return self.loss or own
 
+    def wait_ended(self) -> None:
+        """See `OtherRanks`."""
+        self._lost.wait(HANG_S)
+
     def dismiss(self) -> bool:
         """Tell the processes to leave, and wait for nothing; False if they do not hear it. Unless `stop` follows within
         `HANG_S`, they are lost."""
@@ -261,9 +229,13 @@ class RankGroup:
         self._end_s = 0.0
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(HANG_S)  # `abandon` may hang, too
+        if self._nodes is not None and self.has_served and self.loss is None:
+            self._nodes.dismiss()
         self._free()
 
     def _free(self) -> None:
+        if self._nodes is not None:  # before the lock: who has it may wait in a connection
+            self._nodes.close()
         with self._lock:
             ranks, self._ranks = self._ranks, []
             for rank in ranks:
@@ -281,6 +253,8 @@ class RankGroup:
         except OSError as error:
             reason = shortage(error) or str(error)
             self._lose(RanksLost(f"a process for a rank could not be started: {reason}", EndKind.FAILED), [])
+        except RanksLost as loss:
+            self._lose(loss, [])
         finally:
             self._started.set()
         try:
@@ -293,21 +267,29 @@ class RankGroup:
         n_ranks = self._shape.n_ranks
         fd = make_memory(n_ranks)
         self._fds.append(fd)
-        bells = [os.eventfd(0) for _ in range(1, n_ranks)]
+        own = ranks_of_node(self._config, n_ranks, 0)[1:]
+        bells = [os.eventfd(0) for _ in own]
         self._fds += bells
-        self._memory = RankMemory(fd, n_ranks)
-        self._writer = RingWriter(self._memory, bells, self._check_ring)
-        for number, bell in enumerate(bells, 1):
+        memory = RankMemory(fd, n_ranks)
+        self._writer = RingWriter(memory, bells, self._check_ring)
+        for number, bell in zip(own, bells, strict=True):
             reading, writing = os.pipe()
             results = self._open_results() if number in self._shape.telling_ranks else (-1, -1)
             start = RankStart(
                 number, self._shape, self._config, str(self._folder), self.meeting_point, fd, bell, writing,
                 self._is_server, *results,
             )  # fmt: skip
-            try:
-                self._ranks.append(_Rank(start, reading))
-            finally:
-                os.close(writing)
+            self._ranks.append(LocalRank(start, reading, memory))
+        if self._nodes is not None:
+            self._start_others(self._nodes)
+
+    def _start_others(self, nodes: Nodes) -> None:
+        """Those of other nodes. RanksLost: they cannot be started."""
+        for number in self._shape.telling_ranks:
+            if number not in ranks_of_node(self._config, self._shape.n_ranks, 0):
+                fd, bell = self._open_results()
+                nodes.results[number] = RingWriter(RankMemory(fd, N_ENDS), [bell], self.check)
+        self._ranks += nodes.start(self._stopping.is_set)
 
     def _open_results(self) -> tuple[int, int]:
         """Memory and bell for what a rank says of steps."""
@@ -327,33 +309,20 @@ class RankGroup:
             if self._stopping.is_set():
                 return
             if said:
-                self._lose(self._root(poll, said), [])
+                self._lose(_root(self._ranks, poll, said), [])
                 return
             if slept_s > MAX_SLEEP_S:
                 self._judge.pardon()
+                if self._nodes is not None:
+                    self._nodes.pardon()
                 continue
             self._look()
-
-    def _root(self, poll: select.poll, said: list[tuple[int, int]]) -> RanksLost:
-        """Why the first rank is gone, or the one for want of which it has failed."""
-        losses: list[RanksLost] = []
-        end_s = time.monotonic() + ROOT_S
-        while said:
-            for rank in [rank for rank in self._ranks if any(fd == rank.status_fd for fd, _ in said)]:
-                poll.unregister(rank.status_fd)
-                loss, may_be_another = rank.loss()
-                losses.append(loss)
-                if not may_be_another:
-                    return loss
-            left_s = 0.0 if len(losses) == len(self._ranks) else end_s - time.monotonic()
-            said = poll.poll(max(0.0, left_s) * 1000)
-        return losses[0]
 
     def _see_off(self) -> None:
         """Ranks were told to leave: none of them hangs for longer than `HANG_S`, rank 0 neither."""
         if self.loss is None and not self._left.wait(HANG_S):
             there = [rank for rank in self._ranks if rank.wait(0.0) is None]
-            names = ", ".join(f"rank {rank.number} (process {rank.process.pid})" for rank in there) or "rank 0"
+            names = ", ".join(rank.name for rank in there) or "rank 0"
             self._lose(RanksLost(f"{names} did not leave the groups of ranks in {HANG_S:g} s", EndKind.STALL), there)
 
     def _look(self) -> None:
@@ -363,10 +332,14 @@ class RankGroup:
         self.is_late = any(seconds > LATE_S for seconds in late_s.values())
         limit_s = min(LOST_S, self._config.engine_stall_timeout or LOST_S)
         lost = [rank for rank in self._ranks if late_s[rank.number] > limit_s]
+        silent = "" if self._nodes is None else self._nodes.silent(LATE_S if lost else limit_s)
+        if silent:
+            why = f"{silent} said nothing for {limit_s:g} s: its machine is down, or the network between"
+            self._lose(RanksLost(why, EndKind.KILLED), [])  # from outside: no request is to blame for it alone
+            return
         if lost:
-            names = ", ".join(f"rank {rank.number} (process {rank.process.pid})" for rank in lost)
-            loss = RanksLost(f"{names} made no progress for {limit_s:g} s and was ended", EndKind.STALL)
-            self._lose(loss, lost)
+            why = f"{_names(lost)} made no progress for {limit_s:g} s and was ended"
+            self._lose(RanksLost(why, EndKind.STALL), lost)
             return
         stuck = self._judge.stuck(standings, self._n_said, now_s)
         if stuck:
@@ -377,19 +350,16 @@ class RankGroup:
 
     def _standings(self) -> list[Standing]:
         """From rank 0 on."""
-        memory = self._memory
-        assert memory is not None
         n_calls, n_done = 0 if self.calls is None else self.calls.n_calls, 0 if self.done is None else self.done.count()
-        return [Standing(IDLE, 0.0, n_calls, n_done)] + [memory.standing(rank.number) for rank in self._ranks]
+        return [Standing(IDLE, 0.0, n_calls, n_done)] + [rank.standing() for rank in self._ranks]
 
-    def _lose(self, loss: RanksLost, with_stacks: list[_Rank]) -> None:
+    def _lose(self, loss: RanksLost, with_stacks: Sequence[Member]) -> None:
         with self._loss_lock:
             if self.loss is not None or self._left.is_set():
                 return
             self.loss = loss
         logger.error("%s; all ranks are ended", loss.message)
         for rank in with_stacks:
-            logger.error("the stacks of rank %d follow", rank.number)
             rank.show_stacks()
         self._free()
         self._lost.set()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quire.config.mesh import Mesh
-from quire.engine.ranks.ring import IDLE, STEPPING, Standing
+from quire.engine.ranks.ring import IDLE, ORDERED, STEPPING, Standing
 
 LATE_S: Final = 2.0
 """Without a sign of life, or behind the others in a step, a rank is late; `EngineStats.is_late` tells."""
@@ -71,9 +71,11 @@ class Judge:
         return max(rank.silent_s, now_s - since_s - patience_s)
 
     def _patience_s(self, number: int, ranks: Sequence[Standing]) -> float:
-        """How much longer than others a data-parallel rank may stand at a step, in which no other takes part, before it
-        is late; 0: it has nothing to do."""
+        """How much longer than others a rank may stand at an order, behind which rank 0 has said more, or a
+        data-parallel one at a step in which no other takes part, before it is late; 0: it has nothing to do."""
         rank = ranks[number]
+        if rank.state == ORDERED and rank.n_unread:
+            return max(LOST_S, self.stuck_s) - LOST_S or LATE_S
         if self._shape.dp == 1 or self._shape.sends_rows:
             return 0.0
         if rank.state == STEPPING:

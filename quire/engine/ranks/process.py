@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -21,7 +22,7 @@ import msgspec
 
 from quire.core.errors import ConfigError, DeviceOutOfMemory, QuireError
 from quire.core.events import EndKind
-from quire.engine import logs
+from quire.engine import logs, stdio
 from quire.engine.child import read_start
 from quire.engine.executors.executor import is_out_of_memory
 from quire.engine.ranks.done import DoneSteps
@@ -80,14 +81,26 @@ def failure(start: RankStart, error: Exception) -> RankFailed:
     if isinstance(error, ConfigError):
         return RankFailed(f"rank {start.rank}: {error.message}", EndKind.FAILED)
     reason = error.message if isinstance(error, QuireError) else f"{type(error).__name__}: {error}".partition("\n")[0]
+    reason += place_of(error)
     if isinstance(error, DeviceOutOfMemory) or is_out_of_memory(error):
         return RankFailed(f"rank {start.rank} ran out of memory ({reason}); its stack is in the log", EndKind.KILLED)
     return RankFailed(f"rank {start.rank} failed ({reason}); its stack is in the log", EndKind.CRASH)
 
 
+def place_of(error: Exception) -> str:
+    """The innermost place in Quire that the error has come through, as `, at norm/op.py:12 in rms_norm`; may be
+    empty."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if f"{os.sep}quire{os.sep}" in frame.filename]
+    if not own:
+        return ""
+    return f", at {os.sep.join(own[-1].filename.split(os.sep)[-2:])}:{own[-1].lineno} in {own[-1].name}"
+
+
 def tell_failure(start: RankStart, error: Exception) -> None:
-    """Say why the rank ends, to the log and to rank 0. To be called where the error is handled."""
+    """Say why the rank ends, to the log and to rank 0, which then kills this process. To be called where the error is
+    handled."""
     logger.exception("rank %d ends", start.rank)
+    stdio.drain()
     os.write(start.status_fd, msgspec.json.encode(failure(start, error)) + b"\n")
 
 

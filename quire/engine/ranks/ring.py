@@ -13,7 +13,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from quire.core.errors import EngineError
@@ -127,15 +127,19 @@ class RankMemory:
 
 
 class RingWriter:
-    """Rank 0's end. bells: an eventfd for each reader, from rank 1 on."""
+    """Rank 0's end, or that of its node. bells: an eventfd for each reader."""
 
-    def __init__(self, memory: RankMemory, bells: list[int], check: Callable[[], None]) -> None:
-        """check: called while the ring is full; raises when nobody reads any more."""
+    def __init__(
+        self, memory: RankMemory, bells: list[int], check: Callable[[], None], readers: Sequence[int] = ()
+    ) -> None:
+        """check: called while the ring is full; raises when nobody reads any more. readers: their numbers, without
+        them from 1 on."""
         self._memory, self._bells, self._check = memory, bells, check
+        self._readers = readers or range(1, 1 + len(bells))
         self._number = 0
 
     def put(self, data: bytes) -> None:
-        """Write a message for every rank. Returns when it is in the ring to its end."""
+        """Write a message for every reader. Returns when it is in the ring to its end."""
         left = memoryview(_HEAD.pack(self._number, len(data)) + data)
         self._number += 1
         while left:
@@ -154,7 +158,7 @@ class RingWriter:
                 os.eventfd_write(bell, 1)
 
     def _least_read(self) -> int:
-        return min(self._memory.read(rank) for rank in range(1, self._memory.n_ranks))
+        return min((self._memory.read(rank) for rank in self._readers), default=self._memory.written)
 
 
 class RingReader:

@@ -60,8 +60,19 @@ class Chooser:
         self._n_placed = 0
         self._counts = RoutingStats()
         """Its counters."""
-        self.routable: frozenset[str] = frozenset()
+        self._routable: frozenset[str] = frozenset()
+        self.was_routable: set[str] = set()
+        """Those that are or were `routable`, however shortly."""
+
+    @property
+    def routable(self) -> frozenset[str]:
         """Replicas that take requests, as they were told last."""
+        return self._routable
+
+    @routable.setter
+    def routable(self, replicas: frozenset[str]) -> None:
+        self._routable = replicas
+        self.was_routable |= replicas
 
     def introduce(
         self, replica: str, n_slots: int, n_pages: int, page_size: int, *, deterministic_apart: bool = False

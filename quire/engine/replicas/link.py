@@ -98,7 +98,6 @@ class ReplicaLink:
         """Replicas whose loss is counted."""
         self._suspects: set[str] = set()
         """Replicas that have lost requests: their engine is started again, or they are gone, which is known later."""
-        self._was_routable: set[str] = set()
         self._questions = ReplicaQuestions(inbox.send, self._figures, self._settled, modules)
         self._following = PrefixFollowing(chooser, inbox.send)
         self._routing = chooser.stats()
@@ -337,9 +336,8 @@ class ReplicaLink:
                 raise EngineDead(self._fleet.failure)
             self._check_start()
             routable, now_s = self._chooser.routable, time.monotonic()
-            self._was_routable |= routable
             for name in self._figures.names():
-                is_out = name in self._was_routable and name not in routable
+                is_out = name in self._chooser.was_routable and name not in routable
                 if is_out and now_s - self._heard_s.get(name, 0.0) > 4 * LOOK_S:
                     self._n_lost += name in self._suspects
                     self._dismiss(name)

@@ -25,8 +25,9 @@ from quire.engine import logs
 from quire.engine.replicas.channel import EndpointAddress
 from quire.engine.replicas.chooser import chooser_of
 from quire.engine.replicas.fleet import ReplicaLost
+from quire.engine.replicas.other_node import OtherNode
 from quire.engine.replicas.replica import EngineReplica
-from quire.engine.replicas.room import check_room
+from quire.engine.replicas.room import check_room, needs_of
 
 try:
     import ray
@@ -35,6 +36,7 @@ try:
     from ray.serve.config import RequestRouterConfig
     from ray.serve.exceptions import RayServeException
     from ray.serve.request_router import RequestRouter
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as missing:
     raise ConfigError(
         f"several replicas need Ray, which is not installed here ({missing}): pip install 'quire[ray]'"
@@ -94,12 +96,16 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]
 class EngineDeployment:
     """A replica as Ray Serve runs it."""
 
-    async def __init__(self, config: bytes, address: bytes, revision: int) -> None:  # type: ignore[misc]
-        """config: an EngineConfig; address: an EndpointAddress; revision: differs after a rolling update. Ray Serve
-        waits for it, and tells a ConfigError."""
+    async def __init__(self, config: bytes, address: bytes, needs: bytes, revision: int) -> None:  # type: ignore[misc]
+        """config: an EngineConfig; address: an EndpointAddress; needs: Ray's resources of each node; revision: differs
+        after a rolling update. Ray Serve waits for it, and tells a ConfigError."""
         logs.show()
+        engine = msgspec.json.decode(config, type=EngineConfig)
+        self._others: list[Any] = []
+        if engine.nnodes > 1:
+            engine, self._others = _start_others(engine, msgspec.json.decode(needs, type=dict[str, float]))
         self._replica = EngineReplica(
-            msgspec.json.decode(config, type=EngineConfig),
+            engine,
             msgspec.json.decode(address, type=EndpointAddress),
             serve.get_replica_context().replica_id.unique_id,
         )
@@ -112,11 +118,42 @@ class EngineDeployment:
     async def check_health(self) -> None:
         """Ray Serve puts another replica into the place of one that raises here."""
         self._replica.check()
+        await asyncio.gather(*(other.check.remote() for other in self._others))
 
     async def __del__(self) -> None:
         """Ray Serve waits for it once the requests have ended."""
         with contextlib.suppress(AttributeError):  # its options were wrong
             await self._replica.stop()
+
+
+class OtherNodeActor:
+    """The ranks that a replica has on another node. Ends with the replica, whose it is."""
+
+    def __init__(self, config: bytes) -> None:
+        """config: an EngineConfig."""
+        logs.show()
+        self._node = OtherNode(msgspec.json.decode(config, type=EngineConfig))
+
+    def check(self) -> None:
+        """Its process runs, or runs again."""
+        self._node.check()
+
+
+def _start_others(engine: EngineConfig, needs: dict[str, float]) -> tuple[EngineConfig, list[Any]]:
+    """In a replica, which has a placement group with a bundle on each of its nodes, of which the first is its own: the
+    options with its address, and an actor in each of the others."""
+    with socket.socket() as found:
+        found.bind(("", 0))
+        port = int(found.getsockname()[1])
+    engine = msgspec.structs.replace(engine, master_addr=str(ray.util.get_node_ip_address()), master_port=port)
+    group, others = ray.util.get_current_placement_group(), []
+    amounts = dict(needs)
+    own = {"num_cpus": amounts.pop("CPU", 0), "num_gpus": amounts.pop("GPU", 0), "memory": amounts.pop("memory", None)}
+    for number in range(1, engine.nnodes):
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+        actor = ray.remote(OtherNodeActor).options(**own, resources=amounts, scheduling_strategy=strategy)
+        others.append(actor.remote(msgspec.json.encode(msgspec.structs.replace(engine, node_rank=number))))
+    return engine, others
 
 
 class RayFleet:
@@ -137,7 +174,8 @@ class RayFleet:
     def connect(self) -> str:
         """Join the cluster or start one; the address of this machine in it. ConfigError if there is none, or it has no
         room for the replicas."""
-        join_ray(self._cluster)
+        _check_spread(self._engine, self._cluster)
+        join_ray(self._cluster, self._engine.nnodes)
         return LOOPBACK if self._is_ours else str(ray.util.get_node_ip_address())
 
     async def start(self, address: EndpointAddress) -> None:
@@ -150,7 +188,7 @@ class RayFleet:
         """Put replicas with these options into the places of those that run, some at a time; each of those finishes
         what it has. ConfigError if there is no room, or Ray refuses: then nothing changes."""
         nodes = [node["Resources"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
-        check_room(cluster.n_at_start, cluster.ray_actor_options, nodes)
+        check_room(cluster.n_at_start, cluster.ray_actor_options, nodes, engine.nnodes)
         self._engine, self._cluster = engine, cluster
         self._revision += 1
         await asyncio.to_thread(self._deploy)
@@ -186,6 +224,8 @@ class RayFleet:
         n_seqs = self._engine.max_num_seqs
         if scaling:
             scaling.setdefault("target_ongoing_requests", max(1, n_seqs * 3 // 4) if n_seqs else 32)
+        needs, n_each = needs_of(options), self._engine.nnodes
+        spread = {"placement_group_bundles": [needs] * n_each, "placement_group_strategy": "STRICT_SPREAD"}
         try:
             serve.start(proxy_location="Disabled")
             deployment = serve.deployment(
@@ -194,6 +234,7 @@ class RayFleet:
                 num_replicas=None if scaling else self._cluster.replicas,
                 autoscaling_config=scaling or None,
                 ray_actor_options=options or None,
+                **(spread if n_each > 1 else {}),
                 max_ongoing_requests=2 * n_seqs if n_seqs else DEFAULT_ONGOING,
                 health_check_period_s=HEALTH_PERIOD_S,
                 graceful_shutdown_timeout_s=DRAIN_S,
@@ -206,6 +247,7 @@ class RayFleet:
             application = deployment.bind(
                 msgspec.json.encode(engine_of_replica(self._engine, self._cluster)),
                 msgspec.json.encode(self._address),
+                msgspec.json.encode(needs),
                 self._revision,
             )
             target = serve.RunTarget(application, name=self._name, route_prefix=None, logging_config=LOGGING)
@@ -234,9 +276,19 @@ class RayFleet:
             await asyncio.sleep(LOOK_S)
 
 
-def join_ray(cluster: ClusterConfig) -> None:
-    """Join the cluster, or start one of this machine that ends with this process. ConfigError if that cannot be, or it
-    has no room for the replicas."""
+def _check_spread(engine: EngineConfig, cluster: ClusterConfig) -> None:
+    """ConfigError for options that replicas of several nodes do not go by."""
+    for name in ("accelerator_type", "label_selector"):
+        if engine.nnodes > 1 and name in cluster.ray_actor_options:
+            raise ConfigError(
+                f"nnodes = {engine.nnodes} and ray_actor_options: {name}: nodes of one replica are found by num_cpus,"
+                " num_gpus, memory and resources: name a resource of Ray's nodes instead", param="ray_actor_options",
+            )  # fmt: skip
+
+
+def join_ray(cluster: ClusterConfig, n_each: int = 1) -> None:
+    """Join the cluster, or start one of this machine that ends with this process. n_each: nodes of a replica.
+    ConfigError if that cannot be, or it has no room for the replicas."""
     try:
         if not cluster.ray_address:
             env.set_for_children("RAY_USAGE_STATS_ENABLED", "0")
@@ -256,7 +308,7 @@ def join_ray(cluster: ClusterConfig) -> None:
         ) from None
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns once for each request of a lost replica
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    check_room(cluster.n_at_start, cluster.ray_actor_options, nodes)
+    check_room(cluster.n_at_start, cluster.ray_actor_options, nodes, n_each)
 
 
 def _knock(address: str) -> None:
@@ -289,7 +341,12 @@ class RayMap:
         ray.shutdown()
 
     def engine_config(self, engine: EngineConfig) -> EngineConfig:
-        """See `engine_of_replica`."""
+        """See `engine_of_replica`. ConfigError for an engine of several machines."""
+        if engine.nnodes > 1:
+            raise ConfigError(
+                f"nnodes = {engine.nnodes}: the engines of a batch are each of one machine: leave --nnodes out",
+                param="nnodes",
+            )
         return engine_of_replica(engine, self._cluster)
 
     def run(self, worker: type, arguments: tuple[Any, ...], rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -30,17 +30,30 @@ def n_places(nodes: Sequence[Mapping[str, float]], needs: Mapping[str, float]) -
     )
 
 
-def check_room(n_replicas: int, actor_options: Mapping[str, Any], nodes: Sequence[Mapping[str, float]]) -> None:
-    """ConfigError if the nodes, were they empty, could not hold so many replicas."""
+def n_spread(n_replicas: int, nodes: Sequence[Mapping[str, float]], needs: Mapping[str, float], n_each: int) -> int:
+    """How many of these replicas the nodes hold, each with parts on n_each different nodes; needs: of a part."""
+    places = [n_places([node], needs) for node in nodes]
+    while n_replicas and sum(min(n, n_replicas) for n in places) < n_replicas * n_each:
+        n_replicas -= 1
+    return n_replicas
+
+
+def check_room(
+    n_replicas: int, actor_options: Mapping[str, Any], nodes: Sequence[Mapping[str, float]], n_each: int = 1
+) -> None:
+    """ConfigError if the nodes, were they empty, could not hold so many replicas. n_each: nodes of one replica, each of
+    which takes what the options say."""
     needs = needs_of(actor_options)
-    room = n_places(nodes, needs)
+    room = n_places(nodes, needs) if n_each == 1 else n_spread(n_replicas, nodes, needs, n_each)
     if room >= n_replicas:
         return
+    each = "each" if n_each == 1 else f"on each of {n_each} nodes"
     has = "; ".join(_listed(node, needs) for node in nodes) or "no node"
+    who = f"{n_replicas} replicas need" if n_replicas > 1 else "1 replica needs"
     raise ConfigError(
-        f"{n_replicas} {'replicas need' if n_replicas > 1 else 'replica needs'} {_listed(needs, needs)} each, and Ray "
-        f"has room for {room}: its {len(nodes)} node{'s have' if len(nodes) != 1 else ' has'} {has}. Ask for fewer "
-        "replicas, for less with --ray-actor-options, or add nodes"
+        f"{who} {_listed(needs, needs)} {each}, and Ray has room for {room}: its {len(nodes)}"
+        f" node{'s have' if len(nodes) != 1 else ' has'} {has}. Ask for fewer replicas, for less with"
+        " --ray-actor-options, or add nodes"
     )
 
 

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from quire.kernels.gemm.plan import N_AHEAD, Plan, ProductShape
-from quire.kernels.gemm.wide import WidePlan
+from quire.kernels.gemm.wide import TILE_ROWS, WidePlan
 from quire.kernels.hopper import compile_variant
 
 DTYPES: Final = (torch.bfloat16, torch.float16)
@@ -200,6 +200,7 @@ def variant_of(
     if isinstance(plan, WidePlan):
         source = "gemm_wide.cu"
         macros |= {"TOKENS": plan.tokens, "SPLIT": plan.split}
+        macros |= {"ROWS": plan.rows} if plan.rows != TILE_ROWS else {}
     else:
         source = "gemm.cu"
         macros |= {

@@ -73,12 +73,17 @@ class Plan:
 
 @functools.cache
 def plan(
-    product: ProductShape, n_processors: int, *, alone: bool = False, exchange_us: float = EXCHANGE_US
+    product: ProductShape,
+    n_processors: int,
+    *,
+    alone: bool = False,
+    exchange_us: float = EXCHANGE_US,
+    turns_us: float = 0.0,
 ) -> Plan | None:
     """The cheapest plan by the model of `plan_us`, or None if none fits (a norm and a huge K). alone: K is not
     split."""
     found = [made for made in _candidates(product, n_processors) if made.cluster == 1 or not alone]
-    return min(found, key=lambda one: plan_us(product, one, n_processors, exchange_us), default=None)
+    return min(found, key=lambda one: plan_us(product, one, n_processors, exchange_us, turns_us), default=None)
 
 
 def _candidates(product: ProductShape, n_processors: int) -> Iterator[Plan]:
@@ -142,9 +147,11 @@ def max_clusters(cluster: int, n_processors: int) -> int:
     return n_processors // cluster if cluster < 4 else n_processors // cluster // 2 * 2
 
 
-def plan_us(product: ProductShape, plan: Plan, n_processors: int, exchange_us: float = EXCHANGE_US) -> float:
+def plan_us(
+    product: ProductShape, plan: Plan, n_processors: int, exchange_us: float = EXCHANGE_US, turns_us: float = 0.0
+) -> float:
     """About how long it takes, fitted to an H200: the slower of memory and one block, then what does not overlap.
-    exchange_us: what doubling the cluster costs."""
+    exchange_us: what doubling the cluster costs; turns_us: what taking tiles in turn does."""
     chunks, rows = chunks_of(plan), tile_rows(plan)
     n_blocks = plan.n_clusters * plan.cluster
     n_passes = math.ceil(tiles_of(product, plan) / plan.n_clusters)
@@ -159,9 +166,8 @@ def plan_us(product: ProductShape, plan: Plan, n_processors: int, exchange_us: f
     exchange_us *= (1 + product.tokens / 32) * math.log2(plan.cluster)
     staging_us = x_mb / STAGING_MB_US if plan.resident else 0.0
     store_us = 0.0 if plan.turns else n_passes * rows * product.tokens / STORE_ELEMENTS_US
-    return (
-        max(dram_us, block_mb / BLOCK_MB_US) * (1 + lost) + exchange_us + staging_us + store_us + GROUP_US * plan.groups
-    )
+    lost_us = exchange_us + staging_us + store_us + GROUP_US * plan.groups + (turns_us if plan.turns else 0.0)
+    return max(dram_us, block_mb / BLOCK_MB_US) * (1 + lost) + lost_us
 
 
 def is_crowded(plan: Plan) -> bool:

@@ -17,6 +17,8 @@ TILE_ROWS = 128
 SPLITS = {64: (1, 2, 4, 8), 96: (1, 2, 3, 4, 6), 128: (1, 2, 4, 8), 192: (1, 2, 3, 4, 6), 256: (1, 2, 4, 8)}
 """Tokens of a tile → into how many slices of K it can be cut."""
 MAX_TOKENS = 256
+TURNED_ROWS, TURNED_TOKENS = 192, 128
+"""Of a tile where rows of w are the columns of the matrix instruction."""
 MIN_UNITS = 2
 """Chunks of K that a slice has at least."""
 L2_BYTES = 16 << 20
@@ -32,7 +34,7 @@ SHARPNESS = 6.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WidePlan:
-    """What is compiled (first two) and what is passed at a launch."""
+    """What is compiled (first two, and `rows`) and what is passed at a launch."""
 
     tokens: int
     """Of a tile."""
@@ -42,6 +44,8 @@ class WidePlan:
     """Teams of `split` blocks, which take tile after tile."""
     n_together: int
     """Tiles of tokens that are taken together over all rows of w."""
+    rows: int = TILE_ROWS
+    """Of w in a tile. Other than 128: tokens and rows of w change places in the matrix instruction."""
 
     @property
     def sums_size(self) -> int:
@@ -64,15 +68,32 @@ def takes_adapters(product: ProductShape, plan: Plan | WidePlan) -> bool:
     return isinstance(plan, WidePlan) and plan.tokens == min(SPLITS) and product.m <= plan.tokens and not product.norm
 
 
-def n_tiles(product: ProductShape, tokens: int) -> int:
-    """Tiles of 128 rows of w by `tokens` tokens."""
-    return math.ceil(product.n / TILE_ROWS) * math.ceil(product.m / tokens)
+def turned_plan(product: ProductShape, n_processors: int) -> WidePlan:
+    """Tiles of 192 rows of w by 128 tokens, which are rows of the matrix instruction: where scales differ by token."""
+    tiles = n_tiles(product, TURNED_TOKENS, TURNED_ROWS)
+    n_teams = math.ceil(tiles / math.ceil(tiles / n_processors))
+    return WidePlan(TURNED_TOKENS, 1, n_teams, _together(product, TURNED_TOKENS), TURNED_ROWS)
+
+
+def multiplied(product: ProductShape, plan: WidePlan) -> float:
+    """What the busiest block multiplies, in tiles of 128 x 128 with all columns."""
+    n_passes = math.ceil(n_tiles(product, plan.tokens, plan.rows) / plan.n_teams)
+    return n_passes * plan.tokens * plan.rows / (128 * 128 * plan.split)
+
+
+def n_tiles(product: ProductShape, tokens: int, rows: int = TILE_ROWS) -> int:
+    """Tiles of `rows` rows of w by `tokens` tokens."""
+    return math.ceil(product.n / rows) * math.ceil(product.m / tokens)
+
+
+def _together(product: ProductShape, tokens: int) -> int:
+    return max(1, min(math.ceil(product.m / tokens), L2_BYTES // (tokens * product.k * 2)))
 
 
 def _candidates(product: ProductShape, n_processors: int) -> Iterator[WidePlan]:
     for tokens, splits in SPLITS.items():
         tiles = n_tiles(product, tokens)
-        together = max(1, min(math.ceil(product.m / tokens), L2_BYTES // (tokens * product.k * 2)))
+        together = _together(product, tokens)
         for split in splits:
             if split == 1:
                 n_passes = math.ceil(tiles / n_processors)
@@ -83,18 +104,18 @@ def _candidates(product: ProductShape, n_processors: int) -> Iterator[WidePlan]:
 
 def wide_us(product: ProductShape, plan: WidePlan, n_processors: int) -> float:
     """About how long it takes, fitted to an H200 at full clock."""
-    tiles = n_tiles(product, plan.tokens)
+    tiles = n_tiles(product, plan.tokens, plan.rows)
     n_passes = math.ceil(tiles / plan.n_teams)
     n_units = product.k / CHUNK / plan.split * n_passes
-    stage_kb = (TILE_ROWS + plan.tokens) * CHUNK * 2 / 1024
-    share = plan.tokens / 128
+    stage_kb = (plan.rows + plan.tokens) * CHUNK * 2 / 1024
+    share = plan.tokens * plan.rows / (128 * TILE_ROWS)
     parts = (
         n_units * MULTIPLY_US * share,
         n_units * stage_kb / INGEST_KB_US,
         tiles * product.k / CHUNK * stage_kb / L2_KB_US,
         product.n * product.k * 2e-6 / DRAM_MB_US,
     )
-    power_us = tiles * TILE_ROWS * plan.tokens * product.k * 2e-9 / GFLOP_US
+    power_us = tiles * plan.rows * plan.tokens * product.k * 2e-9 / GFLOP_US
     work_us: float = max(power_us, sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS))
     exchange_us: float = 0.0 if plan.split == 1 else EXCHANGE_US * (0.3 + share**1.5)
     return START_US + work_us + exchange_us + n_passes * STORE_US * share / plan.split

@@ -31,5 +31,5 @@ def store(
 def _rotate(x: torch.Tensor, to: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     half = cos.shape[-1]
     first, second = x[..., :half].float(), x[..., half:].float()
-    to[..., :half] = first * cos - second * sin
-    to[..., half:] = second * cos + first * sin
+    turned = first * cos - second * sin, second * cos + first * sin  # both, as `to` may be x
+    to[..., :half], to[..., half:] = turned

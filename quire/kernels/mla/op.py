@@ -25,8 +25,9 @@ def store(
 
     lines: [n, rank + d], last dimension contiguous: the first rank numbers are RMS normed with the weight norm [rank]
     (see kernels.norm), the last d rotated. q: [n, n_heads, d] → rotated, of the same shape; both of lines' dtype with a
-    contiguous last dimension, apart from one another. positions: [n], int64 or int32. cos_sin: [max_pos, d] float32 as
-    in kernels.qkv, the halves as pairs. pages: [n_pages, 1, page_size, rank + d] of lines' dtype, contiguous.
+    contiguous last dimension, the same tensor or apart from one another. positions: [n], int64 or int32. cos_sin:
+    [max_pos, d] float32 as in kernels.qkv, the halves as pairs. pages: [n_pages, 1, page_size, rank + d] of lines'
+    dtype, contiguous.
     cache_locs: [n] int64, page * page_size + offset, distinct except in the dummy page 0. Neither is range-checked.
     Raises ValueError on a mismatch.
     """

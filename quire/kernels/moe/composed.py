@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from quire.config.experts import Gating, RoutingSpec
 from quire.kernels import gemm
+from quire.kernels.gemm.plan import MAX_FEW_ROWS
 from quire.kernels.selector import select
 
 
@@ -32,7 +33,14 @@ def experts_with_shared(
     x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
     shared_up: torch.Tensor, shared_down: torch.Tensor, residual: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """See op.py."""
-    arguments = (x, expert_ids, weights, up, down, Gating(), None, None, residual, None)
-    y = select("moe", "experts", *arguments)(*arguments)
-    return gemm.linear(gemm.linear(x, shared_up, silu_mul=True), shared_down, residual=y)
+    """See op.py. Of many rows what all share comes first: its weights are on their way while the router chooses."""
+    arguments = (x, expert_ids, weights, up, down, Gating(), None, None)
+
+    def add_shared(y: torch.Tensor | None) -> torch.Tensor:
+        return gemm.linear(gemm.linear(x, shared_up, silu_mul=True), shared_down, residual=y)
+
+    def add_experts(y: torch.Tensor | None) -> torch.Tensor:
+        found: torch.Tensor = select("moe", "experts", *arguments, y, None)(*arguments, y, None)
+        return found
+
+    return add_experts(add_shared(residual)) if len(x) > MAX_FEW_ROWS else add_shared(add_experts(residual))

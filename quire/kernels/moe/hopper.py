@@ -184,17 +184,13 @@ class _Call:
         n_slots = pairs + (step - 1) * n_experts
         sort = _SortArgs(ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens, step)
         inner = self._scratch(n_slots, shape.inner)
+        _start(rows.quire_moe_sort, self.x, sort)
         if self.launch.round is None:
             place = _PlaceArgs(ids, starts, slots, tokens, shape.n, shape.n_chosen, n_experts)
-            if pairs <= MAX_FEW_PAIRS:
-                _start(rows.quire_moe_sort_and_place, self.x, sort, place)
-            else:
-                _start(rows.quire_moe_sort, self.x, sort)
-                _start(rows.quire_moe_place, self.x, place)
+            _start(rows.quire_moe_place, self.x, place)
             self._multiply(0, Rows(self.x, tokens), self.up, inner, tiles, n_tiles)
             between = Rows(inner)
         else:
-            _start(rows.quire_moe_sort, self.x, sort)
             slots_of = (n_slots, shape.n_chosen, n_experts, ids, starts, slots)
             x = round_rows(self.launch.round, self.x, in_blocks, slots_of)
             self._multiply(0, x, self.up, inner, tiles, n_tiles)
@@ -310,7 +306,7 @@ def shape_of(expert_ids: torch.Tensor, down: Matrices, n_shared: int = 0) -> Exp
     """Of a call where every token has n_shared experts more."""
     n, n_chosen = expert_ids.shape
     n_experts, hidden, inner = down.shape
-    return ExpertsShape(n, n_chosen + n_shared, n_experts + n_shared, hidden, inner, _codes(down))
+    return ExpertsShape(n, n_chosen + n_shared, n_experts + n_shared, hidden, inner, _codes(down), n_shared)
 
 
 @functools.cache
@@ -348,8 +344,8 @@ def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device, code
     products = tuple(_function(*one) for one in variants(cut, dtype, codes))
     rows = ctypes.CDLL(str(compile_variant("moe_rows.cu", _definitions(dtype))))
     rounds = isinstance(cut, WidePlan) and codes.is_rounded
-    for name, n in (("sort", 2), ("place", 2), ("sort_and_place", 3), ("sum", 2)):
-        getattr(rows, f"quire_moe_{name}").argtypes = [ctypes.c_void_p] * n
+    for name in ("sort", "place", "sum"):
+        getattr(rows, f"quire_moe_{name}").argtypes = [ctypes.c_void_p] * 2
     n_blocks = torch.cuda.get_device_properties(device).multi_processor_count
     return Launch(products, rows, cut, n_blocks, _function("moe_round.cu", _definitions(dtype)) if rounds else None)
 
@@ -363,7 +359,8 @@ def variants(
         if codes.is_rounded:
             kept = {"FP8": 2 if codes.group else 1}
         return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu, **kept)) for silu in (1, 0))
-    macros = {"TOKENS": cut.tokens, "UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}
+    macros = {"TOKENS": cut.tokens, "UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks}
+    macros |= {"LONE": int(cut.lone), "SHARED": int(cut.shared)}
     macros |= {"UP_BLOCKS": cut.blocks[0], "DOWN_BLOCKS": cut.blocks[1]}
     return (("moe_few.cu", _definitions(dtype, **macros, **kept)),)
 

@@ -15,7 +15,10 @@ CHUNK = 64
 """Columns of floating w that one 128-byte row of shared memory holds."""
 N_SCALES, MAX_SCALES_BYTES = (4, 2), 40 << 10
 """Items whose scales a block has room for: the first unless that is too much, or takes the room of a larger stage."""
-FEW_TOKENS = (8, 16)
+FEW_TOKENS, CODES_TOKENS = (8, 16, 24), (8, 16)
+"""Pairs of a tile, where w is floating and where it is in codes. Of 24 the ring has four stages only, so that a second
+tile of an expert costs more: they are for a mean of at most MAX_MEAN."""
+MAX_MEAN = 14.0
 FEW_SPREAD = 2.0
 """Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
 MAX_FEW_PAIRS = 4096
@@ -27,7 +30,7 @@ LONE_CHUNKS = 4
 CHUNKS = (8, 6, 4, 2)
 MIN_CODES_RING_BYTES = 48 << 10
 """Beside scales; memory that answers in 0.8 microseconds needs 27 KB on their way."""
-WARPS, SORTERS, MAX_STAGES = 8, 9, 32
+WARPS, MAX_STAGES = 8, 32
 CHUNK_BYTES, MAX_STAGE_BYTES, MIN_RING_BYTES = 16 * 128, 16 << 10, 64 << 10
 MAX_BYTES = 232_448
 """Shared memory of a Hopper block."""
@@ -107,6 +110,8 @@ class ExpertsShape:
     hidden: int
     inner: int
     codes: CodesShape = FLOATING
+    n_shared: int = 0
+    """Last ones of n_chosen and of n_experts, which every token has."""
 
     @property
     def n_pairs(self) -> int:
@@ -130,6 +135,8 @@ class FewPlan:
     """Of 16 rows of w, in an item of each product."""
     n_scales: int = 0
     """Items whose scales there is room for."""
+    shared: bool = False
+    """There are experts that every token has."""
 
     @property
     def stage_bytes(self) -> int:
@@ -159,15 +166,16 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
     """None: too many pairs, or the rows of x of a tile leave no room for a ring."""
     mean = shape.n_pairs / shape.n_experts
     wanted = min(shape.n, mean + FEW_SPREAD * math.sqrt(mean))
-    tokens = next((each for each in FEW_TOKENS if each >= wanted), None)
-    if tokens is None or shape.n_pairs > MAX_FEW_PAIRS:
+    sizes = CODES_TOKENS if shape.codes.kind else FEW_TOKENS
+    tokens = next((each for each in sizes if each >= wanted), None)
+    if tokens is None or shape.n_pairs > MAX_FEW_PAIRS or (tokens == FEW_TOKENS[-1] and mean > MAX_MEAN):
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
     if shape.codes.kind:
         cuts = _codes_plans(shape, tokens, lone)
     else:
         chunks = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
-        cuts = iter([(FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2)), 1)])
+        cuts = iter([(FewPlan(tokens, lone, *chunks, 0, (1, 1 if lone else 2), shared=shape.n_shared > 0), 1)])
     for made, min_stages in cuts:
         rest = MAX_BYTES - shared_bytes(shape, made)
         n_stages = min(MAX_STAGES, rest // made.stage_bytes)
@@ -223,7 +231,7 @@ def _chunks(k: int, blocks: int) -> int:
 def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
     """Shared memory of a block: `Layout` in csrc/cuda/moe_few.cu."""
     n_tiles = min(shape.n_pairs, shape.n_experts + shape.n_pairs // made.tokens)
-    rows, inner, counts = made.tokens, shape.inner, SORTERS * shape.n_experts * 4
+    rows, inner, counts = made.tokens, shape.inner, WARPS * shape.n_experts * 4
     if made.lone:
         n_tiles, rows, inner, counts = shape.n_pairs, 1, shape.inner * shape.n_pairs, 0
     total = made.n_stages * made.stage_bytes + rows * (max(shape.hidden, inner) * 2 + 16)

@@ -30,6 +30,7 @@ from quire.kernels.invariance import are_rows_alone
 from quire.kernels.w8a8.plan import CodedPlan, coded_plan
 from quire.kernels.w8a8.reference import BLOCK
 from quire.kernels.w8a8.rounding import round_rows
+from quire.kernels.w8a8.triton import Rounded
 
 
 class Launch(CompiledProduct):
@@ -63,10 +64,24 @@ class Launch(CompiledProduct):
                 x, weight, weight.shape, x.dtype, bias, norm, residual, silu_mul, out, None, weight_scale, (0, w_step)
             )
         rounded = round_rows(x, blocks, x_scale, room=self.tokens, norm=norm)
-        x_step = rounded.scales.shape[-1] if blocks else int(x_scale is None)
+        return self.multiply(rounded, weight, weight_scale, x.dtype, bias, residual, silu_mul, out)
+
+    def multiply(
+        self,
+        x: Rounded,
+        weight: torch.Tensor,
+        weight_scale: torch.Tensor,
+        dtype: torch.dtype,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        silu_mul: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The product alone, of rows that have room for `tokens`. dtype: of the result."""
+        per_row = x.scales.shape[-1] if weight_scale.dim() == 2 else int(x.scales.numel() > 1)
         return self.start(
-            rounded.codes, weight, weight.shape, x.dtype, bias, None, residual, silu_mul, out, rounded.scales,
-            weight_scale, (x_step, w_step),
+            x.codes, weight, weight.shape, dtype, bias, None, residual, silu_mul, out, x.scales, weight_scale,
+            (per_row, int(weight_scale.numel() > 1)),
         )  # fmt: skip
 
 
@@ -136,8 +151,9 @@ def _prepared(
     found = static_obstacle(n, k, dtype, silu)
     if found:
         return found
-    rounds = rounds and kind == 1
-    made = coded_plan(m, n, k, silu, norm, n_processors_of(device), alone=alone, rounds=rounds)
+    made = coded_plan(
+        m, n, k, silu, norm, n_processors_of(device), alone=alone, rounds=rounds and kind == 1, blocks=kind == 2
+    )
     build = Build(dtype, residual, bias, wide, kind)
     return built(lambda: Launch(function_of(made.product, made.plan, build, made.codes), made))
 
@@ -159,7 +175,9 @@ def _variants(
         return
     build = Build(dtype, layer.residual, layer.bias, layer.wide, kind)
     for m in rows:
-        made = coded_plan(m, layer.n, layer.k, layer.silu_mul, layer.norm, n_processors, alone=alone, rounds=rounds)
+        made = coded_plan(
+            m, layer.n, layer.k, layer.silu_mul, layer.norm, n_processors, alone=alone, rounds=rounds, blocks=kind == 2
+        )
         yield variant_of(made.product, made.plan, build, made.codes)
 
 

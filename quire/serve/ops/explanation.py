@@ -58,8 +58,9 @@ def _part(state: ServerState, one: Explanation) -> JsonObject:
         tokenizer = state.llm.tokenizer
         figures[f"{name}_text"] = None if token is None or tokenizer is None else tokenizer.token_text(token)
     figures["phases"] = _phases(one)
-    figures["expectation"] = state.llm.expectations.of(one)
-    are_drafted = bool(state.llm.stats().accepted_at)
+    stats = state.llm.stats()
+    figures["expectation"] = state.llm.expectations.of(one, stats.expert_map)
+    are_drafted = bool(stats.accepted_at)
     figures["reasons"] = _reasons(one, figures, are_drafted=are_drafted) + figures["expectation"].pop("words")
     return figures
 

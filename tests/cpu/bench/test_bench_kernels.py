@@ -14,10 +14,22 @@ import pytest
 import torch
 
 from quire.bench import machine
-from quire.bench.kernels import attention, attention_check, chart, measurement, registry, session, steadiness, table
+from quire.bench.kernels import (
+    attention,
+    attention_check,
+    chart,
+    experts,
+    experts_check,
+    measurement,
+    registry,
+    session,
+    state,
+    steadiness,
+    table,
+)
 from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import DeviceLimits, Work
-from quire.bench.kernels.measurement import Progress, Results, Timing
+from quire.bench.kernels.measurement import Accuracy, Progress, Results, Timing
 from quire.bench.kernels.paged import Batch, Inputs
 from quire.bench.kernels.timing import Call, CpuTimer, Sample, Timer
 from quire.bench.options import KernelBenchOptions
@@ -26,6 +38,7 @@ from quire.core.errors import ConfigError
 from quire.kernels import catalog
 from quire.kernels.attention.schedule.plan import Heads
 from quire.kernels.attention.variant import variants
+from quire.kernels.moe import hopper, plan
 
 LIMITS = DeviceLimits(read_bytes_s=100.0, copy_bytes_s=50.0, flops_s=1000.0, matrix=8)
 
@@ -125,10 +138,102 @@ def test_what_cannot_run_is_a_note_and_wrong_results_fail() -> None:
         return Check("norm", "rms_norm", "cpu", error, 0.5)  # type: ignore[arg-type]
 
     rows = measurement.check_all([check(lambda: 0.4), check(refused)], Progress())
-    assert all(row.good for row in rows) and rows[1].note == "head_dim 7"
+    assert [(row.good, row.bad, row.note) for row in rows] == [(True, False, ""), (False, False, "head_dim 7")]
+    assert not Results(LIMITS, accuracies=rows).failed
+    assert "not checked: head_dim 7" in table.accuracy_line(rows[1])
     for bad in (lambda: 0.6, lambda: math.nan, lambda: 1 // 0):
         results = Results(LIMITS, accuracies=measurement.check_all([check(bad)], Progress()))
         assert results.failed
+
+
+@pytest.mark.parametrize(
+    ("error", "of_kind", "word"),
+    [(0.4, "rows", "right"), (0.6, "rows", "wrong"), (0.4, "other rows", "not checked"), (None, "rows", "not checked")],
+)
+def test_a_time_says_whether_its_kind_was_compared(error: float | None, of_kind: str, word: str) -> None:
+    def found() -> float:
+        if error is None:
+            raise NotRun("no such rows")
+        return error
+
+    case = Case("norm", "8 rows", Work(1.0), lambda: contenders(triton=1.0, torch=1.0), "rows")
+    results = Results(LIMITS, measurement.check_all([Check("norm", of_kind, "triton", found, 0.5)], Progress()))
+    measurement.time_all([case], SETTING, results, 0.0, Progress())
+    measurement.judge([case], results)
+    assert [row.checked for row in results.timings] == [word, ""]
+    text = "\n".join(table.lines(results))
+    assert (word.upper() in text) == (word != "right") and ("1 times are of impl" in text) == (word == "not checked")
+    assert results.failed == (word == "wrong")
+
+
+def test_many_checks_of_one_are_a_line_and_what_is_wrong() -> None:
+    rows = [Accuracy("gemm", f"{n} rows", "hopper", error=n / 100, tolerance=0.5) for n in range(30)]
+    rows += [Accuracy("gemm", "900 rows", "hopper", error=0.7, tolerance=0.5)]
+    rows += [Accuracy("gemm", f"{n} rows", "hopper", note="torch is faster") for n in (40, 41)]
+    few = [Accuracy("gemm", "1 row", "composed", error=0.1, tolerance=0.5)]
+    found = [" ".join(line.split()) for line in table.accuracy_lines([*rows, *few])]
+    assert found == [
+        "gemm 900 rows hopper 7.0e-01 of 5.0e-01 allowed WRONG",
+        "gemm hopper 30 of 33 are right, the worst: 2.9e-01 of 5.0e-01 allowed, 29 rows",
+        "gemm hopper 2 of 33 not checked, the first: 40 rows: torch is faster",
+        "gemm 1 row composed 1.0e-01 of 5.0e-01 allowed",
+    ]
+
+
+class NoGpuTimer(FixedTimer):
+    device = torch.device("cuda")
+
+
+@pytest.mark.parametrize("timer", [CpuTimer(), NoGpuTimer()], ids=["cpu", "cuda"])
+def test_what_is_timed_has_a_check(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each implementation that there is for the device, whether or not this machine can run it."""
+    monkeypatch.setattr(catalog, "runnable", catalog.of)
+    setting = Setting(timer, torch.bfloat16)
+    for op, (make_cases, make_checks) in registry.OPS.items():
+        kinds = {case.kind for case in make_cases(op, setting) if case.work is not None}
+        of_torch = {"olmoe-1b-7b, 1 rows"} if timer.device.type == "cpu" else set()
+        assert "" not in kinds and kinds - of_torch <= {check.name for check in make_checks(op, setting)}, op
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_checks_of_experts_run_the_kernels_that_are_timed(dtype: torch.dtype) -> None:
+    """With fewer experts the Hopper kernels take them, and are compiled alike."""
+    for entry in experts.entries(Setting(NoGpuTimer(), dtype)):
+        if entry.function not in ("experts", "experts_with_shared"):
+            continue
+        n_shared = 2 * (entry.function == "experts_with_shared")
+        group = {"": 0, "mxfp4": 32, "int4 g128": 128, "fp8": 0, "fp8 blocks": 128}[entry.form]
+        codes = plan.CodesShape(
+            ("", "fp8", "", "int4", "mxfp4").index(entry.form.split()[0]) if entry.form else 0, group
+        )
+        built: list[tuple[object, ...]] = []
+        for one, n in ((entry.shape, entry.n), experts_check.smaller(entry.shape, entry.n, "cuda")):
+            shape = plan.ExpertsShape(
+                n, one.n_chosen + n_shared, one.n_experts + n_shared, one.hidden, one.inner, codes
+            )  # fmt: skip
+            assert hopper.static_obstacle(shape, dtype) is None
+            built.append(hopper.variants(plan.plan(shape), dtype, codes))
+        assert built[0] == built[1], entry.name
+    clamped = experts_check.CLAMPED_SHAPE
+    shape = plan.ExpertsShape(
+        experts_check.CLAMPED_ROWS, clamped.n_chosen, clamped.n_experts, clamped.hidden, clamped.inner
+    )
+    assert hopper.static_obstacle(shape, dtype) is None
+
+
+def test_only_what_an_implementation_has_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some have two of the three scans."""
+    monkeypatch.setattr(catalog, "runnable", catalog.of)
+    for check in state.checks("state", Setting(NoGpuTimer(), torch.bfloat16)):
+        assert check.name.split()[0] in catalog.entry("state", check.implementation).functions
+
+
+@pytest.mark.parametrize("scan", state.SCANS, ids=lambda scan: scan.function)
+def test_checks_of_state_have_the_sizes_that_are_timed(scan: state.Scan) -> None:
+    for device in ("cpu", "cuda"):
+        small, timed_sizes = scan.smaller(device), scan.on(device)
+        assert (small.head_dim, small.size) == (timed_sizes.head_dim, timed_sizes.size)
+        assert small.heads < timed_sizes.heads and small.heads // small.shared > 1
 
 
 def test_no_case_begins_after_the_time_limit() -> None:
@@ -173,7 +278,7 @@ def test_every_check_passes_here() -> None:
     """All ops but attention, whose variants have tests of their own, and those of which a CPU has the reference alone;
     in float32, where an error would show."""
     setting = Setting(CpuTimer(), torch.float32)
-    ops = [name for name in registry.OPS if name not in ("attention", "mla", "w8a8", "w4a16", "mxfp4")]
+    ops = [name for name in registry.OPS if name not in ("attention", "w8a8", "w4a16", "mxfp4")]
     checks = [check for name in ops for check in registry.OPS[name][1](name, setting)]
     rows = measurement.check_all(checks, Progress())
     assert [row for row in rows if not row.good] == []
@@ -203,7 +308,7 @@ def test_options_select_cases() -> None:
     assert {case.op for case in cases} == {check.op for check in checks} == {"norm", "sample"}
     cases, checks = session.chosen(KernelBenchOptions(cases="decode 8 x 2k sinks"), setting)
     assert [case.name for case in cases] == ["decode 8 x 2k", "decode 8 x 2k sinks"], "with its baseline"
-    assert not checks
+    assert {check.name for check in checks} == {"causal", "learned_sinks"}, "of what is timed, also in a quick run"
     with pytest.raises(ConfigError, match="did you mean norm"):
         session.chosen(KernelBenchOptions(ops="nrom"), setting)
     with pytest.raises(ConfigError, match="selects no case"):
@@ -266,6 +371,7 @@ def test_a_run_writes_a_table_a_report_and_a_plot(
     found = json.loads(report.read_text())
     assert found["benchmark"] == "kernels" and found["hardware"]["cpu"] and found["config"]["quick"] is True
     assert found["results"]["notes"] == ["WARNING: busy"]
+    assert {row["check"] for row in found["results"]["errors"]} == {"causal", "greedy"}
     times = {(row["case"], row["implementation"]): row for row in found["results"]["times"]}
     best = catalog.runnable("attention", "cpu")[0].name
     assert times["decode 1 x 4k", best]["time_s"] > 0 and times["decode 1 x 4k", "torch flash (dense)"]["is_peer"]

@@ -71,6 +71,20 @@ def test_throughput_is_tokens_over_the_median_time() -> None:
     assert results["expert_imbalance"] == 2.0
 
 
+def test_limits_are_of_the_experts_that_the_timed_passes_chose() -> None:
+    seen: list[list[list[int]]] = []
+    view: Any = types.SimpleNamespace(
+        probe_again=lambda: None,
+        limits_s=lambda records, loads: seen.append(loads) or [0.5] * len(records),
+        profile=lambda llm, run, n_steps, loads: seen.append(loads) or "parts",
+        ceilings=dict,
+    )
+    options = ThroughputOptions(num_repeats=3, num_warmups=2)
+    results, _ = measure_throughput(FixedEngine(), from_lengths([(5, 8)], 100, 0), 0.6, options, view)  # type: ignore[arg-type]
+    assert seen == [[[3, 0]]] * 2, "without what was counted before them"
+    assert results["limits"]["output_tokens_per_second"]["limit"] == 8 / 2  # type: ignore[index]
+
+
 def test_every_pass_has_fresh_tokens_and_its_own_lengths() -> None:
     engine = FixedEngine()
     options = ThroughputOptions(num_repeats=2, num_warmups=2, warmup_output_len=4)

@@ -42,6 +42,9 @@ class Server:
         self.bodies: list[dict[str, object]] = []
         self.n_open = self.most_open = 0
         self.base_url = ""
+        self.explanations: list[dict[str, object]] = []
+        """One for each question, the last one for all others; empty: it knows no such question, as other engines."""
+        self.asked: list[str] = []
 
     async def models(self, _: web.Request) -> web.Response:
         if self.fault == "no key":
@@ -53,7 +56,8 @@ class Server:
         self.bodies.append(body)
         if self.fault == "refuse":
             return web.json_response({"error": {"message": "no"}}, status=400)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        name = f"cmpl-{len(self.bodies)}"
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "x-request-id": name})
         await response.prepare(request)
         self.n_open += 1
         self.most_open = max(self.most_open, self.n_open)
@@ -80,6 +84,13 @@ class Server:
             await response.write(b"data: [DONE]\n\n")
         return response
 
+    async def explain(self, request: web.Request) -> web.Response:
+        self.asked.append(request.match_info["name"])
+        if not self.explanations:
+            return web.json_response({"error": {"message": "not found"}}, status=404)
+        found = self.explanations.pop(0) if len(self.explanations) > 1 else self.explanations[0]
+        return web.json_response({"id": self.asked[-1], "parts": [{"phases": [], "expectation": found}]})
+
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
@@ -87,6 +98,7 @@ async def server() -> AsyncIterator[Server]:
     application = web.Application()
     application.router.add_get("/v1/models", fake.models)
     application.router.add_post("/v1/completions", fake.completions)
+    application.router.add_get("/v1/requests/{name}/explain", fake.explain)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -222,6 +234,43 @@ def trace(start_s: float, *chunk_times_s: float, error: str = "") -> ClientTrace
     return ClientTrace(10, start_s, start_s, list(chunk_times_s), len(chunk_times_s), True, error)
 
 
+def expected(first: tuple[float, float], later: tuple[float, float], n_tokens: int = 5) -> dict[str, object]:
+    """(expected, took) in seconds, as a server answers."""
+    names = ("expected_s", "took_s")
+    return {
+        "unknown": None, "device": "h200", "first_token": {"n_tokens": 1, **dict(zip(names, first, strict=True))},
+        "later_token": {"n_tokens": n_tokens, **dict(zip(names, later, strict=True)), "rest_s": 0.0},
+    }  # fmt: skip
+
+
+async def test_a_run_ends_with_what_the_servers_model_expected(server: Server) -> None:
+    """A token counts once: five of 10 ms and fifteen of 30."""
+    server.explanations = [expected((0.1, 0.2), (0.010, 0.01)), expected((0.3, 0.2), (0.030, 0.04), n_tokens=15)]
+    run = await measure_serving(options(server, num_prompts=2))
+    assert run.explained.n_requests == 2 and server.asked == ["cmpl-2", "cmpl-3"], "the first was the warm-up"
+    assert run.explained.line == (
+        "model: first token 200.0 ms (+0.0 %); later token 25.0 ms (-23.1 %), of 2 requests as the server explains them"
+    )
+
+
+async def test_some_of_many_requests_are_asked_for(server: Server) -> None:
+    server.explanations = [expected((0.1, 0.2), (0.01, 0.01))]
+    run = await measure_serving(options(server, num_prompts=200, output_len=1, num_warmups=0))
+    assert run.explained.n_requests == len(set(server.asked)) == 64
+
+
+async def test_nothing_is_compared_where_the_server_cannot_be_asked(server: Server) -> None:
+    run = await measure_serving(options(server))
+    assert len(server.asked) == 1 and run.explained.line == "", "another engine's server"
+    server.explanations = [{"unknown": "steps were never timed on this CPU"}]
+    run = await measure_serving(options(server))
+    assert run.explained.line == "model: not compared, as the server says: steps were never timed on this CPU"
+    server.explanations = [{"unknown": None, "first_token": None, "later_token": None}]
+    assert (await measure_serving(options(server))).explained.line == ""
+    server.explanations = [{"unknown": 5}]
+    assert (await measure_serving(options(server))).explained.line == "", "an answer of another shape"
+
+
 def test_goodput_counts_requests_within_every_limit() -> None:
     traces = [trace(0, 0.1, 0.15), trace(0, 0.3, 0.31), trace(0, 0.1, 0.3), trace(0, 0.1), trace(0, 0.01, error="x")]
     metrics = serving_metrics(traces, 2.0, (50.0,), {"ttft": 200.0, "tpot": 50.0001})
@@ -254,11 +303,14 @@ async def run_command(*words: str) -> tuple[int, str]:
 
 async def test_the_command_writes_table_report_and_plot(server: Server, tmp_path: pathlib.Path) -> None:
     words = ["bench", "serve", "--base-url", server.base_url, "--num-prompts", "5", "--output-len", "4"]
+    server.explanations = [expected((0.1, 0.2), (0.01, 0.01))]
     report, page = tmp_path / "r.json", tmp_path / "p.html"
     code, out = await run_command(*words, "--output-json", str(report), "--plot", str(page), "--goodput", "ttft:9000")
     assert code == 0 and "mean_ttft_ms" in out and "request_goodput" in out
+    assert out.splitlines()[-1].startswith("model: first token 100.0 ms (-50.0 %); later token 10.0 ms (+0.0 %), of 5 ")
     read = json.loads(report.read_text())
     assert read["results"]["completed"] == 5 and read["benchmark"] == "serve" and read["config"]["output_len"] == 4
+    assert read["results"]["expected"]["n_requests"] == 5
     assert 80 <= read["results"]["p50_ttft_ms"] < 5000
     assert "<svg" in page.read_text()
     server.fault = "cut"

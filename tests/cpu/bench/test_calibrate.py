@@ -42,6 +42,9 @@ def test_it_writes_what_plan_reads(
     found = load_calibration(path)
     assert found.device == "cpu" and set(found.products) == {"bfloat16", "int8"} and found.captured == 0
     assert "quire bench calibrate: 6 steps" in found.source and found.error >= 0.02
+    assert {(one.kinds, one.n_figures, one.error) for one in found.records} == {
+        ((), 3, found.error), (("weights in int8",), 3, found.error)
+    }, "of both error bars are those of these steps"  # fmt: skip
     assert run(["plan", "demo", "--gpu", "here", "--calibration", str(path), "--slo", "none"]) == 0  # however busy
     assert "1 x CPU" in capsys.readouterr().out
 

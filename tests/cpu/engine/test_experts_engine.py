@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import pathlib
 import random
+import statistics
 
 import pytest
 import torch
-from family_cases import checkpoint_of
+from family_cases import QWEN2_MOE, checkpoint_of, random_checkpoint
 
+from quire.compute.layers.experts import Experts
+from quire.config.mesh import Mesh
+from quire.config.model import read_arch
 from quire.core.sampling import SamplingParams
-from quire.engine.expert_load import imbalance
+from quire.engine.expert_load import imbalance, since
 from quire.engine.llm import LLM
+from quire.planner.counted_experts import CountedExperts, counted_operator
+from quire.planner.formats import Formats
+from quire.planner.parts import rank_parts
 
 SIZE = {"device": "cpu", "dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 48, "max_model_len": 128}
 
@@ -66,3 +73,30 @@ def test_tokens_are_those_of_transformers_whatever_else_runs(tmp_path: pathlib.P
         expected = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False,
                                    eos_token_id=None)  # fmt: skip
         assert tokens == expected[0, len(prompt) :].tolist()
+
+
+def test_counts_say_how_many_experts_a_step_reads(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An even choice would read a fifth more than this router chooses."""
+    random_checkpoint(tmp_path, "Qwen2Moe", **QWEN2_MOE | {"num_experts": 64, "mlp_only_layers": []})
+    real, chosen = Experts._routed, []
+
+    def routed(self: Experts, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = real(self, x)
+        chosen.append((len(ids), len(set(ids.flatten().tolist()))))
+        return ids, weights
+
+    monkeypatch.setattr(Experts, "_routed", routed)
+    n = 16
+    size = SIZE | {"max_num_seqs": n, "num_gpu_blocks_override": 120}
+    llm = LLM(str(tmp_path), **size, skip_tokenizer_init=True)
+    before = llm.expert_loads()
+    chosen.clear()
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+    llm.generate([[7 * i + 1, 5] for i in range(n)], params, use_tqdm=False)
+    loads = since(before, llm.expert_loads())
+    llm.shutdown()
+    really = statistics.fmean(n_experts for n_rows, n_experts in chosen if n_rows == n)
+    product = next(one for one in rank_parts(read_arch(tmp_path), Mesh(), Formats()).products if one.is_experts)
+    counted = counted_operator(CountedExperts.of(loads), product, n, Formats()).weight_bytes / product.n_bytes
+    assert counted == pytest.approx(really, rel=0.05)
+    assert product.read_bytes(n) / product.n_bytes > 1.15 * really

@@ -6,6 +6,7 @@ import pathlib
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from family_cases import checkpoint_of
@@ -58,12 +59,13 @@ def test_tokens_are_those_of_transformers_whatever_else_runs(checkpoint: tuple[p
 def test_expanded_spans_are_computed_alike(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """Keys and values made of lines, of cached prefixes too, beside spans whose queries read lines; one row too few."""
     oracle = checkpoint_of(case, tmp_path)
-    found, made = [], []
+    found, made, kinds = [], [], set()
     real = LatentAttention._keys_and_values
     monkeypatch.setattr(
         LatentAttention, "_keys_and_values",
         lambda self, heads, size, context, apart: (
-            made.append((heads.stop - heads.start, len(apart.rows), apart.n_lines))
+            made.append((heads.stop - heads.start, apart.n_rows, apart.n_lines))
+            or kinds.add(type(apart.rows))
             or real(self, heads, size, context, apart)
         ),
     )  # fmt: skip
@@ -72,8 +74,10 @@ def test_expanded_spans_are_computed_alike(tmp_path: pathlib.Path, monkeypatch: 
     lengths = [*range(20, 25), 110]  # the last in three chunks of 48 rows at most
     prompts = [[(7 * i + 11 * n) % 250 + 1 for i in range(length)] for n, length in enumerate(lengths)]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=0)
-    for least in (1, 10_000):
+    beside = expanded_spans._places
+    for least, places in ((1, beside), (1, lambda part, device: device.upload(np.flatnonzero(part))), (10_000, beside)):
         monkeypatch.setattr(expanded_spans, "LEAST_ROWS", least)
+        monkeypatch.setattr(expanded_spans, "_places", places)
         llm = LLM(str(tmp_path), **SIZE | {"max_num_seqs": 3}, num_gpu_blocks_override=60)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found.append([one.outputs[0].token_ids for one in outputs])
@@ -89,7 +93,7 @@ def test_expanded_spans_are_computed_alike(tmp_path: pathlib.Path, monkeypatch: 
         theirs = oracle(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         ours = [row[token].logprob for row, token in zip(outputs[-1].prompt_logprobs[1:], prompts[-1][1:], strict=True)]
         assert (torch.tensor(ours) - theirs).abs().max() <= 1e-4
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2] and kinds == {slice, torch.Tensor}, "rows side by side, or anywhere"
     for at in (0, -1):
         ids = torch.tensor([prompts[at]])
         expected = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,

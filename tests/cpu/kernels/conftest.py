@@ -23,3 +23,11 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     selector.candidates.cache_clear()
     yield request.param
     selector.candidates.cache_clear()
+
+
+@pytest.fixture
+def native_level(level: str) -> str:
+    """The same without 'torch', for what is no op: the library's functions themselves."""
+    if level == "torch":
+        pytest.skip("there is no library")
+    return level

@@ -72,10 +72,12 @@ def test_only_the_key_that_has_sent_it_is_told(make_server: Any, tmp_path: Path)
     assert [httpx.get(url, headers=headers[key]).status_code for key in ("one", "two")] == [200, 404]
 
 
-def expectations(device: str, device_name: str = "", calibration: Path | None = None, **options: Any) -> Expectations:
-    """Of an engine of the 8B shape on such a device."""
+def expectations(
+    device: str, device_name: str = "", calibration: Path | None = None, shape: str = "llama-3.1-8b", **options: Any
+) -> Expectations:
+    """Of an engine of the shape on such a device."""
     ready = EngineReady(8192, 4096, page_size=16, logits_width=128256, device=device, device_name=device_name)
-    arch = read_arch(FOLDER / "llama-3.1-8b")
+    arch = read_arch(FOLDER / shape)
     frontend = Frontend(EngineConfig(**options), "8b", None, None, GenerationDefaults((), {}), engine=ready, arch=arch)
     found = Expectations(frontend)
     if calibration is not None:
@@ -92,14 +94,14 @@ ONE = Explanation(
 
 def test_what_it_should_have_taken_on_a_device_that_was_measured() -> None:
     found = expectations("cuda", "NVIDIA H200").of(ONE)
-    assert found["unknown"] is None and found["device"] == "h200" and found["error"] == 0.05
+    assert found["unknown"] is None and found["device"] == "h200" and 0.05 < found["error"] < 0.15
     first, later = found["first_token"], found["later_token"]
     assert abs(first["rest_s"]) < 0.05 * first["expected_s"] and first["queue_s"] == 0
     assert later["alone_s"] < 0.005 < later["prompts_s"] and later["n_tokens"] == 10
     total = sum(later[f"{name}_s"] for name in ("alone", "sequences", "prompts", "rest"))
     assert math.isclose(total, later["took_s"]) and math.isclose(later["took_s"], 0.00998)
     assert found["words"][0].startswith("The first token took 23.2 ms; 2") and found["words"][0].endswith(" ms.")
-    assert "prompts of others" in found["words"][1] and "± 5 %" in found["words"][1]
+    assert "prompts of others" in found["words"][1] and f"± {100 * found['error']:.0f} %" in found["words"][1]
 
 
 def test_stages_are_in_what_it_should_have_taken() -> None:
@@ -107,6 +109,21 @@ def test_stages_are_in_what_it_should_have_taken() -> None:
     alone, staged = (expectations("cuda", "NVIDIA H200", pipeline_parallel_size=n).of(ONE) for n in (1, 2))
     assert staged["unknown"] is None and math.isclose(staged["error"], alone["error"] + 0.1)
     assert math.isclose(staged["first_token"]["alone_s"], alone["first_token"]["alone_s"], rel_tol=0.02)
+
+
+def test_experts_are_read_as_the_engine_has_counted() -> None:
+    """Where all rows choose the same eight of 128, eight streams read no more of them than one."""
+    made = expectations("cuda", "NVIDIA H200", shape="qwen3-30b-a3b")
+    even, hot, cold = bytes([16] * 128), bytes([255] * 8 + [0] * 120), bytes(128)
+    of = {
+        name: made.of(ONE, [layer] * 48)["later_token"]
+        for name, layer in (("even", even), ("hot", hot), ("cold", cold))
+    }
+    assert of["cold"] == made.of(ONE)["later_token"], "nothing was counted yet"
+    assert math.isclose(of["even"]["expected_s"], of["cold"]["expected_s"], rel_tol=1e-6)
+    assert of["hot"]["sequences_s"] < 0.2 * of["even"]["sequences_s"]
+    assert math.isclose(of["hot"]["alone_s"], of["even"]["alone_s"], rel_tol=0.01), "one row reads eight either way"
+    assert made.of(ONE, [even] * 48)["later_token"] == of["even"], "what was counted last holds"
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_data_parallel_ranks_say_what_one_says(name: str, n_ranks: int, n_beside
         assert answers_with(model, options) == answers_of(model), options
 
 
-@pytest.mark.parametrize("n_stages, n_beside", [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("n_stages, n_beside", [(2, 1), (3, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "deepseek_v2"])
 def test_stages_say_what_one_says(name: str, n_stages: int, n_beside: int, folder: pathlib.Path) -> None:
     """Eager and captured; asleep between."""
@@ -217,7 +217,7 @@ def test_steps_are_counted_though_they_are_replayed(options: dict[str, int], tmp
 
 @pytest.mark.parametrize("number, message", [
     (signal.SIGKILL, r"rank 1 \(process \d+\) ended with SIGKILL"),
-    (signal.SIGSTOP, r"rank 1 \(process \d+\) made no progress"),
+    (signal.SIGSTOP, r"rank 1 \(process \d+\), stopped by a signal, made no progress"),
 ])  # fmt: skip
 @pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
 def test_a_lost_rank_ends_what_rank_0_waits_for(

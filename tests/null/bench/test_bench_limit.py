@@ -16,6 +16,7 @@ from quire.bench.trace import check_trace_path, write_trace
 from quire.cli.main import main
 from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
+from quire.config.experts import ExpertsSpec, RoutingSpec
 from quire.config.feed_forward import FeedForwardSpec
 from quire.config.layers import LayerSpec, NormSpec
 from quire.config.mesh import Mesh
@@ -73,6 +74,26 @@ def test_limit_of_known_spans() -> None:
     ) == [pytest.approx(sum(one.n_times * one.n_flops for one in operators) / 10)]
 
 
+def test_experts_that_nobody_chose_are_not_in_the_limit() -> None:
+    routing = RoutingSpec(n_chosen=2)
+    ffn = ExpertsSpec(size=1, n_experts=8, routing=routing)
+    arch = msgspec.structs.replace(TOY, layers=(msgspec.structs.replace(LAYER, ffn=ffn),) * 3)
+    case, step, reads = (
+        Case(arch=arch, formats=CASE.formats, page_size=4),
+        record(0, decodes(*[8] * 6)),
+        ceilings(10.0, 1e9),
+    )
+    even, counted = (
+        step_limits_s(case.counted(counts), reads, [step])[0]
+        for counts in ([[1] * 8] * 3, [[9, 9, 0, 0, 0, 0, 0, 0]] * 3)
+    )
+    assert step_limits_s(case, reads, [step])[0] == pytest.approx(even), "nothing was counted"
+    n_even = 8 * (1 - (1 - 2 / 8) ** 6)
+    assert even - counted == pytest.approx(3 * 2 * 3 * (n_even - 2) / 10)
+    parts = [part_limits_ms(one, reads, [step]) for one in (case, case.counted([[9, 9, 0, 0, 0, 0, 0, 0]] * 3))]
+    assert parts[0].pop("experts") > parts[1].pop("experts") and parts[0] == parts[1]
+
+
 def test_lines_for_people() -> None:
     limits = {
         "decode_step_ms": compared("decode_step_ms", 3.52, 4.05),
@@ -87,7 +108,7 @@ def test_lines_for_people() -> None:
     )
     within = ["limit 11,900 output tok/s; attained 10,900 = 92 %", "limit 1 ms to the first token; attained 20 = 5.0 %"]
     assert lines(limits, has_experts=False) == [*within, beyond]
-    experts = ", or fewer experts were chosen than an even choice would touch"
+    experts = ", or the rows of a step chose fewer experts than rows that are apart would"
     assert lines(limits, has_experts=True) == [*within, beyond + experts]
     only = "limit 3.52 ms a decode step; attained 4.05 = 87 %"
     assert lines({"decode_step_ms": steps}, has_experts=True) == [only]

@@ -10,7 +10,9 @@ import sys
 import pytest
 
 from quire.cli.main import main
+from quire.planner.accelerators import ASSUMED_ERROR, accelerator_named, calibration_for
 from quire.planner.calibration import FOLDER as CALIBRATIONS
+from quire.planner.error_bar import TENSOR
 
 MODEL = "shape:qwen3-0.6b"
 SMALL = ("--num-prompts", "12", "--input-len", "40", "--output-len", "6", "--max-model-len", "1024")
@@ -51,11 +53,13 @@ def test_one_run_goes_to_json_and_a_page(tmp_path: pathlib.Path, capsys: pytest.
 
 def test_what_was_simulated_is_said_first(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     path = tmp_path / "r.json"
+    several = next(one.error for one in calibration_for(accelerator_named("h200")).records if one.kinds == (TENSOR,))
+    bar = ASSUMED_ERROR + several
     words = ["simulate", MODEL, *SMALL, "--gpu", "a100", "--tensor-parallel-size", "2", "--request-rate", "5"]
     assert main([*words, "--compare", "gpu=h200", "replicas=3", "--output-json", str(path)]) == 0
     found = capsys.readouterr().out.splitlines()
     assert found[0].startswith("model       shape:qwen3-0.6b, ")
-    assert "a100-80, 79.30 GiB; times ± 35 %" in found[1], "25 of a device assumed, 10 of several"
+    assert f"a100-80, 79.30 GiB; times ± {100 * bar:.0f} %" in found[1]
     assert "assumed, never measured: peaks of NVIDIA data sheet A100" in found[2]
     assert found[3].endswith("2 GPUs share each layer")
     assert found[2].endswith("of several GPUs only dense models on H200s were ever measured")
@@ -63,9 +67,15 @@ def test_what_was_simulated_is_said_first(capsys: pytest.CaptureFixture[str], tm
     assert "h200, 140.40 GiB" in found[6] and found[6].endswith("(with gpu=h200)") and "measured: " in found[7]
     assert found[8] == "replicas    3, chosen by prefix (with replicas=3)" and not found[9]
     told = json.loads(path.read_text())["results"]["simulated"]
-    assert told["as given"]["error"] == pytest.approx(0.35) and told["as given"]["n_ranks"] == 2
+    assert told["as given"]["error"] == pytest.approx(bar) and told["as given"]["n_ranks"] == 2
     assert main(["simulate", MODEL, *SMALL, "--gpu", "cpu"]) == 0
     assert "how far they are off is not known" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_models_that_are_expected_worse_are_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "shape:gemma-3-1b", *SMALL]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert "; two kinds of windows: expectations are worse than of other models" in found[2]
 
 
 def test_rates_make_a_curve_and_flags_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:

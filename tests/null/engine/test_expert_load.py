@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from quire.core.balance import BalanceFacts
 from quire.core.events import EngineStats
-from quire.engine.expert_load import PERIOD_S, ExpertLoad, imbalance, load_map
+from quire.engine.expert_load import PERIOD_S, ExpertLoad, imbalance, load_map, since
 
 
 def test_imbalance_is_the_busiest_over_the_mean_of_all_layers() -> None:
     assert imbalance([[3, 3, 3, 3]]) == 1.0
     assert imbalance([[12, 0, 0, 0]]) == 4.0
     assert imbalance([[12, 0, 0, 0], [3, 3, 3, 3]]) == 2.5
-    assert imbalance([[12, 0, 0, 0], [9, 3, 6, 6]], before=[[4, 0, 0, 0], [8, 2, 5, 5]]) == 2.5
+    assert since([[4, 0, 0, 0], [8, 2, 5, 5]], [[12, 0, 0, 0], [9, 3, 6, 6]]) == [[8, 0, 0, 0], [1, 1, 1, 1]]
     assert imbalance([[0, 0]]) == imbalance([]) == 0.0
 
 

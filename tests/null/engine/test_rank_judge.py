@@ -14,7 +14,7 @@ from quire.core.result import StepResult
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.judge import LOST_S, STUCK_S, Judge
 from quire.engine.ranks.results import N_ENDS, ResultReader, ResultWriter
-from quire.engine.ranks.ring import IDLE, READY, STEPPING, Standing, make_memory
+from quire.engine.ranks.ring import IDLE, ORDERED, READY, STEPPING, Standing, make_memory
 
 
 def rank(n_calls: int, n_done: int, state: int = STEPPING, silent_s: float = 0.1, n_unread: int = 0) -> Standing:
@@ -64,6 +64,14 @@ def test_a_data_parallel_rank_has_time_for_its_own_steps_and_no_more() -> None:
         going_on = [ranks[0], rank(4, 4, ranks[1].state)]
         assert judge.late_s(going_on, 1002.0 + limit_s)[1] < LOST_S
 
+
+def test_a_rank_at_an_order_has_time_and_no_more() -> None:
+    """Capturing steps takes one longer than another; one that hangs there, while rank 0 goes on, is seen."""
+    for n_unread, found in ((40, [False, True]), (0, [False, False])):
+        judge, ranks = Judge(Mesh(tp=2)), [rank(9, 4), rank(9, 4, ORDERED, n_unread=n_unread)]
+        judge.late_s(ranks, 100.0)
+        late_s = [judge.late_s(ranks, 100.0 + since_s)[1] for since_s in (STUCK_S - 1, STUCK_S + 1)]
+        assert [seconds > LOST_S for seconds in late_s] == found
 
 
 def test_a_rank_that_moves_is_not_late_however_far_behind() -> None:

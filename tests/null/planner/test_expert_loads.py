@@ -136,3 +136,10 @@ def test_a_file_of_another_model_is_refused(tmp_path: pathlib.Path) -> None:
     assert (len(loads.layers), loads.n_redundant) == (2, 4) and rank_parts(MIXTRAL, Mesh(tp=4, ep=4), Formats(), loads)
     with pytest.raises(ConfigError, match="has 8 experts a layer, and the model 256"):
         experts(loads)
+
+
+def test_one_rank_reads_what_a_typical_layer_does() -> None:
+    """Not the first one's, which has one expert for all here."""
+    even, skewed = (5.0,) * 8, (9.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 1.0)
+    found = spread(ExpertLoads(layers=((9.0, 9.0, 0, 0, 0, 0, 0, 0), even, even, skewed, even)), 8, 2.0, 1)
+    assert found.ranks == (tuple(chosen(skewed, 2.0)),) and found.imbalance == 1

@@ -1,4 +1,4 @@
-"""Latent attention in CUDA C++ for Hopper (csrc/cuda/latent.cu), for lines of 512 + 64 numbers in pages.
+"""Latent attention in CUDA C++ for Hopper (csrc/cuda/latent.cu, latent_wide.cu): lines of 512 + 64 numbers in pages.
 
 Owns which builds there are and their launch. Does not own the arguments (launcher.py) nor the plan. Invariant: as
 launcher.py's, a launch allocates nothing and never waits.
@@ -13,6 +13,7 @@ import torch
 
 from quire.kernels import jit
 from quire.kernels.attention.hopper import hooks, launcher
+from quire.kernels.attention.schedule.pieces import LARGE_ROWS
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.schedule.work import CudaWork
 from quire.kernels.attention.variant import Variant
@@ -40,22 +41,21 @@ def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_d
         return f"q is {q_dtype} and keys are {kv_dtype}: both must be bfloat16 or both float16"
     if plan.layout is not Layout.PAGED:
         return "keys do not lie in pages that are read from the first on"
-    most = heads.group if plan.few is not None else 1
-    return shape_obstacle(most, heads.head_dim, heads.value_dim, plan.page_size, variant, q_dtype)
+    return shape_obstacle(heads.group, heads.head_dim, heads.value_dim, plan.page_size, variant, q_dtype)
 
 
 def shape_obstacle(
     n_heads: int, head_dim: int, value_dim: int, page_size: int, variant: Variant, dtype: torch.dtype
 ) -> str | None:
-    """The same for n_heads that read one line over pages, each token in a small line of its own."""
+    """The same for n_heads that read one line over pages."""
     if (head_dim, value_dim) != (HEAD_DIM, RANK):
         return f"values are {value_dim} of a key of {head_dim} numbers, not {RANK} of {HEAD_DIM} of one head"
     if dtype not in DTYPES:
         return f"q is {dtype} and keys are {dtype}: both must be bfloat16 or both float16"
     if page_size % launcher.PAGE_STEP:
         return f"page_size {page_size} is not a multiple of {launcher.PAGE_STEP}"
-    if n_heads > MAX_ROWS:
-        return f"small lines of {n_heads} query heads have more than {MAX_ROWS} rows"
+    if n_heads > LARGE_ROWS:
+        return f"{n_heads} query heads of a key are more than the {LARGE_ROWS} rows of a line"
     if variant.program.hooks or variant.window or not variant.causal or not variant.softmax or variant.scale <= 0:
         return "the variant is not plain causal attention"
     return None
@@ -119,14 +119,19 @@ def _launches(plan: AttnPlan) -> list[tuple[str, int]]:
     return launches
 
 
+def source_of(rows: int) -> str:
+    """In csrc/cuda, of the kernel whose tiles have so many packed rows."""
+    return "latent_wide.cu" if rows == MAX_ROWS else "latent.cu"
+
+
 @functools.cache
 def _library(dtype: torch.dtype, rows: int) -> ctypes.CDLL:
     """Compiled if it is new. Raises BuildError."""
     flags = [*FLAGS, f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}", f"-DQUIRE_ROWS={rows}"]
-    source = jit.sources_folder() / "cuda" / "latent.cu"
+    source = jit.sources_folder() / "cuda" / source_of(rows)
     path = jit.shared_library("attention_latent", [source], flags, hooks.header(Variant(1.0).program), "nvcc")
     library = ctypes.CDLL(str(path))
-    for name in ("small", "large", "merge"):
+    for name in ("small", "merge", *(["large"] if rows == MAX_ROWS else [])):
         function = getattr(library, f"quire_latent_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
     return library

@@ -31,6 +31,8 @@ from quire.kernels.attention.schedule.pieces import (
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 
 NO_LIMIT = 1 << 30
+LATENT_ROWS = 64
+"""Packed rows of a CTA of latent attention."""
 
 
 def small_rows_of(group: int) -> int:
@@ -70,7 +72,7 @@ def cut_any(plan: AttnPlan, n_ctas: int, max_large: int = NO_LIMIT) -> WorkList:
         large_cuts = stream.fixed_cuts(many.n_keys, 1, large.INVARIANT_KEYS)
     else:
         small_cuts = stream.cuts(few.n_keys, n_heads, n_ctas)
-        large_cuts = large.cuts(many.n_keys, n_heads, n_ctas, max_large)
+        large_cuts = large.cuts(many.n_keys, n_heads, max(1, n_ctas // _ctas_of_large(plan, many)), max_large)
     small_pieces = split(few, small_cuts, n_heads, 1)
     large_pieces = split(many, large_cuts, 1, n_heads)
     table, joined_parts, n_partial_rows = parts.join(plan, small_pieces, large_pieces, rows)
@@ -82,6 +84,13 @@ def cut_any(plan: AttnPlan, n_ctas: int, max_large: int = NO_LIMIT) -> WorkList:
     queued = _queue_order(_n_visible(plan, large_pieces.lines), large_pieces.lines[:, KV_AT])
     blocks = plan.spans.blocks if plan.spans.blocks is not None else np.zeros(0, np.int32)
     return WorkList(small, large_pieces.lines[queued], queue, rows, table, joined_parts, blocks, n_partial_rows)
+
+
+def _ctas_of_large(plan: AttnPlan, tiles: Tiles) -> int:
+    """CTAs side by side that a large line keeps busy, of each KV head: of latent attention as many as its rows fill."""
+    if not plan.heads.value_dim or not len(tiles.lines):
+        return 1
+    return -(-int(tiles.lines[:, N_TOKENS].max()) * plan.heads.group // LATENT_ROWS)
 
 
 def _queue_order(n_visible: np.ndarray, kv_at: np.ndarray) -> np.ndarray:

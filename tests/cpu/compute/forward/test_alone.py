@@ -43,7 +43,7 @@ def test_states_alone_are_no_obstacle(tmp_path: pathlib.Path) -> None:
         ("olmo2", {"head_dim": 128, "group": 71}, "attention: 71 query heads of a KV head are more than the 64 rows"),
         ("olmo2", {"head_dim": 40}, "attention: head_dim 40 is not one of"),
         ("deepseek_v2-lite", {}, "attention: values are 32 of a key of 40 numbers, not 512 of 576"),
-        ("deepseek_v2-lite", {"head_dim": 576, "value_dim": 512, "n_heads": 128}, "small lines of 128 query heads"),
+        ("deepseek_v2-lite", {"head_dim": 576, "value_dim": 512, "n_heads": 129}, "129 query heads of a key are more"),
     ],
 )
 def test_what_has_no_such_kernel_is_named(

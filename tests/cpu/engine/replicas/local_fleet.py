@@ -134,6 +134,13 @@ class LocalFleet:
         finally:
             self._runs[name].discard(task)
 
+    async def retire(self, name: str) -> None:
+        """It gets no more requests, as when the load has fallen, and goes when it has answered those it has."""
+        replica = self.replicas.pop(name)
+        self._tell()
+        await asyncio.gather(*self._runs[name])
+        await replica.stop()
+
     async def kill(self, name: str) -> None:
         """Its requests end with an error, and nothing more is heard of it."""
         replica = self.replicas.pop(name)

@@ -161,7 +161,7 @@ async def test_an_order_does_not_wait_for_a_replica_that_was_lost(end: str) -> N
         order = asyncio.create_task(llm.reset_prefix_cache())
         await until(lambda: any(question.left == {"r0"} for question in link._questions._asked.values()))
         if end == "gone":
-            await until(lambda: "r0" in link._was_routable)
+            await until(lambda: "r0" in link._chooser.was_routable)
             await fleet.kill("r0")
         elif end == "gap":
             silent._outbox._number += 1
@@ -227,6 +227,24 @@ async def test_the_queue_grows_with_the_replicas() -> None:
         with pytest.raises(QueueFull):
             await llm.submit([9], SHORT)
         await asyncio.gather(*tasks)
+
+
+async def test_a_replica_comes_with_the_load_and_goes_with_it_and_no_request_notices() -> None:
+    """As Ray Serve scales them: `benchmarks/replica_scaling.py` has it do so."""
+    async with serving(1, max_num_seqs=8) as (llm, fleet, chooser):
+        expected = await complete(llm, [7], WHOLE)
+        await fleet.add("r1")
+        await until(lambda: llm.ready.max_num_seqs == 16)
+        tasks = [asyncio.create_task(complete(llm, [7], WHOLE)) for _ in range(8)]
+        await busy(fleet, 9)
+        assert chooser.n_open("r0") and chooser.n_open("r1"), "both have some"
+        n_before = fleet.n_runs["r1"]
+        await fleet.retire("r1")
+        assert await complete(llm, [7], WHOLE) == expected
+        assert await asyncio.gather(*tasks) == [expected] * 8
+        assert fleet.n_runs["r1"] == n_before and sum(fleet.n_runs.values()) == 10, "nothing ran again"
+        await until(lambda: llm.ready.max_num_seqs == 8)
+        assert llm.ready.engine == 0, "none counts as lost"
 
 
 async def test_what_a_dead_replica_still_says_reaches_nobody() -> None:

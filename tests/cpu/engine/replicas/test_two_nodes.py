@@ -107,3 +107,49 @@ def test_a_killed_node_loses_no_request_that_has_sent_nothing() -> None:
             ray.shutdown()  # `cluster.close` would wait for the replica of the dead node
     finally:
         nodes.shutdown()
+
+
+def below(nodes: Nodes, what: str) -> list[list[psutil.Process]]:
+    """Of each node the processes with this in their command line."""
+    found = []
+    for node in (nodes.head_node, *nodes.worker_nodes):
+        mains = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
+        every = [one for main in mains for one in main.children(recursive=True)]
+        found.append([one for one in every if what in " ".join(one.cmdline())])
+    return found
+
+
+def test_a_replica_of_two_stages_lies_on_two_nodes_and_outlives_the_process_on_the_other() -> None:
+    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **BYTES})
+    try:
+        nodes.add_node(num_cpus=1, **BYTES)
+        one = EngineConfig(model="demo", device="cpu", dtype="float32", max_num_seqs=8, disable_log_stats=True)
+        engine = msgspec.structs.replace(one, pipeline_parallel_size=2, nnodes=2)
+        cluster = Cluster("stages", engine, ClusterConfig(ray_address=nodes.address))
+        cluster.connect()
+
+        async def main() -> None:
+            alone = await AsyncLLM.create(one)
+            expected = await complete(alone, [5, 6, 7] * 20, SHORT)
+            await alone.shutdown()
+            llm = await cluster.load()
+            try:
+                assert await complete(llm, [5, 6, 7] * 20, SHORT) == expected
+                engines, others = below(nodes, "quire.engine.process"), below(nodes, "quire.engine.ranks.node")
+                assert sorted(map(len, engines)) == [0, 1] and sorted(map(len, others)) == [0, 1]
+                assert [len(one) + len(other) for one, other in zip(engines, others, strict=True)] == [1, 1]
+                (held,) = others[0] + others[1]
+                (rank,) = held.children()
+                held.kill()
+                await until(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
+                assert await asyncio.wait_for(complete(llm, [5, 6, 7] * 20, SHORT), START_S) == expected
+            finally:
+                await llm.shutdown()
+
+        try:
+            asyncio.run(main())
+        finally:
+            cluster.close()
+        assert below(nodes, "quire.engine") == [[], []]
+    finally:
+        nodes.shutdown()

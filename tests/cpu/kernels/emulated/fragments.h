@@ -63,10 +63,10 @@ inline uint32_t transpose_matrix(uint32_t x) {  // lane: row lane / 4, columns 2
 
 template <bool HALVES>
 void multiply_add_any(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    uint32_t* mine = emulated::operands[threadIdx.x];
+    uint32_t* mine = emulated::operands[emulated::thread()];
     std::copy(a, a + 4, mine), mine[4] = b0, mine[5] = b1;
     emulated::exchange(0, [&](const uint32_t*) {
-        const auto* lanes = emulated::operands + threadIdx.x / 32 * 32;
+        const auto* lanes = emulated::operands + emulated::thread() / 32 * 32;
         for (int e = 0; e < 4; ++e) {
             const int row = threadIdx.x % 32 / 4 + e / 2 * 8, column = threadIdx.x % 4 * 2 + e % 2;
             for (int k = 0; k < 16; ++k) {

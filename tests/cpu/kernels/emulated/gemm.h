@@ -32,7 +32,6 @@ inline unsigned __match_any_sync(unsigned, int x) {
         return found;
     });
 }
-inline void __syncwarp(unsigned) {}  // of some lanes: all of them meet right behind
 
 namespace quire {
 constexpr int CHUNK = QUIRE_FP8 ? 128 : 64, SCALE_BLOCK = 128;
@@ -61,6 +60,7 @@ inline uint32_t read_word(uint32_t from) {
     std::memcpy(&x, emulated::memory + from, 4);
     return x;
 }
+inline float read_float(uint32_t from) { return __uint_as_float(read_word(from)); }
 inline uint32_t read_two_bytes(uint32_t from) {
     uint16_t x;
     if (from % 2) std::abort();
@@ -76,7 +76,6 @@ inline void load_two_matrices(uint32_t& a, uint32_t& b, uint32_t address) {
     });
 }
 inline unsigned long long load_acquire(const unsigned long long* from) { return std::atomic_ref(*const_cast<unsigned long long*>(from)).load(); }
-inline void named_arrive(int barrier, int n_threads) { named_sync(barrier, n_threads); }
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, int c0, int c1, int c2) {
     load_box(to, map, barrier, hint, c0, c1, c2, 0, 0);
 }

@@ -1,7 +1,7 @@
 // Stands in for csrc/cuda/hopper.h where there is no GPU: what rows.cu, reduce.cu and sample.cu there need of CUDA, on
 // host threads.
 //
-// Blocks run one after another, the threads of a block at once. At the wait for the previous grid the bytes given to
+// Blocks run one after another, the threads of a block at once; those of a cluster, too, with EMULATED_CLUSTERS. At the wait for the previous grid the bytes given to
 // `emulated_arrival` appear: until then a kernel sees what its predecessor has not written yet.
 #pragma once
 #include <algorithm>
@@ -70,16 +70,22 @@ inline thread_local dim3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
 
 namespace emulated {
-inline std::unique_ptr<std::barrier<>> block;
+#ifdef EMULATED_CLUSTERS
+constexpr int MOST_CTAS = 2;  // of a cluster
+#else
+constexpr int MOST_CTAS = 1;
+#endif
+inline thread_local int cta = 0;  // of the cluster
+inline std::unique_ptr<std::barrier<>> blocks[MOST_CTAS];
 inline std::vector<std::unique_ptr<std::barrier<>>> warps;
 inline float exchanged[1024];
-inline unsigned thread() { return threadIdx.y * blockDim.x + threadIdx.x; }  // of the block
+inline unsigned thread() { return (cta * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x; }  // of the cluster
 inline const void* arrival_from = nullptr;
 inline void* arrival_to = nullptr;
 inline size_t arrival_bytes = 0;
 }  // namespace emulated
 
-inline void __syncthreads() { emulated::block->arrive_and_wait(); }
+inline void __syncthreads() { emulated::blocks[emulated::cta]->arrive_and_wait(); }
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
     std::barrier<>& warp = *emulated::warps[emulated::thread() / 32];
     emulated::exchanged[emulated::thread()] = x;
@@ -171,15 +177,20 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, 
     const int n_threads = config->blockDim.x * config->blockDim.y;
     const dim3 grid = config->gridDim;
     blockDim = config->blockDim, gridDim = grid;
-    emulated::block = std::make_unique<std::barrier<>>(n_threads);
+    int n_ctas = 1;
+    for (int i = 0; emulated::MOST_CTAS > 1 && i < config->numAttrs; ++i)
+        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) n_ctas = config->attrs[i].val.clusterDim.x;
+    if (n_ctas > emulated::MOST_CTAS || grid.x % n_ctas) return cudaErrorInvalidValue;
+    for (int i = 0; i < n_ctas; ++i) emulated::blocks[i] = std::make_unique<std::barrier<>>(n_threads);
     emulated::warps.clear();
-    for (int i = 0; i < n_threads / 32; ++i) emulated::warps.push_back(std::make_unique<std::barrier<>>(32));
-    std::barrier<> between(n_threads);
+    for (int i = 0; i < n_ctas * n_threads / 32; ++i) emulated::warps.push_back(std::make_unique<std::barrier<>>(32));
+    std::barrier<> between(n_ctas * n_threads);
     std::vector<std::thread> threads;
-    for (int t = 0; t < n_threads; ++t) {
+    for (int t = 0; t < n_ctas * n_threads; ++t) {
         threads.emplace_back([&, t] {
-            threadIdx = dim3(t % blockDim.x, t / blockDim.x, 0);
-            for (unsigned i = 0; i < grid.x * grid.y * grid.z; ++i) {
+            emulated::cta = t / n_threads;
+            threadIdx = dim3(t % n_threads % blockDim.x, t % n_threads / blockDim.x, 0);
+            for (unsigned i = emulated::cta; i < grid.x * grid.y * grid.z; i += n_ctas) {
                 blockIdx = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
                 kernel(arguments...);
                 between.arrive_and_wait();

@@ -21,7 +21,15 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 template <class T> T __ldg(const T* x) { return *x; }
 
 namespace emulated {
-alignas(1024) inline char memory[1 << 18];
+constexpr uint32_t MEMORY_BYTES = 1 << 18;
+alignas(1024) inline char memories[MOST_CTAS][MEMORY_BYTES];
+struct Memory {  // of this block
+    operator char*() const { return memories[cta]; }
+};
+inline Memory memory;
+// Addresses in the cluster's memory are those of a block's own and the number of a block, counted from 1.
+inline uint32_t address_in(uint32_t address, int cta) { return address + (cta + 1) * MEMORY_BYTES; }
+inline uint32_t in_cluster(uint32_t address) { return address < MEMORY_BYTES ? address_in(address, cta) : address; }
 inline std::mutex mutex;
 inline std::condition_variable changed;
 struct Phase {
@@ -34,16 +42,17 @@ struct Phase {
     }
 };
 inline std::map<uint32_t, Phase> phases;
+inline Phase& phase_of(uint32_t barrier) { return phases.at(in_cluster(barrier)); }
 inline std::map<std::pair<int, int>, std::unique_ptr<std::barrier<>>> named;
 inline uint32_t words[1024];
 inline uint32_t operands[1024][6];
 
 // What `read` makes of the words that the lanes of this warp give.
 template <class Read> auto exchange(uint32_t given, const Read& read) {
-    std::barrier<>& warp = *warps[threadIdx.x / 32];
-    words[threadIdx.x] = given;
+    std::barrier<>& warp = *warps[thread() / 32];
+    words[thread()] = given;
     warp.arrive_and_wait();
-    const auto found = read(words + threadIdx.x / 32 * 32);
+    const auto found = read(words + thread() / 32 * 32);
     warp.arrive_and_wait();
     return found;
 }
@@ -56,7 +65,7 @@ inline int __shfl_sync(unsigned, int x, int lane) {
 inline bool __any_sync(unsigned, bool x) {
     return emulated::exchange(x, [](const uint32_t* words) { return std::any_of(words, words + 32, [](int w) { return w; }); });
 }
-inline void __syncwarp() { emulated::warps[threadIdx.x / 32]->arrive_and_wait(); }
+inline void __syncwarp() { emulated::warps[emulated::thread() / 32]->arrive_and_wait(); }
 
 struct CUtensorMap {
     const char* base;
@@ -74,36 +83,41 @@ constexpr uint64_t L2_EVICT_FIRST = 1, L2_EVICT_NORMAL = 0, L2_EVICT_LAST = 2;
 
 inline uint32_t shared_address(const void* x) { return static_cast<const char*>(x) - emulated::memory; }
 inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
-inline void named_sync(int barrier, int n_threads) {
-    std::barrier<>* found;
-    {
-        std::lock_guard lock(emulated::mutex);
-        auto& place = emulated::named[{barrier, n_threads}];
-        if (!place) place = std::make_unique<std::barrier<>>(n_threads);
-        found = place.get();
-    }
-    found->arrive_and_wait();
+inline std::barrier<>& named_barrier(int barrier, int n_threads) {
+    std::lock_guard lock(emulated::mutex);
+    auto& place = emulated::named[{barrier + 16 * emulated::cta, n_threads}];
+    if (!place) place = std::make_unique<std::barrier<>>(n_threads);
+    return *place;
 }
+inline void named_sync(int barrier, int n_threads) { named_barrier(barrier, n_threads).arrive_and_wait(); }
+inline void named_arrive(int barrier, int n_threads) { (void)named_barrier(barrier, n_threads).arrive(); }
 template <int N> void registers_up() {}
 template <int N> void registers_down() {}
 inline void async_fence() {}
 inline void barrier_init_fence() {}
 inline void prefetch_map(const CUtensorMap*) {}
 
-inline void barrier_init(uint32_t barrier, int n) { emulated::phases[barrier] = {n, n, 0, 0}; }
+inline void barrier_init(uint32_t barrier, int n) {
+    std::lock_guard lock(emulated::mutex);
+    emulated::phases[emulated::in_cluster(barrier)] = {n, n, 0, 0};
+}
 inline void barrier_arrive(uint32_t barrier) {
     std::lock_guard lock(emulated::mutex);
-    emulated::Phase& phase = emulated::phases.at(barrier);
+    emulated::Phase& phase = emulated::phase_of(barrier);
     --phase.pending, phase.step();
 }
 inline void barrier_expect(uint32_t barrier, uint32_t n_bytes) {
     std::lock_guard lock(emulated::mutex);
-    emulated::Phase& phase = emulated::phases.at(barrier);
+    emulated::Phase& phase = emulated::phase_of(barrier);
     --phase.pending, phase.n_bytes += n_bytes, phase.step();
+}
+inline bool barrier_try(uint32_t barrier, uint32_t parity) {
+    std::lock_guard lock(emulated::mutex);
+    return emulated::phase_of(barrier).parity != parity;
 }
 inline void await(uint32_t barrier, uint32_t parity) {
     std::unique_lock lock(emulated::mutex);
-    emulated::changed.wait(lock, [&] { return emulated::phases.at(barrier).parity != parity; });
+    emulated::changed.wait(lock, [&] { return emulated::phase_of(barrier).parity != parity; });
 }
 
 inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, const uint64_t* sizes, const uint64_t* strides,
@@ -134,7 +148,7 @@ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint
         std::memcpy(emulated::memory + emulated::swizzled(to + size * i, map->swizzle), &x, size);
     }
     std::lock_guard lock(emulated::mutex);
-    emulated::Phase& phase = emulated::phases.at(barrier);
+    emulated::Phase& phase = emulated::phase_of(barrier);
     phase.n_bytes -= size * n, phase.step();
 }
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, int c0, int c1, int c2, int c3) {
@@ -157,6 +171,18 @@ inline uint4 load_16_bytes(uint32_t from) {
     uint4 x;
     std::memcpy(&x, emulated::memory + from, 16);
     return x;
+}
+inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint32_t given[4] = {a, b, c, d};
+    const int lane = threadIdx.x % 32;
+    emulated::exchange(address, [&](const uint32_t* addresses) {
+        for (int i = 0; i < 4; ++i) {  // elements (row lane / 4, columns 2 (lane % 4) and the next) of matrix i
+            const uint32_t to = addresses[i * 8 + lane / 4];
+            if (to % 16) std::abort();
+            std::memcpy(emulated::memory + to + lane % 4 * 4, &given[i], 4);
+        }
+        return 0;
+    });
 }
 inline void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     const uint32_t given[4] = {a, b, c, d};
@@ -245,11 +271,19 @@ template <int N> struct Product {
         }
     }
     static void rows_of(float (&d)[N / 2], const uint32_t (&a)[4], Operand b, int accumulate) {
-        uint32_t* mine = emulated::operands[threadIdx.x];
+        if (b.is_turned) std::abort();
+        multiply_registers(d, a, b, accumulate);
+    }
+    static void columns(float (&d)[N / 2], const uint32_t* a, Operand b, int accumulate) {
+        if (!b.is_turned) std::abort();
+        multiply_registers(d, a, b, accumulate);
+    }
+    static void multiply_registers(float (&d)[N / 2], const uint32_t* a, Operand b, int accumulate) {
+        uint32_t* mine = emulated::operands[emulated::thread()];
         std::copy(a, a + 4, mine);
         emulated::exchange(0, [&](const uint32_t*) {
             const int lane = threadIdx.x % 32;
-            const auto* lanes = emulated::operands + threadIdx.x / 32 * 32;
+            const auto* lanes = emulated::operands + emulated::thread() / 32 * 32;
             for (int i = 0; i < N / 2; ++i) {
                 const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
                 float sum = accumulate ? d[i] : 0.f;
@@ -262,6 +296,10 @@ template <int N> struct Product {
     }
     static void rows(float (&d)[N / 2], Operand a, Operand b, int accumulate) {
         if (a.is_turned || b.is_turned) std::abort();
+        multiply(d, a, b, accumulate);
+    }
+    static void columns_shared(float (&d)[N / 2], Operand a, Operand b, int accumulate) {
+        if (a.is_turned || !b.is_turned) std::abort();
         multiply(d, a, b, accumulate);
     }
     static void turned(float (&d)[N / 2], Operand a, Operand b, int accumulate) {

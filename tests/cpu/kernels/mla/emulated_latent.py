@@ -16,10 +16,34 @@ from quire.kernels.mla import hopper
 
 SHARED = {
     "latent/shape.h": ("extern __shared__ char raw[];", "raw"),
+    "latent/wide_shape.h": ("extern __shared__ char raw[];", "raw"),
     "latent/values.h": ("extern __shared__ __align__(16) char shared[];", "shared"),
     "latent_rows.cu": ("extern __shared__ __align__(16) char shared[];", "shared"),
 }
 """Source: its declaration of shared memory, and the name there."""
+
+
+CLUSTERS = """#pragma once
+namespace quire {
+inline std::barrier<>& cluster_barrier() {
+    static std::barrier<> both(blockDim.x * 2), alone(blockDim.x);
+    return emulated::warps.size() * 32 > blockDim.x ? both : alone;
+}
+inline void cluster_arrive() {}
+inline void cluster_wait() { cluster_barrier().arrive_and_wait(); }
+using emulated::address_in;
+inline void arrive_there_plainly(uint32_t barrier) { barrier_arrive(barrier); }
+inline void prefetch_bytes(const void*, uint32_t) {}
+inline void load_box_for_all(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, uint16_t ctas,
+                             int c0, int c1, int c2, int c3, int c4) {
+    const int own = emulated::cta;
+    for (emulated::cta = 0; emulated::cta < emulated::MOST_CTAS; ++emulated::cta)
+        if (ctas >> emulated::cta & 1) load_box(to, map, barrier, hint, c0, c1, c2, c3, c4);
+    emulated::cta = own;
+}
+}  // namespace quire
+"""
+"""A cluster.h for clusters of one and of two blocks."""
 
 
 def emulate(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,12 +51,13 @@ def emulate(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = emulated_sources(folder)
     for name, declared in SHARED.items():
         share_memory(sources / name, *declared)
+    (sources / "cluster.h").write_text(CLUSTERS)
 
     @functools.cache
     def lines(dtype: torch.dtype, rows: int) -> ctypes.CDLL:
         included = [flag for name in ("wgmma.h", "plain_variant.h") for flag in ("-include", str(sources / name))]
-        options = [*hopper.definitions(dtype), f"-DQUIRE_ROWS={rows}", *included]
-        return emulated_library(sources / "latent.cu", f"lines {dtype} {rows}", *options)
+        options = [*hopper.definitions(dtype), f"-DQUIRE_ROWS={rows}", "-DEMULATED_CLUSTERS", *included]
+        return emulated_library(sources / latent.source_of(rows), f"lines {dtype} {rows}", *options)
 
     @functools.cache
     def around(dtype: torch.dtype) -> ctypes.CDLL:

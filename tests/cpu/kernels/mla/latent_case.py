@@ -111,17 +111,20 @@ def store_case(
 
 
 def check_store(run: Callable[..., None], dtype: torch.dtype, **more: Any) -> None:
-    """One case: the entries, the queries, and nothing else written."""
-    given, entries, queries = store_case(dtype, **more)
-    run(*given)
-    pages, locs, asked = given[7].cpu(), given[8].cpu(), given[4]
-    stored = pages[locs // 4, 0, locs % 4].double()
-    for got, right in ((stored, entries), (asked.cpu().double(), queries)):
-        error = float(((got - right).abs() / (1 + right.abs().amax(-1, keepdim=True))).max())
-        assert error <= reference.TOLERANCE[dtype], error
-    others = torch.ones(4 * len(pages), dtype=torch.bool)
-    others[locs] = False
-    assert bool((pages.transpose(1, 2).flatten(0, 1)[others] == 7.0).all()), "an entry that no row names was written"
+    """One case: the entries, the queries, and nothing else written; queries beside themselves, and where they stood."""
+    for in_place in (False, True):
+        given, entries, queries = store_case(dtype, **more)
+        if in_place:
+            given[4] = given[3]
+        run(*given)
+        pages, locs, asked = given[7].cpu(), given[8].cpu(), given[4]
+        stored = pages[locs // 4, 0, locs % 4].double()
+        for got, right in ((stored, entries), (asked.cpu().double(), queries)):
+            error = float(((got - right).abs() / (1 + right.abs().amax(-1, keepdim=True))).max())
+            assert error <= reference.TOLERANCE[dtype], error
+        others = torch.ones(4 * len(pages), dtype=torch.bool)
+        others[locs] = False
+        assert bool((pages.transpose(1, 2).flatten(0, 1)[others] == 7.0).all()), "an entry that no row names"
 
 
 def check_ask(

@@ -6,13 +6,15 @@ import dataclasses
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from emulated_latent import emulate
 from latent_case import Latent, attend
 
-from quire.kernels.attention import reference
+from quire.kernels.attention import op, reference
 from quire.kernels.attention.hopper import latent
+from quire.kernels.attention.schedule import tiles, work
 from quire.kernels.attention.schedule.plan import Heads, Layout
 from quire.kernels.attention.variant import Variant
 
@@ -23,6 +25,9 @@ CASES = (  # and programs: lines of a program, rings that turn, ends inside a pa
     (Latent([(170, 1), (165, 1)], n_heads=16, n_shared=144, dtype=torch.bfloat16, seed=3, **DEEPSEEK), 2),
     (Latent([(300, 1), (65, 1)], n_heads=40, page_size=8, dtype=torch.float16, seed=4, **DEEPSEEK), 3),
     (Latent([(90, 1), (70, 2)], n_heads=128, dtype=torch.float16, seed=5, **DEEPSEEK), 3),
+    (Latent([(330, 4), (129, 3), (64, 2)], n_heads=16, dtype=torch.bfloat16, seed=6, **DEEPSEEK), 2),
+    # Maxima that move in both teams' blocks.
+    (Latent([(450, 1), (200, 1)], n_heads=40, dtype=torch.float16, seed=7, **DEEPSEEK | {"scale": 1.0}), 1),
 )
 
 
@@ -34,6 +39,38 @@ def emulation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attention_to_lines_matches_float64(emulation: None) -> None:
     for case, n_ctas in CASES:
         attend(case, latent.run, reference.TOLERANCE[case.dtype], n_ctas)
+
+
+def test_a_token_of_many_heads_has_the_same_bits_in_any_company(emulation: None) -> None:
+    case = Latent([(150, 1), (90, 1)], n_heads=128, dtype=torch.bfloat16, **DEEPSEEK | {"scale": 1.0})
+    q, pages, table, _ = case.inputs()
+
+    def seen(first: int, last: int) -> torch.Tensor:
+        n, kv_lens = last - first, np.array([kv_len for kv_len, _ in case.spans[first:last]])
+        plan = op.plan(
+            np.arange(n + 1), kv_lens, np.arange(first, last), table, page_size=16, n_q_heads=128, n_kv_heads=1,
+            head_dim=576, value_dim=512, batch_invariant=True,
+        )  # fmt: skip
+        plan = dataclasses.replace(plan, work=work.make(plan, table.device, 3))
+        out = torch.zeros(n, 128, 512, dtype=case.dtype)
+        latent.run(q[first:last], pages, pages[..., :512], plan, Variant(case.scale), out, None)
+        return out
+
+    together = seen(0, 2)
+    assert bool(together.abs().amax() > 0)
+    assert torch.equal(seen(0, 1), together[:1]) and torch.equal(seen(1, 2), together[1:])
+
+
+@pytest.mark.parametrize(("n_heads", "n_rows", "n_lines"), [(128, 1, 64), (16, 4, 128), (40, 3, 64)])
+def test_lines_are_split_where_their_ctas_leave_some_idle(n_heads: int, n_rows: int, n_lines: int) -> None:
+    """On 132 of them: lines of more than 64 packed rows have two, so 64 lines of these are 128 CTAs."""
+    n, kv_len, table = 64, 1024, torch.zeros(64, 64, dtype=torch.int32)
+    plan = op.plan(
+        np.arange(n + 1) * n_rows, np.full(n, kv_len), np.arange(n), table, page_size=16, n_q_heads=n_heads,
+        n_kv_heads=1, head_dim=576, value_dim=512,
+    )  # fmt: skip
+    made = tiles.cut(plan, 132)
+    assert len(made.large) == n_lines and bool(len(made.merges)) == (n_lines > n)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ class One:
 
 CASES = [  # a lone row and several; each kind of codes and of scales
     One(1, torch.bfloat16, None, CLAMPED),
+    One(20, torch.bfloat16, None, CLAMPED),  # a third eight of a tile
+    One(20, torch.float16, None, routing="all to one"),
     One(4, torch.bfloat16, CODINGS[1], CLAMPED),
     One(1, torch.float16, CODINGS[2]),
     One(12, torch.float16, CODINGS[2], CLAMPED, routing="all to one"),  # more than eight of a tile
@@ -163,9 +165,6 @@ class Rows:
         tokens[slots[real].long()] = torch.arange(n_pairs, dtype=torch.int32)[real] // args.n_chosen
         return 0
 
-    def quire_moe_sort_and_place(self, sort: Any, place: Any, stream: object) -> int:
-        return self.quire_moe_sort(sort, stream) or self.quire_moe_place(place, stream)
-
     def quire_moe_sum(self, given: Any, stream: object) -> int:
         args = given._obj
         n, k, h, routed = args.n_tokens, args.n_chosen, args.h, args.n_chosen - args.n_shared
@@ -218,6 +217,25 @@ def test_experts_match_float64(emulation: None, one: One) -> None:
     if isinstance(cut, FewPlan):
         asked = ctypes.c_size_t.in_dll(products[0].library, "emulated_shared_bytes").value
         assert asked == shared_bytes(shape, cut), "what the plan expects decides how many stages there are"
+
+
+def test_pairs_of_many_experts_in_several_tiles(emulation: None) -> None:
+    """Some warps that sort have twice 32 pairs, and some experts more than a tile."""
+    torch.manual_seed(0)
+    n, k, n_experts, hidden, inner, dtype = 84, 4, 24, 384, 64, torch.bfloat16
+    scores = torch.rand(n, n_experts) * torch.linspace(2.0, 1.0, n_experts)
+    ids = scores.argsort(1, descending=True)[:, :k].int().contiguous()
+    ids[::7, 3] = -1
+    x, up = torch.randn(n, hidden).to(dtype), (torch.randn(n_experts, 2 * inner, hidden) * 0.1).to(dtype)
+    down, residual = (torch.randn(n_experts, hidden, inner) * 0.1).to(dtype), torch.randn(n, hidden).to(dtype)
+    weights, cut = torch.rand(n, k), plan(ExpertsShape(n, k, n_experts, hidden, inner))
+    counts = ids[ids >= 0].bincount()
+    assert isinstance(cut, FewPlan) and cut.tokens == 24 < int(counts.max())
+    wanted = residual.double() + expected(x, ids, weights, up, down, moe.SWIGLU)
+    products = tuple(hopper._function(*each) for each in hopper.variants(cut, dtype))
+    launch = hopper.Launch(products, Rows(dtype), cut, n_blocks=1)
+    got = launch(x, ids, weights, up, down, moe.SWIGLU, residual=residual)
+    assert float(((got.double() - wanted).abs() / (1 + wanted.abs())).max()) <= reference.TOLERANCE[dtype]
 
 
 def test_few_and_many_rows_in_e4m3_give_the_same(emulation: None) -> None:

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import adapted_expert_case
 import pytest
 import route_cases
+import shared_cases
 import torch
 from coded_experts import CODINGS, Coding
 
 from quire.config.experts import Gating, RoutingSpec, Scores
-from quire.kernels import moe, native, w8a8
+from quire.kernels import moe, w8a8
 from quire.kernels.moe import cpu, reference
 
 GPT_OSS = Gating(slope=1.702, offset=1.0, limit=7.0)
@@ -58,8 +59,7 @@ def _routed(router: type, logits: torch.Tensor, bias: torch.Tensor | None, **con
 GROUPS = {"num_experts_per_tok": 6, "n_group": 8, "topk_group": 3, "routed_scaling_factor": 2.5}
 
 
-@pytest.mark.skipif(native.library() is None, reason="no native library was built")
-def test_the_native_choice_is_that_of_the_reference() -> None:
+def test_the_native_choice_is_that_of_the_reference(native_level: str) -> None:
     route_cases.check(cpu.route, reference.route, reference.ROUTE_TOLERANCE)
     logits, routing = torch.randn(200, 40), RoutingSpec(n_chosen=5, renormalise=True)
     ids, weights = cpu.route(logits, routing, None)
@@ -227,3 +227,14 @@ def test_adapters_of_experts_are_merged_matrices() -> None:
         moe.adapted_experts(x, ids, weights, up, down, dataclasses.replace(own, down=own.up))
     with pytest.raises(ValueError, match="places"):
         moe.adapted_experts(x, ids, weights, up, down, dataclasses.replace(own, places=own.places[1:]))
+
+
+@pytest.mark.parametrize("n", [5, 70])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_what_all_tokens_share_is_added_before_experts_or_behind(n: int, has_residual: bool) -> None:
+    torch.manual_seed(n)
+    *given, residual = shared_cases.arguments((n, 2, 5, 64, 32, 2), torch.float32)
+    wanted = shared_cases.expected(*given, residual) - (0 if has_residual else residual.double())
+    got = moe.experts_with_shared(*given, residual=residual if has_residual else None)
+    assert (got is residual) == has_residual
+    assert shared_cases.error(got, wanted) <= reference.TOLERANCE[torch.float32]

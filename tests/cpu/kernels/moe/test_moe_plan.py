@@ -30,13 +30,14 @@ QWEN3_30B = (8, 128, 2048, 768)
 
 
 def test_few_tokens_stream_and_many_are_grouped() -> None:
-    for n, expected in ((1, 8), (32, 8), (64, 8), (128, 16)):
+    for n, expected in ((1, 8), (32, 8), (64, 8), (128, 16), (192, 24)):
         cut = plan(ExpertsShape(n, *QWEN3_30B))
         assert isinstance(cut, FewPlan) and (cut.tokens, cut.lone) == (expected, n == 1)
     assert [wide_plan(ExpertsShape(n, *QWEN3_30B)).tokens for n in (256, 512, 1024, 2048, 8192)] == [
         64, 64, 128, 160, 128,
     ]  # fmt: skip
     assert few_plan(ExpertsShape(256, *QWEN3_30B)) is None
+    assert few_plan(ExpertsShape(192, *QWEN3_30B, INT4)) is None, "codes have tiles of 16 at most"
 
 
 @pytest.mark.parametrize("seed", range(3))

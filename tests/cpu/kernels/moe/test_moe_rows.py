@@ -61,9 +61,8 @@ def test_pairs_are_sorted_into_tiles_whose_experts_start_at_a_step(
         assert (tiles[int(n_tiles) :] == -7).all() and (ranks[(ids < 0) | (ids >= n_experts)] == -7).all()
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_slots_know_their_tokens(library: ctypes.CDLL, at_once: bool) -> None:
-    """Slots are those of the order of experts, sorted by each block for itself also of pairs; and tiles are listed."""
+def test_slots_know_their_tokens(library: ctypes.CDLL) -> None:
+    """Slots are those of the order of experts, and tiles are listed."""
     n, k, n_experts, tile_slots = 210, 6, 70, 16  # several turns of a block's threads
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(-1, n_experts + 1, (n, k), generator=generator, dtype=torch.int32)
@@ -73,17 +72,12 @@ def test_slots_know_their_tokens(library: ctypes.CDLL, at_once: bool) -> None:
     tokens = torch.full((n * k,), -7, dtype=torch.int32)
     sort = hopper._SortArgs(*addresses(ids, slots, starts, tiles, n_tiles), n * k, n_experts, tile_slots, 1)
     place = hopper._PlaceArgs(*addresses(ids, starts, slots, tokens), n, k, n_experts)
-    if at_once:
-        assert library.quire_moe_sort_and_place(ctypes.byref(sort), ctypes.byref(place), None) == 0
-    else:
-        assert library.quire_moe_sort(ctypes.byref(sort), None) == 0
-        assert library.quire_moe_place(ctypes.byref(place), None) == 0
+    assert library.quire_moe_sort(ctypes.byref(sort), None) == library.quire_moe_place(ctypes.byref(place), None) == 0
     flat = ids.flatten()
     real = ((flat >= 0) & (flat < n_experts)).nonzero()[:, 0]
     order = real[flat[real].argsort(stable=True)]
     n_real = len(order)
     assert sorted(slots[order].tolist()) == list(range(n_real)) and (slots.sum() - slots[order].sum()) % 7 == 0
-    assert not at_once or slots[order].tolist() == list(range(n_real))
     assert torch.equal(tokens[slots[order].long()], (order // k).int()) and (tokens[n_real:] == -7).all()
     assert torch.equal(flat[order][slots[order].argsort()], flat[order]), "experts in their order"
     counts, expected = torch.bincount(flat[real], minlength=n_experts).tolist(), []

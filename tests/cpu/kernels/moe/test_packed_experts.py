@@ -36,7 +36,7 @@ def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_matches_the_reference(form: str, dtype: torch.dtype) -> None:
+def test_matches_the_reference(native_level: str, form: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     for n, k, n_experts, hidden, inner, biased in (
         (1, 3, 8, 128, 64, False),
@@ -56,7 +56,7 @@ def test_matches_the_reference(form: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_row_has_the_bits_of_its_linear_layers_whatever_the_others(form: str) -> None:
+def test_a_row_has_the_bits_of_its_linear_layers_whatever_the_others(native_level: str, form: str) -> None:
     torch.manual_seed(1)
     matrices = made(form, 4, 128, 64, torch.bfloat16, False)
     x, (ids, weights) = torch.randn(200, 128).bfloat16(), chosen(200, 2, 4)

@@ -49,6 +49,10 @@ ALL = [
     One((20, 144, 640), TRAVELS, norm=True),
     One((150, 80, 256), WidePlan(256, 1, n_teams=1, n_together=1), silu=True),
     One((140, 72, 256), WidePlan(256, 1, n_teams=2, n_together=1), "blocks", residual=True),
+    One((150, 400, 640), WidePlan(192, 1, n_teams=3, n_together=1), "blocks"),
+    One((70, 464, 1152), WidePlan(64, 1, n_teams=2, n_together=2), "blocks", silu=True),
+    One((150, 400, 640), WidePlan(128, 1, n_teams=2, n_together=1, rows=192), "blocks", residual=True),
+    One((150, 448, 640), WidePlan(128, 1, n_teams=1, n_together=2, rows=192), "blocks", silu=True),
 ]
 
 

@@ -147,26 +147,28 @@ def test_captured_it_takes_what_x_becomes() -> None:
 
 @needs_hopper
 @pytest.mark.parametrize(
-    ("tokens", "split", "kind", "silu"),
+    ("tokens", "split", "kind", "silu", "rows"),
     [
-        (64, 4, 1, True),
-        (96, 1, 2, False),
-        (128, 2, 2, True),
-        (192, 1, 1, False),
-        (192, 3, 2, True),
-        (256, 1, 1, True),
-        (256, 4, 1, False),
-        (256, 2, 2, False),
+        (64, 4, 1, True, 128),
+        (96, 1, 2, False, 128),
+        (128, 2, 2, True, 128),
+        (128, 1, 2, False, 192),
+        (128, 1, 2, True, 192),
+        (192, 1, 1, False, 128),
+        (192, 3, 2, True, 128),
+        (256, 1, 1, True, 128),
+        (256, 4, 1, False, 128),
+        (256, 2, 2, False, 128),
     ],
 )
-def test_every_kind_of_wide_tile(tokens: int, split: int, kind: int, silu: bool) -> None:
+def test_every_kind_of_wide_tile(tokens: int, split: int, kind: int, silu: bool, rows: int) -> None:
     """Not through the op, which takes only what is fastest."""
     torch.manual_seed(0)
-    for m, n, k in ((65, 208, 1024), (257, 640, 1152)):
+    for m, n, k in ((65, 448, 1024), (257, 640, 1152)):
         weight = case.fp8(n, k, "blocks" if kind == 2 else "channel", "cuda")
         product = ProductShape(m, n, k // 2, silu=silu)
-        tiles = n_tiles(product, tokens)
-        made = WidePlan(tokens, split, tiles if split > 1 else min(tiles, 3), 2)
+        tiles = n_tiles(product, tokens, rows)
+        made = WidePlan(tokens, split, tiles if split > 1 else min(tiles, 3), 2, rows)
         function = function_of(product, made, Build(torch.bfloat16, False, silu, False, kind))
         launch = hopper.Launch(function, CodedPlan(product, made))
         x = case.rows(m, k, torch.bfloat16, "cuda")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.core.errors import ConfigError
-from quire.engine.replicas.room import check_room, n_places, needs_of
+from quire.engine.replicas.room import check_room, n_places, n_spread, needs_of
 
 NODES = [{"CPU": 8.0, "GPU": 2.0, "memory": 1e9}, {"CPU": 3.0, "GPU": 1.0}]
 
@@ -34,3 +34,13 @@ def test_what_ray_has_is_said() -> None:
     assert "2 nodes have 8 CPU, 2 GPU; 3 CPU, 1 GPU" in message
     with pytest.raises(ConfigError, match=r"1 replica needs 1 CPU, 1 green each.*room for 0: its 0 nodes have no node"):
         check_room(1, {"resources": {"green": 1}}, [])
+
+
+def test_a_replica_of_several_nodes_has_one_place_on_each() -> None:
+    gpu = {"GPU": 1.0}
+    assert n_spread(2, NODES, gpu, 2) == 1, "the second node has one GPU"
+    assert n_spread(5, [{"GPU": 2.0}] * 3, gpu, 2) == 3
+    assert n_spread(5, [{"GPU": 9.0}], gpu, 2) == 0
+    check_room(1, {"num_gpus": 1}, NODES, 2)
+    with pytest.raises(ConfigError, match="2 replicas need 1 CPU, 1 GPU on each of 2 nodes, and Ray has room for 1"):
+        check_room(2, {"num_gpus": 1}, NODES, 2)
