@@ -107,7 +107,6 @@ inline int __shfl_up_sync(unsigned, int x, int step) {
 namespace quire {
 constexpr float LOG2E = 1.4426950408889634f;
 inline float exp2_fast(float x) { return std::exp2(x); }
-inline float inverse_fast(float x) { return 1 / x; }
 inline uint16_t narrowed(float x) {
 #if QUIRE_BF16
     const uint32_t bits = same_bits<uint32_t>(x);
