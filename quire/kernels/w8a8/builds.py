@@ -1,6 +1,6 @@
 """Which builds of the CUDA C++ kernels a linear layer in e4m3 needs, asked while it is loaded, on any device.
 
-Does not own the kernels nor their launches (`hopper.py`). Imports no Triton, which machines without a GPU need not have.
+Does not own the kernels nor their launches (`hopper.py`). Imports no Triton: machines without a GPU need not have it.
 """
 
 from __future__ import annotations
