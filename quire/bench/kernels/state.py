@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import torch
 
 from quire.bench.kernels import state_peer
-from quire.bench.kernels.case import Case, Check, Contender, Setting
+from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
 from quire.kernels import catalog
+from quire.kernels.catalog import Implementation
+from quire.kernels.invariance import rows_alone
 from quire.kernels.state import reference
 from quire.kernels.state.spans import PIECE, StateSpans, plan_spans, single_rows, spans_of
 
@@ -50,8 +52,8 @@ MORE_LOADS: Final = (Load(1), Load(8), Load(32), Load(256), Load(1, 1024), Load(
 """Of the delta rule on a GPU, where there is a peer."""
 STATE_BYTES: Final = 4
 FEW: Final = 17
-CHECKED: Final = {True: Load(FEW), False: Load(2, 2 * PIECE + FEW)}
-"""What is compared with the reference: single rows, and prompts that end within a piece."""
+CHECKED: Final = {"rows": Load(FEW), "prompts": Load(2, 2 * PIECE + FEW)}
+"""What is compared with the reference; prompts end within a piece."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,30 +104,46 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
-    """Rows and prompts of each, ours at small sizes; ours and the peer's at the model's."""
-    tolerance = reference.TOLERANCE[setting.dtype]
-    for implementation in catalog.runnable("state", setting.device.type):
-        if implementation.name != "reference":
-            for scan in SCANS:
-                small = dataclasses.replace(SMALL, size=4) if scan.function == "convolve" else SMALL
-                run = getattr(implementation.load(), scan.function)
-                for what, load in (("rows", CHECKED[True]), ("prompts", CHECKED[False])):
-                    error = functools.partial(_error, setting, run, scan.function, small, load)
-                    yield Check(op, f"{scan.function} {what}", implementation.name, error, tolerance)
+    """Rows and prompts of each, ours at small sizes; of the delta rule on a GPU, ours and the peer's at the model's."""
+    for scan in SCANS:
+        small = dataclasses.replace(SMALL, size=4) if scan.function == "convolve" else SMALL
+        for what, load in CHECKED.items():
+            for one in _ours(scan.function, setting):
+                taker = functools.partial(_taker, one, scan.function)
+                error = functools.partial(_error, setting, taker, scan.function, small, load)
+                yield Check(op, f"{scan.function} {what}", one.name, error, reference.TOLERANCE[setting.dtype])
     if setting.device.type == "cuda":
-        yield from _checks_at_size(op, setting, tolerance)
+        yield from _checks_at_size(op, setting, SCANS[-1])
 
 
-def _checks_at_size(op: str, setting: Setting, tolerance: float) -> Iterator[Check]:
-    """Of all that the delta rule's cases compare."""
-    scan = SCANS[-1]
-    ours = [one for one in catalog.runnable("state", "cuda") if one.name != "reference"]
-    for what, load in (("rows", CHECKED[True]), ("prompts", CHECKED[False])):
-        runs = [(one.name, getattr(one.load(), scan.function)) for one in ours]
-        runs.append((state_peer.NAME, functools.partial(state_peer.scan_delta, n_seqs=load.n_seqs)))
-        for name, run in runs:
-            error = functools.partial(_error, setting, run, scan.function, scan.cuda, load)
-            yield Check(op, f"{scan.function} {what}, {scan.model}", name, error, tolerance)
+def _checks_at_size(op: str, setting: Setting, scan: Scan) -> Iterator[Check]:
+    for what, load in CHECKED.items():
+        takers: list[tuple[str, Taker]] = [
+            (one.name, functools.partial(_taker, one, scan.function)) for one in _ours(scan.function, setting)
+        ]
+        takers.append((state_peer.NAME, functools.partial(_peer_taker, load)))
+        for name, taker in takers:
+            error = functools.partial(_error, setting, taker, scan.function, scan.cuda, load)
+            yield Check(op, f"{scan.function} {what}, {scan.model}", name, error, reference.TOLERANCE[setting.dtype])
+
+
+def _ours(function: str, setting: Setting) -> list[Implementation]:
+    """What computes it here, but for the reference."""
+    runnable = catalog.runnable("state", setting.device.type)
+    return [one for one in runnable if function in one.functions and one.name != "reference"]
+
+
+def _taker(implementation: Implementation, function: str, inputs: Inputs) -> Callable[..., torch.Tensor]:
+    """The function that takes the inputs. Raises NotRun with the reason where it does not; that rows are not alone is
+    none."""
+    module = implementation.load()
+    condition = catalog.condition_of(module)
+    with rows_alone():
+        refused = None if condition is None else condition(*inputs.rows, inputs.state, inputs.spans)
+    if isinstance(refused, str):
+        raise NotRun(refused)
+    run: Callable[..., torch.Tensor] = getattr(module, function)
+    return run
 
 
 def _work(setting: Setting, function: str, sizes: Sizes, load: Load) -> Work:
@@ -154,6 +172,10 @@ class Inputs:
         return function(*self.rows, self.state, self.spans, *self.more)
 
 
+Taker = Callable[[Inputs], Callable[..., torch.Tensor]]
+"""What gives the function that takes some inputs."""
+
+
 def _inputs(setting: Setting, function: str, sizes: Sizes, load: Load) -> Inputs:
     n, width = load.n_rows, sizes.heads * sizes.head_dim
     spans = _spans(setting, load)
@@ -162,10 +184,10 @@ def _inputs(setting: Setting, function: str, sizes: Sizes, load: Load) -> Inputs
         return Inputs(
             (setting.randn(n, width), setting.randn(width, sizes.size), setting.randn(width)), state, spans, (True,)
         )
-    x, heads = setting.randn(n, sizes.heads, sizes.head_dim), functools.partial(setting.randn, sizes.heads)
+    x = setting.randn(n, sizes.heads, sizes.head_dim)
     first, second = (setting.randn(n, sizes.shared, sizes.size) for _ in range(2))
     kind = torch.float64 if setting.dtype is torch.float64 else torch.float32
-    steps = setting.randn(n, sizes.heads)
+    steps, heads = setting.randn(n, sizes.heads), functools.partial(setting.randn, sizes.heads, dtype=kind)
     if function == "scan_ssm":
         state = setting.randn(load.n_seqs, sizes.heads, sizes.head_dim, sizes.size, dtype=kind)
         rows = (x, steps, first, second, heads(), heads(), heads())
@@ -186,27 +208,34 @@ def _spans(setting: Setting, load: Load) -> StateSpans:
 def _contenders(setting: Setting, function: str, sizes: Sizes, load: Load) -> Iterable[Contender]:
     n_bytes = _work(setting, function, sizes, load).read_bytes
     copies = [_inputs(setting, function, sizes, load) for _ in range(setting.timer.n_copies(n_bytes))]
-
-    for implementation in catalog.runnable("state", setting.device.type):
-        if implementation.name != "reference":
-            run = getattr(implementation.load(), function)
-            calls = [functools.partial(one.call, run) for one in copies]
-            yield Contender(implementation.name, functools.partial(list, calls))
+    for one in _ours(function, setting):
+        yield Contender(one.name, functools.partial(_calls, functools.partial(_taker, one, function), copies))
     if function == "scan_delta" and setting.device.type == "cuda":
         yield Contender(state_peer.NAME, lambda: _peer_calls(copies, load), is_peer=True)
 
 
-def _peer_calls(copies: Iterable[Inputs], load: Load) -> list[Callable[[], object]]:
-    """Without the copy of its states into ours."""
-    return [state_peer.call_of(one.rows, one.state, load.n_seqs) for one in copies]
+def _peer_taker(load: Load, _: Inputs) -> Callable[..., torch.Tensor]:
+    return functools.partial(state_peer.scan_delta, n_seqs=load.n_seqs)
 
 
-def _error(setting: Setting, run: Callable[..., torch.Tensor], function: str, sizes: Sizes, load: Load) -> float:
-    """Largest difference of outputs and states, over 1 + the largest value."""
+def _calls(taker: Taker, copies: Sequence[Inputs]) -> Sequence[Callable[[], object]]:
+    run = taker(copies[0])
+    return [functools.partial(one.call, run) for one in copies]
+
+
+def _peer_calls(copies: Iterable[Inputs], load: Load) -> Sequence[Callable[[], object]]:
+    """Without the copy of its states into ours; with the blocks that are best at this size."""
+    calls = [state_peer.call_of(one.rows, one.state, load.n_seqs) for one in copies]
+    state_peer.tune_anew()
+    return calls
+
+
+def _error(setting: Setting, taker: Taker, function: str, sizes: Sizes, load: Load) -> float:
+    """Largest difference of outputs and states, over 1 + the largest value. Raises NotRun."""
     inputs = _inputs(setting, function, sizes, load)
     kind = torch.float64
     wide = Inputs(tuple(x.to(kind) for x in inputs.rows), inputs.state.to(kind), inputs.spans, inputs.more)
     expected = wide.call(getattr(reference, function))
-    got = inputs.call(run)
+    got = inputs.call(taker(inputs))
     pairs = ((got, expected), (inputs.state, wide.state))
     return max(float((a.double() - b).abs().max() / (1 + b.abs().max())) for a, b in pairs)

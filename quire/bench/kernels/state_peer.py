@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -37,6 +38,18 @@ def call_of(
         run, q, k, v, g=a, beta=b, A_log=a_log, dt_bias=dt_bias, initial_state=state, output_final_state=True,
         use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
     )  # fmt: skip
+
+
+def tune_anew() -> None:
+    """Its kernels keep the blocks that were best at the first sizes that they met, which may be small: forgets them."""
+    autotuner: Any = importlib.import_module("triton.runtime.autotuner").Autotuner
+    for name, module in list(sys.modules.items()):
+        for kernel in list(vars(module).values()) if name.startswith("fla.") else ():
+            while kernel is not None and not isinstance(kernel, autotuner):
+                kernel = vars(kernel).get("fn") if hasattr(kernel, "__dict__") else None
+            if kernel is not None:
+                kernel.cache.clear()
+                kernel.cache_results = False
 
 
 def scan_delta(*arguments: Any, n_seqs: int) -> torch.Tensor:
