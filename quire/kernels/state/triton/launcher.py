@@ -140,7 +140,8 @@ def _scan_delta_pieces(
     delta.solve_pieces[tiles](
         q, q.stride(0), k, k.stride(0), a, a.stride(0), b, b.stride(0), a_log, dt_bias,
         solved, seen, scales, spans.row_ptr, size**-0.5,
-        **shape, BLOCK=LEAST, PRECISION=precision, EXACT=precision, num_warps=SOLVE_WARPS[k.element_size()], num_stages=1,
+        **shape, BLOCK=LEAST, PRECISION=precision, EXACT=precision, num_warps=SOLVE_WARPS[k.element_size()],
+        num_stages=1,
     )  # fmt: skip
     block_e = max(LEAST, min(triton.next_power_of_2(e), SCAN_VALUES))
     delta.scan_pieces[(heads * triton.cdiv(e, block_e), len(spans.lines))](
