@@ -1,13 +1,13 @@
-// One row of many sequences through the gated delta rule: S = alpha S; S += beta k (v - S^T k)^T; y = S^T q, of unit keys
-// and queries. Hopper; QUIRE_BF16 0 or 1; states float32, keys of 128.
+// One row of many sequences through the gated delta rule: S = alpha S; S += beta k (v - S^T k)^T; y = S^T q, of unit
+// keys and queries. Hopper; QUIRE_BF16 0 or 1; states float32, keys of 128.
 //
-// A block has 32 columns of one head's state in registers: of each thread 8 rows, 4 columns.
+// A block has 4 LANES columns of one head's state in registers: of each thread 8 rows, 4 columns.
 //
-//   row of the state    32 warp + 8 (lane / 8) + i        column    32 blockIdx.x + 4 (lane % 8) + j
+//   row of the state    8 (thread / LANES) + i        column    4 (LANES blockIdx.x + thread % LANES) + j
 //
 // The state is read once: what the query sees is alpha S^T q + (k q) error, so all sums over rows are of what was there
 // before, and meet in shared memory once. Keys and queries are multiplied as they come; sums are divided by their
-// lengths.
+// lengths. Narrow blocks are sooner done where there are few, wide ones get more from memory.
 //
 // It may start before the previous grid has ended and lets the next start at once, as rows.cu says.
 #include "cells.h"
@@ -21,27 +21,26 @@ struct QuireDeltaRowsArgs {    // _RowsArgs in quire/kernels/state/hopper.py
     const int32_t *lines, *fresh;
     int64_t q_row, k_row, v_row, a_row, b_row;  // strides in elements
     int32_t n_rows, heads, e, per_key;
+    int32_t lanes;             // 4, 8 or 16
     float scale;
 };
 
 namespace quire {
 namespace {
 
-constexpr int D = 128, WARPS = 4, THREADS = 32 * WARPS, COLUMNS = 32, LANES = 8, OF_THREAD = 4;
-constexpr int ROWS = D * COLUMNS / THREADS / OF_THREAD;  // of a thread
-static_assert(ROWS == WIDTH, "a thread's keys are one cell");
+constexpr int D = 128, ROWS = WIDTH, OF_THREAD = 4;  // of the state; of it, and columns, of a thread
 constexpr float EPS = 1e-6f;
 
 struct Four {
     float x[OF_THREAD];
 };
 __device__ __forceinline__ Four load_four(const float* from) {
-    const int4 bits = load_here(reinterpret_cast<const int4*>(from));
+    const int4 bits = load_once(reinterpret_cast<const int4*>(from));
     return {{__int_as_float(bits.x), __int_as_float(bits.y), __int_as_float(bits.z), __int_as_float(bits.w)}};
 }
 __device__ __forceinline__ void store_four(float* to, const Four& from) {
-    *reinterpret_cast<int4*>(to) = make_int4(__float_as_int(from.x[0]), __float_as_int(from.x[1]),
-                                             __float_as_int(from.x[2]), __float_as_int(from.x[3]));
+    store_once(reinterpret_cast<int4*>(to), make_int4(__float_as_int(from.x[0]), __float_as_int(from.x[1]),
+                                                      __float_as_int(from.x[2]), __float_as_int(from.x[3])));
 }
 __device__ __forceinline__ float element(const void* base, int64_t at) {
     return widen(static_cast<const uint16_t*>(base)[at]).x;
@@ -53,12 +52,19 @@ struct Sums {
     float known[OF_THREAD], seen[OF_THREAD], keys, queries, both;
 };
 
-__global__ void __launch_bounds__(THREADS, 7) delta_rows_kernel(const __grid_constant__ QuireDeltaRowsArgs args) {
+template <int LANES> struct Shape {
+    static constexpr int THREADS = D / ROWS * LANES, WARPS = THREADS / 32, COLUMNS = LANES * OF_THREAD;
+};
+
+template <int LANES>
+__global__ void __launch_bounds__(Shape<LANES>::THREADS, 7 * 128 / Shape<LANES>::THREADS)
+    delta_rows_kernel(const __grid_constant__ QuireDeltaRowsArgs args) {
+    constexpr int WARPS = Shape<LANES>::WARPS;
     __shared__ float of_warps[WARPS][LANES][SUMS + 1];
     let_next_grid_start();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
     const int64_t row = blockIdx.z;
-    const int first = (threadIdx.x / LANES) * ROWS, column = blockIdx.x * COLUMNS + lane % LANES * OF_THREAD;
+    const int first = (threadIdx.x / LANES) * ROWS, column = (blockIdx.x * LANES + lane % LANES) * OF_THREAD;
     const float rate = args.a_log[head], bias = args.dt_bias[head];
     wait_for_previous_grid();
     const int line = load_here(args.lines + row), fresh = load_here(args.fresh + row);
@@ -76,6 +82,8 @@ __global__ void __launch_bounds__(THREADS, 7) delta_rows_kernel(const __grid_con
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) s[i] = fresh ? Four{} : load_four(own + i * args.e);
 
+    const float step = a + bias > 20.f ? a + bias : log1pf(__expf(a + bias));
+    const float alpha = __expf(-__expf(rate) * step), beta = __fdividef(1.f, 1.f + __expf(-b));
     float keys[ROWS], queries[ROWS];
     widen(keys, key_cell), widen(queries, query_cell);
     Sums sums{};
@@ -106,8 +114,6 @@ __global__ void __launch_bounds__(THREADS, 7) delta_rows_kernel(const __grid_con
         for (int w = 0; w < WARPS; ++w) flat[i] += of_warps[w][lane % LANES][i];
     }
 
-    const float step = a + bias > 20.f ? a + bias : log1pf(__expf(a + bias));
-    const float alpha = __expf(-__expf(rate) * step), beta = __fdividef(1.f, 1.f + __expf(-b));
     const float of_key_length = rsqrtf(sums.keys + EPS), of_query_length = rsqrtf(sums.queries + EPS) * args.scale;
     const float2 low = widen(low_values), high = widen(high_values);
     const float values[] = {low.x, low.y, high.x, high.y};
@@ -129,12 +135,16 @@ __global__ void __launch_bounds__(THREADS, 7) delta_rows_kernel(const __grid_con
     }
 }
 
+template <int LANES> cudaError_t run(const QuireDeltaRowsArgs& args, void* stream) {
+    if (args.e % Shape<LANES>::COLUMNS) return cudaErrorInvalidValue;
+    const dim3 grid(args.e / Shape<LANES>::COLUMNS, args.heads, args.n_rows);
+    return launch(delta_rows_kernel<LANES>, grid, Shape<LANES>::THREADS, 0, stream, args);
+}
+
 }  // namespace
 }  // namespace quire
 
 extern "C" int quire_delta_rows(const QuireDeltaRowsArgs* args, void* stream) {
-    using namespace quire;
-    if (args->e % COLUMNS || args->n_rows > 65535) return cudaErrorInvalidValue;
-    const dim3 grid(args->e / COLUMNS, args->heads, args->n_rows);
-    return launch(delta_rows_kernel, grid, THREADS, 0, stream, *args);
+    if (args->lanes == 4) return quire::run<4>(*args, stream);
+    return args->lanes == 8 ? quire::run<8>(*args, stream) : quire::run<16>(*args, stream);
 }

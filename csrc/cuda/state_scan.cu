@@ -1,13 +1,16 @@
 // The gated delta rule over the pieces of prompts, of what state_solve.cu left: `scan_pieces` of
-// quire/kernels/state/triton/delta.py says the same in Triton. Hopper; QUIRE_BF16 0 or 1; keys of 128, pieces of 64 rows.
+// quire/kernels/state/triton/delta.py says the same in Triton. Hopper; QUIRE_BF16 0 or 1; keys of 128, pieces of 64
+// rows.
 //
-// A block has a span, a head and 32 of its values. All is transposed: a warp of the chain has 16 values' columns of the
-// state as sums of the matrix instruction, which are also how its left side lies. So the state never leaves registers:
+// A block has a span, a head and 32 or 64 of its values: 16 for each warp of the chain. All is transposed: a warp has
+// 16 values' columns of the state as sums of the matrix instruction, which are also how its left side lies. So the
+// state never leaves registers:
 //
 //   known [16, rows] = S K^T        errors = v - known, scaled        wrote = errors T^T        S = S decay + wrote K
 //
-// Beside each a warp computes what comes out, y = S Q^T + wrote A^T, of copies of S and wrote; it may be a piece behind.
-// Four warps fetch pieces ahead. Rows behind a piece's last are zeros, in every operand.
+// Beside each a warp computes what comes out, y = S Q^T + wrote A^T, of copies of S and wrote; it may be a piece
+// behind. Four warps fetch pieces ahead. Blocks of 64 use the chip better where they fill it, those of 32 are done
+// sooner. Rows behind a piece's last are zeros in every operand.
 #include "cells.h"
 #include "launch.h"
 #include "shared_memory.h"
@@ -21,24 +24,30 @@ struct QuireScanArgs {         // _ScanArgs in quire/kernels/state/hopper.py
     const int32_t *lines, *fresh, *piece_ptr, *row_ptr, *keep;
     int64_t q_row, k_row, v_row;  // strides in elements
     int32_t n_spans, heads, e, per_key;
+    int32_t chains;            // of a block: 2 or 4
 };
 
 namespace quire {
 namespace {
 
-constexpr int D = 128, L = 64, CHAINS = 2, COLUMNS = 16 * CHAINS, STAGES = 3, PRODUCERS = 128;
-constexpr int THREADS = 2 * CHAINS * 32 + PRODUCERS, DIM_TILES = D / 8, ROW_TILES = L / 8;
+constexpr int D = 128, L = 64, DIM_TILES = D / 8, ROW_TILES = L / 8, PRODUCERS = 128;
 // Rows of shared memory: matrices of 8 of them meet no bank twice.
-constexpr int KEY_BYTES = 2 * D + 16, PAIR_BYTES = 2 * L + 16, VALUE_BYTES = 2 * COLUMNS + 16, Y_BYTES = 2 * 16 + 16;
+constexpr int KEY_BYTES = 2 * D + 16, PAIR_BYTES = 2 * L + 16, Y_BYTES = 2 * 16 + 16;
 constexpr int IN_FLIGHT = 2;  // copies of S and wrote
 
-struct Stage {
+template <int CHAINS> struct Shape {
+    static constexpr int COLUMNS = 16 * CHAINS, VALUE_BYTES = 2 * COLUMNS + 16;
+    static constexpr int STAGES = CHAINS == 2 ? 3 : 2, THREADS = 2 * CHAINS * 32 + PRODUCERS;
+};
+
+template <int CHAINS> struct Stage {
     char keys[L * KEY_BYTES], queries[L * KEY_BYTES], solved[L * PAIR_BYTES], seen[L * PAIR_BYTES];
-    char values[L * VALUE_BYTES];
+    char values[L * Shape<CHAINS>::VALUE_BYTES];
     float scales[4][L];  // of known, of what queries see, of keys behind the piece; [3][0]: of the state
 };
-struct Shared {
-    Stage stages[STAGES];
+template <int CHAINS> struct Shared {
+    static constexpr int STAGES = Shape<CHAINS>::STAGES;
+    Stage<CHAINS> stages[STAGES];
     uint4 state[CHAINS][IN_FLIGHT][D / 16][32], wrote[CHAINS][IN_FLIGHT][L / 16][32];  // left sides, as lanes have them
     char y[CHAINS][L * Y_BYTES];
     uint64_t full[STAGES], empty[STAGES], given[CHAINS][IN_FLIGHT], taken[CHAINS][IN_FLIGHT];
@@ -61,8 +70,8 @@ __device__ __forceinline__ void to_left(uint32_t (&left)[TILES / 2][4], const fl
 }
 
 // sums [16, L] += left [16, D] x^T of rows x [L, D].
-__device__ __forceinline__ void multiply_rows(float (&sums)[ROW_TILES][4], const uint32_t (&left)[D / 16][4], uint32_t rows,
-                                              int lane) {
+__device__ __forceinline__ void multiply_rows(float (&sums)[ROW_TILES][4], const uint32_t (&left)[D / 16][4],
+                                              uint32_t rows, int lane) {
     const uint32_t own = rows + (lane / 16 * 8 + lane % 8) * KEY_BYTES + lane / 8 % 2 * 16;
 #pragma unroll
     for (int k = 0; k < D / 16; ++k) {
@@ -106,9 +115,11 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[DIM_TILES][4], co
     }
 }
 
-struct Block {
+template <int CHAINS> struct Block {
+    static constexpr int STAGES = Shape<CHAINS>::STAGES, COLUMNS = Shape<CHAINS>::COLUMNS;
+    static constexpr int VALUE_BYTES = Shape<CHAINS>::VALUE_BYTES;
     const QuireScanArgs& args;
-    Shared& shared;
+    Shared<CHAINS>& shared;
     int head, first_piece, end_piece, column;  // column: first value of the block
 
     __device__ __forceinline__ uint32_t address(const void* x) const { return shared_address(x); }
@@ -129,19 +140,21 @@ struct Block {
         Place turn;
         const int key_head = head / args.per_key;
         for (int piece = first_piece; piece < end_piece; ++piece) {
-            Stage& stage = shared.stages[turn.at];
+            Stage<CHAINS>& stage = shared.stages[turn.at];
             const int64_t first = load_here(args.row_ptr + piece), tile = int64_t(piece) * args.heads + head;
             const int n_rows = load_here(args.row_ptr + piece + 1) - int(first);
             barrier_wait(address(&shared.empty[turn.at]), turn.parity ^ 1);
-            fetch<D / WIDTH>(stage.keys, KEY_BYTES, args.k, first * args.k_row + key_head * D, args.k_row, n_rows, thread);
+            const int64_t key = first * args.k_row + key_head * D, query = first * args.q_row + key_head * D;
+            const int64_t value = first * args.v_row + head * args.e + column;
+            fetch<D / WIDTH>(stage.keys, KEY_BYTES, args.k, key, args.k_row, n_rows, thread);
             fetch<L / WIDTH>(stage.solved, PAIR_BYTES, args.solved, tile * L * L, L, L, thread);
-            fetch<COLUMNS / WIDTH>(stage.values, VALUE_BYTES, args.v, first * args.v_row + head * args.e + column, args.v_row,
-                                   n_rows, thread);
-            if (thread < L) copy_16_bytes(address(&stage.scales[0][thread * 4]), args.scales + tile * 4 * L + thread * 4, true);
-            fetch<D / WIDTH>(stage.queries, KEY_BYTES, args.q, first * args.q_row + key_head * D, args.q_row, n_rows, thread);
+            fetch<COLUMNS / WIDTH>(stage.values, VALUE_BYTES, args.v, value, args.v_row, n_rows, thread);
+            if (thread < L)
+                copy_16_bytes(address(&stage.scales[0][thread * 4]), args.scales + tile * 4 * L + thread * 4, true);
+            fetch<D / WIDTH>(stage.queries, KEY_BYTES, args.q, query, args.q_row, n_rows, thread);
             fetch<L / WIDTH>(stage.seen, PAIR_BYTES, args.seen, tile * L * L, L, L, thread);
             barrier_arrive_after_copies(address(&shared.full[turn.at]));
-            turn.next<STAGES>();
+            turn.template next<STAGES>();
         }
         copies_wait();
     }
@@ -151,7 +164,8 @@ struct Block {
         const int64_t own = (line * args.heads + head) * D + lane % 4 * 2;
         return args.state + own * args.e + column + chain * 16 + lane / 4;
     }
-    __device__ __forceinline__ void load(int64_t line, bool is_fresh, int chain, int lane, float (&s)[DIM_TILES][4]) const {
+    __device__ __forceinline__ void load(int64_t line, bool is_fresh, int chain, int lane,
+                                         float (&s)[DIM_TILES][4]) const {
         const float* from = place(line, chain, lane);
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t) {
@@ -172,7 +186,7 @@ struct Block {
         load(line, is_fresh, chain, lane, s);
         Place turn, copy;
         for (int piece = first_piece; piece < end_piece; ++piece) {
-            const Stage& stage = shared.stages[turn.at];
+            const Stage<CHAINS>& stage = shared.stages[turn.at];
             const int kept = load_here(args.keep + piece);
             uint32_t left[D / 16][4];
             to_left(left, s);
@@ -192,8 +206,9 @@ struct Block {
                 for (int i = 0; i < 2; ++i) {
                     const float2 scale = *reinterpret_cast<const float2*>(&stage.scales[0][(t + i) * 8 + lane % 4 * 2]);
                     const float2 low = widen(pairs[2 * i]), high = widen(pairs[2 * i + 1]);
-                    sums[t + i][0] = low.x - sums[t + i][0] * scale.x, sums[t + i][1] = low.y - sums[t + i][1] * scale.y;
-                    sums[t + i][2] = high.x - sums[t + i][2] * scale.x, sums[t + i][3] = high.y - sums[t + i][3] * scale.y;
+                    float(&sum)[4] = sums[t + i];
+                    sum[0] = low.x - sum[0] * scale.x, sum[1] = low.y - sum[1] * scale.y;
+                    sum[2] = high.x - sum[2] * scale.x, sum[3] = high.y - sum[3] * scale.y;
                 }
             }
             uint32_t rows[L / 16][4];
@@ -220,7 +235,7 @@ struct Block {
             multiply_columns(s, rows, address(stage.keys), lane);
             barrier_arrive(address(&shared.empty[turn.at]));
             if (kept >= 0) store(kept, chain, lane, s);
-            turn.next<STAGES>(), copy.next<IN_FLIGHT>();
+            turn.template next<STAGES>(), copy.template next<IN_FLIGHT>();
         }
         store(line, chain, lane, s);
     }
@@ -228,7 +243,7 @@ struct Block {
     __device__ __forceinline__ void answer(int chain, int lane) const {
         Place turn, copy;
         for (int piece = first_piece; piece < end_piece; ++piece) {
-            const Stage& stage = shared.stages[turn.at];
+            const Stage<CHAINS>& stage = shared.stages[turn.at];
             const int64_t first = load_here(args.row_ptr + piece);
             const int n_rows = load_here(args.row_ptr + piece + 1) - int(first);
             uint32_t left[D / 16][4], rows[L / 16][4];
@@ -264,7 +279,7 @@ struct Block {
                     *reinterpret_cast<uint4*>(out + (first + row) * args.heads * args.e + lane % 2 * WIDTH) = cell;
             }
             __syncwarp();
-            turn.next<STAGES>(), copy.next<IN_FLIGHT>();
+            turn.template next<STAGES>(), copy.template next<IN_FLIGHT>();
         }
     }
     __device__ static __forceinline__ void take(uint32_t (&to)[4], const uint4& from) {
@@ -272,9 +287,11 @@ struct Block {
     }
 };
 
-__global__ void __launch_bounds__(THREADS, 1) scan_kernel(const __grid_constant__ QuireScanArgs args) {
+template <int CHAINS>
+__global__ void __launch_bounds__(Shape<CHAINS>::THREADS, 1) scan_kernel(const __grid_constant__ QuireScanArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    Shared<CHAINS>& shared = *reinterpret_cast<Shared<CHAINS>*>(memory);
+    constexpr int STAGES = Shape<CHAINS>::STAGES, COLUMNS = Shape<CHAINS>::COLUMNS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, span = blockIdx.y;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
@@ -290,8 +307,8 @@ __global__ void __launch_bounds__(THREADS, 1) scan_kernel(const __grid_constant_
     wait_for_previous_grid();
     __syncthreads();
     const int n_blocks = args.e / COLUMNS;
-    const Block block{args, shared, int(blockIdx.x) / n_blocks, load_here(args.piece_ptr + span),
-                      load_here(args.piece_ptr + span + 1), int(blockIdx.x) % n_blocks * COLUMNS};
+    const Block<CHAINS> block{args, shared, int(blockIdx.x) / n_blocks, load_here(args.piece_ptr + span),
+                              load_here(args.piece_ptr + span + 1), int(blockIdx.x) % n_blocks * COLUMNS};
     if (warp < CHAINS) {
         block.chain(warp, lane, load_here(args.lines + span), load_here(args.fresh + span) != 0);
     } else if (warp < 2 * CHAINS) {
@@ -301,14 +318,17 @@ __global__ void __launch_bounds__(THREADS, 1) scan_kernel(const __grid_constant_
     }
 }
 
+template <int CHAINS> cudaError_t scan(const QuireScanArgs& args, void* stream) {
+    if (args.e % Shape<CHAINS>::COLUMNS) return cudaErrorInvalidValue;
+    const cudaError_t allowed = allow_shared_memory<scan_kernel<CHAINS>>(sizeof(Shared<CHAINS>));
+    if (allowed != cudaSuccess) return allowed;
+    const dim3 grid(args.heads * (args.e / Shape<CHAINS>::COLUMNS), args.n_spans);
+    return launch(scan_kernel<CHAINS>, grid, Shape<CHAINS>::THREADS, sizeof(Shared<CHAINS>), stream, args);
+}
+
 }  // namespace
 }  // namespace quire
 
 extern "C" int quire_scan(const QuireScanArgs* args, void* stream) {
-    using namespace quire;
-    if (args->e % COLUMNS || args->n_spans > 65535) return cudaErrorInvalidValue;
-    const cudaError_t allowed = allow_shared_memory<scan_kernel>(sizeof(Shared));
-    if (allowed != cudaSuccess) return allowed;
-    const dim3 grid(args->heads * (args->e / COLUMNS), args->n_spans);
-    return launch(scan_kernel, grid, THREADS, sizeof(Shared), stream, *args);
+    return args->chains == 4 ? quire::scan<4>(*args, stream) : quire::scan<2>(*args, stream);
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import functools
+from typing import Final
 
 import torch
 
@@ -19,6 +20,10 @@ from quire.kernels.state.spans import PIECE, StateSpans
 DTYPES = (torch.bfloat16, torch.float16)
 KEY_DIM, COLUMNS, MAX_GRID = 128, 32, 65535
 """Of keys; values of a block; spans, and pieces, of a launch."""
+LANES: Final = ((128, 4), (1 << 30, 8))
+"""Of blocks of updates, and up to how many heads of all rows they are best."""
+FULL: Final = 132
+"""From so many blocks of 64 values on prompts have those, not blocks of 32: the multiprocessors of an H200."""
 FUNCTIONS = {"state_rows.cu": "quire_delta_rows", "state_solve.cu": "quire_solve", "state_scan.cu": "quire_scan"}
 
 
@@ -29,7 +34,7 @@ class _RowsArgs(ctypes.Structure):
         *[(name, ctypes.c_void_p) for name in ("q", "k", "v", "a", "b", "a_log", "dt_bias", "state", "out")],
         *[(name, ctypes.c_void_p) for name in ("lines", "fresh")],
         *[(name, ctypes.c_int64) for name in ("q_row", "k_row", "v_row", "a_row", "b_row")],
-        *[(name, ctypes.c_int32) for name in ("n_rows", "heads", "e", "per_key")],
+        *[(name, ctypes.c_int32) for name in ("n_rows", "heads", "e", "per_key", "lanes")],
         ("scale", ctypes.c_float),
     ]  # fmt: skip
 
@@ -53,7 +58,7 @@ class _ScanArgs(ctypes.Structure):
         *[(name, ctypes.c_void_p) for name in ("q", "k", "v", "solved", "seen", "scales", "state", "out")],
         *[(name, ctypes.c_void_p) for name in ("lines", "fresh", "piece_ptr", "row_ptr", "keep")],
         *[(name, ctypes.c_int64) for name in ("q_row", "k_row", "v_row")],
-        *[(name, ctypes.c_int32) for name in ("n_spans", "heads", "e", "per_key")],
+        *[(name, ctypes.c_int32) for name in ("n_spans", "heads", "e", "per_key", "chains")],
     ]  # fmt: skip
 
 
@@ -107,7 +112,9 @@ def scan_delta(
     if spans.is_single:
         rows = q, k, v, a, b
         pointers = _pointers(*rows, a_log, dt_bias, state, out, spans.lines, spans.fresh)
-        launch("quire_delta_rows", _RowsArgs(*pointers, *_strides(*rows), n, *sizes, size**-0.5), q)
+        launch(
+            "quire_delta_rows", _RowsArgs(*pointers, *_strides(*rows), n, *sizes, _lanes(n, heads, e), size**-0.5), q
+        )
         return out
     assert spans.span_of is not None and spans.row_ptr is not None
     tiles = len(spans.span_of), heads
@@ -119,8 +126,14 @@ def scan_delta(
     assert spans.piece_ptr is not None and spans.keep is not None
     of_spans = spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr, spans.keep
     pointers = _pointers(q, k, v, solved, seen, scales, state, out, *of_spans)
-    launch("quire_scan", _ScanArgs(*pointers, *_strides(q, k, v), len(spans.lines), *sizes), q)
+    is_full = e % (2 * COLUMNS) == 0 and len(spans.lines) * heads * (e // (2 * COLUMNS)) >= FULL
+    launch("quire_scan", _ScanArgs(*pointers, *_strides(q, k, v), len(spans.lines), *sizes, 4 if is_full else 2), q)
     return out
+
+
+def _lanes(n: int, heads: int, e: int) -> int:
+    """Of four columns each, side by side in a block of a row's update."""
+    return next((lanes for most, lanes in LANES if n * heads <= most and e % (4 * lanes) == 0), COLUMNS // 4)
 
 
 def _pointers(*tensors: torch.Tensor) -> list[int]:

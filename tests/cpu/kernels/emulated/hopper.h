@@ -120,6 +120,8 @@ inline int4 load_here(const int4* from) {
     if (reinterpret_cast<uintptr_t>(from) % 16) std::abort();
     return *from;
 }
+inline int4 load_once(const int4* from) { return load_here(from); }
+inline void store_once(int4* to, int4 x) { *to = x; }
 inline void let_next_grid_start() {}
 inline void wait_for_previous_grid() {
     if (!emulated::arrival_bytes) return;

@@ -87,9 +87,12 @@ def compare(case: state_case.ScanCase, tolerance: float, of_states: float) -> No
     assert torch.equal(left[others], case.state[others])
 
 
-def test_prompts_equal_the_reference(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("e", "full"), [(32, 1), (64, 1), (64, 1000)], ids=["32", "64 at once", "64 in two blocks"])
+def test_prompts_equal_the_reference(dtype: torch.dtype, e: int, full: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    compare(case_of(dtype, single=False, heads=3), reference.TOLERANCE[dtype], reference.TOLERANCE[dtype])
+    monkeypatch.setattr(hopper, "FULL", full)
+    case = case_of(dtype, single=False, heads=3 if e == 32 else 1, e=e)
+    compare(case, reference.TOLERANCE[dtype], reference.TOLERANCE[dtype])
 
 
 def test_equal_keys_do_not_cancel(dtype: torch.dtype) -> None:
@@ -103,9 +106,11 @@ def test_equal_keys_do_not_cancel(dtype: torch.dtype) -> None:
     compare(dataclasses.replace(case, before=equal), tolerance, tolerance)
 
 
-def test_rows_equal_the_reference(functions: dict[str, ctypes._NamedFuncPointer], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_rows_equal_the_reference(dtype: torch.dtype, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2)
-    compare(case_of(dtype, single=True), reference.TOLERANCE[dtype], 1e-5)
+    monkeypatch.setattr(hopper, "LANES", ((1 << 30, lanes),))
+    compare(case_of(dtype, single=True, e=64), reference.TOLERANCE[dtype], 1e-5)
 
 
 @pytest.mark.parametrize("single", [True, False])
