@@ -7,7 +7,7 @@
 //
 // The state is read once: what the query sees is alpha S^T q + (k q) error, so all sums over rows are of what was there
 // before, and meet in shared memory once. Keys and queries are multiplied as they come; sums are divided by their
-// lengths. Narrow blocks are sooner done where there are few, wide ones get more from memory.
+// lengths. Wide blocks get more from memory where there are many.
 //
 // It may start before the previous grid has ended and lets the next start at once, as rows.cu says.
 #include "cells.h"
@@ -21,7 +21,7 @@ struct QuireDeltaRowsArgs {    // _RowsArgs in quire/kernels/state/hopper.py
     const int32_t *lines, *fresh;
     int64_t q_row, k_row, v_row, a_row, b_row;  // strides in elements
     int32_t n_rows, heads, e, per_key;
-    int32_t lanes;             // 4, 8 or 16
+    int32_t lanes;             // 8 or 16
     float scale;
 };
 
@@ -145,6 +145,5 @@ template <int LANES> cudaError_t run(const QuireDeltaRowsArgs& args, void* strea
 }  // namespace quire
 
 extern "C" int quire_delta_rows(const QuireDeltaRowsArgs* args, void* stream) {
-    if (args->lanes == 4) return quire::run<4>(*args, stream);
-    return args->lanes == 8 ? quire::run<8>(*args, stream) : quire::run<16>(*args, stream);
+    return args->lanes == 16 ? quire::run<16>(*args, stream) : quire::run<8>(*args, stream);
 }

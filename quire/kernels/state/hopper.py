@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from quire.kernels.catalog import Slower
 from quire.kernels.hopper import build_obstacle, compile_variant
 from quire.kernels.hopper_rows import WIDTH, aligned
 from quire.kernels.state.spans import PIECE, StateSpans
@@ -20,8 +21,8 @@ from quire.kernels.state.spans import PIECE, StateSpans
 DTYPES = (torch.bfloat16, torch.float16)
 KEY_DIM, COLUMNS, MAX_GRID = 128, 32, 65535
 """Of keys; values of a block; spans, and pieces, of a launch."""
-LANES: Final = ((128, 4), (1 << 30, 8))
-"""Of blocks of updates, and up to how many heads of all rows they are best."""
+LEAST_HEADS, MANY_HEADS = 128, 256
+"""Of all rows of an update: with fewer, Triton's blocks are done sooner; with many, blocks of 64 values are best."""
 FULL: Final = 132
 """From so many blocks of 64 values on prompts have those, not blocks of 32: the multiprocessors of an H200."""
 FUNCTIONS = {"state_rows.cu": "quire_delta_rows", "state_solve.cu": "quire_solve", "state_scan.cu": "quire_scan"}
@@ -78,6 +79,8 @@ def obstacle(
         return f"rows are {q.dtype} and decays {a_log.dtype}: they must be bfloat16 or float16, and float32"
     if k.shape[2] != KEY_DIM or v.shape[2] % COLUMNS:
         return f"keys have {k.shape[2]} dimensions and values {v.shape[2]}: must be {KEY_DIM}, and whole {COLUMNS}s"
+    if spans.is_single and v.shape[0] * v.shape[1] < LEAST_HEADS:
+        return Slower(f"{v.shape[0] * v.shape[1]} heads of all rows: Triton's update is as fast below {LEAST_HEADS}")
     n_blocks = max(len(spans.lines), 0 if spans.span_of is None else len(spans.span_of))
     if n_blocks > MAX_GRID:
         return f"{n_blocks} spans or pieces: at most {MAX_GRID}"
@@ -113,7 +116,7 @@ def scan_delta(
         rows = q, k, v, a, b
         pointers = _pointers(*rows, a_log, dt_bias, state, out, spans.lines, spans.fresh)
         launch(
-            "quire_delta_rows", _RowsArgs(*pointers, *_strides(*rows), n, *sizes, _lanes(n, heads, e), size**-0.5), q
+            "quire_delta_rows", _RowsArgs(*pointers, *_strides(*rows), n, *sizes, _lanes(n * heads, e), size**-0.5), q
         )
         return out
     assert spans.span_of is not None and spans.row_ptr is not None
@@ -131,9 +134,9 @@ def scan_delta(
     return out
 
 
-def _lanes(n: int, heads: int, e: int) -> int:
-    """Of four columns each, side by side in a block of a row's update."""
-    return next((lanes for most, lanes in LANES if n * heads <= most and e % (4 * lanes) == 0), COLUMNS // 4)
+def _lanes(n_heads: int, e: int) -> int:
+    """Of four values each, side by side in a block of an update. n_heads: of all rows."""
+    return 16 if n_heads >= MANY_HEADS and e % 64 == 0 else 8
 
 
 def _pointers(*tensors: torch.Tensor) -> list[int]:

@@ -15,6 +15,8 @@ LEAST = 16
 """Smallest side of a product of matrices."""
 STATE_NUMBERS = 4096
 """Of a one-row update's block."""
+FEW_HEADS = 64
+"""Of all rows of an update: then blocks of the delta rule are small, so that there are many."""
 SOLVE_WARPS, SCAN_WARPS, SCAN_VALUES, SCAN_STAGES = {2: 2, 4: 8}, 4, 64, 3
 """Of the delta rule's pieces: the fastest of 18 on an H200; warps by the bytes of an element."""
 
@@ -108,10 +110,11 @@ def scan_delta(
     scale, block_d = size**-0.5, max(LEAST, triton.next_power_of_2(size))
     shape = {"H": heads, "D": size, "E": e, "PER_KEY": per_key, "BLOCK_D": block_d}
     if spans.is_single:
-        block_e = min(triton.next_power_of_2(e), max(1, STATE_NUMBERS // block_d))
+        numbers, warps = (STATE_NUMBERS // 2, 2) if n * heads <= FEW_HEADS else (STATE_NUMBERS * 2, 4)
+        block_e = min(triton.next_power_of_2(e), max(1, numbers // block_d))
         delta.scan_rows[(n, heads, triton.cdiv(e, block_e))](
             q, q.stride(0), k, k.stride(0), v, v.stride(0), a, a.stride(0), b, b.stride(0), a_log, dt_bias, state, out,
-            spans.lines, spans.fresh, scale, **shape, BLOCK_E=block_e, num_warps=4,
+            spans.lines, spans.fresh, scale, **shape, BLOCK_E=block_e, num_warps=warps,
         )  # fmt: skip
         return out
     _scan_delta_pieces(q, k, v, (a, b, a_log, dt_bias), state, spans, out)

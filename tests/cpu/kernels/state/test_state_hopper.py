@@ -59,6 +59,7 @@ def emulation(
 
     monkeypatch.setattr(hopper, "launch", launch)
     monkeypatch.setattr(hopper, "_machine_obstacle", lambda dtype: None)
+    monkeypatch.setattr(hopper, "LEAST_HEADS", 1)
 
 
 def case_of(dtype: torch.dtype, *, single: bool, **shape: int) -> state_case.ScanCase:
@@ -106,10 +107,10 @@ def test_equal_keys_do_not_cancel(dtype: torch.dtype) -> None:
     compare(dataclasses.replace(case, before=equal), tolerance, tolerance)
 
 
-@pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_rows_equal_the_reference(dtype: torch.dtype, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("many", [1, 1000], ids=["blocks of 64", "of 32"])
+def test_rows_equal_the_reference(dtype: torch.dtype, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2)
-    monkeypatch.setattr(hopper, "LANES", ((1 << 30, lanes),))
+    monkeypatch.setattr(hopper, "MANY_HEADS", many)
     compare(case_of(dtype, single=True, e=64), reference.TOLERANCE[dtype], 1e-5)
 
 
@@ -130,7 +131,7 @@ def test_keys_that_the_previous_grid_writes_late(
     assert torch.equal(got, y) and torch.equal(left.nan_to_num(), state.nan_to_num())
 
 
-def test_what_they_do_not_take(dtype: torch.dtype) -> None:
+def test_what_they_do_not_take(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(case: state_case.ScanCase) -> str:
         return str(hopper.obstacle(*case.before, case.state, case.spans))
 
@@ -140,6 +141,8 @@ def test_what_they_do_not_take(dtype: torch.dtype) -> None:
     case = case_of(dtype, single=True)
     q = torch.zeros(4 * 128 + 1, dtype=dtype)[1:].view(4, 1, 128)
     assert "16 bytes" in found(dataclasses.replace(case, before=(q, *case.before[1:])))
+    monkeypatch.setattr(hopper, "LEAST_HEADS", 128)
+    assert "8 heads" in found(case)
 
 
 @pytest.mark.skipif(jit.compiler("nvcc") is None, reason="needs nvcc")
