@@ -124,17 +124,17 @@ template <int CHAINS> struct Block {
 
     __device__ __forceinline__ uint32_t address(const void* x) const { return shared_address(x); }
 
-    // Cells of `n` a row, of rows of memory `row_bytes` apart, to rows of shared memory.
+    // N cells of each of L rows to rows of shared memory; a thread has cells of one column of them.
     template <int N>
     __device__ __forceinline__ void fetch(char* to, int to_bytes, const void* base, int64_t at, int64_t row, int n_rows,
                                           int thread) const {
-        const char* from = static_cast<const char*>(base) + at * 2;
+        constexpr int STEP = PRODUCERS / N;
+        const int first = thread / N, cell = thread % N;
+        const Element* from = static_cast<const Element*>(base) + at + first * row + cell * WIDTH;
+        const uint32_t first_to = address(to + first * to_bytes + cell * 16);
 #pragma unroll
-        for (int i = 0; i < L * N / PRODUCERS; ++i) {
-            const int cell = i * PRODUCERS + thread, r = cell / N, c = cell % N;
-            const bool is_row = r < n_rows;
-            copy_16_bytes(address(to + r * to_bytes + c * 16), from + (is_row ? r : 0) * row * 2 + c * 16, is_row);
-        }
+        for (int i = 0; i < L / STEP; ++i, from += STEP * row)
+            copy_16_bytes(first_to + i * STEP * to_bytes, from, first + i * STEP < n_rows);
     }
     __device__ __forceinline__ void produce(int thread) const {
         Place turn;

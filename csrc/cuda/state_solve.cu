@@ -56,22 +56,24 @@ __device__ __forceinline__ void set(Left& left, int i, float x, float y) {
     left.high[i] = parts.high, left.low[i] = parts.low;
 }
 // Logarithms of what a state keeps up to each row, and weights, of one value head; two rows a lane.
-__device__ __forceinline__ void gates(const QuireSolveArgs& args, int first, int n_rows, int head, int lane,
+__device__ __forceinline__ void gates(const QuireSolveArgs& args, int64_t first, int n_rows, int head, int lane,
                                       float* total, float* beta) {
-    const float rate = -LOG2E * __expf(args.a_log[head]), bias = args.dt_bias[head];
+    const float rate = args.a_log[head], bias = args.dt_bias[head];
+    uint16_t of_decay[2] = {}, of_weight[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {  // all loads before anything waits for one
+        const int64_t row = first + 2 * lane + i;
+        if (2 * lane + i < n_rows) of_decay[i] = static_cast<const uint16_t*>(args.a)[row * args.a_row + head];
+        if (2 * lane + i < n_rows) of_weight[i] = static_cast<const uint16_t*>(args.b)[row * args.b_row + head];
+    }
+    const float scale = -LOG2E * __expf(rate);
     float x[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const int row = 2 * lane + i;
-        float step = 0.f, weight = 0.f;
-        if (row < n_rows) {
-            const uint16_t a = static_cast<const uint16_t*>(args.a)[(first + row) * args.a_row + head];
-            const uint16_t b = static_cast<const uint16_t*>(args.b)[(first + row) * args.b_row + head];
-            const float z = widen(a).x + bias;
-            step = z > 20.f ? z : log1pf(__expf(z));
-            weight = __fdividef(1.f, 1.f + __expf(-widen(b).x));
-        }
-        x[i] = step * rate, beta[row] = weight;
+        const bool is_row = 2 * lane + i < n_rows;
+        const float z = widen(of_decay[i]).x + bias, weight = __fdividef(1.f, 1.f + __expf(-widen(of_weight[i]).x));
+        const float step = z > 20.f ? z : log1pf(__expf(z));
+        x[i] = is_row ? step * scale : 0.f, beta[2 * lane + i] = is_row ? weight : 0.f;
     }
     float sum = x[0] + x[1];
 #pragma unroll
@@ -82,8 +84,19 @@ __device__ __forceinline__ void gates(const QuireSolveArgs& args, int first, int
     total[2 * lane] = sum - x[1], total[2 * lane + 1] = sum;
 }
 
-// Products of the warp's rows of keys, and of queries, with keys, up to its own columns. Then 1 / lengths of both, from
-// the diagonals of products with themselves.
+// Rows [64 x 128] to shared memory, those behind the last as zeros; a thread has cells of one column of them.
+__device__ __forceinline__ void fetch(char* to, const void* base, int64_t at, int64_t row_size, int n_rows) {
+    constexpr int CELLS = D / WIDTH, STEP = THREADS / CELLS;
+    const int first = threadIdx.x / CELLS, cell = threadIdx.x % CELLS;
+    const Element* from = static_cast<const Element*>(base) + at + first * row_size + cell * WIDTH;
+    const uint32_t address = shared_address(to + first * ROW_BYTES + cell * 16);
+#pragma unroll
+    for (int i = 0; i < L / STEP; ++i, from += STEP * row_size)
+        copy_16_bytes(address + i * STEP * ROW_BYTES, from, first + i * STEP < n_rows);
+}
+
+// Products of the warp's rows of keys, and of queries, with keys. Then 1 / lengths of both, from the diagonals of
+// products with themselves. Those right of the diagonal are for nothing: without branches loads go ahead of products.
 __device__ __forceinline__ void multiply(Shared& shared, float scale, int warp, int lane, float (&alike)[TILES][4],
                                          float (&asked)[TILES][4]) {
     const uint32_t keys = shared_address(shared.rows.keys), queries = shared_address(shared.rows.queries);
@@ -97,13 +110,11 @@ __device__ __forceinline__ void multiply(Shared& shared, float scale, int warp, 
         load_matrices(query, queries + own + k * 32);
 #pragma unroll
         for (int block = 0; block < WARPS; ++block) {
-            if (block <= warp) {
-                load_matrices(columns, keys + block * SIDE * ROW_BYTES + other + k * 32);
+            load_matrices(columns, keys + block * SIDE * ROW_BYTES + other + k * 32);
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    multiply_add(alike[2 * block + i], key, columns[2 * i], columns[2 * i + 1]);
-                    multiply_add(asked[2 * block + i], query, columns[2 * i], columns[2 * i + 1]);
-                }
+            for (int i = 0; i < 2; ++i) {
+                multiply_add(alike[2 * block + i], key, columns[2 * i], columns[2 * i + 1]);
+                multiply_add(asked[2 * block + i], query, columns[2 * i], columns[2 * i + 1]);
             }
         }
         load_matrices(columns, queries + warp * SIDE * ROW_BYTES + other + k * 32);
@@ -133,7 +144,6 @@ __device__ __forceinline__ void normalise(const Shared& shared, int warp, int la
     const float queries[] = {shared.of_query[row], shared.of_query[row + 8]};
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
-        if (tile > 2 * warp + 1) continue;
         const float2 others = *reinterpret_cast<const float2*>(&shared.of_key[tile * 8 + lane % 4 * 2]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -158,16 +168,14 @@ __device__ __forceinline__ void weigh(Shared& shared, int h, uint32_t* seen, int
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
         const int column = tile * 8 + lane % 4 * 2;
-        float x[4] = {}, y[4] = {};
-        if (tile <= 2 * warp + 1) {
-            const float2 others = *reinterpret_cast<const float2*>(&shared.total[h][column]);
+        const float2 others = *reinterpret_cast<const float2*>(&shared.total[h][column]);
+        float x[4], y[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int before = row + i / 2 * 8 - column - i % 2;  // rows between
-                const float falls = exp2_fast(fminf(totals[i / 2] - (i % 2 ? others.y : others.x), 0.f));
-                x[i] = before > 0 ? alike[tile][i] * falls * weights[i / 2] : 0.f;
-                y[i] = before >= 0 ? asked[tile][i] * falls : 0.f;
-            }
+        for (int i = 0; i < 4; ++i) {
+            const int before = row + i / 2 * 8 - column - i % 2;  // rows between
+            const float falls = exp2_fast(fminf(totals[i / 2] - (i % 2 ? others.y : others.x), 0.f));
+            x[i] = before > 0 ? alike[tile][i] * falls * weights[i / 2] : 0.f;
+            y[i] = before >= 0 ? asked[tile][i] * falls : 0.f;
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -235,35 +243,37 @@ struct Inverse {
         }
 #pragma unroll
         for (int k = 0; k < WARPS - 1; ++k) {
-            if (k >= warp) continue;
             float sums[2][4] = {};
             Right right;
-            right.load(shared, h, warp, k, lane);
+            right.load(shared, h, warp, k, lane);  // what is not left of the diagonal is for nothing
             multiply_parts(sums, own, right);
 #pragma unroll
             for (int i = 0; i < 4; ++i) set(factors[k], i, sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]);
         }
     }
-    __device__ __forceinline__ void finish(Shared& shared, int h, int warp, int lane) const {
+    template <int WARP> __device__ __forceinline__ void finish(Shared& shared, int h, int lane) const {
 #pragma unroll
-        for (int j = 0; j < WARPS - 1; ++j) {
-            if (j >= warp) continue;
+        for (int j = 0; j < WARP; ++j) {
             float sums[2][4] = {};
 #pragma unroll
-            for (int k = j; k < WARPS - 1; ++k) {
-                if (k >= warp) continue;
+            for (int k = j; k < WARP; ++k) {
                 Right right;
                 right.load(shared, h, k, j, lane);
                 multiply_parts(sums, factors[k], right);
             }
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int row = warp * SIDE + lane / 4 + i % 2 * 8, column = j * SIDE + lane % 4 * 2 + i / 2 * 8;
+                const int row = WARP * SIDE + lane / 4 + i % 2 * 8, column = j * SIDE + lane % 4 * 2 + i / 2 * 8;
                 keep(shared, h, row, column, sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]);
             }
         }
     }
 };
+
+template <int WARP> __device__ __forceinline__ void finish(Shared& shared, const Inverse (&inverse)[PAIR], int lane) {
+#pragma unroll
+    for (int h = 0; h < PAIR; ++h) inverse[h].template finish<WARP>(shared, h, lane);
+}
 
 __global__ void __launch_bounds__(THREADS, 4) solve_kernel(const __grid_constant__ QuireSolveArgs args) {
     extern __shared__ __align__(1024) char memory[];
@@ -275,17 +285,10 @@ __global__ void __launch_bounds__(THREADS, 4) solve_kernel(const __grid_constant
     const int pair = blockIdx.x % n_pairs * PAIR, n = min(PAIR, args.per_key - pair);
     const int head = key_head * args.per_key + pair, heads = args.key_heads * args.per_key;
     const int64_t piece = blockIdx.y;
-    const int first = load_here(args.row_ptr + piece), n_rows = load_here(args.row_ptr + piece + 1) - first;
-#pragma unroll
-    for (int i = 0; i < 2 * L * D / WIDTH / THREADS; ++i) {
-        const int cell = i * THREADS + threadIdx.x, row = cell / (D / WIDTH) % L, at = cell % (D / WIDTH);
-        const bool is_query = cell >= L * D / WIDTH, is_row = row < n_rows;
-        const int64_t row_at = (first + (is_row ? row : 0)) * (is_query ? args.q_row : args.k_row);
-        const Element* base = static_cast<const Element*>(is_query ? args.q : args.k);
-        char* to = is_query ? shared.rows.queries : shared.rows.keys;
-        const Element* from = base + row_at + key_head * D + at * WIDTH;
-        copy_16_bytes(shared_address(to + row * ROW_BYTES + at * 16), from, is_row);
-    }
+    const int64_t first = load_here(args.row_ptr + piece);
+    const int n_rows = load_here(args.row_ptr + piece + 1) - int(first);
+    fetch(shared.rows.keys, args.k, first * args.k_row + key_head * D, args.k_row, n_rows);
+    fetch(shared.rows.queries, args.q, first * args.q_row + key_head * D, args.q_row, n_rows);
     if (warp < n) gates(args, first, n_rows, head + warp, lane, shared.total[warp], shared.beta[warp]);
     float alike[TILES][4] = {}, asked[TILES][4] = {};
     copies_wait();
@@ -294,7 +297,9 @@ __global__ void __launch_bounds__(THREADS, 4) solve_kernel(const __grid_constant
     __syncthreads();
     normalise(shared, warp, lane, alike, asked);
     const int64_t tile = piece * heads + head;
-    for (int h = 0; h < n; ++h) {
+#pragma unroll
+    for (int h = 0; h < PAIR; ++h) {
+        if (h >= n) continue;
         uint32_t* seen = reinterpret_cast<uint32_t*>(static_cast<Element*>(args.seen) + (tile + h) * L * L);
         weigh(shared, h, seen, warp, lane, alike, asked);
     }
@@ -309,18 +314,15 @@ __global__ void __launch_bounds__(THREADS, 4) solve_kernel(const __grid_constant
     }
     __syncwarp();
     substitute(shared, warp, lane);
-    Inverse inverse[PAIR];
+    Inverse inverse[PAIR];  // of a head that is not there, for nothing
 #pragma unroll
-    for (int h = 0; h < PAIR; ++h) {
-        if (h < n) inverse[h].prepare(shared, h, warp, lane);
-    }
-    for (int turn = 1; turn < WARPS; ++turn) {
-        __syncthreads();
-#pragma unroll
-        for (int h = 0; h < PAIR; ++h) {
-            if (turn == warp && h < n) inverse[h].finish(shared, h, warp, lane);
-        }
-    }
+    for (int h = 0; h < PAIR; ++h) inverse[h].prepare(shared, h, warp, lane);
+    __syncthreads();
+    if (warp == 1) finish<1>(shared, inverse, lane);
+    __syncthreads();
+    if (warp == 2) finish<2>(shared, inverse, lane);
+    __syncthreads();
+    if (warp == 3) finish<3>(shared, inverse, lane);
     __syncwarp();
     for (int h = 0; h < n; ++h) {
         uint32_t* solved = reinterpret_cast<uint32_t*>(static_cast<Element*>(args.solved) + (tile + h) * L * L);
