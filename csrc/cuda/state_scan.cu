@@ -17,7 +17,7 @@
 
 struct QuireScanArgs {         // _ScanArgs in quire/kernels/state/hopper.py
     const void *q, *k, *v;
-    const void *solved, *seen; // [n_pieces, heads, 64, 64]
+    const void *solved, *seen; // [n_pieces, heads, 64, 64], of which blocks of 16 up to the diagonal are read
     const float* scales;       // [n_pieces, heads, 4, 64]
     float* state;              // [n_lines, heads, 128, e]
     void* out;                 // contiguous
@@ -136,6 +136,18 @@ template <int CHAINS> struct Block {
         for (int i = 0; i < L / STEP; ++i, from += STEP * row)
             copy_16_bytes(first_to + i * STEP * to_bytes, from, first + i * STEP < n_rows);
     }
+    // Blocks of 16 of a matrix [64, 64], up to the diagonal.
+    __device__ __forceinline__ void fetch_triangle(char* to, const void* base, int64_t tile, int thread) const {
+        constexpr int CELLS = L / WIDTH;
+        static_assert(PRODUCERS == 16 * CELLS, "a turn has rows of one block");
+        const int row = thread / CELLS, cell = thread % CELLS;
+        const Element* from = static_cast<const Element*>(base) + tile * L * L + row * L + cell * WIDTH;
+        const uint32_t first_to = address(to + row * PAIR_BYTES + cell * 16);
+#pragma unroll
+        for (int i = 0; i < L / 16; ++i) {
+            if (cell * WIDTH / 16 <= i) copy_16_bytes(first_to + i * 16 * PAIR_BYTES, from + i * 16 * L, true);
+        }
+    }
     __device__ __forceinline__ void produce(int thread) const {
         Place turn;
         const int key_head = head / args.per_key;
@@ -147,12 +159,12 @@ template <int CHAINS> struct Block {
             const int64_t key = first * args.k_row + key_head * D, query = first * args.q_row + key_head * D;
             const int64_t value = first * args.v_row + head * args.e + column;
             fetch<D / WIDTH>(stage.keys, KEY_BYTES, args.k, key, args.k_row, n_rows, thread);
-            fetch<L / WIDTH>(stage.solved, PAIR_BYTES, args.solved, tile * L * L, L, L, thread);
+            fetch_triangle(stage.solved, args.solved, tile, thread);
             fetch<COLUMNS / WIDTH>(stage.values, VALUE_BYTES, args.v, value, args.v_row, n_rows, thread);
             if (thread < L)
                 copy_16_bytes(address(&stage.scales[0][thread * 4]), args.scales + tile * 4 * L + thread * 4, true);
             fetch<D / WIDTH>(stage.queries, KEY_BYTES, args.q, query, args.q_row, n_rows, thread);
-            fetch<L / WIDTH>(stage.seen, PAIR_BYTES, args.seen, tile * L * L, L, L, thread);
+            fetch_triangle(stage.seen, args.seen, tile, thread);
             barrier_arrive_after_copies(address(&shared.full[turn.at]));
             turn.template next<STAGES>();
         }

@@ -13,7 +13,7 @@
 struct QuireSolveArgs {        // _SolveArgs in quire/kernels/state/hopper.py
     const void *q, *k, *a, *b;
     const float *a_log, *dt_bias;
-    void *solved, *seen;       // [n_pieces, heads, 64, 64]
+    void *solved, *seen;       // [n_pieces, heads, 64, 64], of which blocks of 16 up to the diagonal are written
     float* scales;             // [n_pieces, heads, 4, 64]
     const int32_t* row_ptr;
     int64_t q_row, k_row, a_row, b_row;  // strides in elements
@@ -180,7 +180,7 @@ __device__ __forceinline__ void weigh(Shared& shared, int h, uint32_t* seen, int
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int at = row + 8 * half;
-            seen[(at * L + column) / 2] = pack(y[2 * half], y[2 * half + 1]);
+            if (tile <= 2 * warp + 1) seen[(at * L + column) / 2] = pack(y[2 * half], y[2 * half + 1]);
             if (tile < 2 * warp) {
                 keep(shared, h, at, column, -x[2 * half], -x[2 * half + 1]);
             } else if (tile <= 2 * warp + 1) {
@@ -330,13 +330,10 @@ __global__ void __launch_bounds__(THREADS, 4) solve_kernel(const __grid_constant
 #pragma unroll 4
         for (int row = warp * SIDE; row < (warp + 1) * SIDE; ++row) {  // two columns a lane
             const char* from = shared.inverse[h][0] + row * X_BYTES + lane * 4;
-            float2 x = make_float2(0.f, 0.f);
-            if (2 * lane / SIDE <= warp) {
-                const float2 high = widen(*reinterpret_cast<const uint32_t*>(from));
-                const float2 low = widen(*reinterpret_cast<const uint32_t*>(from + L * X_BYTES));
-                x = make_float2((high.x + low.x) * weights.x, (high.y + low.y) * weights.y);
-            }
-            solved[row * L / 2 + lane] = pack(x.x, x.y);
+            if (2 * lane / SIDE > warp) continue;
+            const float2 high = widen(*reinterpret_cast<const uint32_t*>(from));
+            const float2 low = widen(*reinterpret_cast<const uint32_t*>(from + L * X_BYTES));
+            solved[row * L / 2 + lane] = pack((high.x + low.x) * weights.x, (high.y + low.y) * weights.y);
         }
     }
 }

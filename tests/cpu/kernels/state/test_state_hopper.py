@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,14 @@ def emulation(
     def launch(name: str, args: ctypes.Structure, q: torch.Tensor) -> None:
         assert functions[name](ctypes.byref(args), None) == 0, name
 
+    empty = torch.empty
+
+    def poisoned(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        made = empty(*arguments, **keywords)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
     monkeypatch.setattr(hopper, "launch", launch)
+    monkeypatch.setattr(torch, "empty", poisoned)
     monkeypatch.setattr(hopper, "_machine_obstacle", lambda dtype: None)
     monkeypatch.setattr(hopper, "LEAST_HEADS", 1)
 
