@@ -17,8 +17,9 @@ STATE_NUMBERS = 4096
 """Of a one-row update's block."""
 FEW_HEADS = 64
 """Of all rows of an update: then blocks of the delta rule are small, so that there are many."""
-SOLVE_WARPS, SCAN_WARPS, SCAN_VALUES, SCAN_STAGES = {2: 2, 4: 8}, 4, 64, 3
-"""Of the delta rule's pieces: the fastest of 18 on an H200; warps by the bytes of an element."""
+SOLVE_WARPS, SCAN_WARPS, SCAN_VALUES, SCAN_STAGES = {2: 2, 4: 8}, {2: 4, 4: 8}, {2: 64, 4: 32}, 3
+"""Of the delta rule's pieces, by the bytes of an element: the fastest of 18 on an H200, and in float32 those that leave
+least to memory."""
 
 
 def convolve(
@@ -136,21 +137,21 @@ def _scan_delta_pieces(
     a, b, a_log, dt_bias = gates
     block_d = max(LEAST, triton.next_power_of_2(size))
     shape = {"H": heads, "D": size, "PER_KEY": heads // key_heads, "L": PIECE, "BLOCK_D": block_d}
-    precision = _precision(k)
+    precision, item = _precision(k), min(k.element_size(), 4)
     tiles = len(spans.span_of), heads
     solved, seen = (torch.empty(*tiles, PIECE, PIECE, dtype=k.dtype, device=k.device) for _ in range(2))
     scales = torch.empty(*tiles, 4, PIECE, dtype=torch.float32, device=k.device)
     delta.solve_pieces[tiles](
         q, q.stride(0), k, k.stride(0), a, a.stride(0), b, b.stride(0), a_log, dt_bias,
         solved, seen, scales, spans.row_ptr, size**-0.5,
-        **shape, BLOCK=LEAST, PRECISION=precision, EXACT=precision, num_warps=SOLVE_WARPS[k.element_size()],
+        **shape, BLOCK=LEAST, PRECISION=precision, EXACT=precision, num_warps=SOLVE_WARPS[item],
         num_stages=1,
     )  # fmt: skip
-    block_e = max(LEAST, min(triton.next_power_of_2(e), SCAN_VALUES))
+    block_e = max(LEAST, min(triton.next_power_of_2(e), SCAN_VALUES[item]))
     delta.scan_pieces[(heads * triton.cdiv(e, block_e), len(spans.lines))](
         q, q.stride(0), k, k.stride(0), v, v.stride(0), solved, seen, scales, state, out,
         spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr, spans.keep,
-        **shape, E=e, BLOCK_E=block_e, PRECISION=precision, STAGES=SCAN_STAGES, num_warps=SCAN_WARPS,
+        **shape, E=e, BLOCK_E=block_e, PRECISION=precision, STAGES=SCAN_STAGES, num_warps=SCAN_WARPS[item],
     )  # fmt: skip
 
 

@@ -58,10 +58,10 @@ CASES = {
     "delta tokens": lambda: build(tokens.scan_delta, 1, **QWEN, BLOCK_E=8),
     "delta": lambda: build(
         delta.scan_pieces,
-        launcher.SCAN_WARPS,
+        launcher.SCAN_WARPS[2],
         **QWEN,
         L=64,
-        BLOCK_E=launcher.SCAN_VALUES,
+        BLOCK_E=launcher.SCAN_VALUES[2],
         PRECISION="tf32",
         STAGES=launcher.SCAN_STAGES,
     ),
