@@ -20,6 +20,7 @@ namespace quire {
 
 __global__ void __launch_bounds__(THREADS, 1) moe_wide(const __grid_constant__ CUtensorMap w_map,
                                                        const __grid_constant__ CUtensorMap x_map,
+                                                       const __grid_constant__ CUtensorMap y_map,
                                                        const __grid_constant__ CUtensorMap scale_map,
                                                        const __grid_constant__ QuireMoeWideArgs args) {
     extern __shared__ __align__(1024) char shared[];
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(THREADS, 1) moe_wide(const __grid_constant__ C
     worker.count(), loader.count();
     if (threadIdx.x < WORKERS) {
         registers_up<MULTIPLYING>();
-        worker.work();
+        worker.work(&y_map);
     } else {
         registers_down<LOADING>();
         if (GATHERS) {
@@ -60,7 +61,7 @@ inline cudaError_t encode_experts(CUtensorMap* map, const QuireMoeWideArgs& a) {
 }
 
 int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
-    CUtensorMap w_map, x_map = {}, scale_map = {};
+    CUtensorMap w_map, y_map, x_map = {}, scale_map = {};
     cudaError_t error = encode_experts(&w_map, a);
     if (error != cudaSuccess) return error;
     const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.n_slots)}, x_strides[] = {uint64_t(a.k) * OPERAND_BYTES};
@@ -73,6 +74,11 @@ int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
         error = encode_map(&scale_map, a.x_scales, 2, sizes, strides, box, L2_BY_128, CU_TENSOR_MAP_SWIZZLE_NONE, true);
         if (error != cudaSuccess) return error;
     }
+    const uint64_t y_sizes[] = {uint64_t(a.n_rows), uint64_t(a.n_slots)}, y_strides[] = {uint64_t(a.n_rows) * 2};
+    const uint32_t y_box[] = {OUT_ROWS, ROUND_TOKENS};
+    error = encode_map(&y_map, a.y, 2, y_sizes, y_strides, y_box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                       QUIRE_SILU ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
+    if (error != cudaSuccess) return error;
     error = allow_shared_memory<moe_wide>(END);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute attribute = {};
@@ -85,7 +91,7 @@ int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, moe_wide, w_map, x_map, scale_map, a);
+    return cudaLaunchKernelEx(&config, moe_wide, w_map, x_map, y_map, scale_map, a);
 }
 
 }  // namespace quire

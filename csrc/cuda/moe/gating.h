@@ -7,15 +7,9 @@ namespace quire {
 struct Gating {  // (u + offset) g sigmoid(slope g); limit > 0: g is cut to at most it before, u to [-limit, limit]
     float slope, offset, limit;
 
-    __device__ void cut(float& gate, float& up) const {
-        gate = fminf(gate, limit), up = fminf(fmaxf(up, -limit), limit);
-    }
-    __device__ float of(float gate, float up) const {  // of what has been cut, in seven instructions
-        return gate * inverse_fast(1.0f + exp2_fast(-LOG2E * slope * gate)) * (up + offset);
-    }
     __device__ float operator()(float gate, float up) const {
-        if (limit > 0) cut(gate, up);
-        return of(gate, up);
+        if (limit > 0) gate = fminf(gate, limit), up = fminf(fmaxf(up, -limit), limit);
+        return __fdividef(gate, 1.0f + __expf(-slope * gate)) * (up + offset);
     }
 };
 // biases: of n numbers an expert; null: 0.

@@ -1,5 +1,6 @@
 // Sizes of the kernel of experts for many rows (moe_wide.cu), and its arguments.
 #pragma once
+#define QUIRE_RESIDUAL 0
 #include "gemm/wide_memory.h"
 #include "moe/gating.h"
 #include "moe/wide_codes.h"
@@ -35,8 +36,9 @@ constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, 
 constexpr int OUT_BYTES = ROUND_TOKENS * CELLS * 16;
 constexpr int SCALE_BYTES = QUIRE_FP8 == 2 ? TOKENS * 4 : 0;    // of x, for a stage
 constexpr int RING_BYTES = 232448 - 1024;
-constexpr int N_OUT = 2;                                        // buffers of a warpgroup for results on their way out
-constexpr int N_STAGES = (RING_BYTES - 2 * N_OUT * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES);
+constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / (STAGE_BYTES + SCALE_BYTES); }
+constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
+constexpr int N_STAGES = stages_with(N_OUT);
 constexpr int WIDTH_STEP = QUIRE_CODES || QUIRE_FP8 ? 32 : 8;    // from an instruction's width to the next, from 64 on
 constexpr bool GATHERS = QUIRE_SILU && !QUIRE_FP8;              // rows of x are those of tokens, else of slots
 constexpr int LANE_ROWS = (TOKENS + 127) / 128;  // of x in a tile, whose tokens a lane keeps
