@@ -23,7 +23,13 @@ HELLO_BYTES: Final = 4096
 
 
 def listening(config: EngineConfig) -> socket.socket:
-    """Whose accept waits `LOOK_S`. Raises ConfigError where the address is not of this machine, or the port taken."""
+    """Whose accept waits `LOOK_S`. Raises ConfigError where the address is not of this machine, or the port taken, or
+    this is not node 0."""
+    if config.node_rank:
+        raise ConfigError(
+            f"node_rank = {config.node_rank}, and an engine is on node 0: leave node_rank out here, and have the others"
+            " run --headless, which hold ranks for it", param="node_rank",
+        )  # fmt: skip
     address, port = config.master_addr, config.master_port
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
