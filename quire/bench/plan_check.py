@@ -9,7 +9,9 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from quire.bench.workloads import THROUGHPUT_WORKLOADS, throughput_dataset
 from quire.config.arch import ModelArch
@@ -28,6 +30,8 @@ from quire.planner.operators import decode_spans, prefill_spans
 from quire.planner.serving import closed_batch_s
 
 DEFAULT_SEQS, DEFAULT_TOKENS = 1024, 8192
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Figure = Annotated[float, msgspec.Meta(gt=0)]
 PREFIX_LEN: Final = {"W5": 2048}
 """Tokens that all prompts of a workload have at their front."""
 
@@ -59,6 +63,59 @@ class Comparison:
         )
 
 
+class _Gpu(msgspec.Struct):
+    name: str = ""
+
+
+class _Hardware(msgspec.Struct):
+    gpus: list[_Gpu] | None = None
+
+
+class _Config(msgspec.Struct):
+    model: str = ""
+    hf_overrides: dict[str, Any] | None = None
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+    workload: str = "none"
+    dataset_path: str = ""
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+class _Report(msgspec.Struct):
+    """What is read of a report."""
+
+    config: _Config
+    hardware: _Hardware = msgspec.field(default_factory=_Hardware)
+
+
+class _Case(msgspec.Struct):
+    batch_size: _Count
+    input_len: _Count
+    output_len: _Count
+    median_ttft_ms: _Figure
+    decode_step_ms: float | None = None
+
+
+class _Cases(msgspec.Struct):
+    cases: Annotated[list[_Case], msgspec.Meta(min_length=1)]
+
+
+class _Latency(_Report, kw_only=True):
+    results: _Cases
+
+
+class _Rate(msgspec.Struct):
+    output_tokens_per_second: _Figure
+
+
+class _Throughput(_Report, kw_only=True):
+    results: _Rate
+
+
+_READ: Final[dict[str, type[_Report]]] = {"latency": _Latency, "throughput": _Throughput}
+
+
 def read_result(path: str) -> dict[str, Any]:
     """A report of `quire bench`. ConfigError for anything else."""
     try:
@@ -75,6 +132,10 @@ def read_result(path: str) -> dict[str, Any]:
             f"--check {shown(path)} is of `quire bench {name}`, which has asked the server what its model of time"
             " expected: see results.expected there; reports of latency and throughput can be checked"
         )
+    try:
+        msgspec.convert(found, type=_READ.get(name, _Report))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--check {shown(path)} is damaged, or of another version of quire bench: {error}") from None
     return found
 
 

@@ -384,7 +384,14 @@ def test_lengths_that_are_elsewhere_are_asked_for(
         ("{}", "no report"), ('{"benchmark": "kernels", "config": {"model":'
         ' "shapes/qwen3-0.6b"}, "results": {}, "hardware": {"gpus": [{"name": "NVIDIA H200"}]}}', "bench kernels"),
         ('{"benchmark": "serve", "config": {}, "results": {}}', "see results.expected there"),
-        ('{"benchmark": "latency", "config": {"model": "x"}, "results": {}}', "a CPU")],
+        ('{"benchmark": "latency", "config": {"model": "x"}, "results": {"cases": [{"batch_size": 1, "input_len": 8,'
+        ' "output_len": 8, "median_ttft_ms": 1.5}]}}', "a CPU"),
+        ('{"benchmark": "latency", "config": {}, "results": {}}', "is damaged, or of another version of quire bench:"
+        " Object missing required field `cases` - at `$.results`"),
+        ('{"benchmark": "latency", "config": {}, "results": {"cases": []}}', "length >= 1"),
+        ('{"benchmark": "latency", "config": [], "results": {}}', "got `array` - at `$.config`"),
+        ('{"benchmark": "throughput", "config": {}, "results": {"output_tokens_per_second": 0}}', "> 0.0"),
+        ('{"benchmark": "sweep", "config": {}, "results": {}, "hardware": null}', "at `$.hardware`")],
 )  # fmt: skip
 def test_what_is_no_result(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str) -> None:
     (tmp_path / "r.json").write_text(text)
