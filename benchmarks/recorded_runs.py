@@ -20,8 +20,8 @@ RESULTS: Final = pathlib.Path(__file__).with_name("results") / "h200"
 SHAPES: Final = pathlib.Path(quire.__file__).parent / "bench" / "shapes"
 REPORTS: Final = ("w1", "w2", "w2_kv_fp8", "w3", "w5", "w4_06b", "w4_8b", "w6", "w6_tp2")
 TOLD: Final = ("four_gpus", "four_bits", "deepseek_v2_lite", "dense_turns")
-BEFORE: Final = {("7cdb43e3", "int4-g128"), ("5d4425f8", "kv fp8"), ("5d4425f8", "shape:deepseek-v2-lite")}
-"""(commit, weights, keys and values or shape) of runs with kernels that are no more, which nothing here expects."""
+BEFORE: Final = {("5d4425f8", "kv fp8"), ("5d4425f8", "shape:deepseek-v2-lite")}
+"""(commit, keys and values or shape) of runs with kernels that are no more, which nothing here expects."""
 LENGTHS: Final = (256, 120)
 """Of `benchmarks/deterministic_speed.py`: prompt and output."""
 RANKS: Final = {
@@ -122,8 +122,6 @@ def of_words() -> Iterator[Figure]:
         given = dict(itertools.pairwise(words))
         if "commit" not in run and "cases" in run["results"]:
             continue  # a launch more in each layer than in the run beside it
-        if (run.get("commit"), given.get("--quantization", "")) in BEFORE:
-            continue
         workload = given.get("--workload", FILES.get(given.get("--dataset-path", ""), ""))
         config: dict[str, Any] = {name: int(given.get(flag, 1)) for flag, name in RANKS.items()}
         config["max_model_len"] = int(given.get("--max-model-len", 8704 if workload == "W4" else 4096))
