@@ -186,6 +186,21 @@ __device__ __forceinline__ int4 load_here(const int4* from) {
     return x;
 }
 
+// What nobody reads again soon: the first to leave the L2 cache.
+__device__ __forceinline__ int4 load_once(const int4* from) {
+    int4 x;
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.s32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from), "l"(L2_EVICT_FIRST)
+                 : "memory");
+    return x;
+}
+__device__ __forceinline__ void store_once(int4* to, int4 x) {
+    asm volatile("st.global.L2::cache_hint.v4.s32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w), "l"(L2_EVICT_FIRST)
+                 : "memory");
+}
+
 __device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* from) {  // what all blocks see
     unsigned long long x;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");

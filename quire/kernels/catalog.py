@@ -259,6 +259,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     ),
     _reference("sample", "choose_by", "lines", "penalise", "widen"),
     _alone("state", "triton-tokens", "scan_ssm", "scan_delta", place="triton.alone", on_gpu=True),
+    _hopper("state", "scan_delta", more="; the delta rule of keys of 128"),
     _triton("state", *_SCANS, place="triton.launcher"),
     _native("state", *_SCANS),
     Implementation("state", "chunked", _SCANS, ("cpu",), "torch; pieces of prompts as products of matrices"),

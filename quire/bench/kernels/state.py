@@ -1,33 +1,59 @@
 """Cases of the recurrent mixers: one token of many sequences, and a long prompt, at the sizes of known models.
 
-Peers: flash-linear-attention's kernels for the delta rule, where it is installed; torch is the reference, which goes
-token by token and takes no part in prompts.
+The peer of the delta rule is flash-linear-attention (`state_peer`); torch is the reference, which goes token by token
+and takes no part in prompts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 
+from quire.bench.kernels import state_peer
 from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
-from quire.bench.kernels.timing import Call
 from quire.kernels import catalog
+from quire.kernels.catalog import Implementation
+from quire.kernels.invariance import rows_alone
 from quire.kernels.state import reference
 from quire.kernels.state.spans import PIECE, StateSpans, plan_spans, single_rows, spans_of
 
-SEQS: Final = {"cuda": (64, 8192), "cpu": (8, 512)}
-"""Sequences of an update, tokens of a prompt."""
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load:
+    """Sequences of one length."""
+
+    n_seqs: int
+    n_tokens: int = 1
+    """Of each; 1: an update, as steps of decodes have it."""
+
+    @property
+    def n_rows(self) -> int:
+        return self.n_seqs * self.n_tokens
+
+    @property
+    def single(self) -> bool:
+        return self.n_tokens == 1
+
+    def __str__(self) -> str:
+        if self.single:
+            return f"{self.n_seqs} sequence{'s' * (self.n_seqs != 1)}"
+        return f"prompt of {self.n_tokens}" if self.n_seqs == 1 else f"{self.n_seqs} prompts of {self.n_tokens}"
+
+
+LOADS: Final = {"cuda": (Load(64), Load(1, 8192)), "cpu": (Load(8), Load(1, 512))}
+"""Of every function; what `--quick` measures."""
+MORE_LOADS: Final = (Load(1), Load(8), Load(32), Load(256), Load(1, 1024), Load(1, 2048), Load(8, 1024))
+"""Of the delta rule on a GPU, where there is a peer."""
 STATE_BYTES: Final = 4
 FEW: Final = 17
-"""Sequences of a check's update, and rows of a check's prompt behind two whole pieces."""
+CHECKED: Final = {"rows": Load(FEW), "prompts": Load(2, 2 * PIECE + FEW)}
+"""What is compared with the reference; prompts end within a piece."""
 LESS: Final = 4
 """A check has so many times fewer heads of a group than a case, but two of them."""
 
@@ -63,6 +89,11 @@ class Scan:
         shared, of_group = min(sizes.shared, 2), sizes.heads // sizes.shared
         return dataclasses.replace(sizes, heads=shared * max(2, of_group // LESS), shared=shared)
 
+    @property
+    def has_peer(self) -> bool:
+        """On a GPU."""
+        return self.function == "scan_delta"
+
 
 SCANS: Final = (
     Scan("convolve", "Qwen3-Next", Sizes(64, 1, 128, 4), Sizes(16, 1, 64, 4)),
@@ -72,51 +103,66 @@ SCANS: Final = (
 
 
 def cases(op: str, setting: Setting) -> Iterator[Case]:
-    """An update and a prompt of each."""
-    n_seqs, n_tokens = SEQS[setting.device.type]
+    """Updates and prompts of each."""
+    device = setting.device.type
     for scan in SCANS:
-        sizes = scan.on(setting.device.type)
-        for single, n in ((True, n_seqs), (False, n_tokens)):
-            what = f"{n} sequences" if single else f"prompt of {n}"
-            make = functools.partial(_contenders, setting, scan.function, sizes, n, single)
-            work = _work(setting, scan.function, sizes, n, single)
-            model = scan.model if setting.device.type == "cuda" else "small"
-            name, is_quick = f"{scan.function} {what}, {model}", scan.function != "convolve"
-            yield Case(op, name, work, make, _kind(scan, single), quick=is_quick)
+        for load in LOADS[device] + (MORE_LOADS if scan.has_peer and device == "cuda" else ()):
+            sizes = scan.on(device)
+            work = _work(setting, scan.function, sizes, load)
+            make = functools.partial(_contenders, setting, scan.function, sizes, load)
+            name = f"{scan.function} {load}, {scan.model if device == 'cuda' else 'small'}"
+            quick = scan.function != "convolve" and load in LOADS[device]
+            yield Case(op, name, work, make, _kind(scan, "rows" if load.single else "prompts"), quick=quick)
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
-    """Rows and prompts of each."""
+    """Rows and prompts of each; of the delta rule on a GPU the peer's too."""
+    device = setting.device.type
     for scan in SCANS:
-        for implementation in _that_have(scan.function, setting):
-            for single in (True, False):
-                error = functools.partial(_error, setting, implementation, scan, single)
-                allowed = reference.TOLERANCE[setting.dtype]
-                yield Check(op, _kind(scan, single), implementation.name, error, allowed)
+        takers: list[tuple[str, Taker]] = [
+            (one.name, functools.partial(_taker, one, scan.function)) for one in _ours(scan.function, setting)
+        ]
+        for what, load in CHECKED.items():
+            also: list[tuple[str, Taker]] = [(state_peer.NAME, functools.partial(_peer_taker, load))]
+            for name, taker in (*takers, *(also if scan.has_peer and device == "cuda" else ())):
+                error = functools.partial(_error, setting, taker, scan.function, scan.smaller(device), load)
+                yield Check(op, _kind(scan, what), name, error, reference.TOLERANCE[setting.dtype])
 
 
-def _that_have(function: str, setting: Setting) -> list[catalog.Implementation]:
-    """The implementations of ours that run here and have it."""
-    listed = catalog.runnable("state", setting.device.type)
-    return [one for one in listed if one.name != "reference" and function in one.functions]
+def _kind(scan: Scan, what: str) -> str:
+    return f"{scan.function} {what}"
 
 
-def _kind(scan: Scan, single: bool) -> str:
-    return f"{scan.function} {'rows' if single else 'prompt'}"
+def _ours(function: str, setting: Setting) -> list[Implementation]:
+    """What computes it here, but for the reference."""
+    runnable = catalog.runnable("state", setting.device.type)
+    return [one for one in runnable if function in one.functions and one.name != "reference"]
 
 
-def _work(setting: Setting, function: str, sizes: Sizes, n: int, single: bool) -> Work:
+def _taker(implementation: Implementation, function: str, inputs: Inputs) -> Callable[..., torch.Tensor]:
+    """The function that takes the inputs. Raises NotRun with the reason where it does not; that rows are not alone is
+    none."""
+    module = implementation.load()
+    condition = catalog.condition_of(module)
+    with rows_alone():
+        refused = None if condition is None else condition(*inputs.rows, inputs.state, inputs.spans)
+    if isinstance(refused, str):
+        raise NotRun(refused)
+    run: Callable[..., torch.Tensor] = getattr(module, function)
+    return run
+
+
+def _work(setting: Setting, function: str, sizes: Sizes, load: Load) -> Work:
     """Inputs and outputs once, and the states of all sequences; products of the dual form within pieces of `PIECE`."""
-    width, item = sizes.heads * sizes.head_dim, setting.element_bytes
-    n_states = n if single else 1
+    n, width, item = load.n_rows, sizes.heads * sizes.head_dim, setting.element_bytes
     if function == "convolve":
-        kept = n_states * width * (sizes.size - 1) * item
+        kept = load.n_seqs * width * (sizes.size - 1) * item
         return Work(n * width * item + kept, n * width * item + kept, 2.0 * n * width * sizes.size)
-    states = n_states * sizes.heads * sizes.head_dim * sizes.size * STATE_BYTES
+    states = load.n_seqs * sizes.heads * sizes.head_dim * sizes.size * STATE_BYTES
     read = n * (width + 2 * sizes.shared * sizes.size + 2 * sizes.heads) * item + states
     each = 2 * sizes.head_dim * sizes.size
-    flops = 2.0 * n * sizes.heads * (each if single else each + PIECE * (sizes.size + sizes.head_dim) // 2)
-    return Work(read, n * width * item + states, flops)
+    within = 0 if load.single else PIECE * (sizes.size + sizes.head_dim) // 2
+    return Work(read, n * width * item + states, 2.0 * n * sizes.heads * (each + within))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,69 +178,70 @@ class Inputs:
         return function(*self.rows, self.state, self.spans, *self.more)
 
 
-def _inputs(setting: Setting, function: str, sizes: Sizes, n: int, single: bool) -> Inputs:
-    width = sizes.heads * sizes.head_dim
-    n_lines = n if single else 1
-    spans = _spans(setting, n, single)
+Taker = Callable[[Inputs], Callable[..., torch.Tensor]]
+"""What gives the function that takes some inputs."""
+
+
+def _inputs(setting: Setting, function: str, sizes: Sizes, load: Load) -> Inputs:
+    n, width = load.n_rows, sizes.heads * sizes.head_dim
+    spans = _spans(setting, load)
     if function == "convolve":
-        state = setting.randn(n_lines, sizes.size - 1, width)
+        state = setting.randn(load.n_seqs, sizes.size - 1, width)
         return Inputs(
             (setting.randn(n, width), setting.randn(width, sizes.size), setting.randn(width)), state, spans, (True,)
         )
-    x, heads = setting.randn(n, sizes.heads, sizes.head_dim), functools.partial(setting.randn, sizes.heads)
+    x = setting.randn(n, sizes.heads, sizes.head_dim)
     first, second = (setting.randn(n, sizes.shared, sizes.size) for _ in range(2))
     kind = torch.float64 if setting.dtype is torch.float64 else torch.float32
-    steps = setting.randn(n, sizes.heads)
+    steps, heads = setting.randn(n, sizes.heads), functools.partial(setting.randn, sizes.heads, dtype=kind)
     if function == "scan_ssm":
-        state = setting.randn(n_lines, sizes.heads, sizes.head_dim, sizes.size, dtype=kind)
+        state = setting.randn(load.n_seqs, sizes.heads, sizes.head_dim, sizes.size, dtype=kind)
         rows = (x, steps, first, second, heads(), heads(), heads())
         return Inputs(rows, state, spans, ((0.0, float("inf")),))
-    state = setting.randn(n_lines, sizes.heads, sizes.size, sizes.head_dim, dtype=kind)
+    state = setting.randn(load.n_seqs, sizes.heads, sizes.size, sizes.head_dim, dtype=kind)
     return Inputs((first, second, x, steps, setting.randn(n, sizes.heads), heads(), heads()), state, spans, ())
 
 
-def _spans(setting: Setting, n: int, single: bool) -> StateSpans:
-    if single:
-        lines = torch.arange(n, device=setting.device)
+def _spans(setting: Setting, load: Load) -> StateSpans:
+    lines = torch.arange(load.n_seqs, device=setting.device)
+    if load.single:
         return single_rows(lines, lines + 1)
-    arrays = plan_spans(np.array([0, n]), np.array([0]), np.array([1]))
+    indptr = np.arange(load.n_seqs + 1) * load.n_tokens
+    arrays = plan_spans(indptr, np.arange(load.n_seqs), np.ones(load.n_seqs, np.int64))
     return spans_of([torch.from_numpy(one).to(setting.device) for one in arrays])
 
 
-def _contenders(setting: Setting, function: str, sizes: Sizes, n: int, single: bool) -> Iterable[Contender]:
-    n_bytes = _work(setting, function, sizes, n, single).read_bytes
-    copies = [_inputs(setting, function, sizes, n, single) for _ in range(setting.timer.n_copies(n_bytes))]
-    for implementation in _that_have(function, setting):
-        run = getattr(implementation.load(), function)
-        calls = [functools.partial(one.call, run) for one in copies]
-        yield Contender(implementation.name, functools.partial(list, calls))
+def _contenders(setting: Setting, function: str, sizes: Sizes, load: Load) -> Iterable[Contender]:
+    n_bytes = _work(setting, function, sizes, load).read_bytes
+    copies = [_inputs(setting, function, sizes, load) for _ in range(setting.timer.n_copies(n_bytes))]
+    for one in _ours(function, setting):
+        yield Contender(one.name, functools.partial(_calls, functools.partial(_taker, one, function), copies))
     if function == "scan_delta" and setting.device.type == "cuda":
-        yield Contender("fla", functools.partial(_fla_calls, copies, single), is_peer=True)
+        yield Contender(state_peer.NAME, lambda: _peer_calls(copies, load), is_peer=True)
 
 
-def _fla_calls(copies: Sequence[Inputs], single: bool) -> Sequence[Call]:
-    """Its kernels take decays and weights as they are, and states by sequence: less work than ours do."""
-    if importlib.util.find_spec("fla") is None:
-        raise NotRun("flash-linear-attention is not installed")
-    ops: Any = importlib.import_module("fla.ops.gated_delta_rule")
-    run = ops.fused_recurrent_gated_delta_rule if single else ops.chunk_gated_delta_rule
-    calls = []
-    for one in copies:
-        q, k, v, a, b, *_ = (x.unsqueeze(1 if single else 0) for x in one.rows)
-        g = -torch.nn.functional.softplus(a.float())
-        calls.append(functools.partial(
-            run, q, k, v, g=g, beta=b.sigmoid(), initial_state=one.state, output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
-        ))  # fmt: skip
+def _peer_taker(load: Load, _: Inputs) -> Callable[..., torch.Tensor]:
+    return functools.partial(state_peer.scan_delta, n_seqs=load.n_seqs)
+
+
+def _calls(taker: Taker, copies: Sequence[Inputs]) -> Sequence[Callable[[], object]]:
+    run = taker(copies[0])
+    return [functools.partial(one.call, run) for one in copies]
+
+
+def _peer_calls(copies: Iterable[Inputs], load: Load) -> Sequence[Callable[[], object]]:
+    """Without the copy of its states into ours; with the blocks that are best at this size."""
+    calls = [state_peer.call_of(one.rows, one.state, load.n_seqs) for one in copies]
+    state_peer.tune_anew()
     return calls
 
 
-def _error(setting: Setting, implementation: catalog.Implementation, scan: Scan, single: bool) -> float:
-    """Largest difference of outputs and states, over 1 + the largest value."""
-    sizes, n = scan.smaller(setting.device.type), FEW if single else 2 * PIECE + FEW
-    inputs, kind = _inputs(setting, scan.function, sizes, n, single), torch.float64
+def _error(setting: Setting, taker: Taker, function: str, sizes: Sizes, load: Load) -> float:
+    """Largest difference of outputs and states, over 1 + the largest value. Raises NotRun."""
+    inputs = _inputs(setting, function, sizes, load)
+    kind = torch.float64
     wide = Inputs(tuple(x.to(kind) for x in inputs.rows), inputs.state.to(kind), inputs.spans, inputs.more)
-    expected = wide.call(getattr(reference, scan.function))
-    got = inputs.call(getattr(implementation.load(), scan.function))
+    expected = wide.call(getattr(reference, function))
+    got = inputs.call(taker(inputs))
     pairs = ((got, expected), (inputs.state, wide.state))
     return max(float((a.double() - b).abs().max() / (1 + b.abs().max())) for a, b in pairs)

@@ -89,9 +89,10 @@ def scan_delta(
     fits = q.shape == k.shape and heads % k.shape[1] == 0 and state.shape[1:] == (heads, k.shape[2], e)
     if not fits or a.shape != b.shape or a.shape != v.shape[:2]:
         raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)} and state {tuple(state.shape)} do not fit")
-    run, out = select("state", "scan_delta", q), torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     for rows, part in _parts(spans):
-        run(q[rows], k[rows], v[rows], a[rows], b[rows], a_log, dt_bias, state, part, out[rows])
+        inputs = q[rows], k[rows], v[rows], a[rows], b[rows], a_log, dt_bias, state, part
+        select("state", "scan_delta", *inputs)(*inputs, out[rows])
     return out
 
 

@@ -7,28 +7,25 @@ Owns which build runs. Does not own the kernels, how they are called (`gemm/hopp
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from quire.kernels import around
-from quire.kernels.gemm.ahead import Coded, LinearShape
 from quire.kernels.gemm.hopper_product import (
     ALIGNMENT_BYTES,
-    DTYPES,
     MAX_ROWS,
     Build,
     CompiledProduct,
     function_of,
     lies_wrong,
     n_processors_of,
-    variant_of,
 )
 from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import built
 from quire.kernels.invariance import are_rows_alone
+from quire.kernels.w8a8.builds import static_obstacle
 from quire.kernels.w8a8.plan import CodedPlan, coded_plan
-from quire.kernels.w8a8.reference import BLOCK
 from quire.kernels.w8a8.rounding import round_rows
 from quire.kernels.w8a8.triton import Rounded
 
@@ -116,16 +113,6 @@ def prepare(
     return lies_wrong(y) or found
 
 
-def static_obstacle(n: int, k: int, dtype: torch.dtype, silu_mul: bool) -> str | None:
-    """Why no machine could run this with these kernels, or None."""
-    if dtype not in DTYPES:
-        return f"x is {dtype}: it must be bfloat16 or float16"
-    step = 16 if silu_mul else 8
-    if k % BLOCK or n % step:
-        return f"weights are [{n}, {k}]: the sizes must be multiples of {step} and {BLOCK}"
-    return None
-
-
 def _lies_well(x: torch.Tensor, norm: around.Norm | None) -> bool:
     """Whether threads can read cells of 16 bytes of x and of what norms it."""
     places = x.data_ptr() | (0 if norm is None else norm[0].data_ptr())
@@ -156,29 +143,6 @@ def _prepared(
     )
     build = Build(dtype, residual, bias, wide, kind)
     return built(lambda: Launch(function_of(made.product, made.plan, build, made.codes), made))
-
-
-def ahead(weight_scale: torch.Tensor, x_scale: torch.Tensor | None) -> Coded:
-    """What `linear_fp8` compiles for matrices with such scales: see `gemm.build`."""
-    return _ahead(2 if weight_scale.dim() == 2 else 1, x_scale is None)
-
-
-@functools.cache
-def _ahead(kind: int, rounds: bool) -> Coded:
-    return functools.partial(_variants, kind, rounds and kind == 1)
-
-
-def _variants(
-    kind: int, rounds: bool, layer: LinearShape, dtype: torch.dtype, rows: Iterable[int], n_processors: int, alone: bool
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    if static_obstacle(layer.n, layer.k, dtype, layer.silu_mul):
-        return
-    build = Build(dtype, layer.residual, layer.bias, layer.wide, kind)
-    for m in rows:
-        made = coded_plan(
-            m, layer.n, layer.k, layer.silu_mul, layer.norm, n_processors, alone=alone, rounds=rounds, blocks=kind == 2
-        )
-        yield variant_of(made.product, made.plan, build, made.codes)
 
 
 def linear_fp8(

@@ -14,7 +14,7 @@ import torch
 from quire.kernels import mxfp4, nibbles, w4a16, w8a8
 from quire.kernels.mxfp4 import reference as fp4_reference
 from quire.kernels.w4a16.plan import Int4Shape, plan, shared_bytes
-from quire.kernels.w8a8 import hopper
+from quire.kernels.w8a8 import builds
 
 HERE = pathlib.Path(__file__).parent
 
@@ -109,4 +109,4 @@ def test_products_of_few_rows_have_plans() -> None:
             assert made is not None and made.n_stages > 0 and (made.turns or made.n_stages % made.groups == 0)
             assert shared_bytes(product, made, made.n_stages) <= 232_448
             assert made.n_clusters * made.cluster <= 132
-    assert "multiples of 8 and 128" in str(hopper.static_obstacle(64, 192, torch.bfloat16, False))
+    assert "multiples of 8 and 128" in str(builds.static_obstacle(64, 192, torch.bfloat16, False))

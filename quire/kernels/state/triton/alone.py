@@ -19,7 +19,7 @@ STATE_NUMBERS: Final = 1024
 """Of a program: with one warp sums over a state's rows wait for no other."""
 
 
-def obstacle(_: torch.Tensor) -> str | None:
+def obstacle(*_: object) -> str | None:
     """Why this is not for such rows, or None."""
     return unless_alone()
 

@@ -15,6 +15,11 @@ LEAST = 16
 """Smallest side of a product of matrices."""
 STATE_NUMBERS = 4096
 """Of a one-row update's block."""
+FEW_HEADS = 64
+"""Of all rows of an update: then blocks of the delta rule are small, so that there are many."""
+SOLVE_WARPS, SCAN_WARPS, SCAN_VALUES, SCAN_STAGES = {2: 2, 4: 8}, {2: 4, 4: 8}, {2: 64, 4: 32}, 3
+"""Of the delta rule's pieces, by the bytes of an element: the fastest of 18 on an H200, and in float32 those that leave
+least to memory."""
 
 
 def convolve(
@@ -106,28 +111,48 @@ def scan_delta(
     scale, block_d = size**-0.5, max(LEAST, triton.next_power_of_2(size))
     shape = {"H": heads, "D": size, "E": e, "PER_KEY": per_key, "BLOCK_D": block_d}
     if spans.is_single:
-        block_e = min(triton.next_power_of_2(e), max(1, STATE_NUMBERS // block_d))
+        numbers, warps = (STATE_NUMBERS // 2, 2) if n * heads <= FEW_HEADS else (STATE_NUMBERS * 2, 4)
+        block_e = min(triton.next_power_of_2(e), max(1, numbers // block_d))
         delta.scan_rows[(n, heads, triton.cdiv(e, block_e))](
             q, q.stride(0), k, k.stride(0), v, v.stride(0), a, a.stride(0), b, b.stride(0), a_log, dt_bias, state, out,
-            spans.lines, spans.fresh, scale, **shape, BLOCK_E=block_e, num_warps=4,
+            spans.lines, spans.fresh, scale, **shape, BLOCK_E=block_e, num_warps=warps,
         )  # fmt: skip
         return out
-    new, known = (torch.empty(n, heads, width, dtype=k.dtype, device=k.device) for width in (e, size))
-    assert spans.span_of is not None
-    precision = _precision(k)
-    delta.solve_pieces[(len(spans.span_of), heads)](
-        k, k.stride(0), v, v.stride(0), a, a.stride(0), b, b.stride(0), a_log, dt_bias, new, known, spans.row_ptr,
-        **shape, L=PIECE, BLOCK=LEAST, BLOCK_E=max(LEAST, triton.next_power_of_2(e)), PRECISION=precision,
-        EXACT="tf32x3" if precision == "tf32" else precision, num_warps=8, num_stages=1,
-    )  # fmt: skip
-    # With keys of 128, Triton 3.6 makes wrong products of blocks of 32 values by 4 warps, and right ones of 64 by 8.
-    block_e, warps = (64, 8) if block_d >= 64 else (max(LEAST, min(32, triton.next_power_of_2(e))), 4)
-    delta.scan_pieces[(len(spans.lines), heads, triton.cdiv(e, block_e))](
-        q, q.stride(0), k, k.stride(0), a, a.stride(0), a_log, dt_bias, new, known, state, out,
-        spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr, spans.keep, scale,
-        **shape, L=PIECE, BLOCK_E=block_e, PRECISION=precision, num_warps=warps, num_stages=2,
-    )  # fmt: skip
+    _scan_delta_pieces(q, k, v, (a, b, a_log, dt_bias), state, spans, out)
     return out
+
+
+def _scan_delta_pieces(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: tuple[torch.Tensor, ...],
+    state: torch.Tensor,
+    spans: StateSpans,
+    out: torch.Tensor,
+) -> None:
+    """Of spans of many rows; gates: a, b, a_log, dt_bias."""
+    assert spans.span_of is not None
+    (heads, e), (key_heads, size) = v.shape[1:], k.shape[1:]
+    a, b, a_log, dt_bias = gates
+    block_d = max(LEAST, triton.next_power_of_2(size))
+    shape = {"H": heads, "D": size, "PER_KEY": heads // key_heads, "L": PIECE, "BLOCK_D": block_d}
+    precision, item = _precision(k), min(k.element_size(), 4)
+    tiles = len(spans.span_of), heads
+    solved, seen = (torch.empty(*tiles, PIECE, PIECE, dtype=k.dtype, device=k.device) for _ in range(2))
+    scales = torch.empty(*tiles, 4, PIECE, dtype=torch.float32, device=k.device)
+    delta.solve_pieces[tiles](
+        q, q.stride(0), k, k.stride(0), a, a.stride(0), b, b.stride(0), a_log, dt_bias,
+        solved, seen, scales, spans.row_ptr, size**-0.5,
+        **shape, BLOCK=LEAST, PRECISION=precision, EXACT=precision, num_warps=SOLVE_WARPS[item],
+        num_stages=1,
+    )  # fmt: skip
+    block_e = max(LEAST, min(triton.next_power_of_2(e), SCAN_VALUES[item]))
+    delta.scan_pieces[(heads * triton.cdiv(e, block_e), len(spans.lines))](
+        q, q.stride(0), k, k.stride(0), v, v.stride(0), solved, seen, scales, state, out,
+        spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr, spans.keep,
+        **shape, E=e, BLOCK_E=block_e, PRECISION=precision, STAGES=SCAN_STAGES, num_warps=SCAN_WARPS[item],
+    )  # fmt: skip
 
 
 def norm_gated(

@@ -1,4 +1,4 @@
-// Stands in for csrc/cuda/hopper.h where there is no GPU: what rows.cu, reduce.cu and sample.cu there need of CUDA, on
+// Stands in for csrc/cuda/hopper.h where there is no GPU: what rows.cu, reduce.cu, sample.cu and state.cu there need of CUDA, on
 // host threads.
 //
 // Blocks run one after another, the threads of a block at once; those of a cluster, too, with EMULATED_CLUSTERS. At the wait for the previous grid the bytes given to
@@ -51,6 +51,7 @@ template <class To, class From> To same_bits(From x) {
 }
 inline float __uint_as_float(uint32_t x) { return same_bits<float>(x); }
 inline float __int_as_float(int x) { return same_bits<float>(x); }
+inline int __float_as_int(float x) { return same_bits<int>(x); }
 inline float2 __half22float2(__half2 x) { return {float(x.x), float(x.y)}; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
@@ -125,6 +126,8 @@ inline int4 load_here(const int4* from) {
     if (reinterpret_cast<uintptr_t>(from) % 16) std::abort();
     return *from;
 }
+inline int4 load_once(const int4* from) { return load_here(from); }
+inline void store_once(int4* to, int4 x) { *to = x; }
 inline void let_next_grid_start() {}
 inline void wait_for_previous_grid() {
     if (!emulated::arrival_bytes) return;

@@ -13,15 +13,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from compiled import SHARED_BYTES
 
-from quire.kernels.state.triton import conv, delta, ssm, tokens
+from quire.kernels.state.triton import conv, delta, launcher, ssm, tokens
 
 I32 = {"lines", "fresh", "piece_ptr", "row_ptr", "span_of", "keep"}
-F32 = {"state"}
 NUMBERS = {"low": "fp32", "high": "fp32", "scale": "fp32", "C": "i32", "single": "i32"}
 
 
 def build(
-    kernel: object, warps: int, stages: int = 2, floats: tuple[str, ...] = ("state",), **constants: object
+    kernel: object, warps: int, stages: int = 2, floats: tuple[str, ...] = ("state", "scales"), **constants: object
 ) -> None:
     names = [name for name in kernel.arg_names if name not in constants]
 
@@ -43,7 +42,8 @@ def build(
 
 MAMBA = {"H": 80, "P": 64, "S": 128, "PER_GROUP": 80, "BLOCK_S": 128}
 WIDE = MAMBA | {"S": 256, "BLOCK_S": 256}
-QWEN = {"H": 32, "D": 128, "E": 128, "PER_KEY": 2, "BLOCK_D": 128}
+KEYS = {"H": 32, "D": 128, "PER_KEY": 2, "BLOCK_D": 128}
+QWEN = KEYS | {"E": 128}
 CASES = {
     "rows": lambda: build(conv.convolve_rows, 2, floats=(), bias=None, K=4, SILU=True, BLOCK=128),
     "pieces": lambda: build(conv.convolve_pieces, 8, floats=(), K=4, SILU=True, L=64, BLOCK=64),
@@ -52,11 +52,19 @@ CASES = {
     "ssm wide": lambda: build(ssm.scan_pieces, 8, **WIDE, L=64, BLOCK_P=32, PRECISION="tf32"),
     "delta rows": lambda: build(delta.scan_rows, 4, **QWEN, BLOCK_E=32),
     "delta solve": lambda: build(
-        delta.solve_pieces, 8, 1, **QWEN, L=64, BLOCK=16, BLOCK_E=128, PRECISION="tf32", EXACT="tf32x3"
+        delta.solve_pieces, launcher.SOLVE_WARPS[2], 1, **KEYS, L=64, BLOCK=16, PRECISION="tf32", EXACT="tf32"
     ),
     "ssm tokens": lambda: build(tokens.scan_ssm, 1, **MAMBA, BLOCK_P=8),
     "delta tokens": lambda: build(tokens.scan_delta, 1, **QWEN, BLOCK_E=8),
-    "delta": lambda: build(delta.scan_pieces, 8, **QWEN, L=64, BLOCK_E=64, PRECISION="tf32"),
+    "delta": lambda: build(
+        delta.scan_pieces,
+        launcher.SCAN_WARPS[2],
+        **QWEN,
+        L=64,
+        BLOCK_E=launcher.SCAN_VALUES[2],
+        PRECISION="tf32",
+        STAGES=launcher.SCAN_STAGES,
+    ),
 }
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from quire.kernels.gemm.hopper_product import Build, variant_of
 from quire.kernels.gemm.plan import Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.norm import reference as norm_reference
-from quire.kernels.w8a8 import hopper, reference
+from quire.kernels.w8a8 import builds, hopper, reference
 from quire.kernels.w8a8.plan import CodedPlan
 
 FEW = Plan(cluster=1, groups=2, turns=True, resident=True, n_clusters=2, n_stages=3)
@@ -105,7 +105,7 @@ def test_what_is_built_ahead_is_what_calls_ask_for(scales: str, alone: bool, mon
         given = m, *weight.shape, torch.float16, torch.device("cuda"), kind, *around, True, True, alone
         hopper._prepared.__wrapped__(*given)
     layer = LinearShape(512, 512, norm=True, silu_mul=True, bias=True)
-    wanted = set(hopper.ahead(scale, None)(layer, torch.float16, rows, 132, alone))
+    wanted = set(builds.ahead(scale, None)(layer, torch.float16, rows, 132, alone))
     assert wanted == asked and len(asked) == 4
     assert any("ROUNDS" in one for _, definitions in asked for one in definitions) == (kind == 1 and not alone)
-    assert hopper.ahead(scale, None) is hopper.ahead(scale.clone(), None), "those of a form are looked at once"
+    assert builds.ahead(scale, None) is builds.ahead(scale.clone(), None), "those of a form are looked at once"

@@ -1,0 +1,22 @@
+"""An engine on a CPU where Triton is not installed, as `pip install quire` leaves it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+sys.modules["triton"] = None  # an import of it fails from here on
+from quire import LLM, SamplingParams
+llm = LLM("demo", device="cpu", num_gpu_blocks_override=20)
+(output,) = llm.generate(["Once upon"], SamplingParams(max_tokens=3, temperature=0), use_tqdm=False)
+print(len(output.outputs[0].token_ids), [name for name in sys.modules if name.startswith("triton")])
+llm.shutdown()
+"""
+
+
+def test_a_machine_without_triton_serves() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.split("\n")[-2] == "3 ['triton']"
