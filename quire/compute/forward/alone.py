@@ -60,9 +60,8 @@ def _of_attention(layer: DecoderLayer, model: Decoder, pool: KVPool) -> str:
         found = latent.shape_obstacle(pool.n_heads, pool.head_dim, pool.value_dim, page_size, variant, model.dtype)
     else:
         found = launcher.shape_obstacle(pool.head_dim, page_size, variant, model.dtype)
-        most = small_rows_of(pool.group)
-        if not found and pool.group > most:
-            found = f"{pool.group} query heads of a KV head are more than the {most} rows of a tile"
+    if not found and pool.group > small_rows_of(pool.group):
+        found = f"{pool.group} query heads of a KV head are more than the {small_rows_of(pool.group)} rows of a tile"
     if found:
         return f"attention: {found}"
     if variant.window > MOST_WINDOW or (variant.window and pool.head_dim > MOST_WINDOW_DIM):

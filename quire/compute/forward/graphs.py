@@ -111,9 +111,8 @@ class GraphForward:
             most_large = most_large_lines(self._pool.group, most, self._mixed_sizes[-1])
             buffers = self._buffers(most, self._mixed_sizes[-1], most_large)
             mixed = ForwardGraphs(self._mixed_sizes, buffers, Room(most, most_large))
-        group = self._pool.group
-        verifying = ForwardGraphs(sizes, self._buffers(sizes[-1]), Room.of(sizes[-1], group)) if sizes else NOTHING
-        decode = ForwardGraphs(decode_sizes(most), self._buffers(most), Room.of(most, group))
+        verifying = ForwardGraphs(sizes, self._buffers(sizes[-1]), Room(sizes[-1])) if sizes else NOTHING
+        decode = ForwardGraphs(decode_sizes(most), self._buffers(most), Room(most))
         return Captures(decode, mixed, verifying, adapted=adapted)
 
     def _buffers(self, max_num_seqs: int, mixed_rows: int = 0, max_large: int = 0) -> list[PlanBuffers]:
@@ -272,9 +271,8 @@ class GraphForward:
         """Whether the work of attention fits, also where rows are alone, which cuts spans and long keys."""
         if not are_rows_alone():
             return True
-        slots, group = batch.span_slots, self._pool.group
-        spans = apart(batch.q_indptr, batch.kv_lens, slots, self._tables.prompt_lens[slots], group)
-        return forwards.room.holds(spans, group)
+        spans = apart(batch.q_indptr, batch.kv_lens, batch.span_slots, self._tables.prompt_lens[batch.span_slots])
+        return forwards.room.holds(spans, self._pool.group)
 
     def _verifies_apart(self, verifying: ForwardGraphs, batch: FlatBatch, n_writes: int, most_again: int) -> bool:
         """Whether this step's rows can be, and should be, spans of their own: no prompt is among them."""

@@ -226,7 +226,7 @@ def plan_attention(
         q_indptr = np.arange(len(kv_lens) + 1, dtype=np.int32)
     few, alone = None, are_rows_alone()
     if alone:
-        spans = apart(q_indptr, kv_lens, slots, tables.prompt_lens[slots], pool.group)
+        spans = apart(q_indptr, kv_lens, slots, tables.prompt_lens[slots])
         q_indptr, kv_lens, slots, few, shared = spans.q_indptr, spans.kv_lens, spans.slots, spans.few, ()
     plans = [
         attention.plan(

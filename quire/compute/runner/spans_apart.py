@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from quire.kernels.attention.schedule.large import INVARIANT_KEYS
-from quire.kernels.attention.schedule.tiles import large_tokens_of, small_rows_of
+from quire.kernels.attention.schedule.tiles import large_tokens_of
 
 MOST_KEYS: Final = 1 << 20
 """Of all spans of one token, in fixed buffers."""
@@ -29,8 +29,7 @@ class ApartSpans:
     slots: np.ndarray
     """int32 [n]."""
     few: np.ndarray
-    """bool [n]: of one token behind the prompt, for the kernel of decode steps. None is where a token has more heads
-    than that kernel's lines have rows: then there is one kernel for all."""
+    """bool [n]: of one token behind the prompt."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,11 +41,6 @@ class Room:
     n_large: int = 0
     """Lines of the kernel for many rows."""
 
-    @classmethod
-    def of(cls, n: int, group: int) -> Room:
-        """For n spans of one token, and `group` query heads of one KV head."""
-        return cls(n) if group <= small_rows_of(group) else cls(0, n)
-
     def holds(self, spans: ApartSpans, group: int) -> bool:
         """group: query heads of one KV head."""
         many = ~spans.few
@@ -56,23 +50,19 @@ class Room:
         return bool(len(many) - many.sum() <= self.n_few and n_large <= self.n_large and n_keys <= MOST_KEYS)
 
 
-def apart(
-    q_indptr: np.ndarray, kv_lens: np.ndarray, slots: np.ndarray, prompt_lens: np.ndarray, group: int
-) -> ApartSpans:
-    """Spans as of `FlatBatch`, cut: the part within the prompt, of prompt_lens int32 [n_spans] tokens, stays one.
-    group: query heads of one KV head."""
+def apart(q_indptr: np.ndarray, kv_lens: np.ndarray, slots: np.ndarray, prompt_lens: np.ndarray) -> ApartSpans:
+    """Spans as of `FlatBatch`, cut: the part within the prompt, of prompt_lens int32 [n_spans] tokens, stays one."""
     lengths = np.diff(q_indptr)
     n_prompt = np.clip(prompt_lens - (kv_lens - lengths), 0, lengths)
     has_prompt = n_prompt > 0
     n_parts = has_prompt + lengths - n_prompt
     owner = np.repeat(np.arange(len(lengths)), n_parts)
     index = np.arange(len(owner)) - np.repeat(np.cumsum(n_parts) - n_parts, n_parts)
-    is_output = ~(has_prompt[owner] & (index == 0))
-    sizes = np.where(is_output, 1, n_prompt[owner])
+    few = ~(has_prompt[owner] & (index == 0))
+    sizes = np.where(few, 1, n_prompt[owner])
     ends = np.cumsum(sizes)
     behind = q_indptr[1:][owner] - ends  # rows of its span that follow
     indptr = np.concatenate(([0], ends))
-    few = is_output & (group <= small_rows_of(group))
     return ApartSpans(
         indptr.astype(np.int32), (kv_lens[owner] - behind).astype(np.int32), slots[owner].astype(np.int32), few
     )

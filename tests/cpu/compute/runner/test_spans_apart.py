@@ -29,7 +29,7 @@ def test_rows_stay_and_each_is_computed_in_one_way() -> None:
     n_few = n_many = 0
     for _ in range(200):
         indptr, kv_lens, slots, prompt_lens = random_step(rng)
-        spans = apart(indptr, kv_lens, slots, prompt_lens, 4)
+        spans = apart(indptr, kv_lens, slots, prompt_lens)
         assert rows(spans.q_indptr, spans.kv_lens, spans.slots) == rows(indptr, kv_lens, slots)
         prompt_of = dict(zip(slots.tolist(), prompt_lens.tolist(), strict=True))
         for i, is_few in enumerate(spans.few):
@@ -42,15 +42,6 @@ def test_rows_stay_and_each_is_computed_in_one_way() -> None:
             n_few, n_many = n_few + is_few, n_many + (not is_few)
         assert len(set(spans.slots[~spans.few].tolist())) == (~spans.few).sum(), "a prompt's part is one span"
     assert n_few > 100 and n_many > 100
-
-
-def test_tokens_of_many_heads_are_all_computed_by_one_kernel() -> None:
-    few, many = (apart(*random_step(np.random.default_rng(1)), group) for group in (64, 128))
-    assert few.few.any() and not many.few.any()
-    assert np.array_equal(few.q_indptr, many.q_indptr) and np.array_equal(few.kv_lens, many.kv_lens)
-    n_rows = int(many.q_indptr[-1])
-    assert Room.of(n_rows, 128).holds(many, 128)
-    assert not Room.of(n_rows - 1, 128).holds(many, 128)
 
 
 def test_room_counts_what_is_cut() -> None:

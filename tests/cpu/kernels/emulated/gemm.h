@@ -15,7 +15,6 @@ inline void __threadfence() {}
 inline long long clock64() { return 0; }
 inline void __trap() { std::abort(); }
 template <class T> T __ldcg(const T* x) { return *x; }
-inline int __float_as_int(float x) { return same_bits<int>(x); }
 inline uint32_t __float_as_uint(float x) { return same_bits<uint32_t>(x); }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline unsigned __ballot_sync(unsigned, bool x) {

@@ -63,29 +63,6 @@ def one_of(name: str, case: Latent) -> Callable[..., None]:
     return entry.load().run
 
 
-@pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
-@pytest.mark.parametrize("n_heads", [64, 128])
-def test_tokens_have_the_same_bits_in_any_company(n_heads: int) -> None:
-    lengths = [9000, 1, 64, 65, 130, 2049, 777, 4096, 300, 31]
-    case = Latent([(n, 1) for n in lengths], n_heads=n_heads, dtype=torch.bfloat16, **DEEPSEEK | {"scale": 0.5})
-    q, pages, table, _ = case.inputs()
-    run = one_of("hopper-latent", case)
-
-    def seen(first: int, last: int) -> torch.Tensor:
-        n, kv_lens = last - first, np.array(lengths[first:last])
-        plan = op.plan(
-            np.arange(n + 1), kv_lens, np.arange(first, last), table, page_size=16, n_q_heads=n_heads, n_kv_heads=1,
-            head_dim=576, value_dim=512, batch_invariant=True,
-        )  # fmt: skip
-        out = torch.full((n, n_heads, 512), 7.0, dtype=case.dtype, device="cuda")
-        run(q[first:last], pages, pages[..., :512], plan, op.Variant(case.scale), out, None)
-        return out
-
-    together = seen(0, len(lengths))
-    for first, last in ((0, 1), (1, 2), (3, 6), (9, 10)):
-        assert torch.equal(seen(first, last), together[first:last])
-
-
 def test_the_op_runs_these_kernels(caplog: pytest.LogCaptureFixture) -> None:
     attend(dataclasses.replace(CASES[0], dtype=torch.bfloat16), op.run, reference.TOLERANCE[torch.bfloat16])
     assert "instead of the faster" not in caplog.text
