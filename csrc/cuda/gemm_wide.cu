@@ -7,10 +7,10 @@
 // four do not fill an H200), added in the order of the slices, each block for a part of the tokens. So results do not
 // depend on timing. Two launches of one build with a split must not run at the same time: they count in the same place.
 //
-// Macros: QUIRE_BF16, QUIRE_TOKENS (32, 64, 96, 128, 192, 256), QUIRE_SPLIT, QUIRE_RESIDUAL (results are added to y),
-// QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h), QUIRE_NIBBLES = 2, QUIRE_ZEROS,
-// QUIRE_CHUNK_GROUPS (1, 2, 4; gemm.h), QUIRE_RANK (adapters of that rank are added, gemm/wide_adapters.h),
-// QUIRE_SENT_TO (results go to so many ranks, gemm/wide_sent.h).
+// Macros: QUIRE_BF16, QUIRE_TOKENS (32, 64, 96, 128, 192, 256), QUIRE_ROWS (of w in a tile: 128; 192 with QUIRE_FP8 2,
+// where tokens are the 64-row operand), QUIRE_SPLIT, QUIRE_RESIDUAL (results are added to y), QUIRE_SILU, QUIRE_BIAS,
+// QUIRE_WIDE (results are stored as fp32), QUIRE_FP8 (gemm.h), QUIRE_NIBBLES = 2, QUIRE_ZEROS, QUIRE_CHUNK_GROUPS
+// (1, 2, 4; gemm.h), QUIRE_RANK (adapters of that rank are added, gemm/wide_adapters.h), QUIRE_SENT_TO (results go to so many ranks, gemm/wide_sent.h).
 #include "gemm/wide_scaled.h"
 #include "gemm/wide_shape.h"
 #include "shared_memory.h"

@@ -32,12 +32,6 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ __forceinline__ bool elect_one() {  // true in one lane of a converged warp
-    uint32_t chosen;
-    asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(chosen));
-    return chosen != 0;
-}
-
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 __device__ __forceinline__ void named_sync(int barrier, int n_threads) {

@@ -1,4 +1,4 @@
-// What gemm_wide.cu asks of memory: boxes of results on their way out, bytes on their way in, numbers that blocks hand over.
+// What gemm_wide.cu asks of memory: boxes of results on their way out, numbers that blocks hand over.
 #pragma once
 #include "gemm.h"
 
@@ -30,11 +30,6 @@ __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, u
                  : "memory");
 }
 
-__device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32_t n_bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(n_bytes), "r"(barrier)
-                 : "memory");
-}
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
     uint32_t x;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");

@@ -46,7 +46,7 @@ class CodesShape:
     """How both matrices of an expert are kept."""
 
     kind: int = 0
-    """QUIRE_CODES of csrc/cuda/moe/few_codes.h; 0: floating."""
+    """QUIRE_CODES of csrc/cuda/moe/codes.h; 0: floating."""
     group: int = 0
     """Inputs that share a scale; 0: all."""
     zeros: bool = False
@@ -229,7 +229,7 @@ def _chunks(k: int, blocks: int) -> int:
 
 
 def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
-    """Shared memory of a block: `Layout` in csrc/cuda/moe_few.cu."""
+    """Shared memory of a block: `Layout` in csrc/cuda/moe/few_lists.h."""
     n_tiles = min(shape.n_pairs, shape.n_experts + shape.n_pairs // made.tokens)
     rows, inner, counts = made.tokens, shape.inner, WARPS * shape.n_experts * 4
     if made.lone:

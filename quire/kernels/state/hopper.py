@@ -77,6 +77,10 @@ def obstacle(
     """Why these kernels do not run on such rows, or None. May compile them (seconds)."""
     if q.dtype not in DTYPES or a_log.dtype is not torch.float32 or dt_bias.dtype is not torch.float32:
         return f"rows are {q.dtype} and decays {a_log.dtype}: they must be bfloat16 or float16, and float32"
+    others = {one.dtype for one in (k, v, a, b)} - {q.dtype}
+    if others or state.dtype is not torch.float32:
+        kinds = ", ".join(str(one) for one in others) or q.dtype
+        return f"beside rows of {q.dtype} some are {kinds}, and states {state.dtype}: must be the same, and float32"
     if k.shape[2] != KEY_DIM or v.shape[2] % COLUMNS:
         return f"keys have {k.shape[2]} dimensions and values {v.shape[2]}: must be {KEY_DIM}, and whole {COLUMNS}s"
     if spans.is_single and v.shape[0] * v.shape[1] < LEAST_HEADS:

@@ -27,12 +27,5 @@ inline uint32_t raised(uint32_t word, int i) {
     }
     return y;
 }
-inline void load_bytes(uint32_t to, const void* from, uint32_t n_bytes, uint32_t barrier) {
-    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || n_bytes % 16) std::abort();
-    std::memcpy(emulated::memory + to, from, n_bytes);
-    std::lock_guard lock(emulated::mutex);
-    emulated::Phase& phase = emulated::phase_of(barrier);
-    phase.n_bytes -= n_bytes, phase.step();
-}
 inline uint32_t load_acquire(const uint32_t* from) { return std::atomic_ref(*const_cast<uint32_t*>(from)).load(); }
 }  // namespace quire

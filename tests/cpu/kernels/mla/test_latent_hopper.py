@@ -61,6 +61,28 @@ def test_a_token_of_many_heads_has_the_same_bits_in_any_company(emulation: None)
     assert torch.equal(seen(0, 1), together[:1]) and torch.equal(seen(1, 2), together[1:])
 
 
+@pytest.mark.parametrize("n_heads", [16, 128])
+def test_buffers_of_a_captured_step_serve_later_ones(n_heads: int, emulation: None) -> None:
+    """Steps of other numbers and lengths through the same launches: lines behind the real ones are nothing."""
+    most = Latent([(140, 1), (200, 1), (40, 1)], n_heads=n_heads, dtype=torch.bfloat16, **DEEPSEEK)
+    q, pages, table, lines = most.inputs()
+    buffers: work.Buffers | None = None
+    for spans in (most.spans, [(17, 1)], [(139, 1), (65, 1)], most.spans):
+        n, kv_lens = len(spans), np.array([kv_len for kv_len, _ in spans])
+        plan = op.plan(
+            np.arange(n + 1), kv_lens, np.arange(n), table, page_size=16, n_q_heads=n_heads, n_kv_heads=1,
+            head_dim=576, value_dim=512,
+        )  # fmt: skip
+        max_large = 4 if n_heads > latent.MAX_ROWS else 0
+        buffers = buffers or work.Buffers(plan, max_spans=4, max_large=max_large, span_tokens=1, n_ctas=6)
+        plan = dataclasses.replace(plan, work=buffers.fill(plan))
+        out = torch.full((len(q), n_heads, 512), 7.0, dtype=most.dtype)
+        latent.run(q, pages, pages[..., :512], plan, Variant(most.scale), out, None)
+        expected, _ = dataclasses.replace(most, spans=spans).expected(q, lines)
+        assert float((out[:n].double() - expected).abs().max()) <= reference.TOLERANCE[most.dtype]
+        assert bool((out[n:] == 7.0).all())
+
+
 @pytest.mark.parametrize(("n_heads", "n_rows", "n_lines"), [(128, 1, 64), (16, 4, 128), (40, 3, 64)])
 def test_lines_are_split_where_their_ctas_leave_some_idle(n_heads: int, n_rows: int, n_lines: int) -> None:
     """On 132 of them: lines of more than 64 packed rows have two, so 64 lines of these are 128 CTAs."""

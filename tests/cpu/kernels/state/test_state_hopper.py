@@ -147,6 +147,9 @@ def test_what_they_do_not_take(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     assert "have 64 dimensions" in found(case_of(dtype, single=False, d=64))
     assert "values 48" in found(case_of(dtype, single=True, e=48))
     case = case_of(dtype, single=True)
+    *before, a, b, a_log, dt_bias = case.before
+    assert "some are torch.float32" in found(dataclasses.replace(case, before=(*before, a, b.float(), a_log, dt_bias)))
+    assert "states torch.float64" in found(dataclasses.replace(case, state=case.state.double()))
     q = torch.zeros(4 * 128 + 1, dtype=dtype)[1:].view(4, 1, 128)
     assert "16 bytes" in found(dataclasses.replace(case, before=(q, *case.before[1:])))
     monkeypatch.setattr(hopper, "LEAST_HEADS", 128)
