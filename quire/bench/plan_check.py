@@ -190,7 +190,13 @@ def compare(result: Mapping[str, Any], cost: CostModel, dataset_path: str = "") 
     """Every figure of a report that the model has an expectation of."""
     name = str(result["benchmark"]).partition(" ")[0]
     if name == "latency":
-        return [one for case in result["results"]["cases"] for one in compare_case(case, cost)]
+        found = [one for case in result["results"]["cases"] for one in compare_case(case, cost)]
+        if all(":   " in one.what for one in found):
+            raise ConfigError(
+                "the result has several requests at once and no decode step: give one of --batch-size 1, or of more"
+                " --output-len"
+            )
+        return found
     if name == "throughput":
         return [compare_throughput(result, cost, dataset_path)]
     raise ConfigError(f"results of `quire bench {name}` have no step that could be compared: latency and throughput do")
