@@ -71,10 +71,12 @@ inline thread_local dim3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
 
 namespace emulated {
+// Of a cluster; the same in every build: variables of this kind are one for all libraries of a process.
+constexpr int MOST_CTAS = 2;
 #ifdef EMULATED_CLUSTERS
-constexpr int MOST_CTAS = 2;  // of a cluster
+constexpr bool HAS_CLUSTERS = true;
 #else
-constexpr int MOST_CTAS = 1;
+constexpr bool HAS_CLUSTERS = false;
 #endif
 inline thread_local int cta = 0;  // of the cluster
 inline std::unique_ptr<std::barrier<>> blocks[MOST_CTAS];
@@ -180,7 +182,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, 
     const dim3 grid = config->gridDim;
     blockDim = config->blockDim, gridDim = grid;
     int n_ctas = 1;
-    for (int i = 0; emulated::MOST_CTAS > 1 && i < config->numAttrs; ++i)
+    for (int i = 0; emulated::HAS_CLUSTERS && i < config->numAttrs; ++i)
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) n_ctas = config->attrs[i].val.clusterDim.x;
     if (n_ctas > emulated::MOST_CTAS || grid.x % n_ctas) return cudaErrorInvalidValue;
     for (int i = 0; i < n_ctas; ++i) emulated::blocks[i] = std::make_unique<std::barrier<>>(n_threads);
