@@ -1,28 +1,85 @@
 #!/usr/bin/env bash
-# GPU tests, then the workloads on random weights. Usage: benchmarks/gpu.sh OUTPUT_FOLDER [tests|W1|W2|W4|...]...
+# GPU tests and measurements on random weights, side by side. Usage: benchmarks/gpu.sh OUTPUT_FOLDER [LANE]...
+# A lane is parts with commas between (W1,W2,W4); lanes run at once, each on a GPU of its own. Parts that begin with @
+# use all GPUs: they are lanes of their own, and run after the others, in turn. Default: tests,W1,W2,W4.
+# BEFORE=FOLDER, a checkout of another commit: W1 to W6 run there too, in the same lane, after ours (files *_before).
+# LIMIT_S (250): seconds for a part.  PYTHON (python3).
 set -u
 cd "$(dirname "$0")/.."
-out=${1:?name an output folder}
+out=$(mkdir -p "${1:?name an output folder}" && cd "$1" && pwd)
 shift
-[ $# -gt 0 ] || set -- tests W1 W2 W4
-mkdir -p "$out"
-bench() { # name, model, arguments...
-  local name=$1 model=$2
-  shift 2
-  timeout 300 python3 -m quire bench "$@" --model "shape:$model" --output-json "$out/$name.json" >"$out/$name.log" 2>&1
-  echo "== $name: exit $?"
-  grep -vE 'it/s|Loading|^$' "$out/$name.log" | tail -n 14
+[ $# -gt 0 ] || set -- tests,W1,W2,W4
+python=${PYTHON:-python3} began=$SECONDS even='{"even_routing": true}'
+mxfp4='{"quantization_config": {"quant_method": "mxfp4"}}'
+
+say() { echo "== $((SECONDS - began)) s: $*"; }
+run() { # name, command...
+  local name=$1 status=0
+  shift
+  timeout "${LIMIT_S:-250}" "$python" -m "$@" >"$out/$name.log" 2>&1 || status=$?
+  say "$name: exit $status"
+  grep -vE 'it/s|Loading|^$|^  (warnings|/)' "$out/$name.log" | tail -n "${LINES_SHOWN:-14}" | cut -c1-240
 }
-for what in "$@"; do
-  case $what in
-    tests) timeout 420 python3 -m pytest -q -x --timeout 200 -p no:cacheprovider tests/gpu 2>&1 | tee "$out/tests.log" | tail -n 25 ;;
-    W1) bench w1 qwen3-0.6b throughput --workload W1 ;;
-    W2) bench w2 llama-3.1-8b throughput --workload W2 ;;
-    W3) bench w3 llama-3.1-8b throughput --workload W3 --dataset-path "$W3_LENGTHS" ;;
-    W4) bench w4_8b llama-3.1-8b latency --workload W4 --num-iters 3 --num-iters-warmup 1
-        bench w4_06b qwen3-0.6b latency --workload W4 --num-iters 3 --num-iters-warmup 1 --max-model-len 8704 ;;
-    W5) bench w5 llama-3.1-8b throughput --workload W5 ;;
-    W6) bench w6 llama-3.1-8b latency --workload W6 --num-iters 2 --num-iters-warmup 1 ;;
-    *) echo "unknown part: $what" >&2; exit 2 ;;
+bench() { run "$1" quire bench "${@:2}" --output-json "$out/$1.json"; } # name, arguments...
+here_and_before() { # name, arguments...
+  bench "$@"
+  [ -z "${BEFORE:-}" ] || (cd "$BEFORE" && PYTHONPATH="$BEFORE:${PYTHONPATH:-}" bench "$1_before" "${@:2}")
+}
+tests() { # name, folders...
+  LINES_SHOWN=30 run "$1" pytest -q -n "${TEST_PROCESSES:-12}" -p no:cacheprovider --timeout 240 --tb=line "${@:2}"
+}
+whole() { # name, arguments: every figure of a model's steps, and of a batch
+  bench "$1_w6" latency --workload W6 --num-iters 1 --num-iters-warmup 1 --no-view "${@:2}"
+  bench "$1_w2" throughput --workload W2 --no-view "${@:2}"
+}
+part() {
+  local dense="--model shape:llama-3.1-8b --no-view"
+  case $1 in
+    tests) tests tests tests/gpu ;;
+    tests:*) tests "tests_$(tr / _ <<<"${1#tests:}")" "tests/gpu/${1#tests:}" ;;
+    W1) here_and_before w1 throughput --workload W1 --model shape:qwen3-0.6b --num-repeats 2 --no-view ;;
+    W2) here_and_before w2 throughput --workload W2 $dense ;;
+    W3) here_and_before w3 throughput --workload W3 --dataset-path "$PWD/benchmarks/w3_lengths.json" $dense ;;
+    W4) here_and_before w4_8b latency --workload W4 $dense --num-iters 2 --num-iters-warmup 1 ;;
+    W4-0.6b)
+      here_and_before w4_06b latency --workload W4 --model shape:qwen3-0.6b --max-model-len 8704 --num-iters 3 --no-view ;;
+    W5) here_and_before w5 throughput --workload W5 $dense ;;
+    W6) here_and_before w6 latency --workload W6 $dense --num-iters 1 --num-iters-warmup 1 ;;
+    fp8 | int4-g128) whole "$1" --model shape:llama-3.1-8b --quantization "$1" --max-model-len 4096 ;;
+    qwen3-30b-a3b | deepseek-v2-lite) whole "$1" --model "shape:$1" ;;
+    even:*) whole "${1#even:}_even" --model "shape:${1#even:}" --hf-overrides "$even" ;;
+    gpt-oss) whole gpt-oss-20b --model shape:gpt-oss-20b --hf-overrides "$mxfp4" ;;
+    gemma)
+      for n in 1 32; do
+        bench "gemma_$n" latency --model shape:gemma-3-1b --max-model-len 32100 --batch-size $n --input-len 32000 \
+          --output-len 64 --num-iters 1 --num-iters-warmup 1
+      done ;;
+    half-pool) # keys and values in 8 bits in the bytes of half a bfloat16 pool
+      bench w2_kv_bf16 throughput --workload W2 $dense --num-gpu-blocks-override 16384
+      bench w2_kv_half throughput --workload W2 $dense --num-gpu-blocks-override 8192
+      bench w2_kv_fp8 throughput --workload W2 $dense --num-gpu-blocks-override 16384 --kv-cache-dtype fp8 ;;
+    adapters)
+      run adapters benchmarks.adapters quire/bench/shapes/llama-3.1-8b --load-format dummy --device cuda \
+        --json "$out/adapters.json" ;;
+    grouped) run grouped benchmarks.grouped_product --output "$out/grouped_product.json" ;;
+    numerics) run numerics quire doctor numerics --device cuda --json "$out/numerics.json" ;;
+    kernels:*)
+      LINES_SHOWN=60 run "kernels_${1#kernels:}" quire bench kernels --ops "${1#kernels:}" --device cuda \
+        --time-limit 0 --output "$out/kernels_${1#kernels:}.json" ;;
+    @ranks) TEST_PROCESSES=4 tests ranks tests/gpu/engine/test_ranks_cuda.py tests/gpu/compute/dist ;;
+    @nodes) TEST_PROCESSES=2 tests nodes tests/gpu/engine/test_nodes_cuda.py ;;
+    @replicas) run replicas benchmarks.replicas_throughput --replicas "$(nvidia-smi -L | wc -l)" --output "$out/replicas.json" ;;
+    *) echo "unknown part: $1" >&2; return 2 ;;
   esac
+}
+lane() { for each in ${1//,/ }; do part "$each"; done; }
+
+gpu=0
+for lane in "$@"; do
+  [ "${lane:0:1}" = @ ] && continue
+  CUDA_VISIBLE_DEVICES=$gpu lane "$lane" >"$out/lane$gpu.txt" 2>&1 &
+  gpu=$((gpu + 1))
 done
+wait
+cat "$out"/lane*.txt 2>/dev/null
+for lane in "$@"; do [ "${lane:0:1}" != @ ] || lane "$lane"; done
