@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # GPU tests and measurements on random weights, side by side. Usage: benchmarks/gpu.sh OUTPUT_FOLDER [LANE]...
-# A lane is parts with commas between (W1,W2,W4); lanes run at once, each on a GPU of its own. Parts that begin with @
-# use all GPUs: they are lanes of their own, and run after the others, in turn. Default: tests,W1,W2,W4.
+# A lane is parts with commas between (W1,W2,W4); lanes run at once, each on a GPU of its own, or on those of GPUS ("0 1
+# 2,3": the third has two). Parts that begin with @ use all GPUs: they are lanes of their own, and run after the others,
+# in turn. tests:A+B are folders or files of tests/gpu. Default: tests,W1,W2,W4.
 # BEFORE=FOLDER, a checkout of another commit: W1 to W6 run there too, in the same lane, after ours (files *_before).
 # LIMIT_S (250): seconds for a part.  PYTHON (python3).
 set -u
@@ -36,7 +37,9 @@ part() {
   local dense="--model shape:llama-3.1-8b --no-view"
   case $1 in
     tests) tests tests tests/gpu ;;
-    tests:*) tests "tests_$(tr / _ <<<"${1#tests:}")" "tests/gpu/${1#tests:}" ;;
+    tests:*)
+      local those=${1#tests:}
+      tests "tests_$(tr / _ <<<"${those%%+*}")" $(printf 'tests/gpu/%s ' ${those//+/ }) ;;
     W1) here_and_before w1 throughput --workload W1 --model shape:qwen3-0.6b --num-repeats 2 --no-view ;;
     W2) here_and_before w2 throughput --workload W2 $dense ;;
     W3) here_and_before w3 throughput --workload W3 --dataset-path "$PWD/benchmarks/w3_lengths.json" $dense ;;
@@ -74,11 +77,11 @@ part() {
 }
 lane() { for each in ${1//,/ }; do part "$each"; done; }
 
-gpu=0
+gpus=(${GPUS:-0 1 2 3 4 5 6 7}) n=0
 for lane in "$@"; do
   [ "${lane:0:1}" = @ ] && continue
-  CUDA_VISIBLE_DEVICES=$gpu lane "$lane" >"$out/lane$gpu.txt" 2>&1 &
-  gpu=$((gpu + 1))
+  CUDA_VISIBLE_DEVICES=${gpus[n]} lane "$lane" >"$out/lane$n.txt" 2>&1 &
+  n=$((n + 1))
 done
 wait
 cat "$out"/lane*.txt 2>/dev/null
