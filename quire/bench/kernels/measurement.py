@@ -139,7 +139,7 @@ def check_all(checks: Iterable[Check], progress: Progress) -> list[Accuracy]:
 
 
 def time_all(cases: Sequence[Case], setting: Setting, results: Results, limit_s: float, progress: Progress) -> None:
-    """Time the cases in order, until `limit_s` after the first began (0: all). Kernels are built, and checked, before."""
+    """Time the cases in order, until `limit_s` after the first began (0: all). Builds and checks come before."""
     end_s = progress.elapsed_s + limit_s
     for i, case in enumerate(cases):
         if limit_s and progress.elapsed_s > end_s:

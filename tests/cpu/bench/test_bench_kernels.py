@@ -245,7 +245,7 @@ def test_no_case_begins_after_the_time_limit() -> None:
     progress, results = Progress(), Results(LIMITS)
     progress.start_s -= 1000
 
-    def slow() -> Any:
+    def slow() -> list[Contender]:
         progress.start_s -= 100
         return contenders(cpu=1.0)
 
