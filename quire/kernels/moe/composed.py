@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from quire.config.experts import Gating, RoutingSpec
 from quire.kernels import gemm
 from quire.kernels.gemm.plan import MAX_FEW_ROWS
+from quire.kernels.invariance import are_rows_alone
 from quire.kernels.selector import select
 
 
@@ -33,7 +34,8 @@ def experts_with_shared(
     x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
     shared_up: torch.Tensor, shared_down: torch.Tensor, residual: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """See op.py. Of many rows what all share comes first: its weights are on their way while the router chooses."""
+    """See op.py. Of many rows what all share comes first: its weights are on their way while the router chooses. Each
+    of both rounds the stream, so that the order shows in bits: where rows are to be alone it is one for any number."""
     arguments = (x, expert_ids, weights, up, down, Gating(), None, None)
 
     def add_shared(y: torch.Tensor | None) -> torch.Tensor:
@@ -43,4 +45,6 @@ def experts_with_shared(
         found: torch.Tensor = select("moe", "experts", *arguments, y, None)(*arguments, y, None)
         return found
 
-    return add_experts(add_shared(residual)) if len(x) > MAX_FEW_ROWS else add_shared(add_experts(residual))
+    if len(x) > MAX_FEW_ROWS and not are_rows_alone():
+        return add_experts(add_shared(residual))
+    return add_shared(add_experts(residual))

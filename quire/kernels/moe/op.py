@@ -130,8 +130,9 @@ def experts_with_shared(
     """`experts`, and a feed-forward of SwiGLU that every token goes through, for few tokens in one call.
 
     shared_up: [2 * size, hidden], gate rows first; shared_down: [hidden, size]; both contiguous, of x's dtype. What it
-    gives may be added before the sum is rounded, or after. The shared matrices are read before the kernel launched just
-    before has ended: synchronize once after writing them. The rest: see `experts`, without codes and biases.
+    gives may be added before the sum is rounded, or after, or be rounded into the residual first; in a `rows_alone`
+    region that does not depend on n. The shared matrices are read before the kernel launched just before has ended:
+    synchronize once after writing them. The rest: see `experts`, without codes and biases.
     """
     arguments = experts_arguments(x, expert_ids, weights, up, down, SWIGLU, None, None, residual, None)
     size, hidden = shared_down.shape[1], x.shape[1]

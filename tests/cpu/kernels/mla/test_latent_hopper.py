@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 from typing import Any
 
@@ -59,6 +60,36 @@ def test_a_token_of_many_heads_has_the_same_bits_in_any_company(emulation: None)
     together = seen(0, 2)
     assert bool(together.abs().amax() > 0)
     assert torch.equal(seen(0, 1), together[:1]) and torch.equal(seen(1, 2), together[1:])
+
+
+def test_a_prompt_has_the_same_bits_in_any_chunks(emulation: None) -> None:
+    """Tokens of 16 heads where rows are alone: tiles begin elsewhere, the last ones have few rows, keys end earlier."""
+    n = 83
+    case = Latent([(n, n)], n_heads=16, dtype=torch.bfloat16, **DEEPSEEK | {"scale": 1.0})
+    q, pages, table, _ = case.inputs()
+
+    def seen(first: int, last: int, *, few: bool = False) -> torch.Tensor:
+        n_spans = last - first if few else 1
+        behind = pages.clone()
+        at = torch.arange(last, 16 * table.shape[1])
+        behind[table[0, at // 16].long().clamp(min=0), 0, at % 16] = torch.nan
+        plan = op.plan(
+            np.linspace(0, last - first, n_spans + 1).astype(int), np.arange(last - n_spans, last) + 1,
+            np.zeros(n_spans, int), table, page_size=16, n_q_heads=16, n_kv_heads=1, head_dim=576, value_dim=512,
+            batch_invariant=True, few=np.full(n_spans, few),
+        )  # fmt: skip
+        plan = dataclasses.replace(plan, work=work.make(plan, table.device, 3))
+        assert len(plan.work.small) == n_spans * few
+        out = torch.zeros(last - first, 16, 512, dtype=case.dtype)
+        latent.run(q[first:last], behind, behind[..., :512], plan, Variant(case.scale), out, None)
+        return out
+
+    whole = seen(0, n)
+    assert bool(whole.abs().amax(2).gt(0).all())
+    for bounds in ((0, 48, n), (0, 1, 66, n), (0, n - 1, n)):
+        assert torch.equal(torch.cat([seen(*one) for one in itertools.pairwise(bounds)]), whole), bounds
+    outputs = seen(60, n, few=True)
+    assert torch.equal(torch.cat((seen(60, 61, few=True), seen(61, n, few=True))), outputs)
 
 
 @pytest.mark.parametrize("n_heads", [16, 128])

@@ -18,6 +18,7 @@ from coded_experts import CODINGS, Coding
 
 from quire.config.experts import Gating, RoutingSpec, Scores
 from quire.kernels import moe, w8a8
+from quire.kernels.invariance import rows_alone
 from quire.kernels.moe import cpu, reference
 
 GPT_OSS = Gating(slope=1.702, offset=1.0, limit=7.0)
@@ -238,3 +239,38 @@ def test_what_all_tokens_share_is_added_before_experts_or_behind(n: int, has_res
     got = moe.experts_with_shared(*given, residual=residual if has_residual else None)
     assert (got is residual) == has_residual
     assert shared_cases.error(got, wanted) <= reference.TOLERANCE[torch.float32]
+
+
+def exact_arguments(n: int) -> list[torch.Tensor]:
+    """As `shared_cases.arguments`, of bfloat16: float32 holds all sums, so that only roundings to bfloat16 show."""
+    hidden, inner, n_experts = 64, 32, 5
+
+    def numbers(most: int, *size: int) -> torch.Tensor:
+        return torch.randint(-most, most + 1, size).bfloat16()
+
+    x = numbers(1, n, hidden)
+    x[:, 0] = 1
+    ups = [numbers(1, n_experts, 2 * inner, hidden), numbers(1, 4 * inner, hidden)]
+    for up in ups:
+        gate = up[..., : up.shape[-2] // 2, :]
+        gate.zero_()[..., 0] = 32  # SiLU of 32 is 32
+    downs = [numbers(3, n_experts, hidden, inner), numbers(3, hidden, 2 * inner)]
+    ids = torch.rand(n, n_experts).argsort(1)[:, :2].int().contiguous()
+    weights = 2.0 ** torch.randint(-2, 2, (n, 2))
+    return [x, ids, weights, ups[0], downs[0], ups[1], downs[1], numbers(1000, n, hidden)]
+
+
+def test_rows_alone_have_the_same_bits_however_many_they_are() -> None:
+    """What all tokens share is rounded into the stream before experts are, or behind: that must not depend on n."""
+    torch.manual_seed(0)
+    x, ids, weights, *matrices, residual = exact_arguments(200)
+
+    def run(n: int) -> torch.Tensor:
+        return moe.experts_with_shared(x[:n], ids[:n], weights[:n], *matrices, residual=residual[:n].clone())
+
+    with rows_alone():
+        whole = run(200)
+        for n in (1, 8, 48, 64, 65, 130):
+            assert torch.equal(run(n), whole[:n]), n
+    assert torch.equal(run(48), whole[:48]), "of few rows they come behind in any case"
+    assert not torch.equal(run(200), whole), "of many, elsewhere, first"

@@ -13,6 +13,7 @@ import shared_cases
 
 from quire.config.experts import RoutingSpec
 from quire.kernels import catalog, moe
+from quire.kernels.invariance import rows_alone
 from quire.kernels.moe import composed, hopper_shared, reference
 
 pytestmark = [
@@ -58,6 +59,19 @@ def test_more_rows_are_multiplied_apart(n: int) -> None:
     got = moe.experts_with_shared(*arguments, residual=residual.clone())
     assert torch.equal(got, composed.experts_with_shared(*arguments, residual.clone()))
     assert shared_cases.error(got, wanted) <= reference.TOLERANCE[torch.bfloat16]
+
+
+def test_rows_alone_have_the_same_bits_however_many_they_are() -> None:
+    torch.manual_seed(3)
+    x, ids, weights, *matrices, residual = shared_cases.arguments((400, 6, 64, 512, 256, 2), torch.bfloat16, "cuda")
+
+    def run(rows: slice) -> torch.Tensor:
+        return moe.experts_with_shared(x[rows], ids[rows], weights[rows], *matrices, residual=residual[rows].clone())
+
+    with rows_alone():
+        whole = run(slice(0, 400))
+        for rows in (slice(0, 1), slice(5, 13), slice(100, 148), slice(0, 64), slice(1, 66), slice(200, 400)):
+            assert torch.equal(run(rows), whole[rows]), rows
 
 
 @pytest.mark.parametrize("n", [1, 4, 8])
