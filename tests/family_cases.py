@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -214,6 +217,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss-full": ("GptOss", {**GPT_OSS, "layer_types": [FULL] * 3, "attention_bias": False}),
     "nemotron-partial": ("Nemotron", {"rope_parameters": {"partial_rotary_factor": 0.25}, "norm_eps": 0.01}),
 }
+
+
+@contextlib.contextmanager
+def _hidden(packages: tuple[str, ...]) -> Iterator[None]:
+    """Importing one of them fails meanwhile."""
+    found = {name: sys.modules.pop(name) for name in packages if name in sys.modules}
+    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in packages:
+            del sys.modules[name]
+        sys.modules.update(found)
+
+
+with _hidden(("fla", "mamba_ssm", "causal_conv1d")):
+    # A model's file takes their GPU kernels as it is imported, if they are installed, and calls them on a CPU as well.
+    for _name in RECURRENT:
+        getattr(transformers, f"{CASES[_name][0]}ForCausalLM")
 
 
 def refuse_old_oracle(config: transformers.PreTrainedConfig) -> None:
