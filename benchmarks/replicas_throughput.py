@@ -5,6 +5,7 @@
 The endpoint's process is that of `quire serve --replicas` without HTTP: sockets, chooser, link, text. Each replica is a
 process of its own, which sees one GPU. Ray only places and watches replicas, and is left out: requests go by the
 socket. First one replica gets W2, then all get it as many times as there are, the same requests in the same order.
+The last line that is printed is the ratio.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from quire.bench.datasets import BenchRequest, nano_vllm
+from quire.bench.machine import command_output
 from quire.bench.report import build_report, write_report
 from quire.bench.shape import PREFIX, shape_options
 from quire.config.engine import EngineConfig
 from quire.core.sampling import OutputKind, SamplingParams
+from quire.core.ticker import ticking
+from quire.engine import logs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.replicas.channel import EndpointAddress, Inbox
 from quire.engine.replicas.chooser import Chooser
@@ -36,40 +40,62 @@ from quire.engine.replicas.replica import EngineReplica
 from quire.engine.wire import decode_commands
 
 RESULTS = pathlib.Path(__file__).with_name("results")
-START_S = 300.0
+START_S = 600.0
+"""Longest time until all replicas are ready."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
 READY = b"ready\n"
 """What a replica prints once its engine has started."""
 
 
+def gpus_of(n: int, environment: Mapping[str, str], found: Sequence[str]) -> list[str]:
+    """The GPU of each of n replicas, as CUDA names it; empty without GPUs, or if they are hidden.
+
+    environment: whose `DEVICES`, if given, says which of the GPUs may be used. found: the machine's. SystemExit if
+    there are some, but fewer than replicas: what is left over would compute on the CPU, and the ratio say nothing.
+    """
+    named = environment.get(DEVICES)
+    gpus = list(found) if named is None else [one.strip() for one in named.split(",") if one.strip()]
+    if not found or not gpus:
+        return []
+    if len(gpus) < n:
+        raise SystemExit(f"{n} replicas need {n} GPUs, and there are {len(gpus)}: {', '.join(gpus)}")
+    return gpus[:n]
+
+
 class ProcessFleet:
     """`Fleet` of processes of this machine. What runs is told by the link, as nobody else watches it here."""
 
-    def __init__(self, config: EngineConfig, n: int, inbox: Inbox, chooser: Chooser) -> None:
+    def __init__(self, config: EngineConfig, n: int, gpus: Sequence[str], inbox: Inbox, chooser: Chooser) -> None:
+        """gpus: of each replica, none on the CPU."""
         self.failure: str | None = None
         self.link: ReplicaLink | None = None
         self.names = [f"r{number}" for number in range(n)]
         self.eligible = list(self.names)
         """Those that get requests."""
-        self._config, self._inbox, self._chooser = config, inbox, chooser
+        self._config, self._gpus, self._inbox, self._chooser = config, gpus, inbox, chooser
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def start(self, address: EndpointAddress) -> None:
+        begin_s = time.perf_counter()
         for number, name in enumerate(self.names):
             what = json.dumps([msgspec.to_builtins(self._config), msgspec.to_builtins(address), name])
-            devices = os.environ.get(DEVICES, "").split(",")
-            device = devices[number] if len(devices) > number else str(number)
             command = [sys.executable, "-m", "benchmarks.replicas_throughput", "--as-replica", what]
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, DEVICES: device},
+                env={**os.environ, **({DEVICES: self._gpus[number]} if self._gpus else {})},
             )  # fmt: skip
             self._processes.append(process)
-        for name, process in zip(self.names, self._processes, strict=True):
-            assert process.stdout is not None
-            if await process.stdout.readline() != READY:
-                raise SystemExit(f"replica {name} could not be started: its message is above")
+        await asyncio.gather(*(self._started(number, begin_s) for number in range(len(self.names))))
         self._chooser.routable = frozenset(self.names)
+
+    async def _started(self, number: int, begin_s: float) -> None:
+        """SystemExit if the replica ends instead."""
+        process, name = self._processes[number], self.names[number]
+        assert process.stdout is not None
+        if await process.stdout.readline() != READY:
+            raise SystemExit(f"replica {name} could not be started: its message is above")
+        where = f"GPU {self._gpus[number]}" if self._gpus else self._config.device
+        print(f"replica {name} is ready on {where} after {time.perf_counter() - begin_s:.0f} s", flush=True)
 
     async def run(self, wire_id: str, message: bytes) -> None:
         assert self.link is not None
@@ -98,8 +124,8 @@ async def be_replica(what: str) -> None:
     await replica.stop()
 
 
-async def run_all(llm: AsyncLLM, requests: Sequence[BenchRequest]) -> dict[str, float]:
-    """All at once, whole answers."""
+async def run_all(llm: AsyncLLM, requests: Sequence[BenchRequest], what: str) -> dict[str, float]:
+    """All at once, whole answers. what: runs, for the lines that say how far it is."""
     n_out = 0
 
     async def one(request: BenchRequest) -> None:
@@ -110,10 +136,13 @@ async def run_all(llm: AsyncLLM, requests: Sequence[BenchRequest]) -> dict[str, 
         )  # fmt: skip
         async for output in llm.generate(request.prompt_token_ids, params):
             n_out += sum(len(each.token_ids) for each in output.outputs)
+        ticker.advance(1)
 
     begin_s, cpu_s = time.perf_counter(), time.process_time()
-    await asyncio.gather(*map(one, requests))
+    with ticking(f"requests of {what}", len(requests)) as ticker:
+        await asyncio.gather(*map(one, requests))
     elapsed_s = time.perf_counter() - begin_s
+    print(f"{what}: {n_out:,} tokens in {elapsed_s:.1f} s, {n_out / elapsed_s:,.0f} tok/s", flush=True)
     return {
         "output_tokens": n_out, "elapsed_s": elapsed_s, "output_tokens_per_second": n_out / elapsed_s,
         "endpoint_cpu_share": (time.process_time() - cpu_s) / elapsed_s,
@@ -123,30 +152,36 @@ async def run_all(llm: AsyncLLM, requests: Sequence[BenchRequest]) -> dict[str, 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     model = shape_options(args.model) if args.model.startswith(PREFIX) else {"model": args.model}
     options: dict[str, Any] = {"skip_tokenizer_init": True, "max_num_waiting": 1 << 14, "disable_log_stats": True}
-    options |= {name: getattr(args, name) for name in ("device", "max_model_len", "max_num_seqs")}
+    options |= {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs")}
+    found = command_output("nvidia-smi", "--query-gpu=index", "--format=csv,noheader").split()
+    gpus = gpus_of(args.replicas, os.environ, found if args.device in ("auto", "cuda") else [])
+    options["device"] = "cuda" if gpus else args.device  # a replica that finds no GPU must not take the CPU
     config = EngineConfig(**options | model)
     chooser, inbox = Chooser(), Inbox("127.0.0.1")
-    fleet = ProcessFleet(config, args.replicas, inbox, chooser)
+    fleet = ProcessFleet(config, args.replicas, gpus, inbox, chooser)
     fleet.link = ReplicaLink(fleet, inbox, chooser, tuple)
-    llm = await AsyncLLM.over(config, fleet.link, 0)
+    llm: AsyncLLM | None = None
     try:
         async with asyncio.timeout(START_S):
+            llm = await AsyncLLM.over(config, fleet.link, 0)
             while len(chooser.stats().replicas) < args.replicas:
                 await asyncio.sleep(0.1)
         return await compare(llm, fleet, args.requests)
     finally:
-        await llm.shutdown()
+        if llm is not None:
+            await llm.shutdown()
         await fleet.close()
 
 
 async def compare(llm: AsyncLLM, fleet: ProcessFleet, n_requests: int) -> dict[str, Any]:
     """One, then all; the prompts of each turn are others, so that nobody finds another's."""
     turns = [nano_vllm(turn)[:n_requests] for turn in range(len(fleet.names) + 2)]
-    await run_all(llm, [dataclasses.replace(one, output_len=8) for one in turns[0][: 16 * len(fleet.names)]])
+    short = [dataclasses.replace(one, output_len=8) for one in turns[0][: 16 * len(fleet.names)]]
+    await run_all(llm, short, "warming up")
     fleet.eligible = fleet.names[:1]
-    one = await run_all(llm, turns[1])
+    one = await run_all(llm, turns[1], "one replica")
     fleet.eligible = fleet.names
-    every = await run_all(llm, [request for turn in turns[2:] for request in turn])
+    every = await run_all(llm, [request for turn in turns[2:] for request in turn], f"{len(fleet.names)} replicas")
     ratio = every["output_tokens_per_second"] / one["output_tokens_per_second"]
     return {"one": one, "all": every, "ratio": ratio}
 
@@ -165,10 +200,15 @@ def main() -> None:
     if args.as_replica:
         asyncio.run(be_replica(args.as_replica))
         return
+    logs.show()
     found = asyncio.run(measure(args))
-    print(json.dumps(found))
     settings = {name: value for name, value in vars(args).items() if name != "as_replica"}
     write_report(args.output, build_report("replicas_throughput", settings, found))
+    print(
+        f"ratio {found['ratio']:.3f}: {args.replicas} replicas {found['all']['output_tokens_per_second']:,.0f} tok/s,"
+        f" one {found['one']['output_tokens_per_second']:,.0f} tok/s, endpoint's share of a core"
+        f" {found['all']['endpoint_cpu_share']:.2f}"
+    )
 
 
 if __name__ == "__main__":

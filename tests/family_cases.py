@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -81,6 +85,8 @@ QWEN2_MOE = {**MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1
 QWEN3_MOE = {**MOE, "head_dim": 32}
 RECURRENT = {"bamba", "granitemoehybrid", "lfm2", "mamba2", "qwen3_next"}
 """Families with states, which take no drafts."""
+GPT_OSS_LIMIT = 7.0
+"""What gpt-oss was released with."""
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
 LATENT = {
     "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8,
@@ -213,6 +219,41 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@contextlib.contextmanager
+def _hidden(packages: tuple[str, ...]) -> Iterator[None]:
+    """Importing one of them fails meanwhile."""
+    found = {name: sys.modules.pop(name) for name in packages if name in sys.modules}
+    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in packages:
+            del sys.modules[name]
+        sys.modules.update(found)
+
+
+with _hidden(("fla", "mamba_ssm", "causal_conv1d")):
+    # A model's file takes their GPU kernels as it is imported, if they are installed, and calls them on a CPU as well.
+    for _name in RECURRENT:
+        getattr(transformers, f"{CASES[_name][0]}ForCausalLM")
+
+
+def refuse_old_oracle(config: transformers.PreTrainedConfig) -> None:
+    """Fail with words where the transformers that is installed would compute a wrong model of `config`."""
+    n_groups = getattr(config, "n_groups", getattr(config, "mamba_n_groups", 1))
+    if n_groups > 1:
+        _need((5, 23), f"takes the gated norm of Mamba-2 over all of its {n_groups} groups at once")
+    limit = getattr(config, "swiglu_limit", GPT_OSS_LIMIT)
+    if limit != GPT_OSS_LIMIT:
+        _need((5, 19), f"computes gpt-oss with a swiglu_limit of {GPT_OSS_LIMIT}, whatever config.json says ({limit})")
+
+
+def _need(release: tuple[int, int], wrong: str) -> None:
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < release:
+        least = ".".join(map(str, release))
+        pytest.fail(f"transformers {transformers.__version__} {wrong}: compare with {least} or newer", pytrace=False)
+
+
 def random_checkpoint(
     folder: pathlib.Path,
     family: str,
@@ -225,6 +266,7 @@ def random_checkpoint(
     of_text = f"{family}TextConfig"
     kind = getattr(transformers, of_text if hasattr(transformers, of_text) else f"{family}Config")
     config = kind(**{**TINY, **fields})
+    refuse_old_oracle(config)
     torch.manual_seed(0)
     name = f"{family}ForCausalLM" if hasattr(transformers, f"{family}ForCausalLM") else f"{family}LMHeadModel"
     model = getattr(transformers, name)(config).eval()
