@@ -90,3 +90,32 @@ def expected(
     target = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     added = [None if one is None else one.double() for one in biases]
     return reference.experts(x, ids, weights, *parts, gating, *added, residual=target)
+
+
+def error(got: torch.Tensor, sums: torch.Tensor, residual: torch.Tensor | None = None) -> float:
+    """Largest |got - wanted| / (1 + the larger of |sums| and |wanted|); wanted: the sums, plus a residual if there was.
+
+    sums: [n, hidden] of experts alone, in a wide dtype. Their rounding errors are as large as they are: where a
+    residual cancels a sum, what is left is small, and its error is not.
+    """
+    wanted = sums if residual is None else sums + residual.to(sums.dtype)
+    return float(((got.to(sums.dtype) - wanted).abs() / (1 + torch.maximum(sums.abs(), wanted.abs()))).max())
+
+
+def check(
+    got: torch.Tensor,
+    sums: torch.Tensor,
+    coding: Coding | None,
+    what: object = "",
+    residual: torch.Tensor | None = None,
+) -> None:
+    """What kernels gave, against `expected`. residual: as it was before they added to it."""
+    found = error(got, sums, residual)
+    if coding is not None and coding.dtype.is_floating_point:
+        wanted = sums if residual is None else sums + residual.double()
+        assert found <= reference.ROUNDED_TOLERANCE, (found, what)
+        share = float((got.double() - wanted).norm() / sums.norm().clamp(min=1e-9))
+        assert share <= reference.ROUNDED_NORM, (share, what)
+    else:
+        allowed = reference.TOLERANCE[got.dtype] * max(1.0, float(sums.std()))  # zero points make large sums
+        assert found <= allowed, (found, what)

@@ -9,10 +9,8 @@
 // of lines that were split.
 //
 // Compiled for one variant (see plain_variant.h), with QUIRE_HEAD_DIM 64, 96, 128, 192 or 256, QUIRE_BF16 0 or 1,
-// QUIRE_ROWS 8, 16, 32 or 64 (most packed rows of a line) and QUIRE_LAYOUT 0 paged, 1 ragged, 2 block-sparse; with
-// QUIRE_CODED 1 pages hold e4m3 (see decode/codes.h).
-// Page sizes are multiples of 8. QUIRE_KEYS, QUIRE_WARPS, QUIRE_WARP_ROWS,
-// QUIRE_STAGES and QUIRE_WRITERS override the usual sizes.
+// QUIRE_ROWS 8, 16, 32 or 64 (most packed rows of a line), QUIRE_LAYOUT 0 paged, 1 ragged, 2 block-sparse, and
+// QUIRE_CODED 0, or 1: pages hold e4m3 (see decode/codes.h). Page sizes are multiples of 8.
 //
 // Both kernels may start before the previous kernel of the stream has ended, and wait for it (programmatic dependent
 // launch). What they read of the plan before they wait, `queue`, `merges` and `parts`, has to be there before that kernel

@@ -9,31 +9,17 @@ enum Layout { PAGED = 0, RAGGED = 1, SPARSE = 2 };
 
 constexpr Layout LAYOUT = static_cast<Layout>(QUIRE_LAYOUT);
 constexpr int DIM = QUIRE_HEAD_DIM, ROWS = QUIRE_ROWS;
-#ifndef QUIRE_CODED
-#define QUIRE_CODED 0
-#endif
 constexpr bool CODED = QUIRE_CODED;  // pages hold e4m3, a byte a number, and tokens of a page are contiguous
 static_assert(!CODED || LAYOUT != RAGGED, "codes lie in pages");
 // Hooks on every logit take longer than the copies: more warps share them, and a longer stage. Of codes a stage of as
 // many bytes has twice the keys and twice the work, where registers suffice for it.
 constexpr bool TWICE = CODED && ROWS <= 16;
 constexpr bool HOOKED = (Variant::has_logits || Variant::has_mask) && ROWS <= 16 && DIM <= 128;
-#ifndef QUIRE_KEYS
-#define QUIRE_KEYS (HOOKED ? 128 : (DIM > 192 && ROWS > 8 ? 32 : 64) * (TWICE ? 2 : 1))
-#endif
-#ifndef QUIRE_WARPS
-#define QUIRE_WARPS (HOOKED || (TWICE && (ROWS == 8 ? DIM > 128 : DIM != 192)) || ROWS > 16 ? 8 : 4)
-#endif
-#ifndef QUIRE_WARP_ROWS
-#define QUIRE_WARP_ROWS (ROWS < 16 || DIM > 192 || (DIM > 128 && ROWS > 16) ? 8 : 16)
-#endif
-#ifndef QUIRE_WRITERS
-#define QUIRE_WRITERS 2
-#endif
-constexpr int KEYS = QUIRE_KEYS;                  // of a stage
-constexpr int WARPS = QUIRE_WARPS;                // consumers
-constexpr int WRITERS = QUIRE_WRITERS;            // warps that load q and write results
-constexpr int WARP_ROWS = QUIRE_WARP_ROWS;        // packed rows of a consumer
+constexpr int KEYS = HOOKED ? 128 : (DIM > 192 && ROWS > 8 ? 32 : 64) * (TWICE ? 2 : 1);  // of a stage
+constexpr int WARPS =  // consumers
+    HOOKED || (TWICE && (ROWS == 8 ? DIM > 128 : DIM != 192)) || ROWS > 16 ? 8 : 4;
+constexpr int WRITERS = 2;  // warps that load q and write results
+constexpr int WARP_ROWS = ROWS < 16 || DIM > 192 || (DIM > 128 && ROWS > 16) ? 8 : 16;  // packed rows of a consumer
 constexpr int ROW_WARPS = ROWS / WARP_ROWS;       // consumers side by side in rows ..
 constexpr int KEY_WARPS = WARPS / ROW_WARPS;      // .. and in keys
 constexpr int KEY_TILES = KEYS / 16 / KEY_WARPS;  // of 16 keys, of a consumer in a stage
@@ -74,10 +60,7 @@ constexpr int FIXED_BYTES = RESULTS * RESULT_BYTES + QUERIES * Q_BYTES + LINE_BA
 constexpr int SHARED_LIMIT = 232448 - 1024 - 13312;
 constexpr int STAGES_FIT = (SHARED_LIMIT - FIXED_BYTES) / (STAGE_BYTES + 16 + 4 * MAX_BOXES);
 constexpr int STAGES_ENOUGH = (128 * 1024 + STAGE_BYTES - 1) / STAGE_BYTES;
-#ifndef QUIRE_STAGES
-#define QUIRE_STAGES (STAGES_FIT < STAGES_ENOUGH ? STAGES_FIT : STAGES_ENOUGH)
-#endif
-constexpr int STAGES = QUIRE_STAGES;
+constexpr int STAGES = STAGES_FIT < STAGES_ENOUGH ? STAGES_FIT : STAGES_ENOUGH;
 constexpr int SHARED_BYTES = 1024 + STAGES * (STAGE_BYTES + 16 + 4 * MAX_BOXES) + FIXED_BYTES;
 static_assert(STAGES >= 2 && STAGES <= STAGES_FIT, "the ring does not fit");
 

@@ -51,7 +51,8 @@ LOADS: Final = {"cuda": (Load(64), Load(1, 8192)), "cpu": (Load(8), Load(1, 512)
 MORE_LOADS: Final = (Load(1), Load(8), Load(32), Load(256), Load(1, 1024), Load(1, 2048), Load(8, 1024))
 """Of the delta rule on a GPU, where there is a peer."""
 STATE_BYTES: Final = 4
-FEW: Final = 17
+FEW: Final = 33
+"""Times the heads of a check 128 or more: fewer have another kernel for updates on Hopper."""
 CHECKED: Final = {"rows": Load(FEW), "prompts": Load(2, 2 * PIECE + FEW)}
 """What is compared with the reference; prompts end within a piece."""
 LESS: Final = 4

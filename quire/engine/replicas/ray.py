@@ -27,7 +27,7 @@ from quire.engine.replicas.chooser import chooser_of
 from quire.engine.replicas.fleet import ReplicaLost
 from quire.engine.replicas.other_node import OtherNode
 from quire.engine.replicas.replica import EngineReplica
-from quire.engine.replicas.room import check_room, needs_of
+from quire.engine.replicas.room import check_room, idle_gpus, needs_of
 
 try:
     import ray
@@ -176,6 +176,9 @@ class RayFleet:
         room for the replicas."""
         _check_spread(self._engine, self._cluster)
         join_ray(self._cluster, self._engine.nnodes)
+        idle = idle_gpus(self._cluster.ray_actor_options, _nodes()) if self._engine.device == "auto" else ""
+        if idle:
+            logger.warning("%s", idle)
         return LOOPBACK if self._is_ours else str(ray.util.get_node_ip_address())
 
     async def start(self, address: EndpointAddress) -> None:
@@ -187,8 +190,7 @@ class RayFleet:
     async def update(self, engine: EngineConfig, cluster: ClusterConfig) -> None:
         """Put replicas with these options into the places of those that run, some at a time; each of those finishes
         what it has. ConfigError if there is no room, or Ray refuses: then nothing changes."""
-        nodes = [node["Resources"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
-        check_room(cluster.n_at_start, cluster.ray_actor_options, nodes, engine.nnodes)
+        check_room(cluster.n_at_start, cluster.ray_actor_options, await asyncio.to_thread(_nodes), engine.nnodes)
         self._engine, self._cluster = engine, cluster
         self._revision += 1
         await asyncio.to_thread(self._deploy)
@@ -307,8 +309,12 @@ def join_ray(cluster: ClusterConfig, n_each: int = 1) -> None:
             "versions of Ray and Python that are here, and its token be known here (RAY_AUTH_MODE=token)"
         ) from None
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns once for each request of a lost replica
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    check_room(cluster.n_at_start, cluster.ray_actor_options, nodes, n_each)
+    check_room(cluster.n_at_start, cluster.ray_actor_options, _nodes(), n_each)
+
+
+def _nodes() -> list[dict[str, float]]:
+    """What each node has, by Ray's names."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _knock(address: str) -> None:

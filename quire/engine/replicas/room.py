@@ -57,5 +57,17 @@ def check_room(
     )
 
 
+def idle_gpus(actor_options: Mapping[str, Any], nodes: Sequence[Mapping[str, float]]) -> str:
+    """What to tell if the nodes have GPUs and the options do not say whether replicas get some; else empty."""
+    n_gpus = sum(node.get("GPU", 0.0) for node in nodes)
+    if not n_gpus or "num_gpus" in actor_options:
+        return ""
+    return (
+        f"Ray's nodes have {n_gpus:g} GPU{'s' if n_gpus != 1 else ''}, and nothing sets one aside for a replica, which"
+        " then computes on the CPU: --ray-actor-options '{\"num_gpus\": 1}' gives each one; --device cpu or"
+        " num_gpus: 0 says that the CPU is meant"
+    )
+
+
 def _listed(amounts: Mapping[str, float], names: Mapping[str, float]) -> str:
     return ", ".join(f"{amounts.get(name, 0.0):g} {name}" for name in names)

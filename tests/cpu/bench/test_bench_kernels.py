@@ -40,6 +40,7 @@ from quire.kernels import catalog
 from quire.kernels.attention.schedule.plan import Heads
 from quire.kernels.attention.variant import variants
 from quire.kernels.moe import hopper, plan
+from quire.kernels.state import hopper as state_hopper
 
 LIMITS = DeviceLimits(read_bytes_s=100.0, copy_bytes_s=50.0, flops_s=1000.0, matrix=8)
 
@@ -238,6 +239,8 @@ def test_checks_of_state_have_the_sizes_that_are_timed(scan: state.Scan) -> None
         small, timed_sizes = scan.smaller(device), scan.on(device)
         assert (small.head_dim, small.size) == (timed_sizes.head_dim, timed_sizes.size)
         assert small.heads < timed_sizes.heads and small.heads // small.shared > 1
+        n_rows = state.CHECKED["rows"].n_rows
+        assert device == "cpu" or n_rows * small.heads >= state_hopper.LEAST_HEADS, "the kernel for many updates is checked"
 
 
 def test_no_case_begins_after_the_time_limit() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.core.errors import ConfigError
-from quire.engine.replicas.room import check_room, n_places, n_spread, needs_of
+from quire.engine.replicas.room import check_room, idle_gpus, n_places, n_spread, needs_of
 
 NODES = [{"CPU": 8.0, "GPU": 2.0, "memory": 1e9}, {"CPU": 3.0, "GPU": 1.0}]
 
@@ -44,3 +44,10 @@ def test_a_replica_of_several_nodes_has_one_place_on_each() -> None:
     check_room(1, {"num_gpus": 1}, NODES, 2)
     with pytest.raises(ConfigError, match="2 replicas need 1 CPU, 1 GPU on each of 2 nodes, and Ray has room for 1"):
         check_room(2, {"num_gpus": 1}, NODES, 2)
+
+
+def test_gpus_that_no_replica_would_get_are_told() -> None:
+    told = idle_gpus({"num_cpus": 4}, NODES)
+    assert "3 GPUs" in told and "computes on the CPU" in told and '{"num_gpus": 1}' in told
+    assert idle_gpus({"num_gpus": 1}, NODES) == idle_gpus({"num_gpus": 0}, NODES) == "", "it was said"
+    assert idle_gpus({}, [{"CPU": 8.0}]) == "", "there are none"
