@@ -213,6 +213,25 @@ def rows(
     return figures, refused
 
 
+def table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines of Markdown, as docs/quantization.md has them."""
+    plain = figures["bfloat16"]
+    lines = [
+        "| format | MiB | error of weights | bits per byte | change | weights alone | tasks | on a CPU |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in figures.items():
+        error = f"{row['error_of_weights']:.1%}" if "error_of_weights" in row else "-"
+        alone = f"{row['weights_alone']['mean'] / plain['mean'] - 1:+.1%}" if "weights_alone" in row else "same"
+        change = f"{row['mean'] / plain['mean'] - 1:+.1%}"
+        cells = (
+            name, f"{row['file_bytes'] / 2**20:.1f}", error, f"{row['mean']:.3f}", change, alone,
+            f"{row['accuracy']:.1%}", row["held_as"],
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |".replace("%", " %"))
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path, help="of benchmarks.held_out_texts")
@@ -232,6 +251,7 @@ def main() -> None:
     settings = {"threads": args.threads, "window": WINDOW, "texts": {one: len(text) for one, text in texts.items()}}
     results = {"formats": figures, "refused": refused}
     write_report(args.output, build_report("format_quality", settings | {"questions": len(tasks)}, results))
+    print("\n".join(table(figures)))
 
 
 if __name__ == "__main__":
