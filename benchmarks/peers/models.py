@@ -39,7 +39,7 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 KEYS = COMMON_KEYS | {"head_dim": "rope.dimension_count"}
-CONTROL, NORMAL = 3, 1
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 Add = Callable[[gguf.GGUFWriter, str, torch.Tensor], None]
 """(file, name in it, weight)."""
 
@@ -99,14 +99,14 @@ def add_tokenizer(writer: gguf.GGUFWriter, path: pathlib.Path, end_id: int | Non
         writer.add_string("tokenizer.ggml.model", "no_vocab")
         return
     tokenizer = json.loads(path.read_text())
-    special = {one["content"] for one in tokenizer["added_tokens"]}
+    added = {one["content"]: CONTROL if one["special"] else USER_DEFINED for one in tokenizer["added_tokens"]}
     vocabulary = tokenizer["model"]["vocab"] | {one["content"]: one["id"] for one in tokenizer["added_tokens"]}
     tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in tokenizer["model"]["merges"]]
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", "qwen2")
     writer.add_array("tokenizer.ggml.tokens", tokens)
-    writer.add_array("tokenizer.ggml.token_type", [CONTROL if token in special else NORMAL for token in tokens])
+    writer.add_array("tokenizer.ggml.token_type", [added.get(token, NORMAL) for token in tokens])
     writer.add_array("tokenizer.ggml.merges", merges)
     writer.add_bool("tokenizer.ggml.add_bos_token", False)
     if end_id is not None:
