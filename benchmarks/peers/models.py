@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import gguf
@@ -38,7 +39,9 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 KEYS = COMMON_KEYS | {"head_dim": "rope.dimension_count"}
-CONTROL, NORMAL = 3, 1
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+Add = Callable[[gguf.GGUFWriter, str, torch.Tensor], None]
+"""(file, name in it, weight)."""
 
 
 def random_checkpoint(folder: pathlib.Path, shape: str, n_layers: int = 0) -> None:
@@ -53,8 +56,9 @@ def random_checkpoint(folder: pathlib.Path, shape: str, n_layers: int = 0) -> No
     part.rename(folder / "model.safetensors")
 
 
-def write_gguf(folder: pathlib.Path, path: pathlib.Path) -> None:
-    """The checkpoint in `folder` as a GGUF file: matrices in BF16 bit for bit, vectors in F32, its tokenizer if any."""
+def write_gguf(folder: pathlib.Path, path: pathlib.Path, add: Add | None = None, file_type: str = "BF16") -> None:
+    """The checkpoint in `folder` as a GGUF file, with its tokenizer if any. add: puts a weight into it;
+    None: matrices in BF16 bit for bit, vectors in F32. file_type: of most matrices, as llama.cpp says it."""
     config = json.loads((folder / "config.json").read_text())
     architecture = config["model_type"]
     writer = gguf.GGUFWriter(path.with_suffix(".part"), architecture)
@@ -64,14 +68,14 @@ def write_gguf(folder: pathlib.Path, path: pathlib.Path) -> None:
         writer.add_uint32(f"{architecture}.attention.{key}", config["head_dim"])
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
     writer.add_float32(f"{architecture}.rope.freq_base", float(config["rope_theta"]))
-    writer.add_uint32("general.file_type", 32)  # mostly BF16
-    add_tokenizer(writer, folder / "tokenizer.json")
+    writer.add_uint32("general.file_type", gguf.LlamaFileType[f"MOSTLY_{file_type}"])
+    add_tokenizer(writer, folder / "tokenizer.json", config.get("eos_token_id"))
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, weight in safetensors.torch.load_file(folder / "model.safetensors").items():
         projection = name.split(".")[-2]
         if architecture == "llama" and projection in heads:
             weight = interleave(weight, heads[projection])
-        add_weight(writer, gguf_name(name), weight)
+        (add or add_weight)(writer, gguf_name(name), weight)
     if config["rope_scaling"]:
         writer.add_tensor("rope_freqs.weight", rope_factors(config))
     writer.write_header_to_file()
@@ -89,22 +93,24 @@ def add_weight(writer: gguf.GGUFWriter, name: str, weight: torch.Tensor) -> None
         writer.add_tensor(name, bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, path: pathlib.Path) -> None:
-    """A byte-level BPE tokenizer.json, or the note that there is none."""
+def add_tokenizer(writer: gguf.GGUFWriter, path: pathlib.Path, end_id: int | None = None) -> None:
+    """A byte-level BPE tokenizer.json, or the note that there is none. end_id: of the token that ends replies."""
     if not path.exists():
         writer.add_string("tokenizer.ggml.model", "no_vocab")
         return
     tokenizer = json.loads(path.read_text())
-    special = {one["content"] for one in tokenizer["added_tokens"]}
+    added = {one["content"]: CONTROL if one["special"] else USER_DEFINED for one in tokenizer["added_tokens"]}
     vocabulary = tokenizer["model"]["vocab"] | {one["content"]: one["id"] for one in tokenizer["added_tokens"]}
     tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in tokenizer["model"]["merges"]]
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", "qwen2")
     writer.add_array("tokenizer.ggml.tokens", tokens)
-    writer.add_array("tokenizer.ggml.token_type", [CONTROL if token in special else NORMAL for token in tokens])
+    writer.add_array("tokenizer.ggml.token_type", [added.get(token, NORMAL) for token in tokens])
     writer.add_array("tokenizer.ggml.merges", merges)
     writer.add_bool("tokenizer.ggml.add_bos_token", False)
+    if end_id is not None:
+        writer.add_uint32("tokenizer.ggml.eos_token_id", end_id)
 
 
 def gguf_name(name: str) -> str:

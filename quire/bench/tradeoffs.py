@@ -170,7 +170,7 @@ def measure(
 def _row(variant: Variant, llm: LLM, turns: Turns, texts: Mapping[str, str], tasks: Sequence[Task]) -> Row:
     options, worker = turns.options, _worker(llm)
     leaving = None if variant.exit is None else leave_early(worker, variant.config, *variant.exit)
-    bits = {one: _bits_per_byte(llm, text, options.window) for one, text in texts.items()}
+    bits = {one: bits_per_byte(llm, text, options.window) for one, text in texts.items()}
     scores = answer_tasks(llm, tasks, options.task_output_len) if tasks else {}
     if leaving is not None:
         leaving.n_tokens = leaving.n_exits = 0
@@ -221,7 +221,7 @@ class Turns:
         return time.perf_counter() - begin_s
 
 
-def _bits_per_byte(llm: LLM, text: str, window: int) -> float:
+def bits_per_byte(llm: LLM, text: str, window: int) -> float:
     """Of all tokens but the first, in windows that each begin with the last token of the one before."""
     tokenizer = llm.get_tokenizer()
     ids = list(tokenizer.encode(text))
