@@ -45,8 +45,6 @@ FIRST, SEVERAL, OTHERS, FITTED = 0.15, 0.12, 0.10, 0.05
 """Limits, see the module."""
 BEYOND: Final = {
     ("gpt-oss-20b mxfp4", "1 x 1,024: decode, ms"), ("gpt-oss-20b mxfp4", "W2, tok/s"), ("qwen3-0.6b", "W1, tok/s"),
-    ("gemma-3-1b", "1 x 32,000: decode, ms"), ("gemma-3-1b", "32 x 32,000: decode, ms"),
-    ("gemma-3-1b", "32 x 8,000: decode, ms"),
 }  # fmt: skip
 """(shape, figure) that do not hold; docs/plan.md says why."""
 
