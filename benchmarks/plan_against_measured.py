@@ -45,8 +45,7 @@ FIRST, SEVERAL, OTHERS, FITTED = 0.15, 0.12, 0.10, 0.05
 """Limits, see the module."""
 BEYOND: Final = {
     ("gpt-oss-20b mxfp4", "1 x 1,024: decode, ms"), ("gpt-oss-20b mxfp4", "W2, tok/s"), ("qwen3-0.6b", "W1, tok/s"),
-    ("gemma-3-1b", "1 x 32,000: decode, ms"), ("gemma-3-1b", "32 x 32,000: decode, ms"),
-    ("gemma-3-1b", "32 x 8,000: decode, ms"),
+    ("llama-3.1-8b", "W3, tok/s"), ("llama-3.1-8b", "W5, tok/s"),
 }  # fmt: skip
 """(shape, figure) that do not hold; docs/plan.md says why."""
 
@@ -105,11 +104,12 @@ def number(value: float) -> str:
 
 
 def shape_of(one: Figure) -> str:
-    """Model and formats."""
+    """Model, formats and ranks; even: rows choose experts in turn."""
     options = one.options
     words = [options["model"], options.get("quantization", "")]
     words += [f"kv {options['kv_cache_dtype']}"] if "kv_cache_dtype" in options else []
     words += [f"{flag[1:]} {options[name]}" for flag, name in RANKS.items() if name in options]
+    words += ["even"] if options.get("hf_overrides", {}).get("even_routing") else []
     return " ".join(filter(None, words))
 
 

@@ -6,10 +6,19 @@ Owns its description. Does not own what is computed (`compute/layers/delta`). To
 
 from __future__ import annotations
 
+from typing import Final
+
 from quire.config.layers import NormSpec
 from quire.config.parameters import Matrix, MixerParameters, NormTable, Tensor
 from quire.config.recurrent import RecurrentMixer
 from quire.config.states import StatePart, StateSpec
+
+PIECE: Final = 64
+"""Most rows of a span that are solved at once (`kernels/state/spans`)."""
+FLOAT32_BYTES: Final = 4
+N_TRIANGLES, N_SCALES = 2, 4
+"""Of a piece and head: what kernels solve beforehand, triangles in the rows' type, and numbers of each row in float32
+(`kernels/state`)."""
 
 
 class DeltaSpec(RecurrentMixer, frozen=True, kw_only=True):
@@ -42,6 +51,17 @@ class DeltaSpec(RecurrentMixer, frozen=True, kw_only=True):
     @property
     def n_row_numbers(self) -> int:
         return 3 * self.conv_size + 4 * self.inner_size
+
+    @property
+    def n_solved_numbers(self) -> int:
+        """Of a token, those that are there while a GPU solves pieces: what the projection and the convolution gave, and
+        the result."""
+        return 2 * (self.conv_size + self.inner_size + self.n_value_heads)
+
+    def pieces_bytes(self, n_pieces: int, itemsize: int) -> int:
+        """What a GPU has beside them of so many pieces, however few rows these have. itemsize: of a row's numbers."""
+        of_head = N_TRIANGLES * PIECE * PIECE * itemsize + N_SCALES * PIECE * FLOAT32_BYTES
+        return n_pieces * self.n_value_heads * of_head
 
     @property
     def words(self) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from quire.core import host
 from quire.core.errors import ConfigError, shown
-from quire.core.spelling import did_you_mean_and_known
+from quire.core.spelling import did_you_mean_and_known, nearest
 from quire.planner.calibration import Calibration, Curve, calibration_of
 from quire.planner.links import Links
 
@@ -113,11 +114,27 @@ def accelerator_named(name: str) -> Accelerator:
         return ACCELERATORS[wanted]
     first = [each for each in ACCELERATORS if each[:1] == wanted[:1]]
     rest = [each for each in ACCELERATORS if each not in first]
-    known = did_you_mean_and_known(wanted, ACCELERATORS, first + rest)
+    near = _nearest(wanted, first)
+    known = did_you_mean_and_known(wanted, [near] if near else ACCELERATORS, first + rest)
     raise ConfigError(
         f"--gpu {shown(name)} is unknown{known}; `here` measures this machine, and"
         " a file of `quire bench calibrate` can be given with --calibration"
     )
+
+
+def _nearest(wanted: str, names: Sequence[str]) -> str:
+    """Of those that are as near as the nearest, the one with the nearest number: h200 for h300; empty: none is near."""
+    best = nearest(wanted, names)
+    alike = [each for each in names if len(each) == len(best) and _n_others(each, wanted) == _n_others(best, wanted)]
+    return min(alike, key=lambda each: abs(_number(each) - _number(wanted))) if best else ""
+
+
+def _n_others(one: str, other: str) -> int:
+    return sum(a != b for a, b in zip(one, other, strict=False))
+
+
+def _number(name: str) -> int:
+    return int("".join(filter(str.isdecimal, name)) or 0)
 
 
 def accelerator_seen(driver_name: str) -> Accelerator | None:

@@ -13,6 +13,7 @@ import bisect
 import dataclasses
 
 from quire.config.arch import ModelArch
+from quire.config.delta import PIECE, DeltaSpec
 from quire.config.kv import KVLayout, kv_layout
 from quire.config.resolve import AdapterLimits
 from quire.core.errors import ConfigError
@@ -163,16 +164,31 @@ class MemoryEquation:
 
     @property
     def activations_bytes(self) -> int:
-        """Of the largest step's rows that one rank has."""
-        return most_rows(self.max_num_batched_tokens, self.row_ranks) * self._row_bytes
+        """Of the largest step's rows that one rank has; more where they belong to many short spans whose pieces are
+        solved apart."""
+        n_rows = most_rows(self.max_num_batched_tokens, self.row_ranks)
+        return n_rows * self._row_bytes + max(0, self._solved_bytes(n_rows) - n_rows * self._widest * self.itemsize)
+
+    def _solved_bytes(self, n_rows: int) -> int:
+        """Of the delta rule on a GPU, beside what surrounds a layer. A span has whole pieces and a shorter one, and one
+        more where a state is kept on its way."""
+        mixers = {one.mixer for one in self.arch.layers if isinstance(one.mixer, DeltaSpec)} if self.on_gpu else ()
+        n_ends = self.max_num_seqs + min(self.max_num_seqs, self.n_snapshots)
+        n_pieces, size = min(n_rows, n_rows // PIECE + n_ends), self.itemsize
+        return max(
+            (n_rows * one.n_solved_numbers * size + one.pieces_bytes(n_pieces, size) for one in mixers), default=0
+        )
 
     @property
     def _row_bytes(self) -> int:
         """Of one row: residual, normed input, and the widest pair of neighbours inside a layer."""
-        arch = self.arch
-        kinds = dict.fromkeys(arch.layers)
-        widest = max(max(one.mixer.n_row_numbers, one.ffn.n_row_numbers(arch.hidden_size)) for one in kinds)
-        return self.stream_bytes + (arch.hidden_size + widest) * self.itemsize
+        return self.stream_bytes + (self.arch.hidden_size + self._widest) * self.itemsize
+
+    @property
+    def _widest(self) -> int:
+        """Numbers of a row inside a layer, of the widest."""
+        kinds, size = dict.fromkeys(self.arch.layers), self.arch.hidden_size
+        return max(max(one.mixer.n_row_numbers, one.ffn.n_row_numbers(size)) for one in kinds)
 
     @property
     def _travel_bytes(self) -> int:

@@ -21,6 +21,7 @@ from quire.config.parameters import Cut, LayerParameters, Matrix, layer_paramete
 from quire.config.parameters import shapes as parameter_shapes
 from quire.planner.expert_loads import ExpertLoads, spread
 from quire.planner.formats import Formats
+from quire.planner.launches import Launches, launches_apart
 from quire.planner.mesh import n_experts_of, rank_layer
 from quire.planner.shape import layer_kinds
 
@@ -158,6 +159,8 @@ class RankParts(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[StateGroup, ...]
     n_norms: int
     """Over the width of the residual stream."""
+    apart: Launches
+    """Of rows, beside two norms and a rotation in each layer."""
     embedding_bytes: float
     other_bytes: float
     """Norms, biases and whatever else no product reads."""
@@ -175,7 +178,7 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats, loads: ExpertLoads
     products: dict[Product, int] = collections.Counter()
     attentions: dict[AttentionGroup, int] = collections.Counter()
     states: dict[StateGroup, int] = collections.Counter()
-    n_norms, other_numbers = 1, float(arch.hidden_size)
+    n_norms, other_numbers, apart = 1, float(arch.hidden_size), Launches()
     for spec, n_layers in layer_kinds(arch):
         own = rank_layer(spec, mesh.tp)
         for product in _layer_products(spec, own, arch.hidden_size, mesh, formats, loads):
@@ -188,6 +191,7 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats, loads: ExpertLoads
             states[StateGroup(n_times=1, n_bytes=state.n_bytes(formats.itemsize), n_numbers=numbers)] += n_layers
         parameters = _parameters(own, arch.hidden_size)
         n_norms += n_layers * sum(norm.shape == (arch.hidden_size,) for norm in parameters.norms)
+        apart += launches_apart(own, parameters).times(n_layers)
         small = sum(math.prod(norm.shape) for norm in parameters.norms)
         small += sum(matrix.n_out for matrix in parameters.matrices if matrix.bias)
         small += sum(math.prod(one.shape) for one in parameters.mixer.tensors.values() if len(one.shape) != 2)
@@ -215,6 +219,7 @@ def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats, loads: ExpertLoads
         attentions=tuple(replace(one, n_times=n) for one, n in attentions.items()),
         states=tuple(replace(one, n_times=n) for one, n in states.items()),
         n_norms=n_norms,
+        apart=apart,
         embedding_bytes=embedding_bytes,
         other_bytes=other_bytes,
         weights_bytes=weights_bytes,

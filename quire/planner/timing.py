@@ -38,6 +38,10 @@ Columns = tuple[Sequence[int], Sequence[int]]
 NO_SPANS: Columns = ([], [])
 ROTATED_PARTS = 3
 """Reads and writes of rotation, in queries of a row."""
+SUMMED_PARTS = 3
+"""Reads and writes of an addition, in rows."""
+PLAIN_LAUNCHES = 3
+"""Of a plain layer: two norms and a rotation, of which `Calibration.row_kernels` has the time together."""
 
 
 class StepTimer:
@@ -276,12 +280,14 @@ class StepTimer:
         return total_s
 
     def _row_kernels_s(self, n_rows: float) -> float:
-        """Two norms and a rotation a layer; the fixed cost is of all three."""
+        """Two norms and a rotation a layer, whose fixed cost is of all three; it is less for one row, where products
+        take norms in. What no product takes in costs as much as one of three, whatever the rows."""
         curve, parts = self.calibration.row_kernels, self.parts
-        numbers = 2 * parts.n_norms * parts.hidden_size
+        numbers = (2 * parts.n_norms + SUMMED_PARTS * parts.apart.n_sums) * parts.hidden_size
         numbers += sum(one.n_times * ROTATED_PARTS * one.q_numbers for one in parts.attentions)
         n_bytes = n_rows * numbers * self.formats.itemsize
-        return parts.n_layers * curve.fixed(n_rows) + n_bytes / (curve.bytes_share * self._bytes_per_s)
+        fixed_s = parts.n_layers * curve.fixed(n_rows) + parts.apart.n * curve.fixed_s[-1] / PLAIN_LAUNCHES
+        return fixed_s + n_bytes / (curve.bytes_share * self._bytes_per_s)
 
     def transfer_s(self, transfer: Transfer) -> float:
         """One call: latency, and bytes over the link that all its ranks share."""

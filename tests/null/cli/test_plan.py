@@ -247,7 +247,7 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpu", "h300"], "did you mean b300? There are h100, h100-pcie, h100-nvl, h200"),
+        (["--gpu", "h300"], "did you mean h200? There are h100, h100-pcie, h100-nvl, h200"),
         (["--gpu", "h20"], "did you mean h200? There are h100, "),
         (["--gpu", "h200", "--slo", "ttft=soon"], "'ttft=soon' cannot be read: write ttft=200ms"),
         (["--gpu", "h200", "--slo", "foo=200ms"], "'foo' is no time that is known: there are ttft, tpot, as in"),
@@ -355,7 +355,7 @@ def test_a_result_that_is_beyond_its_error_bar_is_said(
 
 
 @pytest.mark.parametrize(("words", "within", "said"), [
-    (("gemma-3-1b",), bar(WINDOWS), "  - two kinds of windows: expectations are worse"),
+    (("gemma-3-1b",), bar(), ""),
     (("gpt-oss-20b", "--weights", "mxfp4"), bar(WINDOWS, EXPERTS, "weights in mxfp4"), "weights in mxfp4: expec"),
     (("llama-3.1-8b",), bar(), ""), (("qwen3-30b-a3b",), bar(EXPERTS), "  - experts: chosen evenly"),
 ])  # fmt: skip

@@ -81,10 +81,9 @@ def test_a_calibration_without_records_has_its_own_error_and_an_assumed_one_adds
 
 
 def test_words_say_which_plans_are_worse() -> None:
-    for shape, weights, run in (("gemma-3-1b", "auto", "gemma-3-1b 1 x 32,000: decode"),
-                                ("gpt-oss-20b", "mxfp4", "gpt-oss-20b mxfp4 W2")):  # fmt: skip
-        assert run in error_words(timer(shape, weights))
-    assert error_words(timer("llama-3.1-8b")) == "" == error_words(timer("qwen3-30b-a3b"))
+    assert "gpt-oss-20b mxfp4 W2" in error_words(timer("gpt-oss-20b", "mxfp4"))
+    for name in ("llama-3.1-8b", "qwen3-30b-a3b", "gemma-3-1b"):
+        assert error_words(timer(name)) == ""
 
 
 def test_a_factor_counts_either_way() -> None:
