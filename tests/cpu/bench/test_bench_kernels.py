@@ -240,7 +240,7 @@ def test_checks_of_state_have_the_sizes_that_are_timed(scan: state.Scan) -> None
         assert (small.head_dim, small.size) == (timed_sizes.head_dim, timed_sizes.size)
         assert small.heads < timed_sizes.heads and small.heads // small.shared > 1
         n_rows = state.CHECKED["rows"].n_rows
-        assert device == "cpu" or n_rows * small.heads >= state_hopper.LEAST_HEADS, "the kernel for many updates is checked"
+        assert device == "cpu" or n_rows * small.heads >= state_hopper.LEAST_HEADS, "that for many updates is checked"
 
 
 def test_no_case_begins_after_the_time_limit() -> None:
