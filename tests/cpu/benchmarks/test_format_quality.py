@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.format_quality import measure, rows
+from benchmarks.format_quality import BLOCKS, CODINGS, RESULT, measure, rows, table
 from benchmarks.peers import codings, models
 from benchmarks.peers.codings import Written
 from quire.bench.tasks import Task
@@ -19,6 +19,7 @@ from quire.bench.tasks import Task
 TEXTS = {"code": "def add(a, b):\n    return a + b\n" * 3, "docs": "It adds two numbers. " * 4}
 TASKS = [Task("def ", "", r"\A()", "empty"), Task("def ", "nothing like it", "", "text")]
 N_TOKENS = 258
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "quantization.md"
 
 
 @pytest.fixture
@@ -82,3 +83,10 @@ def test_codes_of_packers_are_cut_off() -> None:
     weight = torch.tensor([[-0.52, 15.5, 3.2, 0.6]])
     scales, zeros = torch.ones(1, 1), torch.zeros(1, 1)
     assert codings.at_levels(weight, scales, zeros, 4).tolist() == [[0.0, 15.0, 3.0, 1.0]]
+
+
+def test_the_page_has_the_recorded_table() -> None:
+    results = json.loads(RESULT.read_text())["results"]
+    figures, refused = results["formats"], results["refused"]
+    assert "\n".join(table(figures)) in PAGE.read_text()
+    assert {*figures, *refused} == {"bfloat16", "float32", *CODINGS, *(f"gguf {kind}" for kind in BLOCKS)}
