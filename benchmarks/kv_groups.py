@@ -50,13 +50,16 @@ def measure(args: argparse.Namespace, has_groups: bool) -> dict[str, float]:
         enable_prefix_caching=False, num_gpu_blocks_override=args.num_gpu_blocks_override,
         disable_hybrid_kv_cache_manager=not has_groups,
     )  # fmt: skip
-    n_slots, decode_s = 0, []
+    n_slots, last_s, decode_s = 0, 0.0, []
 
     def note(record: StepRecord) -> None:
-        nonlocal n_slots
-        if record.n_tokens == record.n_spans == record.n_running == args.batch_size:
+        """Steps overlap: one takes from the end of the one before to its own."""
+        nonlocal n_slots, last_s
+        decodes = record.n_tokens == record.n_spans == record.n_running == args.batch_size
+        if decodes:
             n_slots = llm.stats().n_slots_taken
-            decode_s.append(record.total_s)
+            decode_s.extend([record.time_s - last_s] if last_s else [])
+        last_s = record.time_s if decodes else 0.0
 
     try:
         submit(llm, from_lengths([(64, 4)] * args.batch_size, 10_000, "warm")(0), 0.0)
