@@ -14,8 +14,6 @@ from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, given_values, read_flags
 from quire.core.errors import ConfigError
 from quire.engine import stdio
-from quire.engine.ranks.node import run_node
-from quire.engine.ranks.node_port import check_address
 from quire.planner.calibration import load_calibration
 from quire.serve.config import ServerConfig
 from quire.serve.signals import ignore_hangups_until_served
@@ -41,6 +39,8 @@ def run(namespace: argparse.Namespace) -> int:
     if server.calibration:
         load_calibration(pathlib.Path(server.calibration))  # what is wrong with it is said before a model is loaded
     if engine.nnodes > 1 and not cluster.is_used:
+        from quire.engine.ranks.node_port import check_address
+
         check_address(engine)
     model = engine.model or "the demo model"
     with contextlib.suppress(OSError):  # a closed or full log stops nobody
@@ -79,6 +79,8 @@ def _run_headless(engine: EngineConfig, namespace: argparse.Namespace) -> int:
     if unused:
         with contextlib.suppress(OSError):
             print(f"quire: not used by this node, for node 0 serves HTTP: {', '.join(unused)}", file=sys.stderr)
+    from quire.engine.ranks.node import run_node
+
     return run_node(engine)
 
 

@@ -220,7 +220,7 @@ def as_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """`quire serve` that neither serves nor holds ranks."""
     monkeypatch.setattr("quire.cli.serve.ignore_hangups_until_served", lambda: None)
     monkeypatch.setattr("quire.cli.serve.stdio.show_stacks_on_signal", lambda: None)
-    monkeypatch.setattr("quire.cli.serve.run_node", lambda _: 0)
+    monkeypatch.setattr("quire.engine.ranks.node.run_node", lambda _: 0)
 
 
 HEADLESS = ["serve", "demo", "--nnodes", "2", "--node-rank", "1", "--headless"]
