@@ -76,6 +76,8 @@ def connect(config: EngineConfig, *, is_first: bool) -> Frames:
 
 def _advice(host: str, error: OSError) -> str:
     """What to look at when node 0 does not answer."""
+    if error.errno == errno.EAGAIN:
+        return "node 0 is still starting, or another program has its --master-port"
     if is_loopback(host):
         return f"{host} is this machine itself; if node 0 is on another, give its address, as --master-addr on both"
     if error.errno == errno.ECONNREFUSED:
@@ -89,7 +91,11 @@ def _greeted(connection: socket.socket, where: str) -> Frames:
     with contextlib.ExitStack() as undo:
         undo.callback(connection.close)
         frames = Frames(connection)
-        if not frames.is_greeted(CONNECT_S):
+        try:
+            is_node_0 = frames.is_greeted(CONNECT_S)
+        except TimeoutError:
+            raise TimeoutError(errno.EAGAIN, "it is listened on, and nothing is said") from None
+        if not is_node_0:
             raise ConfigError(f"{where} answers, but not as node 0 of Quire does: is it the --master-port of node 0?")
         undo.pop_all()
     return frames
