@@ -103,6 +103,7 @@ def test_stages_of_two_ranks_on_two_nodes_say_what_one_device_says(model: str, p
     finally:
         llm.shutdown()
     assert node.end() == 0 and "node 0 has ended its engine" in node.log.read_text()
+    assert "ERROR" not in node.log.read_text()
 
 
 def test_what_is_lost_on_the_other_node_is_named_and_it_comes_again(

@@ -230,8 +230,11 @@ class RankGroup:
         self._end_s = 0.0
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(HANG_S)  # `abandon` may hang, too
-        if self._nodes is not None and self.has_served and self.loss is None:
-            self._nodes.dismiss()
+        if self._nodes is not None and self.loss is None:
+            if self.has_served:
+                self._nodes.dismiss()
+            else:
+                self._nodes.tell_loss("it has ended before it served; its own log says why")
         self._free()
 
     def _free(self) -> None:

@@ -236,8 +236,10 @@ class Session:
 
     def _say_end(self, rank: LocalRank) -> None:
         loss, may_be_another = rank.loss()
-        logger.error("%s; node 0 is told", loss.message)
-        has_words = rank.wait(0.0) not in (0, -signal.SIGKILL) and rank.number not in self._shown
+        status = rank.wait(0.0)
+        if status != 0:  # else it was told to leave
+            logger.error("%s; node 0 is told", loss.message)
+        has_words = status not in (0, -signal.SIGKILL) and rank.number not in self._shown
         said = "" if not has_words else self._logs[rank.number].tail(BEAT_S)[-LAST_CHARS:]
         ended = RankEnded(rank.number, loss.message, loss.kind, said, may_be_another)
         self._frames.send(Kind.ENDED, msgspec.msgpack.encode(ended))

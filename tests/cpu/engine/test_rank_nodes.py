@@ -265,6 +265,25 @@ def run_group(config: EngineConfig, port: int, act: Callable[[Frames], None]) ->
     return ranks.loss
 
 
+@pytest.mark.parametrize("has_served, told", [
+    (False, (Kind.LOST, b"it has ended before it served; its own log says why")),
+    (True, (Kind.BYE, b"")),
+])  # fmt: skip
+def test_a_node_is_told_how_an_engine_ends_that_lost_nobody(
+    has_served: bool, told: tuple[Kind, bytes], config: EngineConfig, port: int
+) -> None:
+    ranks = group.RankGroup(config, mesh_of(config), DEMO)
+    threading.Thread(target=ranks._live, daemon=True).start()
+    frames = come(port, hello())
+    assert answer(frames)[0] is Kind.START
+    frames.send(Kind.STARTED, msgspec.msgpack.encode(Started({1: 4711})))
+    until(lambda: ranks.pids == [4711])
+    ranks.has_served = has_served
+    ranks.stop()
+    assert answer(frames) == told
+    frames.close()
+
+
 def test_a_node_that_says_nothing_is_named(config: EngineConfig, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "LOST_S", 0.6)
     monkeypatch.setattr(group, "LATE_S", 0.2)
