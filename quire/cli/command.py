@@ -14,7 +14,7 @@ import os
 import sys
 
 from quire import __version__
-from quire.config.flags import FlagParser
+from quire.config.flags import FlagParser, in_flags
 from quire.core.errors import ConfigError, InvalidParameter, LoadError, QuireError, complaint, shown
 from quire.core.shortage import shortage
 from quire.core.spelling import did_you_mean
@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except QuireError as error:
-        _say(complaint(error))
+        _say(complaint(_in_flags(error)))
         return 2 if isinstance(error, (ConfigError, LoadError, InvalidParameter)) else 1
     except BrokenPipeError:
         # The reader of our output has left (`quire generate | head`); nothing more can be written to it.
@@ -64,6 +64,15 @@ def run(arguments: list[str]) -> int:
         _drop_output()
         _say(f"quire: error: {reason}")
         return 1
+
+
+def _in_flags(error: QuireError) -> QuireError:
+    """Imports what it needs, for there is mostly no error."""
+    from quire.config.cluster import ClusterConfig
+    from quire.config.engine import EngineConfig
+    from quire.serve.config import ServerConfig
+
+    return in_flags(error, EngineConfig, ServerConfig, ClusterConfig)
 
 
 def _say(text: str) -> None:

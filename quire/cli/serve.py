@@ -11,10 +11,9 @@ from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
 from quire.config.cluster import ClusterConfig
 from quire.config.engine import EngineConfig
-from quire.config.flags import add_flags, read_flags
+from quire.config.flags import add_flags, given_values, read_flags
 from quire.core.errors import ConfigError
 from quire.engine import stdio
-from quire.engine.ranks.node import run_node
 from quire.planner.calibration import load_calibration
 from quire.serve.config import ServerConfig
 from quire.serve.signals import ignore_hangups_until_served
@@ -33,14 +32,16 @@ def run(namespace: argparse.Namespace) -> int:
     stdio.show_stacks_on_signal()
     ignore_hangups_until_served()
     engine = engine_config(namespace)
+    if _is_headless(engine, is_asked=getattr(namespace, "headless", False)):
+        return _run_headless(engine, namespace)
     server = read_flags(namespace, ServerConfig)
     cluster = read_flags(namespace, ClusterConfig)
     if server.calibration:
         load_calibration(pathlib.Path(server.calibration))  # what is wrong with it is said before a model is loaded
-    if _is_headless(engine, server):
-        if cluster.is_used:
-            raise ConfigError("headless goes without options of replicas: Ray places their nodes", param="headless")
-        return run_node(engine)
+    if engine.nnodes > 1 and not cluster.is_used:
+        from quire.engine.ranks.node_port import check_address
+
+        check_address(engine)
     model = engine.model or "the demo model"
     with contextlib.suppress(OSError):  # a closed or full log stops nobody
         print(f"quire: starting the server, then loading torch and {model}", file=sys.stderr, flush=True)
@@ -55,15 +56,32 @@ def run(namespace: argparse.Namespace) -> int:
     return run_server(engine, server)
 
 
-def _is_headless(engine: EngineConfig, server: ServerConfig) -> bool:
+def _is_headless(engine: EngineConfig, *, is_asked: bool) -> bool:
     """Whether this process only has ranks of node 0's engine. ConfigError where its options say both."""
-    if server.headless == (engine.node_rank > 0):
-        return server.headless
-    hint = "leave --headless out" if server.headless else "add --headless"
+    if is_asked == (engine.node_rank > 0):
+        return is_asked
+    if is_asked:
+        raise ConfigError(
+            "--headless with --node-rank 0: node 0 serves, and the others hold ranks for it: leave --headless out, or"
+            " give --node-rank 1 or more", param="headless",
+        )  # fmt: skip
     raise ConfigError(
-        f"node_rank = {engine.node_rank} and headless = {server.headless}: node 0 serves, and the others hold ranks for"
-        f" it: {hint}, or give another --node-rank", param="headless",
+        f"--node-rank {engine.node_rank} without --headless: node 0 serves, and the others hold ranks for it: add"
+        " --headless, or leave --node-rank out", param="headless",
     )  # fmt: skip
+
+
+def _run_headless(engine: EngineConfig, namespace: argparse.Namespace) -> int:
+    """The life of a node without HTTP; its exit code."""
+    if read_flags(namespace, ClusterConfig).is_used:
+        raise ConfigError("--headless goes without options of replicas: Ray places their nodes", param="headless")
+    unused = [f"--{name.replace('_', '-')}" for name in given_values(namespace, ServerConfig) if name != "headless"]
+    if unused:
+        with contextlib.suppress(OSError):
+            print(f"quire: not used by this node, for node 0 serves HTTP: {', '.join(unused)}", file=sys.stderr)
+    from quire.engine.ranks.node import run_node
+
+    return run_node(engine)
 
 
 def _random_weights(engine: EngineConfig, model: str) -> str:

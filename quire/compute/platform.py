@@ -209,9 +209,9 @@ class CudaPlatform:
         """One GPU a rank."""
         if n_ranks > cuda.n_devices():
             raise ConfigError(
-                f"tensor_parallel_size * pipeline_parallel_size * data_parallel_size * prefill_context_parallel_size /"
-                f" nnodes = {n_ranks} needs {n_ranks} GPUs, one a rank, and {cuda.n_devices()} are visible: lower them,"
-                " or make more visible (CUDA_VISIBLE_DEVICES)",
+                f"{n_ranks} ranks on this machine need {n_ranks} GPUs, one a rank, and {cuda.n_devices()} are visible:"
+                " lower tensor_parallel_size, pipeline_parallel_size, data_parallel_size or"
+                " prefill_context_parallel_size, or make more visible (CUDA_VISIBLE_DEVICES)",
                 param="tensor_parallel_size",
             )
 

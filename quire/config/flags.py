@@ -20,7 +20,7 @@ from msgspec import inspect
 from quire.config.command_line import dashed, spelled, translate, with_config_file
 from quire.config.foreign import suggestion
 from quire.config.options import Option, Options, describe, limit, make_options
-from quire.core.errors import ConfigError, shown
+from quire.core.errors import ConfigError, QuireError, shown
 from quire.core.spelling import did_you_mean
 
 _NO_NUMBER = re.compile(r"argument (.+?): invalid (int|float) value: (.+)", re.DOTALL)
@@ -153,6 +153,28 @@ def options_list(options: type[msgspec.Struct]) -> str:
         text = f"- {flag} ({limit(option)}; default {option.default_text}): {option.meaning}"
         items.append(textwrap.fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     return "\n".join(items)
+
+
+def in_flags(error: QuireError, *options: type[msgspec.Struct]) -> QuireError:
+    """An error that names fields of `options`, as keyword arguments of Python have them, with the flags in their place:
+    what was typed is found again. Others are given back as they are; fields of a config.json are none of these."""
+    names = [name for each in options for name in each.__struct_fields__]
+    begins = re.match(r"[a-z]\w*(?= = | and )", error.message)
+    if not isinstance(error, ConfigError) or error.message.startswith("config.json"):
+        return error
+    if begins is None or begins[0] not in names:  # a word is a field only if it looks like one
+        names = [name for name in names if "_" in name] if error.param in names else []
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found[1], found[2] or ""
+        if name not in names or not ("_" in name or value):
+            return found[0]
+        no = "no-" if value == " = False" else ""
+        rest = "" if value in (" = True", " = False") else value.replace(" = ", " ")
+        return f"--{no}{name.replace('_', '-')}{rest}"
+
+    message = re.sub(r"(?<![\w.'\"/-])([a-z]\w*)\b(?!['\"/(.\w])( = (?:True\b|False\b)?)?", flag, error.message)
+    return ConfigError(message, param=error.param, code=error.code)
 
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:

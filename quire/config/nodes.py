@@ -30,8 +30,8 @@ def check_nodes(config: EngineConfig) -> None:
         )
     if config.enable_lora:
         raise ConfigError(
-            f"nnodes = {n} and enable_lora: adapters are read by ranks of one machine: leave --enable-lora out, and"
-            " serve weights that quire merge has made",
+            f"nnodes = {n} and enable_lora = True: adapters are read by ranks of one machine: leave --enable-lora out,"
+            " and serve weights that quire merge has made",
             param="nnodes",
         )
 

@@ -13,11 +13,9 @@ LOOPBACK: Final = "127.0.0.1"
 SCHEME: Final = "tcp://"
 
 
-def loopback_hint(address: str) -> str:
-    """What to add where somebody is waited for at this address; mostly nothing."""
-    if address != "localhost" and not address.startswith("127.") and address != "::1":
-        return ""
-    return f" ({address} is reached from its own machine alone: for others give --master-addr)"
+def is_loopback(address: str) -> bool:
+    """Whether only processes of the same machine reach it."""
+    return address == "localhost" or address.startswith("127.") or address == "::1"
 
 
 class Meeting(NamedTuple):

@@ -224,7 +224,7 @@ class EngineSupervisor:
                 return
             self._restarts_s.append(now_s)
             self.n_restarts += 1
-            logger.error("%s; starting it again (%d)", reason, self.n_restarts)
+            logger.error("%s; starting the engine again (%d)", reason, self.n_restarts)
             try:
                 await self._start()
                 reason = ""

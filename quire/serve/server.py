@@ -22,6 +22,7 @@ import uvicorn
 import uvloop
 
 from quire.config.engine import EngineConfig
+from quire.config.flags import in_flags
 from quire.core.errors import ConfigError, LoadError, QuireError, complaint
 from quire.engine import logs
 from quire.engine.async_llm import AsyncLLM
@@ -342,4 +343,4 @@ def fail(error: QuireError, code: int) -> int:
 
 def say(error: QuireError) -> None:
     """The message on stderr; a table takes several lines."""
-    print(complaint(error), file=sys.stderr, flush=True)
+    print(complaint(in_flags(error, EngineConfig, ServerConfig)), file=sys.stderr, flush=True)

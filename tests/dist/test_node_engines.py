@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from rank_cases import SIZE, answers, checkpoint
 from quire import LLM, SamplingParams
 from quire.core.errors import EngineError
 from quire.engine.ranks import group
+from quire.engine.ranks.node_port import reserved_port
 
 COMMAND = [sys.executable, "-c", "import sys; from quire.cli.main import main; sys.exit(main())", "serve"]
 FEW = SamplingParams(temperature=0, max_tokens=4)
@@ -52,9 +52,9 @@ class Node:
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.create_server((HEAD, 0)) as found:
-        return int(found.getsockname()[1])
+def port() -> Iterator[int]:
+    with reserved_port() as found:
+        yield int(found.getsockname()[1])
 
 
 @pytest.fixture
@@ -103,6 +103,7 @@ def test_stages_of_two_ranks_on_two_nodes_say_what_one_device_says(model: str, p
     finally:
         llm.shutdown()
     assert node.end() == 0 and "node 0 has ended its engine" in node.log.read_text()
+    assert "ERROR" not in node.log.read_text()
 
 
 def test_what_is_lost_on_the_other_node_is_named_and_it_comes_again(
@@ -115,6 +116,10 @@ def test_what_is_lost_on_the_other_node_is_named_and_it_comes_again(
     with pytest.raises(EngineError, match=rf"rank 1 \(process {rank.pid} on node 1\) ended with SIGKILL"):
         llm.generate(["one"], FEW, use_tqdm=False)
     llm.shutdown()
+    killed = f"rank 1 (process {rank.pid} on node 1) ended with SIGKILL"
+    until(lambda: "the engine of node 0 is lost" in node.log.read_text())
+    said = node.log.read_text()
+    assert f"node 1: {killed}" in said and f"the engine of node 0 is lost ({killed}" in said
 
     llm = engine(model, port)  # the node is there again by itself
     assert llm.generate(["one"], FEW, use_tqdm=False)[0].outputs[0].token_ids == expected
@@ -141,6 +146,18 @@ def test_what_is_lost_on_the_other_node_is_named_and_it_comes_again(
     until(lambda: is_over(rank))  # no rank outlives its node
 
 
+def test_a_second_node_of_the_same_number_ends_at_once_and_harms_nobody(
+    model: str, port: int, node: Node, tmp_path: pathlib.Path
+) -> None:
+    llm = engine(model, port)
+    second = Node(model, port, tmp_path / "second.log")
+    assert second.end() == 1
+    assert "node 0 refuses this node: --node-rank 1 is taken by node 1 (" in second.log.read_text()
+    assert len(llm.generate(["one"], FEW, use_tqdm=False)[0].outputs[0].token_ids) == 4
+    llm.shutdown()
+    assert node.end() == 0
+
+
 def test_a_node_whose_engine_is_gone_ends_its_ranks_and_then_itself(
     model: str, port: int, node: Node, tmp_path: pathlib.Path
 ) -> None:
@@ -154,7 +171,7 @@ def test_a_node_whose_engine_is_gone_ends_its_ranks_and_then_itself(
     (rank,) = node.ranks
     os.kill(head.pid, signal.SIGKILL)
     head.wait()
-    until(lambda: "waiting 60 s for its next engine" in node.log.read_text())
+    until(lambda: "waiting 60 s for the next engine" in node.log.read_text())
     assert is_over(rank)
     node.process.send_signal(signal.SIGINT)
-    assert node.end() == 0
+    assert node.end() == 0 and "this node ends: it was told to (SIGINT)" in node.log.read_text()

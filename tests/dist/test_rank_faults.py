@@ -300,7 +300,7 @@ def test_a_group_that_cannot_be_left_holds_nobody_up(
     monkeypatch.setattr(Worker, "close", lambda self: is_deaf or os.kill(pid, signal.SIGKILL))
     closing, _ = begin(worker.close)
     closing.join(10)
-    assert not closing.is_alive() and is_gone(pid) and aborted.is_set()
+    assert not closing.is_alive() and is_gone(pid) and aborted.wait(10)
     assert worker.group.loss is not None
     who = f"rank 1 (process {pid})" if is_deaf else "rank 0"
     assert worker.group.loss.message == f"{who} did not leave the groups of ranks in 0.4 s"

@@ -31,8 +31,9 @@ from quire.engine.owned_folders import OwnedFolder
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.judge import LATE_S, LOST_S, Judge
 from quire.engine.ranks.member import LocalRank
-from quire.engine.ranks.nodes import Nodes, RemoteRank
+from quire.engine.ranks.nodes import Nodes
 from quire.engine.ranks.process import Calls
+from quire.engine.ranks.remote import RemoteRank
 from quire.engine.ranks.results import N_ENDS, ResultReader
 from quire.engine.ranks.ring import IDLE, READY, RankMemory, RingWriter, Standing, make_memory
 from quire.engine.ranks.start import RankStart
@@ -229,8 +230,11 @@ class RankGroup:
         self._end_s = 0.0
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(HANG_S)  # `abandon` may hang, too
-        if self._nodes is not None and self.has_served and self.loss is None:
-            self._nodes.dismiss()
+        if self._nodes is not None and self.loss is None:
+            if self.has_served:
+                self._nodes.dismiss()
+            else:
+                self._nodes.tell_loss("it has ended before it served; its own log says why")
         self._free()
 
     def _free(self) -> None:
@@ -361,6 +365,8 @@ class RankGroup:
         logger.error("%s; all ranks are ended", loss.message)
         for rank in with_stacks:
             rank.show_stacks()
+        if self._nodes is not None:
+            self._nodes.tell_loss(loss.message)
         self._free()
         self._lost.set()
         if self.on_loss is not None:

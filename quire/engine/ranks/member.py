@@ -39,7 +39,8 @@ class LocalRank:
         self, start: RankStart, status_fd: int, memory: RankMemory, place: str = "", stderr: int | None = None
     ) -> None:
         """Start it, and close what only it needs. status_fd: where it is read why it ends. memory: in which it says
-        where it is. place: where messages say it is. stderr: None: that of this process. OSError: there is no room."""
+        where it is. place: where messages say it is. stderr: None: that of this process. OSError: there is no room;
+        nothing is open that was given to it."""
         self.number = start.rank
         self.status_fd = status_fd
         self._memory, self._place = memory, place
@@ -50,6 +51,9 @@ class LocalRank:
                 [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE, stderr=stderr, pass_fds=start.fds,
                 start_new_session=True,
             )  # fmt: skip
+        except OSError:
+            os.close(status_fd)
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(start.status_fd)

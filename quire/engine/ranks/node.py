@@ -3,7 +3,7 @@
 Owns the life of the process of `quire serve --headless`: its ranks, their ring, and what they write to their logs. Does
 not own policy: node 0 decides (`nodes.py`). Imports no torch.
 Invariants: its ranks end with the connection, however that ends, and with this process; it waits for the next engine of
-node 0 for `AGAIN_S`, and ends when there is none.
+node 0 for `arrival.AGAIN_S`, and ends when there is none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import pathlib
 import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -27,16 +26,18 @@ import msgspec
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
 from quire.config.nodes import check_node_rank, ranks_of_node
-from quire.core.errors import ConfigError, EngineError, QuireError, shown
-from quire.core.meeting import loopback_hint, meeting_at
+from quire.core.errors import ConfigError, EngineError, QuireError
+from quire.core.meeting import meeting_at
 from quire.core.shortage import shortage
 from quire.engine import logs
 from quire.engine.child import read_start
+from quire.engine.ranks import arrival
+from quire.engine.ranks.arrival import check_alike, connect, greet, resolve
 from quire.engine.ranks.member import LocalRank
+from quire.engine.ranks.node_log import RankLog
 from quire.engine.ranks.node_wire import (
     BEAT_S,
     Frames,
-    Hello,
     Kind,
     NodeStart,
     RankEnded,
@@ -44,8 +45,6 @@ from quire.engine.ranks.node_wire import (
     Started,
     Torn,
     encode_standings,
-    model_digest,
-    versions,
 )
 from quire.engine.ranks.process import be_killed_with_parent
 from quire.engine.ranks.results import N_ENDS, READER
@@ -54,56 +53,15 @@ from quire.engine.ranks.start import RankStart
 
 logger = logging.getLogger("quire.engine")
 
-COME_S: Final = 600.0
-"""Node 0 must listen within so much time, at first."""
-AGAIN_S: Final = 60.0
-"""And after its engine has ended: it is started again, or will never be."""
 SILENT_S: Final = 10.0
 """Node 0 that says nothing for so long is gone, or cannot be reached."""
-TRY_S: Final = 0.5
-SAY_S: Final = 10.0
-CONNECT_S: Final = 5.0
-OWN_OPTIONS: Final = (
-    "model", "revision", "download_dir", "tokenizer", "served_model_name", "chat_template", "node_rank", "master_addr",
-    "num_threads",
-)  # fmt: skip
-"""Of each node; all others are those of node 0."""
 THREAD_S: Final = 2.0
 LAST_CHARS: Final = 8192
-SAID_BYTES: Final = 1 << 16
-"""Of what a rank has written, so much is kept."""
+"""Of what a rank wrote last, so much is told."""
 
 
 class _Ended(Exception):
     """This process was told to end."""
-
-
-class Log:
-    """What a rank writes: goes on to this process's own, and the end of it is kept."""
-
-    def __init__(self) -> None:
-        self._fd, self.writing = os.pipe()
-        self._tail = bytearray()
-        self._thread = threading.Thread(target=self._copy, daemon=True, name="quire-node-log")
-        self._thread.start()
-
-    def tail(self, wait_s: float = 0.0) -> str:
-        """What came last. wait_s: for its end."""
-        self._thread.join(wait_s)
-        return bytes(self._tail).decode(errors="replace")
-
-    def forget(self) -> None:
-        """What has come so far."""
-        self._tail.clear()
-
-    def _copy(self) -> None:
-        while data := os.read(self._fd, 65536):
-            self._tail += data
-            del self._tail[:-SAID_BYTES]
-            with contextlib.suppress(OSError):  # nobody reads it
-                sys.stderr.buffer.write(data)
-                sys.stderr.flush()
-        os.close(self._fd)
 
 
 class Session:
@@ -113,9 +71,10 @@ class Session:
         """config: of this node. folder: its checkpoint."""
         self._frames, self._config, self._folder = frames, config, folder
         self._ranks: list[LocalRank] = []
-        self._logs: dict[int, Log] = {}
+        self._logs: dict[int, RankLog] = {}
         self._fds: list[int] = []
         self._threads: list[threading.Thread] = []
+        self._reader: threading.Thread | None = None
         self._writer: RingWriter | None = None
         self._heard_s, self._is_writing = time.monotonic(), False
         self._asked: list[int] = []
@@ -124,6 +83,8 @@ class Session:
         """Those whose it has."""
         self._why = ""
         """Why the connection has ended; empty while it lives."""
+        self.told_why = ""
+        """Why node 0's engine cannot go on, if it has said so."""
         self.is_last = False
         """No engine will follow this one."""
 
@@ -139,7 +100,7 @@ class Session:
             pids = {rank.number: rank.pid for rank in self._ranks}
             self._frames.send(Kind.STARTED, msgspec.msgpack.encode(Started(pids)))
             self._heard_s = time.monotonic()
-            self._begin(self._read)
+            self._reader = self._begin(self._read)
             self._begin(self._notice_silence)
             self._watch()
         except (_Ended, QuireError) as error:
@@ -148,6 +109,8 @@ class Session:
             raise
         except OSError as error:
             self._why = self._why or error.strerror or str(error)
+            if self._reader is not None:  # what node 0 said at last may not be read yet
+                self._reader.join(THREAD_S)
         finally:
             self._end()
         return self._why
@@ -159,14 +122,24 @@ class Session:
                 case Kind.REFUSED:
                     raise ConfigError(f"node 0 refuses this node: {body.decode(errors='replace')}")
                 case Kind.START:
-                    return msgspec.msgpack.decode(body, type=NodeStart)
+                    try:
+                        return msgspec.msgpack.decode(body, type=NodeStart)
+                    except msgspec.DecodeError as error:
+                        raise ConfigError(
+                            f"node 0 ({self._frames.other_address}) sent a start that cannot be read ({error}): install"
+                            " the same Quire on both nodes"
+                        ) from None
+                case Kind.LOST:
+                    self.told_why = body.decode(errors="replace")
                 case Kind.BYE:
                     self.is_last = True
 
     def _start_ranks(self, start: NodeStart) -> None:
-        _check_alike(self._config, start.config)
+        check_alike(self._config, start.config)
         n_ranks, own_address = start.shape.n_ranks, self._frames.own_address
         numbers = ranks_of_node(start.config, n_ranks, self._config.node_rank)
+        names = ", ".join(f"rank {number}" for number in numbers)
+        logger.info("node 0 (%s) is there: starting %s", self._frames.other_address, names)
         config = msgspec.structs.replace(
             start.config, model=str(self._folder), node_rank=self._config.node_rank,
             num_threads=self._config.num_threads or start.config.num_threads,
@@ -179,7 +152,7 @@ class Session:
         meeting_point = meeting_at(start.store_address, start.store_port, own_address)
         for number, bell in zip(numbers, bells, strict=True):
             reading, writing = os.pipe()
-            log = self._logs[number] = Log()
+            log = self._logs[number] = RankLog()
             results = self._open_results(number) if number in start.shape.telling_ranks else (-1, -1)
             rank_start = RankStart(
                 number, start.shape, config, str(self._folder), meeting_point, fd, bell, writing, start.is_server,
@@ -199,11 +172,12 @@ class Session:
         self._begin(functools.partial(self._pass_on, rank, ring))
         return fd, bell
 
-    def _begin(self, work: Callable[[], None]) -> None:
+    def _begin(self, work: Callable[[], None]) -> threading.Thread:
         """In a thread that ends soon after the connection has."""
         thread = threading.Thread(target=work, daemon=True, name="quire-node")
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def _pass_on(self, rank: int, ring: RingReader) -> None:
         with contextlib.suppress(OSError):
@@ -230,6 +204,8 @@ class Session:
                         self._heard_s = time.monotonic()
                     case Kind.STACKS:
                         self._asked.append(int.from_bytes(body))
+                    case Kind.LOST:
+                        self.told_why = body.decode(errors="replace")
                     case Kind.BYE:
                         self.is_last = True
         except OSError as error:
@@ -259,10 +235,14 @@ class Session:
                 self._frames.cut()
 
     def _say_end(self, rank: LocalRank) -> None:
-        loss, _ = rank.loss()
-        has_words = rank.wait(0.0) not in (0, -signal.SIGKILL) and rank.number not in self._shown
+        loss, may_be_another = rank.loss()
+        status = rank.wait(0.0)
+        if status != 0:  # else it was told to leave
+            logger.error("%s; node 0 is told", loss.message)
+        has_words = status not in (0, -signal.SIGKILL) and rank.number not in self._shown
         said = "" if not has_words else self._logs[rank.number].tail(BEAT_S)[-LAST_CHARS:]
-        self._frames.send(Kind.ENDED, msgspec.msgpack.encode(RankEnded(rank.number, loss.message, loss.kind, said)))
+        ended = RankEnded(rank.number, loss.message, loss.kind, said, may_be_another)
+        self._frames.send(Kind.ENDED, msgspec.msgpack.encode(ended))
 
     def _say_stacks(self, number: int) -> None:
         for rank in self._ranks:
@@ -291,92 +271,36 @@ def run_node(config: EngineConfig) -> int:
     here."""
     check_node_rank(config)
     logs.set_up(f"node {config.node_rank}")
+    resolve(config)
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _tell_to_end)
     session: Session | None = None
-    wait_s = COME_S
     try:
-        while True:
-            frames = _connect(config, wait_s, is_first=session is None)
-            _greet(frames, config, folder)
+        while session is None or not session.is_last:
+            frames = connect(config, is_first=session is None)
+            greet(frames, config, folder)
             session = Session(frames, config, folder)
-            logger.info("node 0 is there (%s)", frames.other_address)
-            why = session.run()
-            if session.is_last:
-                logger.info("node 0 has ended its engine: this node ends too")
-                return 0
-            logger.error(
-                "node 0 is lost (%s): its ranks here are ended; waiting %g s for its next engine", why, AGAIN_S
-            )
-            wait_s = AGAIN_S
-    except _Ended:
-        return 0
+            _say_why(session, session.run())
+    except _Ended as error:
+        logger.info("this node ends: %s", error)
     except QuireError as error:
         logger.error("%s", error.message)
         return 1
+    return 0
+
+
+def _say_why(session: Session, why: str) -> None:
+    """Why a session has ended."""
+    if session.is_last:
+        logger.info("node 0 has ended its engine: this node ends too")
+        return
+    lost = f"the engine of node 0 is lost ({session.told_why})" if session.told_why else f"node 0 is lost ({why})"
+    logger.error("%s: the ranks of this node are ended; waiting %g s for the next engine", lost, arrival.AGAIN_S)
 
 
 def _tell_to_end(number: int, _: object) -> None:
     raise _Ended(f"it was told to ({signal.Signals(number).name})")
-
-
-def _connect(config: EngineConfig, wait_s: float, *, is_first: bool) -> Frames:
-    """Raises ConfigError if node 0 does not listen in time."""
-    address, port = config.master_addr, config.master_port
-    where, end_s, say_s = f"{address} port {port}", time.monotonic() + wait_s, time.monotonic() + TRY_S
-    while True:
-        try:
-            return _greeted(socket.create_connection((address, port), CONNECT_S), where)
-        except socket.gaierror as error:
-            raise ConfigError(
-                f"master_addr = {shown(address)} is not known here ({error.strerror}): give the address of node 0",
-                param="master_addr",
-            ) from None
-        except OSError as error:
-            now_s, why = time.monotonic(), error.strerror or str(error)
-            if now_s > end_s:
-                hint = (
-                    "is node 0 started, with the same --master-addr and --master-port, and does a firewall let this"
-                    " machine through?" if is_first else "its engine was not started again"
-                )  # fmt: skip
-                raise ConfigError(f"node 0 did not answer at {where} for {wait_s:g} s ({why}): {hint}") from None
-            if now_s > say_s:
-                logger.warning("waiting for node 0 at %s (%s)%s", where, why, loopback_hint(address))
-                say_s = now_s + SAY_S
-            time.sleep(TRY_S)
-
-
-def _greeted(connection: socket.socket, where: str) -> Frames:
-    """Raises ConfigError if that is not node 0; OSError if it says nothing, for node 0 has the port before it lets
-    anybody in."""
-    with contextlib.ExitStack() as undo:
-        undo.callback(connection.close)
-        frames = Frames(connection)
-        if not frames.is_greeted(CONNECT_S):
-            raise ConfigError(f"{where} answers, but not as node 0 of Quire does: is it the --master-port of node 0?")
-        undo.pop_all()
-    return frames
-
-
-def _greet(frames: Frames, config: EngineConfig, folder: pathlib.Path) -> None:
-    hello = Hello(config.node_rank, config.nnodes, socket.gethostname(), versions(), model_digest(folder))
-    with contextlib.suppress(OSError):  # which is seen at once
-        frames.greet()
-        frames.send(Kind.HELLO, msgspec.msgpack.encode(hello))
-
-
-def _check_alike(own: EngineConfig, of_first: EngineConfig) -> None:
-    """ConfigError for an option that was given here, and is another one on node 0, whose options hold."""
-    usual = EngineConfig()
-    for name in EngineConfig.__struct_fields__:
-        value, other = getattr(own, name), getattr(of_first, name)
-        if name not in OWN_OPTIONS and value != getattr(usual, name) and value != other:
-            raise ConfigError(
-                f"{name} = {shown(value)} here, and {shown(other)} on node 0, whose options hold for all nodes: give"
-                f" the same, or leave --{name.replace('_', '-')} out here",
-                param=name,
-            )
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ Does not own which node is wanted (`nodes.py`). Invariant: a stranger costs litt
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import Final
@@ -23,30 +24,66 @@ HELLO_BYTES: Final = 4096
 
 
 def listening(config: EngineConfig) -> socket.socket:
-    """Whose accept waits `LOOK_S`. Raises ConfigError where the address is not of this machine, or the port taken, or
-    this is not node 0."""
+    """Where nodes come. Raises ConfigError where the address is not of this machine, or the port taken, or this is not
+    node 0."""
     if config.node_rank:
         raise ConfigError(
             f"node_rank = {config.node_rank}, and an engine is on node 0: leave node_rank out here, and have the others"
             " run --headless, which hold ranks for it", param="node_rank",
         )  # fmt: skip
-    address, port = config.master_addr, config.master_port
+    return _bound(config, config.master_port)
+
+
+def check_address(config: EngineConfig) -> None:
+    """Raises ConfigError where node 0's address is none of this machine, which is node 0: before anything is loaded."""
+    _bound(config, 0).close()
+
+
+def _bound(config: EngineConfig, port: int) -> socket.socket:
+    address = config.master_addr
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-        found = socket.create_server((address, port), family=family)
-    except socket.gaierror as error:
+        return socket.create_server((address, port), family=family)
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no name of a machine"
         raise ConfigError(
-            f"master_addr = {shown(address)} is not known here ({error.strerror}): give an address of this machine, at"
-            " which the other nodes reach it", param="master_addr",
+            f"master_addr = {shown(address)} is not known here ({why}): give an address of this machine, at which the"
+            " other nodes reach it", param="master_addr",
         ) from None  # fmt: skip
     except OSError as error:
+        what, remedy, param = f"master_addr = {shown(address)}", "", "master_addr"
+        if port:
+            what, remedy, param = f"{what}, master_port = {port}", ", and a port that is free", "master_port"
         raise ConfigError(
-            f"master_addr = {shown(address)}, master_port = {port} cannot be listened on"
-            f" ({os.strerror(error.errno or 0)}): give an address of this machine, at which the other nodes reach it,"
-            " and a port that is free", param="master_port",
+            f"{what} cannot be listened on ({os.strerror(error.errno or 0)}): give an address of this machine, at which"
+            f" the other nodes reach it{remedy}", param=param,
         ) from None  # fmt: skip
-    found.settimeout(LOOK_S)
+
+
+def reserved_port() -> socket.socket:
+    """A free port of this machine that nobody else is given as long as this is kept; whoever is told of it may listen
+    on it."""
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(("", 0))
     return found
+
+
+def close_listening(listening: socket.socket) -> None:
+    """End it, and whatever waits in it (idempotent)."""
+    with contextlib.suppress(OSError):  # it is closed
+        listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+
+
+def likely_address() -> str:
+    """Of this machine, from which it would speak to others; empty where it speaks to nobody. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+        try:
+            found.connect(("192.0.2.1", 9))  # no machine has it
+        except OSError:
+            return ""
+        return str(found.getsockname()[0])
 
 
 def hello_of(frames: Frames) -> Hello:

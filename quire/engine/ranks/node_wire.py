@@ -32,6 +32,8 @@ BEAT_S: Final = 0.25
 ALIKE: Final = ("quire", "torch")
 """Packages of which all nodes must have one version."""
 MAX_BYTES: Final = 1 << 30
+OTHERS_S: Final = 0.1
+"""A thread that sends takes less, unless nobody hears it."""
 _HEAD: Final = struct.Struct("<IB")
 """Before each body: its bytes, its kind."""
 
@@ -66,6 +68,8 @@ class Kind(enum.IntEnum):
     """`StacksOf`."""
     LEAVES = 12
     """Text: why this node ends."""
+    LOST = 13
+    """Text, of node 0: why its engine cannot go on."""
 
 
 class Hello(msgspec.Struct):
@@ -106,6 +110,8 @@ class RankEnded(msgspec.Struct):
     kind: EndKind
     said: str = ""
     """What it wrote to its log at last."""
+    may_be_another: bool = False
+    """It may have failed because another rank is gone."""
 
 
 class StacksOf(msgspec.Struct):
@@ -175,6 +181,16 @@ class Frames:
         """Returns when the system has it. OSError: the connection has ended."""
         with self._sending:
             self._socket.sendall(_HEAD.pack(len(body), kind) + body)
+
+    def send_at_once(self, kind: Kind, body: bytes) -> None:
+        """If there is room for it; waits for nobody. To be followed by `cut`: it may have gone in part."""
+        if self._sending.acquire(timeout=OTHERS_S):
+            try:
+                self._socket.send(_HEAD.pack(len(body), kind) + body, socket.MSG_DONTWAIT)
+            except OSError:
+                return
+            finally:
+                self._sending.release()
 
     def receive(self, limit_s: float | None = None, max_bytes: int = MAX_BYTES) -> tuple[Kind, bytes]:
         """The next frame. Torn if there will be none, TimeoutError if it has not come in time, all of it; a limit holds

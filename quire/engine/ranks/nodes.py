@@ -1,18 +1,17 @@
-"""The other machines of an engine, seen from node 0: who comes, what they are told, what they say of their ranks.
+"""The other machines of an engine, seen from node 0: who comes, and what all are told.
 
-Owns the connections, and the store through which ranks find one another. Does not own when
-ranks are lost (`group.py`), nor what a node does (`node.py`).
-Invariants: a node that is not alike in version, model or number is refused, and told why; a node that is silent, or
-whose connection ends, is the end of all its ranks; nobody who speaks to a node waits for one that is lost.
+Owns the port, and the store through which ranks find one another. Does not own what a node says of its ranks
+(`remote.py`), when ranks are lost (`group.py`), nor what a node does (`node.py`).
+Invariant: a node that is not alike in version, model or number, or whose number is taken, is refused, and told why, as
+long as the engine lives.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
-import os
 import pathlib
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,26 +24,12 @@ from quire.compute.weights.hub import called
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
 from quire.core.events import EndKind
-from quire.core.meeting import loopback_hint, meeting_at
-from quire.engine.child import DUMP_S
+from quire.core.meeting import is_loopback, meeting_at
 from quire.engine.executors.executor import RanksLost
-from quire.engine.ranks.node_port import LOOK_S, hello_of, listening
-from quire.engine.ranks.node_wire import (
-    BEAT_S,
-    Frames,
-    Hello,
-    Kind,
-    NodeStart,
-    RankEnded,
-    StacksOf,
-    Started,
-    Torn,
-    decode_standings,
-    model_digest,
-    versions,
-)
-from quire.engine.ranks.ring import STARTING, RingWriter, Standing
-from quire.engine.ranks.start import RankFailed
+from quire.engine.ranks.node_port import LOOK_S, close_listening, hello_of, likely_address, listening
+from quire.engine.ranks.node_wire import Frames, Hello, Kind, NodeStart, Torn, model_digest, versions
+from quire.engine.ranks.remote import RemoteNode, RemoteRank
+from quire.engine.ranks.ring import RingWriter
 
 logger = logging.getLogger("quire.engine")
 
@@ -54,168 +39,6 @@ SAY_S: Final = 30.0
 """So often the log says who is missing."""
 MAX_STRANGERS: Final = 32
 """So many at once may not have said yet who they are; others wait to be let in."""
-START_S: Final = 20.0
-"""For a node to start processes, which load nothing yet."""
-ANSWER_S: Final = 2.0
-"""For stacks on their way."""
-
-
-class RemoteRank:
-    """One rank of another node; as `member.LocalRank` is of this one."""
-
-    def __init__(self, number: int, pid: int, node: RemoteNode) -> None:
-        self.number, self.pid, self._node = number, pid, node
-        self.status_fd, self._writing = os.pipe()
-        self._lock, self._gone = threading.Lock(), threading.Event()
-
-    @property
-    def name(self) -> str:
-        """As messages call it."""
-        return f"rank {self.number} (process {self.pid} on {self._node.name})"
-
-    def standing(self) -> Standing:
-        """Where it is, as its node said last."""
-        return self._node.standing(self.number)
-
-    def state_words(self) -> str:
-        """See `LocalRank`; only its own machine knows."""
-        return ""
-
-    def has_ended(self, why: RankFailed) -> None:
-        """Its node says so, or is lost."""
-        with self._lock:
-            if self._writing >= 0 and not self._gone.is_set():
-                os.write(self._writing, msgspec.json.encode(why) + b"\n")
-        self._gone.set()
-
-    def loss(self) -> tuple[RanksLost, bool]:
-        """See `LocalRank`."""
-        why = msgspec.json.decode(os.read(self.status_fd, 65536), type=RankFailed)
-        return RanksLost(why.message, why.kind), why.kind is EndKind.CRASH
-
-    def show_stacks(self) -> None:
-        """See `LocalRank`: they come over the connection."""
-        logger.error("the stacks of rank %d follow", self.number)
-        text = self._node.stacks_of(self.number)
-        _show(text or "nothing came: its node does not answer")
-
-    def wait(self, limit_s: float) -> int | None:
-        """See `LocalRank`."""
-        return 0 if self._gone.wait(limit_s) else None
-
-    def end(self) -> None:
-        """Free everything. Its node ends it, when the connection ends."""
-        with self._lock:
-            os.close(self.status_fd)
-            os.close(self._writing)
-            self._writing = -1
-
-
-class RemoteNode:
-    """One connection."""
-
-    def __init__(self, frames: Frames, hello: Hello, results: dict[int, RingWriter]) -> None:
-        """results: see `Nodes`."""
-        self.number, self.address = hello.node, frames.other_address
-        self.name = f"node {hello.node} ({hello.host}, {frames.other_address})"
-        self.heard_s = time.monotonic()
-        """When it said something last."""
-        self.is_lost, self.why = False, ""
-        self.ranks: list[RemoteRank] = []
-        self._results = results
-        self._frames = frames
-        self._standings: dict[int, Standing] = {}
-        self._leaves = ""
-        self._stacks, self._answered = "", threading.Event()
-        self._started = threading.Event()
-        for work in (self._read, self._beat):
-            threading.Thread(target=work, daemon=True, name="quire-node").start()
-
-    def start(self, start: NodeStart, is_over: Callable[[], bool]) -> None:
-        """Have it start its ranks, and wait until they are processes, or it is lost, or all is over."""
-        self.send(Kind.START, msgspec.msgpack.encode(start))
-        end_s = time.monotonic() + START_S
-        while not self._started.wait(LOOK_S) and not self.is_lost and not is_over():
-            if time.monotonic() > end_s:
-                self.lose(f"did not start its ranks in {START_S:g} s")
-
-    def send(self, kind: Kind, body: bytes = b"") -> None:
-        """To a lost node nothing goes, which is known anyway."""
-        try:
-            self._frames.send(kind, body)
-        except OSError:
-            return
-
-    def standing(self, rank: int) -> Standing:
-        """Of one of its ranks, with the silence of the node itself."""
-        found = self._standings.get(rank)
-        silent_s = time.monotonic() - self.heard_s
-        return (
-            Standing(STARTING, silent_s, 0, 0) if found is None else found._replace(silent_s=found.silent_s + silent_s)
-        )
-
-    def stacks_of(self, rank: int) -> str:
-        """What it writes when it is ended now; empty if nothing comes."""
-        self._answered.clear()
-        self.send(Kind.STACKS, rank.to_bytes(2))
-        self._answered.wait(DUMP_S + ANSWER_S)
-        return self._stacks
-
-    def lose(self, why: str) -> None:
-        """All its ranks are lost."""
-        self.is_lost, self.why = True, why
-        for rank in self.ranks:
-            rank.has_ended(RankFailed(f"{self.name} {why}", EndKind.KILLED))
-
-    def close(self) -> None:
-        """End the connection; the node ends its ranks."""
-        self._frames.cut()
-
-    def _beat(self) -> None:
-        while not self.is_lost:
-            self.send(Kind.BEAT)
-            time.sleep(BEAT_S)
-
-    def _read(self) -> None:
-        try:
-            while True:
-                kind, body = self._frames.receive()
-                self._hear(kind, body)
-                self.heard_s = time.monotonic()
-        except (OSError, msgspec.DecodeError) as error:
-            why = str(error) if isinstance(error, (Torn, msgspec.DecodeError)) else error.strerror or str(error)
-            self.lose(self._leaves or f"is lost ({why}): start it there again")
-        except RanksLost:  # who reads results is gone
-            self.is_lost = True
-        finally:
-            self._frames.close()
-
-    def _hear(self, kind: Kind, body: bytes) -> None:
-        match kind:
-            case Kind.STANDINGS:
-                self._standings = decode_standings(body)
-            case Kind.RESULT:
-                number = int.from_bytes(body[:2])
-                if number not in self._results:
-                    raise Torn(f"it tells results of rank {number}, which has none to tell")
-                self._results[number].put(body[2:])
-            case Kind.STARTED:
-                pids = msgspec.msgpack.decode(body, type=Started).pids
-                self.ranks = [RemoteRank(number, pid, self) for number, pid in sorted(pids.items())]
-                self._started.set()
-            case Kind.ENDED:
-                ended = msgspec.msgpack.decode(body, type=RankEnded)
-                if ended.said:
-                    logger.error("what rank %d on %s wrote at last follows", ended.rank, self.name)
-                    _show(ended.said)
-                for rank in self.ranks:
-                    if rank.number == ended.rank:
-                        rank.has_ended(RankFailed(ended.message, ended.kind))
-            case Kind.STACKS_OF:
-                self._stacks = msgspec.msgpack.decode(body, type=StacksOf).text
-                self._answered.set()
-            case Kind.LEAVES:
-                self._leaves = body.decode(errors="replace")
 
 
 class Nodes:
@@ -225,8 +48,9 @@ class Nodes:
         """folder: the checkpoint. Takes the port. Raises ConfigError if that cannot be."""
         self._config, self._shape, self._folder, self._is_server = config, shape, folder, is_server
         self._nodes: dict[int, RemoteNode] = {}
-        self._n_strangers, self._lock = 0, threading.Lock()
-        """Of both; no node is added once nobody listens."""
+        self._n_strangers, self._is_complete, self._lock = 0, False, threading.Lock()
+        """Of all three; a node that is lost once all were there is not replaced."""
+        self._has_come = threading.Event()
         self.results: dict[int, RingWriter] = {}
         """Of each telling rank elsewhere, where to put what it says of steps."""
         self._address = config.master_addr
@@ -238,6 +62,7 @@ class Nodes:
     def start(self, is_over: Callable[[], bool]) -> list[RemoteRank]:
         """Wait for all nodes, and have them start their ranks; fewer where one was lost meanwhile, or it is over.
         RanksLost: not all have come."""
+        threading.Thread(target=self._let_in, daemon=True, name="quire-door").start()
         self._await_all(is_over)
         start = NodeStart(self._shape, self._config, self._address, self._store_port, self._is_server)
         for _, node in sorted(self._nodes.items()):
@@ -266,10 +91,15 @@ class Nodes:
         for node in self._nodes.values():
             node.send(Kind.BYE)
 
+    def tell_loss(self, why: str) -> None:
+        """The engine cannot go on, and `close` follows."""
+        for node in self._nodes.values():
+            node.tell_loss(why)
+
     def close(self) -> None:
         """End all connections, and whatever waits in one (idempotent)."""
         with self._lock:
-            self._listening.close()
+            close_listening(self._listening)
         for node in list(self._nodes.values()):
             node.close()
 
@@ -280,18 +110,46 @@ class Nodes:
             if now_s > end_s:
                 raise RanksLost(f"{_names(missing)} did not come to {self._where} in {COME_S:g} s", EndKind.FAILED)
             if now_s > say_s:
-                hint = loopback_hint(self._address)
-                logger.warning("waiting for %s; there: %s%s", _names(missing), self._command(missing[0]), hint)
+                if not say_s and is_loopback(self._address):
+                    self._say_alone()
+                logger.warning(
+                    "waiting at %s for %s, at most %.0f s more; start it there: %s", self._where, _names(missing),
+                    end_s - now_s, self._command(missing[0]),
+                )  # fmt: skip
                 say_s = now_s + SAY_S
-            if self._n_strangers == MAX_STRANGERS:
-                time.sleep(LOOK_S)
-                continue
+            self._has_come.wait(LOOK_S)
+            self._has_come.clear()
+
+    def _say_alone(self) -> None:
+        likely = likely_address()
+        logger.warning(
+            "node 0 waits at %s, which only this machine reaches: for nodes on other machines give --master-addr, an"
+            " address of this one%s, to all of them", self._where, f" ({likely}?)" if likely else "",
+        )  # fmt: skip
+
+    def _missing(self) -> list[int]:
+        """Who has not come, or has gone again; nobody: they are complete."""
+        with self._lock:
+            self._forget_lost()
+            missing = [number for number in range(1, self._config.nnodes) if number not in self._nodes]
+            self._is_complete = not missing
+            return missing
+
+    def _forget_lost(self) -> None:
+        """With the lock, while others are missing: who has gone may come again."""
+        for number, node in list(self._nodes.items()):
+            if node.is_lost:
+                logger.error("%s has gone again before the others came", node.name)
+                node.close()
+                del self._nodes[number]
+
+    def _let_in(self) -> None:
+        """The thread that hears who comes; until nobody listens."""
+        while True:
             try:
                 connection, _ = self._listening.accept()
-            except TimeoutError:
-                continue
             except OSError as error:
-                if self._listening.fileno() < 0:  # closed: it is over
+                if self._listening.fileno() < 0 or error.errno == errno.EINVAL:  # closed: it is over
                     return
                 logger.error("nobody can come to %s (%s)", self._where, error.strerror)
                 time.sleep(LOOK_S)
@@ -299,19 +157,8 @@ class Nodes:
             with self._lock:
                 self._n_strangers += 1
             threading.Thread(target=self._receive, args=(connection,), daemon=True, name="quire-hello").start()
-
-    def _missing(self) -> list[int]:
-        """Who has not come, or has gone again; nobody: no more are let in."""
-        with self._lock:
-            for number, node in list(self._nodes.items()):
-                if node.is_lost:
-                    logger.error("%s has gone again before the others came", node.name)
-                    node.close()
-                    del self._nodes[number]
-            missing = [number for number in range(1, self._config.nnodes) if number not in self._nodes]
-            if not missing:
-                self._listening.close()
-            return missing
+            while self._n_strangers == MAX_STRANGERS:
+                time.sleep(LOOK_S)
 
     def _receive(self, connection: socket.socket) -> None:
         """Somebody has come. A thread hears who, so that one who says nothing keeps nobody waiting."""
@@ -324,29 +171,36 @@ class Nodes:
                 self._n_strangers -= 1
 
     def _meet(self, frames: Frames) -> None:
+        level = logging.DEBUG if self._is_complete else logging.ERROR  # a port that is looked at now and then
         try:
             hello = hello_of(frames)
+            level = logging.ERROR
             with self._lock:
-                if self._listening.fileno() < 0:
-                    raise Torn("no more nodes are waited for")
+                if not self._is_complete:
+                    self._forget_lost()
                 objection = self._objection(hello)
                 if not objection:
                     self._nodes[hello.node] = node = RemoteNode(frames, hello, self.results)
                     logger.info("%s is there", node.name)
+                    self._has_come.set()
                     return
             frames.send(Kind.REFUSED, objection.encode())
         except (OSError, msgspec.DecodeError) as error:
             objection = str(error)
-        logger.error("%s came to %s and is refused: %s", frames.other_address, self._where, objection)
+        logger.log(level, "%s came to %s and is refused: %s", frames.other_address, self._where, objection)
         frames.close()
 
     def _objection(self, hello: Hello) -> str:
-        """Why a node is not wanted; empty if it is."""
+        """Why a node is not wanted; empty if it is. Torn: it may come to the next engine."""
         n = self._config.nnodes
         if hello.n_nodes != n or not 0 < hello.node < n:
             return f"it has --nnodes {hello.n_nodes} --node-rank {hello.node}, and node 0 has --nnodes {n}"
-        if hello.node in self._nodes:
-            return f"{self._nodes[hello.node].name} is there already: give each node its own --node-rank"
+        there = self._nodes.get(hello.node)
+        if there is not None and not there.is_lost:
+            others = f"give this one another, up to {n - 1}, or" if n > 2 else "of --nnodes 2 it is the only other one:"
+            return f"--node-rank {hello.node} is taken by {there.name}: {others} end that one first"
+        if self._is_complete or self._listening.fileno() < 0:
+            raise Torn("no more nodes are waited for by this engine")
         own = versions()
         other = [f"{name} {hello.versions.get(name)}, and node 0 has {one}" for name, one in own.items()
                  if hello.versions.get(name) != one]  # fmt: skip
@@ -366,12 +220,6 @@ class Nodes:
             f"quire serve {config.model or 'demo'} --nnodes {config.nnodes} --node-rank {number} --master-addr"
             f" {config.master_addr} --master-port {config.master_port} --headless"
         )
-
-
-def _show(text: str) -> None:
-    """Lines of another machine's log, in this one's; what no terminal should see is escaped."""
-    for line in text.splitlines():
-        print("  " + "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in line), file=sys.stderr)
 
 
 def _names(numbers: list[int]) -> str:

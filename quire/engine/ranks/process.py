@@ -78,13 +78,14 @@ def be_killed_with_parent() -> None:
 
 def failure(start: RankStart, error: Exception) -> RankFailed:
     """What to say of an error that ends the rank."""
+    name = f"rank {start.rank}" + (f" on node {start.config.node_rank}" if start.config.nnodes > 1 else "")
     if isinstance(error, ConfigError):
-        return RankFailed(f"rank {start.rank}: {error.message}", EndKind.FAILED)
+        return RankFailed(f"{name}: {error.message}", EndKind.FAILED)
     reason = error.message if isinstance(error, QuireError) else f"{type(error).__name__}: {error}".partition("\n")[0]
     reason += place_of(error)
     if isinstance(error, DeviceOutOfMemory) or is_out_of_memory(error):
-        return RankFailed(f"rank {start.rank} ran out of memory ({reason}); its stack is in the log", EndKind.KILLED)
-    return RankFailed(f"rank {start.rank} failed ({reason}); its stack is in the log", EndKind.CRASH)
+        return RankFailed(f"{name} ran out of memory ({reason}); its stack is in the log", EndKind.KILLED)
+    return RankFailed(f"{name} failed ({reason}); its stack is in the log", EndKind.CRASH)
 
 
 def place_of(error: Exception) -> str:

@@ -22,6 +22,7 @@ from quire.config.engine import EngineConfig
 from quire.core import env
 from quire.core.errors import ConfigError, EngineError
 from quire.engine import logs
+from quire.engine.ranks.node_port import reserved_port
 from quire.engine.replicas.channel import EndpointAddress
 from quire.engine.replicas.chooser import chooser_of
 from quire.engine.replicas.fleet import ReplicaLost
@@ -103,7 +104,12 @@ class EngineDeployment:
         engine = msgspec.json.decode(config, type=EngineConfig)
         self._others: list[Any] = []
         if engine.nnodes > 1:
-            engine, self._others = _start_others(engine, msgspec.json.decode(needs, type=dict[str, float]))
+            self._port = reserved_port()
+            """Kept, so that nobody else has it when the engine is started, or started again."""
+            engine, self._others = _start_others(
+                msgspec.structs.replace(engine, master_port=self._port.getsockname()[1]),
+                msgspec.json.decode(needs, type=dict[str, float]),
+            )
         self._replica = EngineReplica(
             engine,
             msgspec.json.decode(address, type=EndpointAddress),
@@ -141,11 +147,8 @@ class OtherNodeActor:
 
 def _start_others(engine: EngineConfig, needs: dict[str, float]) -> tuple[EngineConfig, list[Any]]:
     """In a replica, which has a placement group with a bundle on each of its nodes, of which the first is its own: the
-    options with its address, and an actor in each of the others."""
-    with socket.socket() as found:
-        found.bind(("", 0))
-        port = int(found.getsockname()[1])
-    engine = msgspec.structs.replace(engine, master_addr=str(ray.util.get_node_ip_address()), master_port=port)
+    options, which have a port, with its address, and an actor in each of the others."""
+    engine = msgspec.structs.replace(engine, master_addr=str(ray.util.get_node_ip_address()))
     group, others = ray.util.get_current_placement_group(), []
     amounts = dict(needs)
     own = {"num_cpus": amounts.pop("CPU", 0), "num_gpus": amounts.pop("GPU", 0), "memory": amounts.pop("memory", None)}

@@ -55,7 +55,7 @@ def test_without_stages_all_ranks_do(gpus: CudaPlatform) -> None:
     comm, pipeline = _groups(EngineConfig(tensor_parallel_size=4), gpus, 1, "at")
     assert isinstance(comm, PeerComm) and comm.size == 4 and pipeline is None
     assert _groups(EngineConfig(), gpus, 0, "") == (None, None)
-    with pytest.raises(ConfigError, match="= 8 needs 8 GPUs, one a rank, and 4 are visible"):
+    with pytest.raises(ConfigError, match="8 ranks on this machine need 8 GPUs, one a rank, and 4 are visible"):
         _groups(EngineConfig(tensor_parallel_size=8), gpus, 0, "at")
 
 

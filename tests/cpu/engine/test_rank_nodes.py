@@ -1,57 +1,52 @@
 """How nodes meet: who is refused, and why; what is said when one is silent or nobody comes. The other end is written by
-hand here; whole engines are in tests/dist/test_node_engines.py."""
+hand here (`node_ends.py`); other nodes are in test_node_arrival.py, engines in tests/dist/test_node_engines.py."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import logging
+import gc
 import os
-import pathlib
 import re
+import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from node_ends import DEMO, HERE, answer, come, hello
 
-from quire.cli.serve import _is_headless
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh, mesh_of
 from quire.core.errors import ConfigError
 from quire.core.events import EndKind
 from quire.core.meeting import Meeting, meeting_at, meeting_of, own_address
 from quire.engine.executors.executor import RanksLost
-from quire.engine.ranks import group, node, node_port, nodes
+from quire.engine.ranks import group, node_port, nodes
+from quire.engine.ranks.node_port import reserved_port
 from quire.engine.ranks.node_wire import (
     MAGIC,
     Frames,
-    Hello,
     Kind,
     NodeStart,
     RankEnded,
     Started,
     encode_standings,
-    model_digest,
     versions,
 )
 from quire.engine.ranks.nodes import Nodes
-from quire.engine.ranks.results import N_ENDS
-from quire.engine.ranks.ring import STEPPING, RankMemory, RingWriter, Standing
+from quire.engine.ranks.process import failure
+from quire.engine.ranks.ring import STEPPING, Standing
 from quire.engine.ranks.start import RankStart
-from quire.serve.config import ServerConfig
-
-HERE = "127.0.0.1"
-DEMO = pathlib.Path(nodes.__file__).parents[2] / "_models" / "demo"
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.create_server((HERE, 0)) as found:
-        return int(found.getsockname()[1])
+def port() -> Iterator[int]:
+    with reserved_port() as found:
+        yield int(found.getsockname()[1])
 
 
 @pytest.fixture
@@ -66,26 +61,17 @@ def head(config: EngineConfig) -> Iterator[Nodes]:
     made.close()
 
 
-def hello(**changes: Any) -> Hello:
-    return msgspec.structs.replace(Hello(1, 2, "other", versions(), model_digest(DEMO)), **changes)
+def n_fds() -> int:
+    """Open in this process, and not left to the collector."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
 
 
-def come(port: int, said: Hello) -> Frames:
-    """A node that has said who it is."""
-    frames = Frames(socket.create_connection((HERE, port)))
-    assert frames.is_greeted(5)
-    frames.greet()
-    frames.send(Kind.HELLO, msgspec.msgpack.encode(said))
-    return frames
-
-
-def answer(frames: Frames) -> tuple[Kind, bytes]:
-    """What node 0 says but that it lives."""
-    for _ in range(100):
-        kind, body = frames.receive(10)
-        if kind is not Kind.BEAT:
-            return kind, body
-    raise TimeoutError("nothing came but signs of life")
+def until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
 
 
 def started(head: Nodes) -> threading.Thread:
@@ -183,10 +169,53 @@ def test_a_second_node_of_a_number_is_refused(port: int) -> None:
     started(head)
     first = come(port, hello(n_nodes=3))
     kind, body = answer(come(port, hello(n_nodes=3)))
-    assert kind is Kind.REFUSED and b"is there already: give each node its own --node-rank" in body
+    assert kind is Kind.REFUSED and body == (
+        b"--node-rank 1 is taken by node 1 (other, 127.0.0.1): give this one another, up to 2, or end that one first"
+    )
     third = come(port, hello(n_nodes=3, node=2))
     assert answer(first)[0] is Kind.START
     first.send(Kind.STARTED, msgspec.msgpack.encode(Started({1: 11})))
+    assert answer(third)[0] is Kind.START
+    kind, body = answer(come(port, hello(n_nodes=3, node=2)))
+    assert kind is Kind.REFUSED and b"--node-rank 2 is taken by node 2" in body, "also when all have come"
+    head.close()
+
+
+def test_who_comes_while_the_engine_runs_is_told_that_it_is_one_too_many(
+    head: Nodes, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = started(head)
+    first = come(port, hello())
+    assert answer(first)[0] is Kind.START
+    first.send(Kind.STARTED, msgspec.msgpack.encode(Started({1: 11})))
+    start.join(10)
+    kind, body = answer(come(port, hello()))
+    assert kind is Kind.REFUSED and body == (
+        b"--node-rank 1 is taken by node 1 (other, 127.0.0.1): of --nnodes 2 it is the only other one:"
+        b" end that one first"
+    )
+    caplog.clear()
+    with socket.create_connection((HERE, port)) as scanner:
+        scanner.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        scanner.recv(100)
+    first.close()
+    until(lambda: head._nodes[1].is_lost)
+    with pytest.raises(OSError, match="closed"):
+        answer(come(port, hello()))  # it tries again, and comes to the next engine
+    assert "GET" not in caplog.text and "is refused: no more nodes are waited for by this engine" in caplog.text
+    head.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HERE, port))
+
+
+def test_a_node_that_goes_before_the_others_come_may_come_again(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    head = Nodes(EngineConfig(pipeline_parallel_size=3, nnodes=3, master_port=port), Mesh(pp=3), DEMO, is_server=False)
+    started(head)
+    come(port, hello(n_nodes=3)).close()
+    until(lambda: "has gone again before the others came" in caplog.text)
+    again, third = come(port, hello(n_nodes=3)), come(port, hello(n_nodes=3, node=2))
+    assert answer(again)[0] is Kind.START
+    again.send(Kind.STARTED, msgspec.msgpack.encode(Started({1: 11})))
     assert answer(third)[0] is Kind.START
     head.close()
 
@@ -197,12 +226,27 @@ def test_nobody_comes(
     monkeypatch.setattr(nodes, "COME_S", 0.2)
     with pytest.raises(RanksLost, match=rf"node 1 did not come to 127.0.0.1 port {port} in 0.2 s"):
         head.start(lambda: False)
-    assert f"waiting for node 1; there: quire serve demo --nnodes 2 --node-rank 1 --master-addr {HERE}" in caplog.text
-    assert "(127.0.0.1 is reached from its own machine alone: for others give --master-addr)" in caplog.text
+    assert f"waiting at {HERE} port {port} for node 1, at most 0 s more; start it there: quire serve" in caplog.text
+    assert f"node 0 waits at {HERE} port {port}, which only this machine reaches: for nodes on other" in caplog.text
+
+
+def test_an_address_that_others_reach_is_not_warned_of(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nodes, "COME_S", 0.2)
+    config.master_addr = node_port.likely_address()
+    if not config.master_addr:
+        pytest.skip("this machine has no network")
+    head = Nodes(config, Mesh(pp=2), DEMO, is_server=False)
+    with pytest.raises(RanksLost):
+        head.start(lambda: False)
+    assert f"waiting at {config.master_addr} port" in caplog.text and "only this machine" not in caplog.text
+    head.close()
 
 
 def run_group(config: EngineConfig, port: int, act: Callable[[Frames], None]) -> RanksLost:
-    """How a group of ranks is lost of which the other node does this, after its rank is at a step."""
+    """How a group of ranks is lost of which the other node does this, after its rank is at a step. The node is told
+    why."""
     ranks = group.RankGroup(config, mesh_of(config), DEMO)
     starting = threading.Thread(target=lambda: ranks._live(), daemon=True)
     starting.start()
@@ -214,8 +258,30 @@ def run_group(config: EngineConfig, port: int, act: Callable[[Frames], None]) ->
     frames.send(Kind.STANDINGS, encode_standings({1: Standing(STEPPING, 0.1, 3, 2, 10, 0)}))
     act(frames)
     assert ranks._lost.wait(20) and ranks.loss is not None and ranks.pids == []
+    with contextlib.suppress(OSError):  # it is closed here, or what it has sent was not read to the end
+        assert answer(frames) == (Kind.LOST, ranks.loss.message.encode())
+    frames.close()
     ranks.stop()
     return ranks.loss
+
+
+@pytest.mark.parametrize("has_served, told", [
+    (False, (Kind.LOST, b"it has ended before it served; its own log says why")),
+    (True, (Kind.BYE, b"")),
+])  # fmt: skip
+def test_a_node_is_told_how_an_engine_ends_that_lost_nobody(
+    has_served: bool, told: tuple[Kind, bytes], config: EngineConfig, port: int
+) -> None:
+    ranks = group.RankGroup(config, mesh_of(config), DEMO)
+    threading.Thread(target=ranks._live, daemon=True).start()
+    frames = come(port, hello())
+    assert answer(frames)[0] is Kind.START
+    frames.send(Kind.STARTED, msgspec.msgpack.encode(Started({1: 4711})))
+    until(lambda: ranks.pids == [4711])
+    ranks.has_served = has_served
+    ranks.stop()
+    assert answer(frames) == told
+    frames.close()
 
 
 def test_a_node_that_says_nothing_is_named(config: EngineConfig, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +303,15 @@ def test_a_rank_elsewhere_ends_in_its_own_words(
     assert "  Traceback\n  \\x1b[31mit\n" in capsys.readouterr().err
 
 
+def test_a_rank_that_fails_says_on_which_node(config: EngineConfig) -> None:
+    other = msgspec.structs.replace(config, node_rank=1)
+    start = RankStart(1, mesh_of(config), other, "", "", -1, -1, -1, True)
+    assert failure(start, ValueError("why")).message.startswith("rank 1 on node 1 failed (ValueError: why)")
+    assert failure(start, ConfigError("why")).message == "rank 1 on node 1: why"
+    start.config = EngineConfig(pipeline_parallel_size=2)
+    assert failure(start, ConfigError("why")).message == "rank 1: why", "there is but one"
+
+
 def test_a_node_that_leaves_says_why(config: EngineConfig, port: int) -> None:
     def leave(frames: Frames) -> None:
         frames.send(Kind.LEAVES, b"ends: it was told to (SIGINT)")
@@ -244,6 +319,71 @@ def test_a_node_that_leaves_says_why(config: EngineConfig, port: int) -> None:
 
     assert run_group(config, port, leave).message == "node 1 (other, 127.0.0.1) ends: it was told to (SIGINT)"
     assert "is lost (the connection was closed): start it there again" in run_group(config, port, Frames.close).message
+
+
+def test_of_two_ranks_the_one_that_was_killed_is_named(port: int) -> None:
+    """The other one fails because of it, and its node says that first."""
+    config = EngineConfig(pipeline_parallel_size=4, nnodes=2, master_port=port)
+    head, kept = Nodes(config, mesh_of(config), DEMO, is_server=False), list[Frames]()
+
+    def act() -> None:
+        kept.append(frames := come(port, hello()))
+        assert answer(frames)[0] is Kind.START
+        frames.send(Kind.STARTED, msgspec.msgpack.encode(Started({2: 11, 3: 12})))
+        for ended in (
+            RankEnded(2, "rank 2 failed", EndKind.CRASH, may_be_another=True),
+            RankEnded(3, "rank 3 ended with SIGSEGV", EndKind.CRASH),
+        ):
+            frames.send(Kind.ENDED, msgspec.msgpack.encode(ended))
+
+    threading.Thread(target=act, daemon=True).start()
+    ranks, poll = head.start(lambda: False), select.poll()
+    for rank in ranks:
+        poll.register(rank.status_fd, select.POLLIN)
+    assert group._root(ranks, poll, poll.poll(5000)).message == "rank 3 ended with SIGSEGV"
+    head.close()
+
+
+@pytest.mark.parametrize("pids", [{}, {2: 11}, {1: 11, 2: 12}])
+def test_a_node_that_starts_others_than_it_was_asked_for_is_lost(pids: dict[int, int], head: Nodes, port: int) -> None:
+    kept: list[Frames] = []
+
+    def answer_wrongly() -> None:
+        kept.append(frames := come(port, hello()))
+        assert answer(frames)[0] is Kind.START
+        frames.send(Kind.STARTED, msgspec.msgpack.encode(Started(pids)))
+
+    threading.Thread(target=answer_wrongly, daemon=True).start()
+    with pytest.raises(RanksLost, match=r"node 1 .* is lost \(it says that it has started ranks \["):
+        head.start(lambda: False)
+
+
+def test_nothing_stays_open_of_nodes_that_are_lost(config: EngineConfig, port: int) -> None:
+    """Whether their ranks were running, or another node did not come that far."""
+
+    def lose_while_starting() -> None:
+        own = EngineConfig(pipeline_parallel_size=3, nnodes=3, master_port=port)
+        head = Nodes(own, Mesh(pp=3), DEMO, is_server=False)
+
+        def act() -> None:
+            one, other = come(port, hello(n_nodes=3)), come(port, hello(n_nodes=3, node=2))
+            assert answer(one)[0] is Kind.START
+            one.send(Kind.STARTED, msgspec.msgpack.encode(Started({1: 11})))
+            assert answer(other)[0] is Kind.START
+            other.close()
+
+        threading.Thread(target=act, daemon=True).start()
+        with pytest.raises(RanksLost, match="node 2"):
+            head.start(lambda: False)
+        head.close()
+
+    run_group(config, port, Frames.close)
+    lose_while_starting()
+    before = n_fds()
+    for _ in range(5):
+        run_group(config, port, Frames.close)
+        lose_while_starting()
+    until(lambda: n_fds() <= before)
 
 
 @pytest.mark.parametrize("address, message", [
@@ -269,172 +409,29 @@ def test_a_taken_port_is_named(head: Nodes, config: EngineConfig, port: int) -> 
         Nodes(config, Mesh(pp=2), DEMO, is_server=False)
 
 
-def run_node(config: EngineConfig, caplog: pytest.LogCaptureFixture, **changes: Any) -> tuple[int, str]:
-    """Its exit status, and what it says."""
-    code = node.run_node(msgspec.structs.replace(config, node_rank=1, **changes))
-    return code, caplog.text
-
-
-@pytest.fixture
-def as_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signals and the log stay the tests'."""
-    monkeypatch.setattr(node.logs, "set_up", lambda who: logging.getLogger("quire").setLevel(logging.INFO))
-    monkeypatch.setattr(node.signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(node, "TRY_S", 0.02)
-
-
-@pytest.mark.usefixtures("as_a_program")
-def test_a_node_that_meets_nobody_ends(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(node, "COME_S", 0.1)
-    code, said = run_node(config, caplog)
-    assert code == 1 and "did not answer at 127.0.0.1 port" in said and "is node 0 started, with the same" in said
-    code, said = run_node(config, caplog, master_addr="no.such.host.invalid")
-    assert code == 1 and "'no.such.host.invalid' is not known here" in said
-
-
-@pytest.mark.usefixtures("as_a_program")
-def test_a_node_at_a_port_of_something_else_ends(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_server((HERE, config.master_port)) as other:
-
-        def answer_once() -> None:
-            connection, _ = other.accept()
-            with connection:
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        threading.Thread(target=answer_once, daemon=True).start()
-        code, said = run_node(config, caplog)
-    assert code == 1 and "answers, but not as node 0 of Quire does: is it the --master-port of node 0?" in said
-
-
-@pytest.mark.usefixtures("as_a_program")
-def test_a_node_waits_for_a_port_that_says_nothing_yet(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Node 0 has it before its device is ready, and nobody is let in."""
-    where = (HERE, config.master_port)
-    monkeypatch.setattr(node, "CONNECT_S", 0.1)
-    with socket.create_server(where), monkeypatch.context() as short:
-        short.setattr(node, "COME_S", 0.2)
-        code, said = run_node(config, caplog)
-    assert code == 1 and f"did not answer at {HERE} port {config.master_port} for 0.2 s (timed out)" in said
-
-    monkeypatch.setattr(node, "CONNECT_S", 5.0)
-    listening = socket.create_server(where)
-
-    def come_round() -> None:
-        listening.accept()[0].close()
-        Head(config.master_port, Kind.BYE, b"", listening)
-
-    threading.Thread(target=come_round, daemon=True).start()
-    assert run_node(config, caplog)[0] == 0
-
-
-class Head(threading.Thread):
-    """A node 0 that says one thing to whoever comes first, and closes the port."""
-
-    def __init__(self, port: int, kind: Kind, body: bytes, listening: socket.socket | None = None) -> None:
-        super().__init__(daemon=True)
-        self.said: list[tuple[Kind, bytes]] = []
-        """To START."""
-        self._listening, self._kind, self._body = listening or socket.create_server((HERE, port)), kind, body
-        self.start()
-
-    def run(self) -> None:
-        connection, _ = self._listening.accept()
-        self._listening.close()
-        frames = Frames(connection)
-        frames.greet()
-        assert frames.is_greeted(5) and frames.receive(5)[0] is Kind.HELLO
-        frames.send(self._kind, self._body)
-        with contextlib.suppress(OSError):
-            while self._kind is Kind.START:
-                self.said.append(frames.receive(5))
-        frames.close()
-
-
-@pytest.mark.usefixtures("as_a_program")
-def test_a_node_ends_as_node_0_wishes(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(node, "AGAIN_S", 0.1)
-    Head(config.master_port, Kind.REFUSED, b"another model")
-    assert run_node(config, caplog)[0] == 1 and "node 0 refuses this node: another model" in caplog.text
-    Head(config.master_port, Kind.BYE, b"")
-    assert run_node(config, caplog)[0] == 0 and "node 0 has ended its engine" in caplog.text
-    Head(config.master_port, Kind.BEAT, b"")
-    assert run_node(config, caplog)[0] == 1 and "its engine was not started again" in caplog.text
-
-
-@pytest.mark.usefixtures("as_a_program")
-def test_options_that_node_0_has_otherwise_are_refused(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(node, "AGAIN_S", 0.1)
-    start = msgspec.msgpack.encode(NodeStart(Mesh(pp=2), config, HERE, 1, False))
-    Head(config.master_port, Kind.START, start)
-    code, said = run_node(config, caplog, max_num_seqs=7)
-    assert code == 1 and "max_num_seqs = 7 here, and 0 on node 0, whose options hold for all nodes" in said
-
-
-@pytest.mark.usefixtures("as_a_program")
-def test_a_node_without_room_for_processes_says_so_to_both(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_room(*_: object) -> None:
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(node, "LocalRank", no_room)
-    head = Head(config.master_port, Kind.START, msgspec.msgpack.encode(NodeStart(Mesh(pp=2), config, HERE, 1, False)))
-    code, said = run_node(config, caplog)
-    head.join()
-    assert code == 1 and "its ranks cannot be started: " in said and "node 0 is lost" not in said
-    ((kind, words),) = head.said
-    assert kind is Kind.LEAVES and words.startswith(b"ends: its ranks cannot be started: ")
-
-
-@pytest.mark.usefixtures("as_a_program")
-def test_a_node_that_waits_to_be_heard_sees_that_node_0_is_silent(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A rank there tells more than the network holds, and the cable is cut."""
-
-    class Rank:
-        number = pid = 1
-
-        def __init__(self, start: RankStart, status_fd: int, *_: object) -> None:
-            self.status_fd, self._writing_fd = status_fd, start.status_fd
-            results = RingWriter(RankMemory(start.results_fd, N_ENDS), [start.results_bell_fd], lambda: None)
-            threading.Thread(target=results.put, args=(b"x" * (32 << 20),), daemon=True).start()
-
-        def standing(self) -> Standing:
-            return Standing(STEPPING, 0.1, 3, 2, 10, 0)
-
-        def end(self) -> None:
-            os.close(self.status_fd)
-            os.close(self._writing_fd)
-
-    monkeypatch.setattr(node, "LocalRank", Rank)
-    monkeypatch.setattr(node, "SILENT_S", 1.0)
-    monkeypatch.setattr(node, "AGAIN_S", 0.1)
-    start = NodeStart(mesh_of(config), config, HERE, 1, False)
-    with socket.create_server((HERE, config.master_port)) as listening:
-        ended = threading.Thread(target=run_node, args=(config, caplog), daemon=True)
-        ended.start()
-        frames = Frames(listening.accept()[0])
-    frames.greet()
-    frames.send(Kind.START, msgspec.msgpack.encode(start))
-    ended.join(30)
-    assert not ended.is_alive() and "node 0 is lost (it said nothing for 1 s: its machine is down" in caplog.text
-    frames.close()
-
-
 def test_results_of_a_rank_that_tells_none_end_the_node(config: EngineConfig, port: int) -> None:
     loss = run_group(config, port, lambda frames: frames.send(Kind.RESULT, b"\0\7x"))
     assert "it tells results of rank 7, which has none to tell" in loss.message
+
+
+def test_a_node_is_told_why_also_when_it_has_sent_a_result_since(head: Nodes, port: int) -> None:
+    class Gone:
+        def put(self, data: bytes) -> None:
+            raise RanksLost("rank 1 was killed", EndKind.KILLED)
+
+    head.results[1] = Gone()  # type: ignore[assignment]
+    start = started(head)
+    frames = come(port, hello())
+    assert answer(frames)[0] is Kind.START
+    frames.send(Kind.STARTED, msgspec.msgpack.encode(Started({1: 11})))
+    start.join(10)
+    frames.send(Kind.RESULT, b"\0\1x")
+    frames.send(Kind.STANDINGS, encode_standings({1: Standing(STEPPING, 0.1, 3, 2, 10, 0)}))
+    until(lambda: head._nodes[1].standing(1).state == STEPPING)
+    head.tell_loss("rank 1 was killed")
+    head.close()
+    assert answer(frames) == (Kind.LOST, b"rank 1 was killed")
+    frames.close()
 
 
 def test_a_node_that_cannot_start_says_why(head: Nodes, port: int) -> None:
@@ -460,21 +457,6 @@ def test_a_node_that_cannot_start_says_why(head: Nodes, port: int) -> None:
 def test_what_cannot_lie_on_several_machines(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         mesh_of(EngineConfig(**options))
-
-
-def test_a_node_that_is_none_says_so_before_it_looks_for_node_0() -> None:
-    with pytest.raises(ConfigError, match="node_rank = 2 and nnodes = 2: nodes are numbered from 0 to 1"):
-        node.run_node(EngineConfig(nnodes=2, node_rank=2))
-
-
-def test_who_serves_and_who_does_not() -> None:
-    first = EngineConfig(pipeline_parallel_size=2, nnodes=2)
-    other = msgspec.structs.replace(first, node_rank=1)
-    assert not _is_headless(first, ServerConfig()) and _is_headless(other, ServerConfig(headless=True))
-    with pytest.raises(ConfigError, match=r"node_rank = 1 and headless = False.*add --headless"):
-        _is_headless(other, ServerConfig())
-    with pytest.raises(ConfigError, match=r"node_rank = 0 and headless = True.*leave --headless out"):
-        _is_headless(first, ServerConfig(headless=True))
 
 
 def test_meeting_points() -> None:

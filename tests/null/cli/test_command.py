@@ -107,7 +107,7 @@ def test_wrong_command_lines_exit_with_2(capsys: pytest.CaptureFixture[str], wor
 
 
 @pytest.mark.parametrize("error, code", [
-    (ConfigError("max_num_seqs = 0\nis wrong"), 2), (LoadError("no such folder"), 2),
+    (ConfigError("--max-num-seqs 0\nis wrong"), 2), (LoadError("no such folder"), 2),
     (ContextLengthExceeded("too long"), 1), (EngineDead("gone"), 1),
 ])  # fmt: skip
 def test_errors_keep_their_lines(

@@ -132,7 +132,7 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
         (["--enable-eplb"], "each rank has a part of every expert"),
         (["--expert-loads", "zipf:x"], "an exponent from 0 to 4 is wanted"),
         (["--expert-loads", "zipf:1"], "has no experts: leave --expert-loads out"),
-        (["--compare", "enable-lora"], "enable_lora is not simulated: requests name no adapters"),
+        (["--compare", "enable-lora"], "--enable-lora is not simulated: requests name no adapters"),
         (["--baselines", "-pp", "2"], "--baselines have no stages"),
         (["--baselines", "--compare", "max-num-seqs=2"], "a comparison of its own"),
         (["--request-rate", "-3"], "is not allowed"),

@@ -10,9 +10,9 @@ import pytest
 from msgspec import Meta
 
 from quire.config.engine import EngineConfig
-from quire.config.flags import FlagParser, add_flags, options_list, read_flags
+from quire.config.flags import FlagParser, add_flags, in_flags, options_list, read_flags
 from quire.config.options import describe
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, EngineError
 
 
 class Sample(msgspec.Struct, kw_only=True):
@@ -160,3 +160,28 @@ def test_long_items_are_wrapped() -> None:
     lines = options_list(EngineConfig).splitlines()
     assert max(len(line) for line in lines) <= 120
     assert any(line.startswith("  ") for line in lines)
+
+
+@pytest.mark.parametrize("message, param, said", [
+    ("pipeline_parallel_size = 9: llama has 8 layers", None, "--pipeline-parallel-size 9: llama has 8 layers"),
+    ("nnodes = 2 and pipeline_parallel_size = 3: give --pipeline-parallel-size 2", "nnodes",
+     "--nnodes 2 and --pipeline-parallel-size 3: give --pipeline-parallel-size 2"),
+    ("nnodes = 2 and enable_lora = True: adapters", None, "--nnodes 2 and --enable-lora: adapters"),
+    ("kv_cache_dtype = 'int8' but dtype is float32", None, "--kv-cache-dtype 'int8' but dtype is float32"),
+    ("enable_eplb = False: so", None, "--no-enable-eplb: so"),
+    ("node_rank = 1: leave node_rank out", None, "--node-rank 1: leave --node-rank out"),
+    ("8 ranks need 8 GPUs: lower tensor_parallel_size, or", "tensor_parallel_size",
+     "8 ranks need 8 GPUs: lower --tensor-parallel-size, or"),
+    ('speculative_config = {"max_num_seqs": 1}: no', None, '--speculative-config {"max_num_seqs": 1}: no'),
+    ("config.json: dtype = 'float64' is none", "dtype", "config.json: dtype = 'float64' is none"),
+    ("hidden_size = 7: max_model_len = 3", None, "hidden_size = 7: max_model_len = 3"),
+    ("model.nnodes = 2 is /models/max_model_len", "nnodes", "model.nnodes = 2 is /models/max_model_len"),
+])  # fmt: skip
+def test_an_error_names_the_flags_that_were_typed(message: str, param: str | None, said: str) -> None:
+    found = in_flags(ConfigError(message, param=param), EngineConfig)
+    assert isinstance(found, ConfigError) and (found.message, found.param) == (said, param)
+
+
+def test_an_error_of_a_request_stays_as_it_is() -> None:
+    error = EngineError("max_num_seqs = 4 is no option of a request")
+    assert in_flags(error, EngineConfig) is error
