@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gguf
@@ -73,7 +73,7 @@ FILE_TYPES = {"Q2_K": "Q2_K_S", "Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_
 """Where llama.cpp calls a file otherwise than most of its matrices."""
 
 
-class Error:
+class WeightError:
     """How far numbers are from the weights, over all matrices."""
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class Made:
     n_bytes: int
     """Of the file that has the weights."""
     error: float
-    """Of its matrices, `Error.relative`."""
+    """Of its matrices, `WeightError.relative`."""
 
 
 def coded_checkpoint(source: pathlib.Path, target: pathlib.Path, store: Store) -> Made:
     """The checkpoint in `source` with its projections stored otherwise."""
     target.mkdir(parents=True)
     tensors: dict[str, torch.Tensor] = {}
-    config, error = {}, Error()
+    config, error = {}, WeightError()
     for name, weight in load_file(source / "model.safetensors").items():
         stem = name.removesuffix(".weight")
         if not stem.endswith("_proj") or weight.dim() != 2:
@@ -128,7 +128,7 @@ def coded_checkpoint(source: pathlib.Path, target: pathlib.Path, store: Store) -
 def gguf_file(source: pathlib.Path, target: pathlib.Path, kind: str) -> Made:
     """The checkpoint in `source` as a file of GGUF with all its matrices in one type; a tied embedding is in 6 bits at
     least, as llama.cpp leaves it."""
-    error = Error()
+    error = WeightError()
 
     def add(writer: gguf.GGUFWriter, name: str, weight: torch.Tensor) -> None:
         own = kind if not name.startswith("token_embd") or kind == "Q8_0" else "Q6_K"
@@ -145,7 +145,7 @@ def gguf_file(source: pathlib.Path, target: pathlib.Path, kind: str) -> Made:
 
 
 @contextlib.contextmanager
-def loaded(path: pathlib.Path, threads: int, **options: Any) -> Any:
+def loaded(path: pathlib.Path, threads: int, **options: Any) -> Iterator[LLM]:
     """The engine, as users make it."""
     llm = LLM(str(path), device="cpu", num_threads=threads, num_gpu_blocks_override=N_PAGES, **options)
     try:
@@ -209,7 +209,10 @@ def rows(
             figures[name] = {"file_bytes": made.n_bytes, "error_of_weights": made.error, **row}
             took_s = time.perf_counter() - begin_s
             print(f"{name} ({took_s:.0f} s)", json.dumps(figures[name]), flush=True)
-        shutil.rmtree(made.path) if made.path.is_dir() else made.path.unlink()
+        if made.path.is_dir():
+            shutil.rmtree(made.path)
+        else:
+            made.path.unlink()
     return figures, refused
 
 

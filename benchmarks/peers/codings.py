@@ -135,9 +135,10 @@ def nf4(weight: torch.Tensor, nested: bool) -> Written:
     codes, state = quantize_4bit(weight, quant_type="nf4", compress_statistics=nested, blocksize=64)
     stored = {"weight": codes, **{f"weight.{name}": one for name, one in state.as_dict(packed=True).items()}}
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    # Its decoder for CPUs needs rows of whole blocks: as one row, the codes are the same.
-    as_row = quantize_4bit(weight.view(1, -1), quant_type="nf4", compress_statistics=nested, blocksize=64)
-    return config, stored, dequantize_4bit(*as_row).view(weight.shape)
+    # Its decoder for CPUs needs rows of whole blocks: what was encoded as one row is decoded.
+    row_codes, row_state = quantize_4bit(weight.view(1, -1), quant_type="nf4", compress_statistics=nested, blocksize=64)
+    assert torch.equal(row_codes.view(-1), codes.view(-1)) and torch.equal(row_state.absmax, state.absmax)
+    return config, stored, dequantize_4bit(row_codes, row_state).view(weight.shape)
 
 
 def nvfp4_modelopt(weight: torch.Tensor) -> Written:

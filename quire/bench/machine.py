@@ -18,7 +18,8 @@ WATCHED_ISA = (
     "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve",
 )  # fmt: skip
 """CPU features that decide which kernels run, x86 then Arm, as /proc/cpuinfo spells them."""
-PACKAGES = ("torch", "triton", "transformers", "numpy", "msgspec", "uvicorn")
+PACKAGES = ("torch", "triton", "transformers", "numpy", "msgspec", "uvicorn", "fla-core", "flashinfer-python")
+"""What Quire stands on, then peers of `bench kernels`."""
 COMMAND_LIMIT_S = 15
 
 
@@ -54,7 +55,7 @@ def gpus() -> list[dict[str, str]]:
 
 
 def package_versions() -> dict[str, str]:
-    """Installed versions of the packages that decide speed."""
+    """Installed versions of the packages that decide speed, and of peers that are measured beside Quire."""
     found = {}
     for name in PACKAGES:
         try:

@@ -222,7 +222,11 @@ class Turns:
 
 
 def bits_per_byte(llm: LLM, text: str, window: int) -> float:
-    """Of all tokens but the first, in windows that each begin with the last token of the one before."""
+    """Bits that all tokens of a text but the first are worth to a model, by the bytes of that text in UTF-8.
+
+    text: not empty; of one token it gives 0. window: tokens that are read together, 2 or more; each window begins with
+    the last token of the one before. Raises ContextLengthExceeded where the context cannot hold a window.
+    """
     tokenizer = llm.get_tokenizer()
     ids = list(tokenizer.encode(text))
     pieces = [ids[first : first + window] for first in range(0, len(ids) - 1, window - 1)]

@@ -11,10 +11,8 @@ from typing import Final
 from quire.config.layers import NormSpec
 from quire.config.parameters import Matrix, MixerParameters, NormTable, Tensor
 from quire.config.recurrent import RecurrentMixer
-from quire.config.states import StatePart, StateSpec
+from quire.config.states import PIECE, StatePart, StateSpec
 
-PIECE: Final = 64
-"""Most rows of a span that are solved at once (`kernels/state/spans`)."""
 FLOAT32_BYTES: Final = 4
 N_TRIANGLES, N_SCALES = 2, 4
 """Of a piece and head: what kernels solve beforehand, triangles in the rows' type, and numbers of each row in float32

@@ -6,13 +6,12 @@ that names the file, the field, the value and the limit.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Final
-
-import yaml
 
 from quire.core.errors import SHOWN_CHARS, ConfigError, shown
 from quire.core.files import read_regular
@@ -39,26 +38,35 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict[str, Any]:
     return value
 
 
-class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """Plain values alone, and each key of a mapping once: of two the last one would count without a word."""
+@functools.cache
+def _once_loader() -> Any:
+    """A loader of plain values alone, with each key of a mapping once: of two the last one would count without a
+    word."""
+    import yaml  # a quarter of what `quire --help` would import, and few name a file of options
 
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        """As of YAML. Raises a YAMLError for a key that is there already, before `<<` brings others beside it."""
-        node, seen = super().compose_mapping_node(anchor), set[str]()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
-                seen.add(key.value)
-        return node
+    class OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            """As of YAML. Raises a YAMLError for a key that is there already, before `<<` brings others beside it."""
+            node, seen = super().compose_mapping_node(anchor), set[str]()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in seen:
+                        reason = f"{key.value} is given twice"
+                        raise yaml.constructor.ConstructorError(None, None, reason, key.start_mark)
+                    seen.add(key.value)
+            return node
+
+    return OnceLoader
 
 
 def read_yaml(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The mapping in a YAML (or JSON) file of options, of plain values alone, and the line of each of its keys, from 1;
     raises ConfigError for anything else."""
+    import yaml
+
     text = _read_regular(path, MAX_YAML_BYTES)
     try:
-        loader = _OnceLoader(text)
+        loader = _once_loader()(text)
         node = loader.get_single_node()
         value = None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date or number that is none
@@ -70,6 +78,8 @@ def read_yaml(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 def _complaint(error: Exception) -> str:
     """Line, column and reason, in one line that a terminal can show."""
+    import yaml
+
     place, text = "", str(error)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         place = f", line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"

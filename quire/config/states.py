@@ -11,6 +11,8 @@ from typing import Final
 import msgspec
 
 EXACT_BYTES: Final = 4
+PIECE: Final = 64
+"""Most rows of a sequence that kernels take at once: the side of the triangles that are solved, or multiplied."""
 
 
 class StatePart(msgspec.Struct, frozen=True):

@@ -7,9 +7,9 @@ TFLOP/s" of the H200: benchmarks/results/h200/kernels_attention.json.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -114,27 +114,19 @@ def accelerator_named(name: str) -> Accelerator:
         return ACCELERATORS[wanted]
     first = [each for each in ACCELERATORS if each[:1] == wanted[:1]]
     rest = [each for each in ACCELERATORS if each not in first]
-    near = _nearest(wanted, first)
-    known = did_you_mean_and_known(wanted, [near] if near else ACCELERATORS, first + rest)
+    near = [each for each in first if nearest(wanted, [each])]
+    best = [max(near, key=functools.partial(_likeness, wanted))] if near else ACCELERATORS
+    known = did_you_mean_and_known(wanted, best, first + rest)
     raise ConfigError(
         f"--gpu {shown(name)} is unknown{known}; `here` measures this machine, and"
         " a file of `quire bench calibrate` can be given with --calibration"
     )
 
 
-def _nearest(wanted: str, names: Sequence[str]) -> str:
-    """Of those that are as near as the nearest, the one with the nearest number: h200 for h300; empty: none is near."""
-    best = nearest(wanted, names)
-    alike = [each for each in names if len(each) == len(best) and _n_others(each, wanted) == _n_others(best, wanted)]
-    return min(alike, key=lambda each: abs(_number(each) - _number(wanted))) if best else ""
-
-
-def _n_others(one: str, other: str) -> int:
-    return sum(a != b for a, b in zip(one, other, strict=False))
-
-
-def _number(name: str) -> int:
-    return int("".join(filter(str.isdecimal, name)) or 0)
+def _likeness(one: str, other: str) -> tuple[float, int]:
+    """Letters in common, then nearness of those at the same places: h300 is more like h200 than like h100."""
+    apart = sum(abs(ord(a) - ord(b)) for a, b in zip(one, other, strict=False))
+    return difflib.SequenceMatcher(None, one, other).ratio(), -apart
 
 
 def accelerator_seen(driver_name: str) -> Accelerator | None:

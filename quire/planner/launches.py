@@ -32,7 +32,8 @@ class Launches(msgspec.Struct, frozen=True):
 
 def launches_apart(spec: LayerSpec, parameters: LayerParameters) -> Launches:
     """A norm behind mixer or feed-forward is one, and then the addition is one; so is an addition with a factor, an
-    activation that is not SwiGLU, and a norm of queries or keys that is not part of their rotation, with its copy.
+    activation that is not SwiGLU, a norm of queries or keys that is not part of their rotation, with its copy, and a
+    limit of queries, keys and values.
     Norms before products that cannot take them in at few rows (LayerNorm) are not counted: no run has any."""
     n_norms = sum(norm is not None for norm in (parameters.attention_post_norm, parameters.ffn_post_norm))
     n_sums = n_norms if spec.residual_scale == 1.0 else 2
@@ -43,7 +44,8 @@ def launches_apart(spec: LayerSpec, parameters: LayerParameters) -> Launches:
 def _of_mixer(mixer: MixerSpec) -> int:
     if not isinstance(mixer, AttentionSpec):
         return 0
-    norm, n = mixer.qk_norm, int(mixer.qkv_clip > 0)
+    n = int(mixer.qkv_clip > 0)
+    norm = mixer.qk_norm
     if norm is not None and (norm.scope is not QKNormScope.HEAD or norm.norm.kind is not NormKind.RMS):
         n += 4  # two norms, and a copy of each result
     return n

@@ -13,9 +13,10 @@ import bisect
 import dataclasses
 
 from quire.config.arch import ModelArch
-from quire.config.delta import PIECE, DeltaSpec
+from quire.config.delta import DeltaSpec
 from quire.config.kv import KVLayout, kv_layout
 from quire.config.resolve import AdapterLimits
+from quire.config.states import PIECE
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
 from quire.planner.adapters import kept_bytes, row_bytes

@@ -17,11 +17,12 @@ import torch
 from quire.bench.kernels import state_peer
 from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
+from quire.config.states import PIECE
 from quire.kernels import catalog
 from quire.kernels.catalog import Implementation
 from quire.kernels.invariance import rows_alone
 from quire.kernels.state import reference
-from quire.kernels.state.spans import PIECE, StateSpans, plan_spans, single_rows, spans_of
+from quire.kernels.state.spans import StateSpans, plan_spans, single_rows, spans_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ from typing import Final
 
 import torch
 
+from quire.config.delta import N_SCALES, N_TRIANGLES
+from quire.config.states import PIECE
 from quire.kernels.catalog import Slower
 from quire.kernels.hopper import build_obstacle, compile_variant
 from quire.kernels.hopper_rows import WIDTH, aligned
-from quire.kernels.state.spans import PIECE, StateSpans
+from quire.kernels.state.spans import StateSpans
 
 DTYPES = (torch.bfloat16, torch.float16)
 KEY_DIM, COLUMNS, MAX_GRID = 128, 32, 65535
@@ -125,8 +127,8 @@ def scan_delta(
         return out
     assert spans.span_of is not None and spans.row_ptr is not None
     tiles = len(spans.span_of), heads
-    solved, seen = (torch.empty(*tiles, PIECE, PIECE, dtype=k.dtype, device=k.device) for _ in range(2))
-    scales = torch.empty(*tiles, 4, PIECE, dtype=torch.float32, device=k.device)
+    solved, seen = (torch.empty(*tiles, PIECE, PIECE, dtype=k.dtype, device=k.device) for _ in range(N_TRIANGLES))
+    scales = torch.empty(*tiles, N_SCALES, PIECE, dtype=torch.float32, device=k.device)
     pointers = _pointers(q, k, a, b, a_log, dt_bias, solved, seen, scales, spans.row_ptr)
     solve = _SolveArgs(*pointers, *_strides(q, k, a, b), tiles[0], key_heads, heads // key_heads, size**-0.5)
     launch("quire_solve", solve, q)

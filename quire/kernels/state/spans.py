@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import torch
 
-PIECE: Final = 64
-"""Most rows of a piece: the side of the triangles that are solved, or multiplied, at once."""
+from quire.config.states import PIECE
+
 NOWHERE: Final = -1
 
 

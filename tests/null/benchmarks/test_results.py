@@ -8,7 +8,8 @@ import re
 import pytest
 
 RESULTS = pathlib.Path(__file__).resolve().parents[3] / "benchmarks" / "results"
-PLACE = re.compile(r"(?<![\w.~-])/(?:tmp|var|work|workspace|root|home|mnt|data|Users)(?![\w.-])[^\s\"'\\]*")
+FOLDERS = "tmp|var|work|workspace|root|home|mnt|data|opt|srv|scratch|nfs|Users"
+PLACE = re.compile(rf"(?<![\w.~-])/(?:{FOLDERS})(?![\w.-])[^\s\"'\\]*")
 """An absolute path; neither part of a relative one nor of an address."""
 
 
@@ -30,6 +31,7 @@ def test_no_result_names_a_path_of_a_machine() -> None:
         ('"command": "quire bench --model /tmp/head"', ["/tmp/head"]),
         (r"{\"model\":\"/root/models/8b\"}", ["/root/models/8b"]),
         ("--out=/home", ["/home"]),
+        ("/opt/m /srv/m /scratch/m /nfs/m /mnt/m", ["/opt/m", "/srv/m", "/scratch/m", "/nfs/m", "/mnt/m"]),
         ('"model": "head", "text": "docs/home/tmp/page.md", "at": "http://host/work"', []),
         ('"unit": "tok/s", "a": "/tmpfs"', []),
     ],

@@ -43,14 +43,16 @@ def test_version_and_help() -> None:
 
 
 def test_help_is_quick_and_loads_no_torch() -> None:
-    """What takes time is counted, not the time: 133 modules are loaded, 33 of them by Python itself."""
+    """What takes time is counted, not the time: 151 modules are loaded, 23 of them by Python itself, and 6 more where
+    the package is installed as a link to its source."""
     code = (
         "import sys; from quire.cli.main import main; main([])\n"
-        "print(len(sys.modules), *sorted({'torch', 'numpy', 'aiohttp', 'asyncio', 'uvicorn'} & set(sys.modules)))"
+        "heavy = {'torch', 'numpy', 'aiohttp', 'asyncio', 'uvicorn', 'yaml'}\n"
+        "print(len(sys.modules), *sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     n_modules, *heavy = done.stdout.splitlines()[-1].split()
-    assert int(n_modules) < 180 and not heavy
+    assert int(n_modules) < 170 and not heavy
 
 
 def test_progress_reaches_stderr_where_a_command_computes_in_this_process() -> None:

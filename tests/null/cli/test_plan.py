@@ -249,6 +249,8 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--gpu", "h300"], "did you mean h200? There are h100, h100-pcie, h100-nvl, h200"),
         (["--gpu", "h20"], "did you mean h200? There are h100, "),
+        (["--gpu", "b100"], "did you mean b200? There are b200, b300, "),
+        (["--gpu", "rtx1-3090"], "did you mean rtx-3090? There are rtx-a6000, "),
         (["--gpu", "h200", "--slo", "ttft=soon"], "'ttft=soon' cannot be read: write ttft=200ms"),
         (["--gpu", "h200", "--slo", "foo=200ms"], "'foo' is no time that is known: there are ttft, tpot, as in"),
         (["--gpu", "h200", "--slo", "tpot=0ms"], "nothing takes no time"),

@@ -6,10 +6,17 @@ import pytest
 from planner_shapes import SHAPES
 
 from quire.config.model import read_arch
+from quire.config.parameters import layer_parameters
 from quire.planner.accelerators import accelerator_named
 from quire.planner.cost import calibrated
+from quire.planner.launches import Launches, launches_apart
 from quire.planner.operators import decode_spans
 from quire.planner.timing import PLAIN_LAUNCHES, ROW_KERNELS
+
+GRANITE = {
+    "architectures": ["GraniteForCausalLM"], "model_type": "granite", "residual_multiplier": 0.22,
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.0078125, "logits_scaling": 8.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -26,6 +33,18 @@ def test_what_products_do_not_take_in_is_counted(name: str, of_layer: tuple[int,
     arch = read_arch(SHAPES / name)
     apart = calibrated(arch, accelerator_named("h200")).timer.parts.apart
     assert (apart.n, apart.n_sums) == tuple(arch.n_layers * one for one in of_layer)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "of_layer"),
+    [
+        ("llama-3.1-8b", GRANITE, (2, 2)),  # both additions have a factor
+        ("olmoe-1b-7b", {"clip_qkv": 8.0}, (5, 0)),  # one beside norms and copies
+    ],
+)
+def test_factors_and_limits_are_counted(name: str, overrides: dict[str, object], of_layer: tuple[int, int]) -> None:
+    layer = read_arch(SHAPES / name, overrides).layers[0]
+    assert launches_apart(layer, layer_parameters(layer, 2048, 0)) == Launches(*of_layer)
 
 
 @pytest.mark.parametrize("n_rows", [1, 32])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 
-from quire.kernels.state.spans import PIECE, StateSpans, rows_of
+from quire.config.delta import N_SCALES, N_TRIANGLES
+from quire.config.states import PIECE
+from quire.kernels.state.spans import StateSpans, rows_of
 from quire.kernels.state.triton import conv, delta, ssm
 from quire.kernels.state.triton import gate as gated
 
@@ -139,8 +141,8 @@ def _scan_delta_pieces(
     shape = {"H": heads, "D": size, "PER_KEY": heads // key_heads, "L": PIECE, "BLOCK_D": block_d}
     precision, item = _precision(k), min(k.element_size(), 4)
     tiles = len(spans.span_of), heads
-    solved, seen = (torch.empty(*tiles, PIECE, PIECE, dtype=k.dtype, device=k.device) for _ in range(2))
-    scales = torch.empty(*tiles, 4, PIECE, dtype=torch.float32, device=k.device)
+    solved, seen = (torch.empty(*tiles, PIECE, PIECE, dtype=k.dtype, device=k.device) for _ in range(N_TRIANGLES))
+    scales = torch.empty(*tiles, N_SCALES, PIECE, dtype=torch.float32, device=k.device)
     delta.solve_pieces[tiles](
         q, q.stride(0), k, k.stride(0), a, a.stride(0), b, b.stride(0), a_log, dt_bias,
         solved, seen, scales, spans.row_ptr, size**-0.5,

@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import quire
 from quire.compute.layers import delta
 from quire.compute.schemes.choice import schemes_on
-from quire.config.delta import PIECE, DeltaSpec
+from quire.config.delta import DeltaSpec
 from quire.config.model import read_arch
 from quire.config.no_ffn import NoFfnSpec
+from quire.config.states import PIECE
 from quire.kernels.state import hopper, op, plan_spans, spans, spans_of
 from quire.kernels.state.triton import launcher
 from quire.planner.memory import MemoryEquation
@@ -145,7 +146,3 @@ def test_short_spans_are_what_the_term_is_for(
 
 def test_a_step_of_long_prompts_takes_what_its_rows_do() -> None:
     assert expected(SPEC, 8192, 8) == 8192 * SPEC.n_row_numbers * 2
-
-
-def test_pieces_are_of_one_size() -> None:
-    assert PIECE == spans.PIECE

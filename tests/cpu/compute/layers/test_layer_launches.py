@@ -27,6 +27,10 @@ from quire.planner.launches import Launches, launches_apart
 
 SHAPES = pathlib.Path(quire.__file__).parent / "bench" / "shapes"
 HIDDEN, ROWS = 64, 3
+GRANITE = {
+    "architectures": ["GraniteForCausalLM"], "model_type": "granite", "residual_multiplier": 0.22,
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.0078125, "logits_scaling": 8.0,
+}  # fmt: skip
 
 
 class Counted(TorchDispatchMode):
@@ -52,11 +56,17 @@ def counting(found: collections.Counter[str], name: str, run: Callable[..., Any]
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-3.1-8b", "qwen3-0.6b", "gemma-3-1b", "gemma-2-9b", "starcoder2-7b", "olmoe-1b-7b"]
-)
-def test_launches_apart_are_those_of_the_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ("name", "overrides"),
+    [
+        ("llama-3.1-8b", {}), ("qwen3-0.6b", {}), ("gemma-3-1b", {}), ("gemma-2-9b", {}), ("starcoder2-7b", {}),
+        ("olmoe-1b-7b", {}), ("olmoe-1b-7b", {"clip_qkv": 8.0}), ("llama-3.1-8b", GRANITE),
+    ],
+)  # fmt: skip
+def test_launches_apart_are_those_of_the_layer(
+    name: str, overrides: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A layer of the shape, narrower and without experts. RMS norms that are called are those that no product takes."""
-    arch = read_arch(SHAPES / name)
+    arch = read_arch(SHAPES / name, overrides)
     spec, kind = arch.layers[0], {"size": 2 * HIDDEN}
     plain = spec.ffn if isinstance(spec.ffn, FeedForwardSpec) else FeedForwardSpec(**kind)
     spec = msgspec.structs.replace(spec, ffn=msgspec.structs.replace(plain, **kind))

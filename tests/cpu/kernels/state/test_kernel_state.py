@@ -14,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import state_case
 
+from quire.config.states import PIECE
 from quire.kernels import native
 from quire.kernels.selector import select
 from quire.kernels.state import (
@@ -27,7 +28,7 @@ from quire.kernels.state import (
     scan_ssm,
     single_rows,
 )
-from quire.kernels.state.spans import PIECE, StateSpans
+from quire.kernels.state.spans import StateSpans
 
 
 @pytest.mark.parametrize("single", [False, True])
