@@ -2,55 +2,76 @@
 # GPU tests and measurements on random weights, side by side. Usage: benchmarks/gpu.sh OUTPUT_FOLDER [LANE]...
 # A lane is parts with commas between (W1,W2,W4); lanes run at once, each on a GPU of its own, or on those of GPUS ("0 1
 # 2,3": the third has two). Parts that begin with @ use all GPUs: they are lanes of their own, and run after the others,
-# in turn. tests:A+B are folders or files of tests/gpu. Default: tests,W1,W2,W4.
+# in turn. Exit status: 0 all parts ended well, 1 one failed, 2 nothing was started. Parts; without any tests,W1,W2,W4:
+#   tests  tests:A+B  @ranks  @nodes                    all of tests/gpu; files or folders of it; those of several GPUs
+#   W1 W2 W3 W4 W4-0.6b W5 W6                           workloads: the 8B shape, W1 and W4-0.6b that of 0.6B
+#   fp8 int4-g128 qwen3-30b-a3b deepseek-v2-lite gpt-oss even:SHAPE    W6 and W2; even: rows take experts in turn
+#   gemma  half-pool  adapters  grouped  numerics       prompts of 32,000; 8-bit keys; scripts; `quire doctor numerics`
+#   kernels:OP  @replicas                               one op of `quire bench kernels`; as many engines as GPUs
 # BEFORE=FOLDER, a checkout of another commit: W1 to W6 run there too, in the same lane, after ours (files *_before).
-# LIMIT_S (250): seconds for a part.  PYTHON (python3).
+# GPUS: else those of CUDA_VISIBLE_DEVICES, or nvidia-smi.  LIMIT_S (250): seconds for a part.  PYTHON (python3).
+
 set -u
-cd "$(dirname "$0")/.."
-out=$(mkdir -p "${1:?name an output folder}" && cd "$1" && pwd)
+refuse() { echo "gpu.sh: $*" >&2; exit 2; }
+case ${1:-} in -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;; esac
+[ -n "${1:-}" ] || refuse "name an output folder (-h: help)"
+out=$(mkdir -p "$1" && cd "$1" && pwd) || refuse "no output folder: $1"
 shift
 [ $# -gt 0 ] || set -- tests,W1,W2,W4
-python=${PYTHON:-python3} began=$SECONDS even='{"even_routing": true}'
+before=${BEFORE:+$(cd "$BEFORE" && pwd)} || refuse "BEFORE is no folder: $BEFORE"
+python=$(type -P "${PYTHON:-python3}") || refuse "no such program: ${PYTHON:-python3}"
+[ "${python:0:1}" = / ] || python=$PWD/$python
+cd "$(dirname "$0")/.." || exit 2
+began=$SECONDS failed=0 is_check='' even='{"even_routing": true}'
 mxfp4='{"quantization_config": {"quant_method": "mxfp4"}}'
 
 say() { echo "== $((SECONDS - began)) s: $*"; }
 run() { # name, command...
   local name=$1 status=0
+  [ -z "$is_check" ] || return 0
   shift
-  timeout "${LIMIT_S:-250}" "$python" -m "$@" >"$out/$name.log" 2>&1 || status=$?
+  timeout -k 15 "${LIMIT_S:-250}" "$python" -m "$@" >"$out/$name.log" 2>&1 || status=$? failed=1
   say "$name: exit $status"
   grep -vE 'it/s|Loading|^$|^  (warnings|/)' "$out/$name.log" | tail -n "${LINES_SHOWN:-14}" | cut -c1-240
 }
-bench() { run "$1" quire bench "${@:2}" --output-json "$out/$1.json"; } # name, arguments...
+bench() { run "$1" quire bench "${@:2}" --device cuda --output-json "$out/$1.json"; } # name, arguments...
 here_and_before() { # name, arguments...
   bench "$@"
-  [ -z "${BEFORE:-}" ] || (cd "$BEFORE" && PYTHONPATH="$BEFORE:${PYTHONPATH:-}" bench "$1_before" "${@:2}")
+  [ -z "$before" ] || (
+    cd "$before" || exit 1
+    PYTHONPATH="$before:${PYTHONPATH:-}" bench "$1_before" "${@:2}"
+    exit $failed
+  ) || failed=1
 }
+count() { wc -w <<<"${1//,/ }"; } # GPUs
 tests() { # name, folders...
-  LINES_SHOWN=30 run "$1" pytest -q -n "${TEST_PROCESSES:-12}" -p no:cacheprovider --timeout 240 --tb=line "${@:2}"
+  for each in "${@:2}"; do [ -e "$each" ] || refuse "no such tests: $each"; done
+  local n_gpus=$(count "${CUDA_VISIBLE_DEVICES:-}")
+  [ -n "$is_check" ] || [ "$n_gpus" -ge 4 ] || say "$1: tests that need more GPUs than $n_gpus are skipped"
+  LINES_SHOWN=30 run "$1" pytest -q -n "${TEST_PROCESSES:-12}" -p no:cacheprovider --timeout 240 \
+    --tb="${TB:-line}" "${@:2}"
 }
 whole() { # name, arguments: every figure of a model's steps, and of a batch
   bench "$1_w6" latency --workload W6 --num-iters 1 --num-iters-warmup 1 --no-view "${@:2}"
   bench "$1_w2" throughput --workload W2 --no-view "${@:2}"
 }
 part() {
-  local dense="--model shape:llama-3.1-8b --no-view"
+  local dense="--model shape:llama-3.1-8b --no-view" small="--model shape:qwen3-0.6b --no-view"
   case $1 in
     tests) tests tests tests/gpu ;;
-    tests:*)
+    tests:?*)
       local those=${1#tests:}
       tests "tests_$(tr / _ <<<"${those%%+*}")" $(printf 'tests/gpu/%s ' ${those//+/ }) ;;
-    W1) here_and_before w1 throughput --workload W1 --model shape:qwen3-0.6b --num-repeats 2 --no-view ;;
+    W1) here_and_before w1 throughput --workload W1 $small --num-repeats 2 ;;
     W2) here_and_before w2 throughput --workload W2 $dense ;;
-    W3) here_and_before w3 throughput --workload W3 --dataset-path "$PWD/benchmarks/w3_lengths.json" $dense ;;
+    W3) here_and_before w3 throughput --workload W3 --dataset-path benchmarks/w3_lengths.json $dense ;;
     W4) here_and_before w4_8b latency --workload W4 $dense --num-iters 2 --num-iters-warmup 1 ;;
-    W4-0.6b)
-      here_and_before w4_06b latency --workload W4 --model shape:qwen3-0.6b --max-model-len 8704 --num-iters 3 --no-view ;;
+    W4-0.6b) here_and_before w4_06b latency --workload W4 $small --max-model-len 8704 --num-iters 3 ;;
     W5) here_and_before w5 throughput --workload W5 $dense ;;
     W6) here_and_before w6 latency --workload W6 $dense --num-iters 1 --num-iters-warmup 1 ;;
     fp8 | int4-g128) whole "$1" --model shape:llama-3.1-8b --quantization "$1" --max-model-len 4096 ;;
     qwen3-30b-a3b | deepseek-v2-lite) whole "$1" --model "shape:$1" ;;
-    even:*) whole "${1#even:}_even" --model "shape:${1#even:}" --hf-overrides "$even" ;;
+    even:?*) whole "${1#even:}_even" --model "shape:${1#even:}" --hf-overrides "$even" ;;
     gpt-oss) whole gpt-oss-20b --model shape:gpt-oss-20b --hf-overrides "$mxfp4" ;;
     gemma)
       for n in 1 32; do
@@ -66,23 +87,44 @@ part() {
         --json "$out/adapters.json" ;;
     grouped) run grouped benchmarks.grouped_product --output "$out/grouped_product.json" ;;
     numerics) run numerics quire doctor numerics --device cuda --json "$out/numerics.json" ;;
-    kernels:*)
+    kernels:?*)
       LINES_SHOWN=60 run "kernels_${1#kernels:}" quire bench kernels --ops "${1#kernels:}" --device cuda \
         --time-limit 0 --output "$out/kernels_${1#kernels:}.json" ;;
     @ranks) TEST_PROCESSES=4 tests ranks tests/gpu/engine/test_ranks_cuda.py tests/gpu/compute/dist ;;
-    @nodes) TEST_PROCESSES=2 tests nodes tests/gpu/engine/test_nodes_cuda.py ;;
-    @replicas) run replicas benchmarks.replicas_throughput --replicas "$(nvidia-smi -L | wc -l)" --output "$out/replicas.json" ;;
-    *) echo "unknown part: $1" >&2; return 2 ;;
+    @nodes) TEST_PROCESSES=2 TB=short tests nodes tests/gpu/engine/test_nodes_cuda.py ;;
+    @replicas)
+      run replicas benchmarks.replicas_throughput --replicas "$(count "$all")" --device cuda \
+        --output "$out/replicas.json" ;;
+    *) refuse "unknown part: $1 (-h lists them)" ;;
   esac
 }
-lane() { for each in ${1//,/ }; do part "$each"; done; }
+lane() { for part in ${1//,/ }; do part "$part"; done; return $failed; }
+look_at_library() { # folder: whose plans of decode steps numpy makes, ten times as slowly, if it has none
+  local code='import sys; from quire.kernels import native as n; print(n.explain()); sys.exit(not n.library())'
+  (cd "$1" && "$python" -c "$code") ||
+    echo "!!!!!! NO NATIVE LIBRARY IN $1: every step is slower on the host. Its figures are not those of Quire. !!!!!!"
+}
 
-gpus=(${GPUS:-0 1 2 3 4 5 6 7}) n=0
+n_found=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
+gpus=(${GPUS:-$(tr , ' ' <<<"${CUDA_VISIBLE_DEVICES-$(seq -s ' ' 0 $((n_found - 1)))}")})
+all=$(IFS=, && echo "${gpus[*]}") n_lanes=0 pids=()
 for lane in "$@"; do
-  [ "${lane:0:1}" = @ ] && continue
-  CUDA_VISIBLE_DEVICES=${gpus[n]} lane "$lane" >"$out/lane$n.txt" 2>&1 &
-  n=$((n + 1))
+  [ "${lane:0:1}" = @ ] || n_lanes=$((n_lanes + 1))
+  for part in ${lane//,/ }; do
+    [[ ${lane:0:1}${part:0:1} =~ ^(@@|[^@][^@])$ ]] || refuse "$part in $lane: parts with @ are lanes of their own"
+    is_check=yes part "$part"
+  done
 done
-wait
-cat "$out"/lane*.txt 2>/dev/null
-for lane in "$@"; do [ "${lane:0:1}" != @ ] || lane "$lane"; done
+[ ${#gpus[@]} -gt 0 ] || refuse "no GPU: nvidia-smi finds none, or CUDA_VISIBLE_DEVICES hides them; GPUS may name them"
+[ $n_lanes -le ${#gpus[@]} ] || refuse "$n_lanes lanes, and places for ${#gpus[@]}: GPUS=\"${gpus[*]}\""
+for folder in . ${before:+"$before"}; do look_at_library "$folder"; done
+rm -f "$out"/lane*.txt
+for lane in "$@"; do
+  [ "${lane:0:1}" != @ ] || continue
+  CUDA_VISIBLE_DEVICES=${gpus[${#pids[@]}]} lane "$lane" >"$out/lane${#pids[@]}.txt" 2>&1 &
+  pids+=($!)
+done
+for pid in ${pids[*]}; do wait "$pid" || failed=1; done
+[ ${#pids[@]} -eq 0 ] || cat "$out"/lane*.txt
+for lane in "$@"; do [ "${lane:0:1}" != @ ] || CUDA_VISIBLE_DEVICES=$all lane "$lane"; done
+exit $failed

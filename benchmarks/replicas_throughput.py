@@ -4,8 +4,8 @@
 
 The endpoint's process is that of `quire serve --replicas` without HTTP: sockets, chooser, link, text. Each replica is a
 process of its own, which sees one GPU. Ray only places and watches replicas, and is left out: requests go by the
-socket. First one replica gets W2, then all get it as many times as there are, the same requests in the same order.
-The last line that is printed is the ratio.
+socket. All replicas are warmed up with a W2 each. Then one gets W2, and all get it as many times as there are, in turns
+of `--rounds`: with the same lengths, and fresh prompts each time. The last line printed is the ratio of medians.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
+import itertools
 import json
 import os
 import pathlib
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -166,24 +167,37 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             llm = await AsyncLLM.over(config, fleet.link, 0)
             while len(chooser.stats().replicas) < args.replicas:
                 await asyncio.sleep(0.1)
-        return await compare(llm, fleet, args.requests)
+        return await compare(llm, fleet, args.requests, args.rounds)
     finally:
         if llm is not None:
             await llm.shutdown()
         await fleet.close()
 
 
-async def compare(llm: AsyncLLM, fleet: ProcessFleet, n_requests: int) -> dict[str, Any]:
-    """One, then all; the prompts of each turn are others, so that nobody finds another's."""
-    turns = [nano_vllm(turn)[:n_requests] for turn in range(len(fleet.names) + 2)]
-    short = [dataclasses.replace(one, output_len=8) for one in turns[0][: 16 * len(fleet.names)]]
-    await run_all(llm, short, "warming up")
-    fleet.eligible = fleet.names[:1]
-    one = await run_all(llm, turns[1], "one replica")
-    fleet.eligible = fleet.names
-    every = await run_all(llm, [request for turn in turns[2:] for request in turn], f"{len(fleet.names)} replicas")
-    ratio = every["output_tokens_per_second"] / one["output_tokens_per_second"]
-    return {"one": one, "all": every, "ratio": ratio}
+async def compare(llm: AsyncLLM, fleet: ProcessFleet, n_requests: int, n_rounds: int) -> dict[str, Any]:
+    """One against all, in turns. Every W2 has prompts of its own, so that nobody finds another's.
+
+    n_requests: of each W2. Returns "one" and "all", each with what `run_all` found in every round, and "ratio", that of
+    their medians in tokens a second.
+    """
+    every, numbers = fleet.names, itertools.count()
+
+    def fresh(n: int) -> list[BenchRequest]:
+        return [request for _ in range(n) for request in nano_vllm(next(numbers))[:n_requests]]
+
+    found: dict[str, list[dict[str, float]]] = {"one": [], "all": []}
+    await run_all(llm, fresh(len(every)), "warming up")
+    for number in range(1, n_rounds + 1):
+        fleet.eligible = every[:1]
+        found["one"].append(await run_all(llm, fresh(1), f"round {number}, one replica"))
+        fleet.eligible = every
+        found["all"].append(await run_all(llm, fresh(len(every)), f"round {number}, {len(every)} replicas"))
+    return {**found, "ratio": median(found["all"]) / median(found["one"])}
+
+
+def median(runs: Sequence[Mapping[str, float]], name: str = "output_tokens_per_second") -> float:
+    """Of a figure of `run_all`, over rounds."""
+    return statistics.median(run[name] for run in runs)
 
 
 def main() -> None:
@@ -192,11 +206,14 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--requests", type=int, default=256, help="of W2")
+    parser.add_argument("--rounds", type=int, default=2, help="of one, then all")
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--output", default=str(RESULTS / "replicas_throughput.json"))
     parser.add_argument("--as-replica", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if min(args.replicas, args.requests, args.rounds) < 1:
+        parser.error("--replicas, --requests and --rounds are at least 1")
     if args.as_replica:
         asyncio.run(be_replica(args.as_replica))
         return
@@ -204,10 +221,10 @@ def main() -> None:
     found = asyncio.run(measure(args))
     settings = {name: value for name, value in vars(args).items() if name != "as_replica"}
     write_report(args.output, build_report("replicas_throughput", settings, found))
+    one, every, share = median(found["one"]), median(found["all"]), median(found["all"], "endpoint_cpu_share")
     print(
-        f"ratio {found['ratio']:.3f}: {args.replicas} replicas {found['all']['output_tokens_per_second']:,.0f} tok/s,"
-        f" one {found['one']['output_tokens_per_second']:,.0f} tok/s, endpoint's share of a core"
-        f" {found['all']['endpoint_cpu_share']:.2f}"
+        f"ratio {found['ratio']:.3f}: {args.replicas} replicas {every:,.0f} tok/s, one {one:,.0f} tok/s,"
+        f" endpoint's share of a core {share:.2f}"
     )
 
 
