@@ -1,7 +1,7 @@
 """Random matrices in the codings that schemes hold: as a checkpoint's would be in size, made where they will live.
 
 Owns numbers alone. Invariant: they spread about zero with a standard deviation near `SCALE`, and none is NaN or
-infinite. All codes are equally likely, but those that are no numbers.
+infinite. All codes are equally likely, but those that are no numbers, and the lowest of integers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def random_coded(source: Source, n: int, k: int, generator: torch.Generator) -> 
 
 def _integers(source: Source, n: int, k: int, generator: torch.Generator) -> Coded:
     coding, middle = source.coding, 1 << source.coding.bits - 1
-    codes = _bytes(n, k, 0, 2 * middle, generator)
-    spread = math.sqrt((4 * middle * middle + 2) / 12)  # of 0 .. 2m - 1 about m
-    scales = _scales(n, n_groups(coding, k), SCALE / spread, generator).to(TORCH_DTYPES[source.scale_dtype])
+    codes = _bytes(n, k, 1, 2 * middle, generator)  # with 0 there would be more below the middle than above it
+    scales = _scales(n, n_groups(coding, k), SCALE / _spread_of(2 * middle - 1), generator)
+    scales = scales.to(TORCH_DTYPES[source.scale_dtype])
     zeros = None if coding.symmetric else torch.full_like(scales, middle, dtype=torch.uint8)
     groups = None
     if coding.act_order:  # one order for all matrices that read the same inputs
@@ -56,7 +56,7 @@ def _scaled(source: Source, n: int, k: int, generator: torch.Generator) -> Coded
         codes, spread = codes.view(E4M3), _spread_of_e4m3()
     else:
         codes = _bytes(n, k, -127, 128, generator)
-        spread = math.sqrt((255 * 255 - 1) / 12)
+        spread = _spread_of(255)
     rows = coding.block_rows or 1
     scales = _scales(-(-n // rows), n_groups(coding, k), SCALE / spread, generator)
     scales = scales.repeat_interleave(rows, dim=0)[:n] if rows > 1 else scales
@@ -94,6 +94,11 @@ def _scales(n: int, groups: int, size: float, generator: torch.Generator) -> tor
     """float32 [n, groups] about `size`."""
     found = torch.rand(n, groups, generator=generator, device=generator.device)
     return found.mul_(2 * SPREAD).add_(1 - SPREAD).mul_(size)
+
+
+def _spread_of(number: int) -> float:
+    """Standard deviation of so many neighbouring integers."""
+    return math.sqrt((number * number - 1) / 12)
 
 
 def _spread_of_e4m3() -> float:
