@@ -52,7 +52,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"],
         _doc(
-            "auto reads *.safetensors or the .gguf file; dummy makes seeded random weights from config.json.",
+            "auto reads *.safetensors or the .gguf file; dummy makes seeded random weights from config.json,"
+            " in the coding of its quantization_config.",
             extra={
                 "words": {"gguf": "auto", "hf": "auto"},
                 "refused": {

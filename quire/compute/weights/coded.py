@@ -71,18 +71,23 @@ class CodedTensor(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> torch.Tensor | None:
-        """int64: which of the file's outputs each of the parameter's is; None: the same."""
-        if self.rows.is_ours:
-            return None
-        numbers = torch.arange(self.shape[0]).unsqueeze(1)
-        rearrange(numbers, self.rows)
-        return numbers.squeeze(1)
+        """See `order_of`."""
+        return order_of(self.rows, self.shape[0])
 
     @property
     def source(self) -> Source:
         """For the choice of a scheme."""
         scales = (entry.dtype for kind, (_, entry) in self.parts.items() if "scale" in kind and "input" not in kind)
         return Source(self.coding, next(scales, ""), self.order)
+
+
+def order_of(rows: Rows, n: int) -> torch.Tensor | None:
+    """int64 [n]: which of the file's outputs each of the parameter's is; None: the same."""
+    if rows.is_ours:
+        return None
+    numbers = torch.arange(n).unsqueeze(1)
+    rearrange(numbers, rows)
+    return numbers.squeeze(1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -209,9 +214,12 @@ def _tensor(
     wrong = reader.more(coding, entries, n, k)
     if wrong:
         raise LoadError(f"{shown(name)}: {wrong}")
-    # Codings have outputs as rows, whatever a family's floating checkpoints have.
-    order = Order.ROWS if rows.order is Order.TRANSPOSED else rows.order
-    return CodedTensor(name, target, coding, parts, (n, k), msgspec.structs.replace(rows, order=order))
+    return CodedTensor(name, target, coding, parts, (n, k), with_rows(rows))
+
+
+def with_rows(rows: Rows) -> Rows:
+    """Codings have outputs as rows, whatever a family's floating checkpoints have."""
+    return msgspec.structs.replace(rows, order=Order.ROWS) if rows.order is Order.TRANSPOSED else rows
 
 
 def fillings(model: Decoder) -> dict[str, Filling]:
@@ -247,11 +255,15 @@ def read(one: CodedTensor, shards: Sequence[Shard], region: Region | None) -> Co
         coded = READERS[one.coding.layout].read(one.coding, tensors, *one.shape)
     except ValueError as error:
         raise LoadError(f"{shown(one.name)}: {error}") from None
-    rows, columns = one.order, None
-    if region is not None:
-        own = torch.cat([torch.arange(first, first + number) for first, number in region.rows])
-        rows, columns = own if rows is None else rows[own], region.columns
-    return coded.part(rows, columns)
+    return part_of(coded, region, one.order)
+
+
+def part_of(coded: Coded, region: Region | None, order: torch.Tensor | None = None) -> Coded:
+    """What a rank has of a matrix, its rows in `order`; None: all, as they are."""
+    if region is None:
+        return coded.part(order, None)
+    own = torch.cat([torch.arange(first, first + number) for first, number in region.rows])
+    return coded.part(own if order is None else order[own], region.columns)
 
 
 def put(coded: Coded, filling: Filling, one: CodedTensor) -> None:
@@ -275,12 +287,10 @@ def _check_input_scale(scale: float, one: CodedTensor) -> None:
         )
 
 
-def words(found: Sequence[CodedTensor], fillings: Mapping[str, Filling], dtype: torch.dtype) -> str:
-    """What becomes of the coded matrices of a checkpoint, for people."""
-    name = str(dtype).removeprefix("torch.")
+def words(found: Mapping[str, Coding], fillings: Mapping[str, Filling], otherwise: str) -> str:
+    """What becomes of coded matrices, by their names, for people. otherwise: of those that nothing holds."""
     counts = collections.Counter(
-        f"in {one.coding.words} "
-        + (f"kept as {fillings[one.target].scheme.name}" if one.target in fillings else f"decoded into {name}, once")
-        for one in found
+        f"in {coding.words} " + (f"kept as {fillings[name].scheme.name}" if name in fillings else otherwise)
+        for name, coding in found.items()
     )
     return "; ".join(f"{number:,} matrices {what}" for what, number in counts.items())

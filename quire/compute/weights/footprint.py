@@ -20,6 +20,7 @@ from quire.compute.models.rank_parts import RankParts
 from quire.compute.schemes.choice import Schemes, choose
 from quire.compute.schemes.packed import Scheme
 from quire.compute.schemes.scheme import FilledScheme
+from quire.compute.weights import dummy
 from quire.compute.weights.coded import CodedTensor
 from quire.compute.weights.found import Copy, Found
 from quire.compute.weights.loader import find_copies
@@ -105,7 +106,7 @@ class Weights:
                 now_bytes += made_bytes - sizes[linear].matrix_bytes
         if model.range.is_last and model.head.is_tied:
             now_bytes += sizes[model.head].made_bytes
-        peak_bytes = max(peak_bytes, now_bytes) + self._scratch_bytes(model, dtype)
+        peak_bytes = max(peak_bytes, now_bytes) + self._scratch_bytes(model, schemes, dtype)
         others_bytes = sum(part.nbytes for name, part in parts.items() if name not in owners or name.endswith(".bias"))
         mapped_bytes = others_bytes + sum(
             one.matrix_bytes + (one.made_bytes if one.is_begun else 0) for one in sizes.values()
@@ -123,18 +124,21 @@ class Weights:
 
     def _schemes(self, dtype: torch.dtype, quantization: str) -> Schemes:
         if self._found is None:
-            return choose(quantization, self._device, dtype)
+            return choose(quantization, self._device, dtype, self._arch, sources=dummy.implied(self._arch, dtype))
         return choose(quantization, self._device, dtype, self._arch, self._found.gguf_entries, self._found.sources)
 
-    def _scratch_bytes(self, model: Decoder, dtype: torch.dtype) -> int:
-        """Largest tensor of which `model` has a part that is taken out of the whole in memory."""
+    def _scratch_bytes(self, model: Decoder, schemes: Schemes, dtype: torch.dtype) -> int:
+        """Largest tensor of which `model` has a part that is taken out of the whole in memory, or what a matrix of
+        codes takes on its way."""
         regions = model.regions()
         if self._is_dummy:
-            wholes = [shape for name, shape in shapes(self._arch) if name in regions]
+            codes, all_shapes = dummy.held(self._arch, schemes), list(shapes(self._arch))
+            wholes = [shape for name, shape in all_shapes if name in regions and name not in codes]
+            of_coded = max((dummy.scratch_bytes(*shape) for name, shape in all_shapes if name in codes), default=0)
         else:
             mixed = [one for one in self._copies if one.target in regions and one.rows.order is not Order.ROWS]
             wholes = [one.entry.shape for one in mixed]
-        of_coded = max((one.scratch_bytes for one in self._coded), default=0)
+            of_coded = max((one.scratch_bytes for one in self._coded), default=0)
         return max(max(map(math.prod, wholes), default=0) * dtype.itemsize, of_coded)
 
     def _model(self, dtype: torch.dtype, comm: Comm | None = None, layers: LayerRange | None = None) -> Decoder:

@@ -6,7 +6,6 @@ Invariant: everything that can be known from headers is checked before a paramet
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
 import pathlib
@@ -18,19 +17,18 @@ import torch
 from tqdm import tqdm
 
 from quire.compute.dist.comm import Comm
-from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.schemes.choice import TABLE, Schemes, choose
-from quire.compute.weights import coded, gguf_exact
+from quire.compute.weights import coded, dummy, gguf_exact
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard
 from quire.compute.weights.coded import CodedTensor
-from quire.compute.weights.dummy import fill_random
 from quire.compute.weights.found import Copy, Found
 from quire.compute.weights.gguf import open_gguf
 from quire.compute.weights.gguf_blocks import DECODERS
 from quire.compute.weights.header import Entry
 from quire.compute.weights.names import Names, Rows, rearrange, stored_shape
 from quire.compute.weights.pieces import BUFFER_BYTES, TORCH_DTYPES, Pieces, pieces, take
+from quire.compute.weights.targets import Targets
 from quire.config.arch import ModelArch
 from quire.config.families import Order
 from quire.config.gguf import is_gguf
@@ -62,8 +60,8 @@ def load_model(
     comm: Comm | None = None,
     layers: LayerRange | None = None,
 ) -> Decoder:
-    """A model with the weights of `folder`, or with random ones of `seed` if load_format is 'dummy'; of several ranks
-    the part of one.
+    """A model with the weights of `folder`, or with random ones of `seed`, in the codings that config.json names, if
+    load_format is 'dummy'; of several ranks the part of one.
 
     dtype: of parameters and activations; weights are converted to it. max_model_len: length of the rotary table.
     quantization: a value of --quantization; 'auto' keeps blocks of a GGUF file. A matrix is finished as soon
@@ -90,10 +88,10 @@ def load_model(
 
     nowhere = decoder_on(torch.device("meta"), arch, dtype, max_model_len)
     if load_format == "dummy":
-        model = build(choose(quantization, device, dtype))
-        total = sum(tensor.nbytes for _, tensor in nowhere.weights())
-        with ticking("making random weights", total, format_bytes) as ticker:
-            fill_random(_packing(model, nowhere, ticker.advance), seed, device)
+        implied = dummy.implied(arch, dtype)
+        schemes = choose(quantization, device, dtype, arch, sources=implied)
+        model = build(schemes)
+        dummy.fill_model(model, nowhere, schemes, implied, seed)
     else:
         found = find_copies(folder, nowhere, load_format)
         model = build(choose(quantization, device, dtype, arch, found.gguf_entries, found.sources))
@@ -102,7 +100,9 @@ def load_model(
             targets.places = gguf_exact.places(model, found.gguf_entries)
         elif found.coded:
             targets.fillings = coded.fillings(model)
-            _logger.info("the checkpoint is quantised: %s", coded.words(found.coded, targets.fillings, dtype))
+            own = {one.target: one.coding for one in found.coded if one.target in targets}
+            otherwise = f"decoded into {str(dtype).removeprefix('torch.')}, once"
+            _logger.info("the checkpoint is quantised: %s", coded.words(own, targets.fillings, otherwise))
         _stream(found, targets, check_finite, progress)
     model.finish()
     return model
@@ -135,72 +135,6 @@ def fill(model: Decoder, found: Found) -> None:
     """Read a part of what was found for a whole model into its parameters; linear layers that have all of theirs are
     finished. Raises LoadError."""
     _stream(found, Targets(model), check_finite=True, progress=False)
-
-
-class Targets:
-    """The parameters that still take values; a layer whose last one got its values is finished and let go."""
-
-    def __init__(self, model: Decoder) -> None:
-        self._offsets = model.offsets()
-        self._owners = model.owners()
-        self._left = collections.Counter(self._owners.values())
-        """Parameters of each that have not got their values."""
-        self._wholes = model.wholes()
-        self._whole_of = {part: whole for whole, (_, parts) in self._wholes.items() for part in parts}
-        self.regions = model.regions()
-        """Of names of which a rank has a part."""
-        self.tensors = dict(model.weights()) | {name: whole for name, (whole, _) in self._wholes.items()}
-        self.places: dict[str, gguf_exact.Place] = {}
-        """Names whose blocks go there as they are."""
-        self.fillings: dict[str, coded.Filling] = {}
-        """Names whose codes go there as they are."""
-
-    def copied(self, copy: Copy) -> None:
-        """A tensor has its numbers, in the parameter's order."""
-        if copy.target in self._offsets:
-            self.tensors[copy.target].add_(self._offsets[copy.target])
-
-    def filled(self, name: str) -> None:
-        """`name` has its values. Embeddings and norms stay, for the comparison with a tied head."""
-        if name in self._wholes:
-            whole, parts = self._wholes.pop(name)
-            del self.tensors[name], whole
-            for part in parts:
-                self.filled(part)
-            return
-        layer = self._owners.pop(name, None)
-        if layer is not None:
-            del self.tensors[name]
-            self._left[layer] -= 1
-            if not self._left[layer]:
-                self._forget_wholes(layer)
-                layer.finish()
-
-    def _forget_wholes(self, layer: Linear) -> None:
-        """Let go of the views of parameters that have all got their values."""
-        for name in (f"{part}.{kind}" for part, _ in layer.matrix.parts for kind in ("weight", "bias")):
-            whole = self._whole_of.get(name)
-            if whole in self._wholes:
-                del self._wholes[whole], self.tensors[whole]
-
-
-def _packing(model: Decoder, nowhere: Decoder, advance: Callable[[int], object]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of a whole model, as `nowhere` has them, where what was given before the next is asked for has its
-    values. What `model` is a part of is given whole, so that ranks have parts of one model."""
-    targets = Targets(model)
-    for name, whole in list(nowhere.weights()):
-        tensor, region = targets.tensors.get(name), targets.regions.get(name)
-        if tensor is None or region is not None:
-            full = torch.empty(whole.shape, dtype=whole.dtype, device=model.device)
-            yield name, full
-            if tensor is not None and region is not None:
-                tensor.copy_(take(full, region))
-            del full
-        else:
-            yield name, tensor
-        advance(whole.nbytes)
-        del tensor  # or it would keep its matrix while that is finished
-        targets.filled(name)
 
 
 def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> Found:

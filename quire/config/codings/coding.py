@@ -7,6 +7,7 @@ file that makes (`compute/weights/codings`), nor what matrices are kept as (`com
 from __future__ import annotations
 
 import enum
+import fnmatch
 import functools
 from collections.abc import Iterable
 from typing import Final
@@ -96,10 +97,20 @@ class Codings(msgspec.Struct, frozen=True, kw_only=True):
     """Its name, for people."""
     rules: tuple[Rule, ...]
     """The first that holds counts."""
+    left: tuple[str, ...] = ()
+    """Modules that its writer left as they were: names, their ends, what holds them, either with `*` in it, or patterns
+    behind 're:'. Only what is made without a file needs it."""
 
     def of(self, name: str) -> Coding | None:
         """Of the matrix of a module that is quantised."""
         return next((rule.coding for rule in self.rules if rule.holds(name)), None)
+
+    def implied(self, *names: str) -> Coding | None:
+        """Of the matrix of a module with one of these names, where nothing but the description is there. Raises
+        PatternError."""
+        if any(_covers(one, name) for one in self.left for name in names):
+            return None
+        return next((coding for coding in map(self.of, names) if coding is not None), None)
 
     @property
     def words(self) -> str:
@@ -119,6 +130,14 @@ def _matches(target: str, name: str) -> bool:
     if target.startswith(PATTERN):
         return pattern_of(target).matches(name)
     return target in ("Linear", name) or name.endswith(f".{target}")
+
+
+def _covers(left: str, name: str) -> bool:
+    if left.startswith(PATTERN):
+        return pattern_of(left).matches(name)
+    if "*" in left:
+        return fnmatch.fnmatchcase(f".{name}.", f"*.{left}.*")
+    return left == "Linear" or f".{left}." in f".{name}."
 
 
 def one_of(fields: Fields, name: str, allowed: Iterable[object], default: object = None) -> object:

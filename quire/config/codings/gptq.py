@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from quire.config.codings.coding import Coding, Codings, Layout, Rule, group_of, one_of, unsupported
+from quire.config.codings.coding import PATTERN, Coding, Codings, Layout, Rule, group_of, one_of, unsupported
 from quire.config.fields import Fields
 
 ZERO_LESS: Final = {"gptq": 1, "gptq_v2": 0}
@@ -25,4 +25,5 @@ def read(fields: Fields) -> Codings:
         layout=Layout.GPTQ, bits=bits, group=group_of(fields, "group_size"), symmetric=fields.flag("sym", True),
         act_order=fields.flag("desc_act", False), zero_less=ZERO_LESS[str(form)],
     )  # fmt: skip
-    return Codings(method="GPTQ", rules=(Rule(coding),))
+    left = tuple(PATTERN + name.removeprefix("-:") for name in dynamic)
+    return Codings(method="GPTQ", rules=(Rule(coding),), left=left)

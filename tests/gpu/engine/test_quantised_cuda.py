@@ -17,6 +17,7 @@ from quire.engine.llm import LLM
 
 pytestmark = pytest.mark.gpu
 SIZE = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 65, "skip_tokenizer_init": True}
+SMALL = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "head_dim": 64}
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, prompt_logprobs=0)
 KEPT = {
     "packed-g128": "int4", "packed-channel": "int4", "packed-order": "int4", "gptq-g64-zeros": "int4",
@@ -47,9 +48,7 @@ def expected_of(folder: pathlib.Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_codings(name: str, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    random_checkpoint(
-        tmp_path / "floating", "Llama", hidden_size=256, intermediate_size=384, num_hidden_layers=2, head_dim=64
-    )
+    random_checkpoint(tmp_path / "floating", "Llama", **SMALL)
     quantise(tmp_path / "floating", tmp_path / "coded", FORMATS[name], tmp_path / "plain")
     with caplog.at_level(logging.INFO):
         eager, text = run(tmp_path / "coded", enforce_eager=True)
@@ -88,3 +87,17 @@ def test_rounded_while_loading(family: str, fields: dict[str, Any], name: str, t
     eager, text = run(tmp_path, quantization=name, enforce_eager=True)
     assert float((eager - expected_of(tmp_path)).abs().mean()) < NEAR["fp8"]
     assert run(tmp_path, quantization=name)[1] == text
+
+
+@pytest.mark.parametrize("name", [*KEPT, "mxfp4"])
+def test_random_codes(name: str, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Made on the device, kept as a checkpoint's are, and the same for one seed, eager and with graphs."""
+    family, fields = CASES["gpt_oss"] if name == "mxfp4" else ("Llama", SMALL)
+    random_checkpoint(tmp_path, family, **fields)
+    config = {"quant_method": "mxfp4"} if name == "mxfp4" else dict(FORMATS[name].config)
+    made = {"load_format": "dummy", "hf_overrides": {"quantization_config": config}}
+    with caplog.at_level(logging.INFO):
+        prompt, text = run(tmp_path, enforce_eager=True, **made)
+    kept = KEPT.get(name, name)
+    assert (f"kept as {kept}" if kept else "not kept as such here: numbers in bfloat16") in caplog.text
+    assert bool(prompt.isfinite().all()) and run(tmp_path, **made)[1] == text

@@ -111,6 +111,7 @@ def test_quantised(name: str, tmp_path: pathlib.Path) -> None:
     random_checkpoint(tmp_path / "floating", "Qwen3", **fields)
     quantise(tmp_path / "floating", tmp_path / "coded", FORMATS[name], tmp_path / "plain")
     check(tmp_path / "coded", 2, quantization="auto")
+    check(tmp_path / "coded", 2, quantization="auto", load_format="dummy")
     whole, plain = (numbers(load(tmp_path / one, quantization="auto")) for one in ("coded", "plain"))
     assert whole.keys() == plain.keys() and all(torch.equal(whole[one], plain[one]) for one in whole)
 
