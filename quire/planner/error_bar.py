@@ -61,7 +61,8 @@ def farthest(kinds: frozenset[str], calibration: Calibration) -> tuple[Record | 
     alike = [one for one in calibration.records if kinds.issuperset(one.kinds)]
     own = [one for one in alike if kinds == set(one.kinds)]
     plain = [one for one in alike if not one.kinds]
-    worst = max(own + plain if own else alike, key=lambda one: one.error, default=None)
+    nearest = [one for one in alike if not any(set(one.kinds) < set(other.kinds) for other in alike)]
+    worst = max((own or nearest) + plain, key=lambda one: one.error, default=None)
     known = worst.error if worst else 0.0
     if own or not kinds:
         return worst, known

@@ -357,9 +357,9 @@ def test_a_result_that_is_beyond_its_error_bar_is_said(
 
 
 @pytest.mark.parametrize(("words", "within", "said"), [
-    (("gemma-3-1b",), bar(), ""),
-    (("gpt-oss-20b", "--weights", "mxfp4"), bar(WINDOWS, EXPERTS, "weights in mxfp4"), "weights in mxfp4: expec"),
-    (("llama-3.1-8b",), bar(), ""), (("qwen3-30b-a3b",), bar(EXPERTS), "  - experts: chosen evenly"),
+    (("gemma-3-1b",), bar(WINDOWS), "two kinds of windows: expec"), (("gpt-oss-20b",), bar(WINDOWS, EXPERTS), ""),
+    (("llama-3.1-8b",), bar(), ""), (("qwen3-30b-a3b",), bar(EXPERTS), "  - experts: expectations are worse"),
+    (("deepseek-v2-lite",), bar(EXPERTS, "latent attention"), "  - experts: chosen evenly"),
 ])  # fmt: skip
 def test_error_bars_are_by_kind_and_what_is_worse_is_said(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], within: str, said: str

@@ -68,6 +68,8 @@ def test_what_no_run_had_widens_the_bar_of_those_that_are_nearest() -> None:
     known = with_records((set(), 0.10), ({EXPERTS}, 0.2), ({EXPERTS, WINDOWS}, 0.9))
     assert farthest(frozenset({EXPERTS, RANKS}), known)[1] == pytest.approx(0.3), "one of them was never there"
     assert farthest(frozenset({"states", RANKS}), known)[1] == pytest.approx(0.3), "two were not"
+    nearer = with_records((set(), 0.10), ({WINDOWS}, 0.9), ({EXPERTS}, 0.5), ({EXPERTS, WINDOWS}, 0.2))
+    assert farthest(frozenset({EXPERTS, WINDOWS, RANKS}), nearer)[1] == pytest.approx(0.3), "what has most of it counts"
     both = with_records((set(), 0.10), ({EXPERTS}, 0.2), ({RANKS}, 0.15))
     assert farthest(frozenset({EXPERTS, RANKS}), both)[1] == pytest.approx(0.3), "never together"
 
