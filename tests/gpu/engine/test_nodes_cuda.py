@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -92,9 +92,8 @@ class TwoNodes:
             return self.node.wait(LEAVE_S)
         except subprocess.TimeoutExpired:
             self.fail(f"the other node has not ended {LEAVE_S:g} s after the engine")
-            raise
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str) -> NoReturn:
         """Of the test, with the end of what both wrote."""
         logs = [f"{name} wrote: {(self.folder / f'{name}.log').read_text()[-6000:]}" for name in ("head", "node")]
         pytest.fail("\n".join([why, *logs]))
