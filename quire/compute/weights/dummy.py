@@ -7,6 +7,7 @@ Owns which matrices a checkpoint of such a config.json would have coded, and the
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
@@ -32,8 +33,6 @@ from quire.core.units import format_bytes
 
 SCALE_DTYPES: Final = {Layout.MXFP4: "U8", Layout.NVFP4: "F8_E4M3"}
 """As files name them. Other layouts' scales are of the model's dtype, or of float16."""
-SEED_STEP: Final = 0x9E3779B97F4A7C15
-"""Between the seeds of matrices: 2^64 by the golden ratio."""
 _logger = logging.getLogger(__name__)
 
 
@@ -104,9 +103,9 @@ def fill_model(model: Decoder, nowhere: Decoder, schemes: Schemes, sources: Mapp
     with ticking("making random weights", sum(one.nbytes for _, one in nowhere.weights()), format_bytes) as ticker:
         codes = held(arch, schemes)  # of each a seed of its own, so that a rank makes none of another's
         fill_random(_floating(nowhere, targets, codes, model.device, ticker.advance), seed, model.device)
-        for place, (name, whole) in enumerate(nowhere.weights()):
+        for name, whole in nowhere.weights():
             if name in codes:
-                generator = torch.Generator(model.device).manual_seed(seed + place * SEED_STEP & (1 << 63) - 1)
+                generator = torch.Generator(model.device).manual_seed(_seed_of(name, seed))
                 _put(targets, name, sources[name], whole, generator)
                 ticker.advance(whole.nbytes)
 
@@ -131,6 +130,11 @@ def _floating(
         del tensor  # or it would keep its matrix while that is finished
         advance(whole.nbytes)
         targets.filled(name)
+
+
+def _seed_of(name: str, seed: int) -> int:
+    number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    return number + seed & (1 << 63) - 1
 
 
 def _put(targets: Targets, name: str, source: Source, whole: torch.Tensor, generator: torch.Generator) -> None:
