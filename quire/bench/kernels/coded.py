@@ -19,8 +19,7 @@ from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.linear import LAYERS, LinearCase
 from quire.kernels import catalog, gemm, mxfp4, w4a16, w8a8
-from quire.kernels.w8a8 import hopper, reference
-from quire.kernels.w8a8.rounding import round_rows
+from quire.kernels.w8a8 import reference
 
 NAMES = ("8b qkv", "8b gate_up", "8b down")
 ROWS = (1, 16, 64, 256, 2048)
@@ -133,6 +132,9 @@ def _contenders(op: str, form: str, layer: LinearCase, m: int, setting: Setting)
 
 def _of_codes(form: str, copies: list[Weights], x: torch.Tensor) -> Iterator[Contender]:
     """The product alone, of x that is rounded before: our own, and torch's."""
+    from quire.kernels.w8a8 import hopper  # with Triton, which machines without a GPU need not have
+    from quire.kernels.w8a8.rounding import round_rows
+
     dtype, arguments = x.dtype, (x, *copies[0], None, None, None, False, None)
     launch = hopper.prepare(*arguments)
     if isinstance(launch, hopper.Launch) and not launch.rounds:

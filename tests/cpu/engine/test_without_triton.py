@@ -1,4 +1,4 @@
-"""An engine on a CPU where Triton is not installed, as `pip install quire` leaves it."""
+"""On a CPU where Triton is not installed, as `pip install quire` leaves it: an engine, and kernels that are measured."""
 
 from __future__ import annotations
 
@@ -20,3 +20,17 @@ def test_a_machine_without_triton_serves() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert ended.stdout.split("\n")[-2] == "3 ['triton']"
+
+
+MEASURED = """
+import sys
+sys.modules["triton"] = None
+from quire.cli.main import main
+sys.exit(main(["bench", "kernels", "--device", "cpu", "--ops", "norm,moe", "--quick", "--time-limit", "1e-9"]))
+"""
+
+
+def test_kernels_are_measured_without_triton() -> None:
+    ended = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert " allowed\n" in ended.stdout and "cases were not measured" in ended.stdout
