@@ -1,4 +1,4 @@
-"""On a CPU where Triton is not installed, as `pip install quire` leaves it: an engine, and kernels that are measured."""
+"""On a CPU without Triton, as `pip install quire` leaves it: an engine, and kernels that are measured."""
 
 from __future__ import annotations
 
