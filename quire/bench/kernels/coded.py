@@ -132,13 +132,11 @@ def _contenders(op: str, form: str, layer: LinearCase, m: int, setting: Setting)
 
 def _of_codes(form: str, copies: list[Weights], x: torch.Tensor) -> Iterator[Contender]:
     """The product alone, of x that is rounded before: our own, and torch's."""
-    from quire.kernels.w8a8 import hopper  # with Triton, which machines without a GPU need not have
-    from quire.kernels.w8a8.rounding import round_rows
-
+    hopper = catalog.entry("w8a8", "hopper").load()  # with Triton, which machines without a GPU need not have
     dtype, arguments = x.dtype, (x, *copies[0], None, None, None, False, None)
     launch = hopper.prepare(*arguments)
     if isinstance(launch, hopper.Launch) and not launch.rounds:
-        rounded = round_rows(x, form == "fp8 blocks", None, room=launch.tokens)
+        rounded = hopper.round_rows(x, form == "fp8 blocks", None, room=launch.tokens)
         calls = [functools.partial(launch.multiply, rounded, weight[0], weight[1], dtype) for weight in copies]
         yield Contender("hopper, x in codes", functools.partial(list, calls))
     yield Contender("torch, x in codes", functools.partial(_torch_calls, form, copies, x), is_peer=True)

@@ -244,7 +244,7 @@ def test_unusable_certificates_are_refused(start: Callable[..., Process], tmp_pa
     process = start("--ssl-certfile", str(tmp_path / "cert.pem"), "--ssl-keyfile", str(tmp_path / "key.pem"))
     assert process.wait(60) == 2
     output = process.output()
-    assert "ssl_certfile" in output and "Traceback" not in output
+    assert "--ssl-certfile" in output and "Traceback" not in output
 
 
 def test_sigterm_lets_requests_finish(start: Callable[..., Process]) -> None:

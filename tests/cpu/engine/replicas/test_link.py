@@ -187,7 +187,7 @@ async def test_real_engines_answer_count_cancel_and_explain() -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await until(lambda: llm.stats().n_running == llm.stats().n_waiting == 0)
-        assert llm.stats().finished["abort"] > 0
+        await until(lambda: llm.stats().finished["abort"] > 0)
         assert chooser.n_open("r0") == 0
 
 
