@@ -10,6 +10,7 @@ import sys
 from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
 from quire.config.cluster import ClusterConfig
+from quire.config.command_line import dashed
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, given_values, read_flags
 from quire.core.errors import ConfigError
@@ -75,7 +76,7 @@ def _run_headless(engine: EngineConfig, namespace: argparse.Namespace) -> int:
     """The life of a node without HTTP; its exit code."""
     if read_flags(namespace, ClusterConfig).is_used:
         raise ConfigError("--headless goes without options of replicas: Ray places their nodes", param="headless")
-    unused = [f"--{name.replace('_', '-')}" for name in given_values(namespace, ServerConfig) if name != "headless"]
+    unused = [dashed(name) for name in given_values(namespace, ServerConfig) if name != "headless"]
     if unused:
         with contextlib.suppress(OSError):
             print(f"quire: not used by this node, for node 0 serves HTTP: {', '.join(unused)}", file=sys.stderr)

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from quire.config.command_line import dashed
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, shown
 from quire.core.meeting import is_loopback
@@ -115,7 +116,7 @@ def check_alike(own: EngineConfig, of_first: EngineConfig) -> None:
     for name in EngineConfig.__struct_fields__:
         value, other = getattr(own, name), getattr(of_first, name)
         if name not in OWN_OPTIONS and value != getattr(usual, name) and value != other:
-            flag = f"--{name.replace('_', '-')}"
+            flag = dashed(name)
             raise ConfigError(
                 f"{flag} is {shown(value)} here, and {shown(other)} on node 0, whose options hold for all nodes: give"
                 f" the same, or leave {flag} out here",
