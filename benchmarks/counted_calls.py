@@ -54,12 +54,13 @@ NAMES: Final = {
 
 
 class Counts:
-    """Since the last `clear`."""
+    """Since the last `clear`. Ranks may be threads of one process."""
 
     def __init__(self) -> None:
         self.calls: collections.Counter[str] = collections.Counter()
         self.sent: collections.Counter[str] = collections.Counter()
         self._inner = threading.local()
+        self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Begin again."""
@@ -73,8 +74,9 @@ class Counts:
             if getattr(self._inner, "is_inside", False):
                 return original(comm, x, *given, **named)
             if Reduction.MIN not in given and Reduction.MAX not in given:
-                self.calls[NAMES[name]] += 1
-                self.sent[NAMES[name]] += SENT[name](comm, x, *given)
+                with self._lock:
+                    self.calls[NAMES[name]] += 1
+                    self.sent[NAMES[name]] += SENT[name](comm, x, *given)
             self._inner.is_inside = True
             try:
                 return original(comm, x, *given, **named)
