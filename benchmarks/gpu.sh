@@ -7,9 +7,11 @@
 #   W1 W2 W3 W4 W4-0.6b W5 W6                           workloads: the 8B shape, W1 and W4-0.6b that of 0.6B
 #   fp8 int4-g128 qwen3-30b-a3b deepseek-v2-lite gpt-oss even:SHAPE    W6 and W2; even: rows take experts in turn
 #   gemma  half-pool  adapters  grouped  numerics       prompts of 32,000; 8-bit keys; scripts; `quire doctor numerics`
-#   kernels:OP  @replicas                               one op of `quire bench kernels`; as many engines as GPUs
+#   kernels:OP  calibrate  @replicas                    one op of `quire bench kernels`; costs of steps; an engine a GPU
 # BEFORE=FOLDER, a checkout of another commit: W1 to W6 run there too, in the same lane, after ours (files *_before).
 # GPUS: else those of CUDA_VISIBLE_DEVICES, or nvidia-smi.  LIMIT_S (250): seconds for a part.  PYTHON (python3).
+# FLA: a folder with flash-linear-attention, for `kernels` alone. benchmarks/pack.sh makes all this for a machine without
+# a network.
 
 set -u
 refuse() { echo "gpu.sh: $*" >&2; exit 2; }
@@ -86,9 +88,10 @@ part() {
       run adapters benchmarks.adapters quire/bench/shapes/llama-3.1-8b --load-format dummy --device cuda \
         --json "$out/adapters.json" ;;
     grouped) run grouped benchmarks.grouped_product --output "$out/grouped_product.json" ;;
+    calibrate) run calibrate quire bench calibrate --device cuda --output "$out/calibration.json" ;;
     numerics) run numerics quire doctor numerics --device cuda --json "$out/numerics.json" ;;
     kernels:?*)
-      LINES_SHOWN=60 run "kernels_${1#kernels:}" quire bench kernels --ops "${1#kernels:}" --device cuda \
+      PYTHONPATH=${FLA:+$FLA:}${PYTHONPATH:-} LINES_SHOWN=60 run "kernels_${1#kernels:}" quire bench kernels --ops "${1#kernels:}" --device cuda \
         --time-limit 0 --output "$out/kernels_${1#kernels:}.json" ;;
     @ranks) TEST_PROCESSES=4 tests ranks tests/gpu/engine/test_ranks_cuda.py tests/gpu/compute/dist ;;
     @nodes) TEST_PROCESSES=2 TB=short tests nodes tests/gpu/engine/test_nodes_cuda.py ;;
