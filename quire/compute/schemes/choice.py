@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from quire.compute.schemes.coded import Source
+from quire.compute.schemes.fp4 import Fp4
 from quire.compute.schemes.holding import holding, in_banks
 from quire.compute.schemes.packed import HELD, Held, Packed, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
@@ -132,5 +133,5 @@ def _allowed(quantization: str, device: torch.device, dtype: torch.dtype) -> Hel
 
 
 def held_on(device: torch.device, dtype: torch.dtype) -> Held:
-    """On a GPU Q4_0 is whole numbers of 4 bits in groups of 32; other types are decoded."""
-    return HELD if device.type == "cpu" else {Int4(dtype, 32): ("Q4_0",)}
+    """On a GPU Q4_0 is whole numbers of 4 bits in groups of 32, and MXFP4 what it is; other types are decoded."""
+    return HELD if device.type == "cpu" else {Int4(dtype, 32): ("Q4_0",), Fp4(nv=False): ("MXFP4",)}
