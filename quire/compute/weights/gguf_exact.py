@@ -109,7 +109,8 @@ def _codes(blocks: torch.Tensor, dtype: str, *, in_nibbles: bool) -> tuple[torch
     """uint8 [rows, blocks, bytes] → codes [rows, k], scales [rows, blocks], of float16 or e8m0. in_nibbles: codes of 4
     bits as they are, below 16; else the integers that they stand for."""
     if dtype == "MXFP4":
-        return nibbles(blocks[:, :, 1:].flatten(0, 1)).reshape(len(blocks), -1), blocks[:, :, 0].contiguous().view(torch.float8_e8m0fnu)
+        exponents = blocks[:, :, 0].contiguous().view(torch.float8_e8m0fnu)
+        return nibbles(blocks[:, :, 1:].flatten(0, 1)).reshape(len(blocks), -1), exponents
     scales = blocks[:, :, :2].contiguous().view(torch.float16).squeeze(2)
     if dtype == "Q8_0":
         return blocks[:, :, 2:].reshape(len(blocks), -1).view(torch.int8).to(torch.int16), scales

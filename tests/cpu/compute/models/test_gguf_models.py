@@ -173,8 +173,8 @@ def test_blocks_are_held_as_they_are(
 
 @pytest.mark.parametrize(("dtype", "scheme"), [("Q4_0", "int4"), ("MXFP4", "mxfp4")])
 def test_a_gpu_keeps_blocks_of_4_bits(
-    dtype: str, scheme: str, tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], write_gguf: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: str, scheme: str, tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]],
+    write_gguf: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As GPUs keep them, by the reference of their op: the file's numbers, and other types decoded. Rows of q and k
     take turns, the head is tied, q, k and v are one."""
