@@ -15,7 +15,7 @@ import torch
 from quire.compute.schemes.coded import Source
 from quire.compute.schemes.fp4 import Fp4
 from quire.compute.schemes.holding import holding, in_banks
-from quire.compute.schemes.packed import HELD, Held, Packed, Rounded, Scheme
+from quire.compute.schemes.packed import HELD, Blocks, Held, Packed, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
 from quire.compute.schemes.scheme import FilledScheme, MatrixScheme
 from quire.compute.schemes.w4a16 import GROUPS, Int4, RoundedInt4
@@ -116,10 +116,10 @@ def parts_of(matrix: Matrix, arch: ModelArch, entries: Mapping[str, Entry]) -> d
 
 def holder(parts: Iterable[Entry], allowed: Held) -> FilledScheme | None:
     """The smallest of the allowed schemes for a matrix of these parts, in the order of rows; None where none can hold
-    their types or one ends within a tile."""
+    their types or, on a CPU, one ends within a tile."""
     entries = list(parts)
     if any(entry.shape[0] % TILE for entry in entries[:-1]):
-        return None
+        allowed = {one: types for one, types in allowed.items() if not isinstance(one, Blocks)}
     return next((one for one, types in allowed.items() if all(entry.dtype in types for entry in entries)), None)
 
 
