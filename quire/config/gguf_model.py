@@ -217,6 +217,7 @@ def _end_ids(header: Header) -> list[Any]:
         for token_id, token in enumerate(header.strings("tokenizer.ggml.tokens"))
         if token in END_TEXTS and token_id < len(types) and types[token_id] == CONTROL
     }
+    found |= dict.fromkeys(by_name.values())
     if by_name.keys() >= HARMONY_ENDS:
-        by_name.pop(MESSAGE_END, None)
-    return list(found | dict.fromkeys(by_name.values()))
+        found.pop(by_name.get(MESSAGE_END), None)
+    return list(found)

@@ -145,7 +145,11 @@ def test_arch(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     ("texts", "ids"),
-    [(["<|end|>", "<|return|>", "x"], (2, 0, 1)), (["<|call|>", "<|end|>", "<|return|>", "<|endoftext|>"], (2, 0, 3))],
+    [
+        (["<|end|>", "<|return|>", "x"], (2, 0, 1)),
+        (["<|call|>", "<|end|>", "<|return|>", "<|endoftext|>"], (2, 0, 3)),
+        (["<|call|>", "<|return|>", "<|end|>"], (0, 1)),
+    ],
 )
 def test_ends_of_turns(texts: list[str], ids: tuple[int, ...], tmp_path: pathlib.Path) -> None:
     """<|end|> by its name, but not beside both ends that gpt-oss has, where it is between messages of one turn."""
