@@ -200,6 +200,26 @@ def nvfp4(*, modelopt: bool = False) -> Format:
     return Format(compressed("nvfp4-pack-quantized", weights, inputs), store)
 
 
+def mxfp4() -> Format:
+    """Groups of 32 that share a power of two, as compressed-tensors has them."""
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+
+    def store(weight: torch.Tensor) -> Stored:
+        n, k = weight.shape
+        groups, levels = weight.view(n, -1, 32), torch.tensor(E2M1[:8])
+        exponents = groups.abs().amax(2).log2().floor() - 2
+        scales = torch.exp2(exponents)
+        near = (groups.abs() / scales[:, :, None]).unsqueeze(3) - levels
+        codes = (near.abs().argmin(3) + 8 * (groups < 0)).view(n, k).to(torch.uint8)
+        tensors = {
+            ".weight_packed": codes[:, 0::2] | codes[:, 1::2] << 4, ".weight_scale": (exponents + 127).to(torch.uint8)
+        }  # fmt: skip
+        values = torch.tensor(E2M1)[codes.int()].view_as(groups) * scales[:, :, None]
+        return tensors, values.view(n, k)
+
+    return Format(compressed("mxfp4-pack-quantized", weights, weights | {"dynamic": True}), store)
+
+
 FORMATS = {
     "packed-g128": packed(4, 128),
     "packed-g32-zeros": packed(4, 32, symmetric=False),
@@ -217,6 +237,7 @@ FORMATS = {
     "fp8-static": fp8(None, static=True),
     "nvfp4": nvfp4(),
     "nvfp4-modelopt": nvfp4(modelopt=True),
+    "mxfp4": mxfp4(),
 }
 
 

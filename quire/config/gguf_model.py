@@ -10,16 +10,22 @@ import math
 from typing import Any, Final
 
 from quire.config.advice import not_supported
-from quire.config.families import FAMILIES
+from quire.config.families import FAMILIES, Gguf
 from quire.config.fields import Fields, is_integer
 from quire.config.gguf import Header, Tensor
 from quire.core.errors import LoadError, shown
 
-ARCHITECTURES: Final = {
-    kind: next(name for name, family in FAMILIES.items() if family.gguf == kind)
-    for kind in dict.fromkeys(family.gguf for family in FAMILIES.values() if family.gguf)
-}
-"""general.architecture → architecture name in config.json, the first that has it."""
+
+def _architectures() -> dict[str, tuple[str, Gguf]]:
+    found: dict[str, tuple[str, Gguf]] = {}
+    for name, family in FAMILIES.items():
+        if family.gguf is not None:
+            found.setdefault(family.gguf.architecture, (name, family.gguf))
+    return found
+
+
+ARCHITECTURES: Final = _architectures()
+"""general.architecture → (architecture name in config.json, of the first family that has it; what its files are)."""
 ROPE_FREQS: Final = "rope_freqs.weight"
 KEYS: Final = {
     "max_position_embeddings": "context_length",
@@ -57,9 +63,13 @@ DTYPES: Final = {"F32": "float32", "F16": "float16"}
 """Type of most weights → dtype to compute in; bfloat16 for all others."""
 SCALINGS: Final = ("linear", "yarn")
 END_IDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
-END_TEXTS: Final = frozenset(
-    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "</s>")
-)
+MESSAGE_END: Final = "<|end|>"
+HARMONY_ENDS: Final = frozenset(("<|return|>", "<|call|>"))
+"""Control tokens of gpt-oss that end a turn; where both are there, `MESSAGE_END` ends one of several messages in it."""
+END_TEXTS: Final = HARMONY_ENDS | {
+    *("<|eot_id|>", "<|im_end|>", MESSAGE_END, "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),
+    "</s>",
+}
 """Control tokens that end a turn by their name, whatever the ids say, as in llama.cpp."""
 CONTROL: Final = 3
 """Token type of control tokens."""
@@ -75,27 +85,29 @@ def config_of(header: Header) -> dict[str, Any]:
         raise LoadError(
             f"{header.path}: general.architecture: {not_supported(name, ARCHITECTURES)} Mistral models are 'llama'."
         )
+    architecture, layout = ARCHITECTURES[name]
     values = {key.removeprefix(name + "."): value for key, value in header.values.items() if key.startswith(name + ".")}
-    config = {field: values[key] for field, key in KEYS.items() if key in values}
-    for field in REQUIRED:
+    keys = {**KEYS, **layout.keys}
+    config = {field: values[key] for field, key in keys.items() if key in values}
+    for field in (*REQUIRED, *layout.keys):
         if field not in config:
-            raise LoadError(f"{header.path}: {name}.{KEYS[field]} is missing")
-    _refuse_special(header, name, values)
+            raise LoadError(f"{header.path}: {name}.{keys[field]} is missing")
+    _refuse_special(header, name, values, layout)
     rope: dict[str, Any] = {
         field: config.pop(field) for field in ("factor", "rope_type", "beta_fast", "beta_slow") if field in config
     }
     return config | {
-        "architectures": [ARCHITECTURES[name]],
+        "architectures": [architecture],
         "vocab_size": _embedding(header).shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
         "dtype": _dtype(header),
         "head_dim": _head_dim(header, name, values),
-        "rope_scaling": _scaling(header, rope, values, config),
+        "rope_scaling": _scaling(header, rope, values, config, layout),
         "eos_token_id": _end_ids(header),
         "bos_token_id": header.values.get("tokenizer.ggml.bos_token_id"),
-        **_window(name, values, config),
+        **_window(layout, config),
     }
 
 
@@ -117,7 +129,9 @@ def rope_divisors(header: Header, head_dim: int) -> tuple[float, ...]:
 
 def key_of(header: Header, field: str | None) -> str:
     """The file's key for a field of config.json, to be named in an error; empty if there is none."""
-    return f"{header.values['general.architecture']}.{KEYS[field]}" if field in KEYS else ""
+    name = header.values["general.architecture"]
+    keys = {**KEYS, **ARCHITECTURES[name][1].keys}
+    return f"{name}.{keys[field]}" if field in keys else ""
 
 
 def _embedding(header: Header) -> Tensor:
@@ -128,9 +142,9 @@ def _embedding(header: Header) -> Tensor:
     return tensor
 
 
-def _refuse_special(header: Header, name: str, values: dict[str, Any]) -> None:
-    for key, neutral in PLAIN.items():
-        if key in values and values[key] not in neutral:
+def _refuse_special(header: Header, name: str, values: dict[str, Any], layout: Gguf) -> None:
+    for key, neutral in {**PLAIN, **layout.plain}.items():
+        if key in values and key not in layout.keys.values() and values[key] not in neutral:
             raise LoadError(
                 f"{header.path}: {name}.{key} = {shown(values[key])} is not supported; only {neutral[0]} is"
             )
@@ -150,7 +164,7 @@ def _head_dim(header: Header, name: str, values: dict[str, Any]) -> Any:
 
 
 def _scaling(
-    header: Header, rope: dict[str, Any], values: dict[str, Any], config: dict[str, Any]
+    header: Header, rope: dict[str, Any], values: dict[str, Any], config: dict[str, Any], layout: Gguf
 ) -> dict[str, Any] | None:
     """`rope_scaling` of a config.json, None without scaling."""
     kind = rope.get("rope_type", "linear" if "rope.scale_linear" in values else "none")
@@ -171,17 +185,19 @@ def _scaling(
         extra *= fields.number("rope.scaling.attn_factor", 1e-6, 1e6, 1.0)
         scaling["attention_factor"] = extra * (0.1 * math.log(factor) + 1.0)
         scaling.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+        scaling |= layout.yarn
     return scaling
 
 
-def _window(name: str, values: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """A sliding window holds in every layer; one as long as the context is none."""
+def _window(layout: Gguf, config: dict[str, Any]) -> dict[str, Any]:
+    """A sliding window holds in every layer, or where the family says; one as long as the context is none."""
+    if "sliding_window" in layout.keys:
+        return {}
     window, context = config.get("sliding_window"), config["max_position_embeddings"]
     if not window or (is_integer(window) and is_integer(context) and window >= context):
         return {"sliding_window": None}
-    windowed = FAMILIES[ARCHITECTURES[name]].gguf_windowed
-    if windowed:
-        return {"architectures": [windowed]}
+    if layout.windowed:
+        return {"architectures": [layout.windowed]}
     return {"use_sliding_window": True, "max_window_layers": 0}
 
 
@@ -196,7 +212,12 @@ def _end_ids(header: Header) -> list[Any]:
     named = [header.values.get(f"tokenizer.ggml.{key}") for key in END_IDS]
     found = {token_id: None for token_id in named if token_id is not None}
     types = header.numbers("tokenizer.ggml.token_type")
-    for token_id, token in enumerate(header.strings("tokenizer.ggml.tokens")):
-        if token in END_TEXTS and token_id < len(types) and types[token_id] == CONTROL:
-            found[token_id] = None
+    by_name = {
+        token: token_id
+        for token_id, token in enumerate(header.strings("tokenizer.ggml.tokens"))
+        if token in END_TEXTS and token_id < len(types) and types[token_id] == CONTROL
+    }
+    found |= dict.fromkeys(by_name.values())
+    if by_name.keys() >= HARMONY_ENDS:
+        found.pop(by_name.get(MESSAGE_END), None)
     return list(found)

@@ -43,6 +43,10 @@ _TEKKEN: Final = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _TAIL
 )
+_GPT4O: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _TAIL
+)
 _DEFAULT: Final = (
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
@@ -55,6 +59,7 @@ _SPLITS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", _GPT2)),
     **dict.fromkeys(("gpt-2", "phi-2"), (_GPT2,)),
     "tekken": (_TEKKEN,),
+    "gpt-4o": (_GPT4O,),
     "default": _DEFAULT,
 }
 """tokenizer.ggml.pre → expressions by which a text is split, one after another."""

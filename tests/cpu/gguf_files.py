@@ -56,9 +56,9 @@ def write_gguf(
     writer.add_value_length(head_dim)
     writer.add_string("general.name", "test")
     for key, value in keys.items():
-        _add(writer, f"{architecture}.{key.replace('__', '.')}", value)
+        add_value(writer, f"{architecture}.{key.replace('__', '.')}", value)
     for key, value in (tokens or {"ggml.tokens": [f"t{i}" for i in range(config.vocab_size)]}).items():
-        _add(writer, f"tokenizer.{key}", value)
+        add_value(writer, f"tokenizer.{key}", value)
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -93,7 +93,7 @@ def rope_factors(rope: dict[str, Any], head_dim: int) -> np.ndarray[Any, Any]:
     return np.array(factors, dtype=np.float32)
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
     elif isinstance(value, bool):

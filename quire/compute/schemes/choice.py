@@ -13,8 +13,9 @@ from typing import Final
 import torch
 
 from quire.compute.schemes.coded import Source
+from quire.compute.schemes.fp4 import Fp4
 from quire.compute.schemes.holding import holding, in_banks
-from quire.compute.schemes.packed import HELD, Held, Packed, Rounded, Scheme
+from quire.compute.schemes.packed import HELD, Blocks, Held, Packed, Rounded, Scheme
 from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
 from quire.compute.schemes.scheme import FilledScheme, MatrixScheme
 from quire.compute.schemes.w4a16 import GROUPS, Int4, RoundedInt4
@@ -115,10 +116,10 @@ def parts_of(matrix: Matrix, arch: ModelArch, entries: Mapping[str, Entry]) -> d
 
 def holder(parts: Iterable[Entry], allowed: Held) -> FilledScheme | None:
     """The smallest of the allowed schemes for a matrix of these parts, in the order of rows; None where none can hold
-    their types or one ends within a tile."""
+    their types or, on a CPU, one ends within a tile."""
     entries = list(parts)
     if any(entry.shape[0] % TILE for entry in entries[:-1]):
-        return None
+        allowed = {one: types for one, types in allowed.items() if not isinstance(one, Blocks)}
     return next((one for one, types in allowed.items() if all(entry.dtype in types for entry in entries)), None)
 
 
@@ -132,5 +133,5 @@ def _allowed(quantization: str, device: torch.device, dtype: torch.dtype) -> Hel
 
 
 def held_on(device: torch.device, dtype: torch.dtype) -> Held:
-    """On a GPU Q4_0 is whole numbers of 4 bits in groups of 32; other types are decoded."""
-    return HELD if device.type == "cpu" else {Int4(dtype, 32): ("Q4_0",)}
+    """On a GPU Q4_0 is whole numbers of 4 bits in groups of 32, and MXFP4 what it is; other types are decoded."""
+    return HELD if device.type == "cpu" else {Int4(dtype, 32): ("Q4_0",), Fp4(nv=False): ("MXFP4",)}

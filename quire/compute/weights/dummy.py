@@ -69,7 +69,7 @@ def _of_matrix(matrix: Matrix, codings: Codings, names: Names, dtype: torch.dtyp
     for part, n_rows in matrix.parts:
         stored = names.in_checkpoint(f"{part}.weight")
         coding = codings.implied(stored.removesuffix(".weight"), *filter(None, [matrix.whole]))
-        if coding is None or (coding.layout is Layout.MXFP4 and not matrix.bank):  # which is of experts alone
+        if coding is None:
             continue
         scale_dtype = SCALE_DTYPES.get(coding.layout, "BF16" if dtype is torch.bfloat16 else "F16")
         rows = coded.with_rows(names.parameter(stored)[1])

@@ -25,10 +25,17 @@ BLOCK_NAMES: Final = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
+SINKS: Final = {"attn_sinks.weight": "self_attn.sinks"}
+"""The one tensor of a block that has no kind in a folder."""
 _BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)\.(weight|bias)")
 
 
@@ -46,6 +53,8 @@ def open_gguf(path: pathlib.Path) -> Shard:
 def _checkpoint_name(name: str) -> str:
     """A name that is not known stays, and the loader refuses it."""
     match = _BLOCK.fullmatch(name)
+    if match and f"{match[2]}.{match[3]}" in SINKS:
+        return f"model.layers.{match[1]}.{SINKS[f'{match[2]}.{match[3]}']}"
     if match and match[2] in BLOCK_NAMES:
         return f"model.layers.{match[1]}.{BLOCK_NAMES[match[2]]}.{match[3]}"
     stem, _, kind = name.rpartition(".")

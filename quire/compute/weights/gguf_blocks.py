@@ -11,8 +11,11 @@ from typing import Final
 
 import torch
 
+from quire.kernels.mxfp4.weight import VALUES
+
 _IQ4_VALUES: Final = torch.tensor((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)).float()
 """What the indices of IQ4_NL and IQ4_XS stand for (kvalues_iq4nl)."""
+_E2M1: Final = torch.tensor(VALUES)
 
 
 def nibbles(packed: torch.Tensor) -> torch.Tensor:
@@ -68,6 +71,11 @@ def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
     scale = ((low | high << 4).float() - 32) * _half(blocks, 0)
     groups = _IQ4_VALUES[nibbles(blocks[:, 8:].reshape(-1, 16)).reshape(-1, 8, 32).long()]
     return (groups * scale[..., None]).flatten(1)
+
+
+def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+    """Power of two, 32 numbers of 4 bits: as OCP has them, an exponent of 255 is NaN."""
+    return _E2M1[nibbles(blocks[:, 1:]).flatten(1).int()] * blocks[:, :1].view(torch.float8_e8m0fnu).float()
 
 
 def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -141,5 +149,6 @@ DECODERS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }
 """Type of a tensor → function from uint8 [n, bytes a block] to float32 [n, elements a block]."""

@@ -25,6 +25,7 @@ from quire.compute.weights.header import Entry
 from quire.compute.weights.names import separate_halves
 from quire.config.shares import Region
 from quire.core.errors import LoadError
+from quire.kernels.mxfp4.weight import VALUES
 from quire.kernels.qgemm import weight as packing
 from quire.kernels.w4a16.weight import MIDDLE
 
@@ -48,7 +49,7 @@ class Place:
         product = self.product
         in_nibbles = not isinstance(product, PackedProduct) or bool(product.packed.table)
         codes, scales = _codes(blocks, dtype, in_nibbles=in_nibbles)
-        if not bool(scales.isfinite().all()):
+        if not bool(scales.float().isfinite().all()):
             raise ValueError("NaN or infinite scales")
         if n_interleaved:
             separate_halves(codes, n_interleaved)
@@ -57,7 +58,10 @@ class Place:
             padding = (0, 0, 0, -len(codes) % packing.TILE)
             packing.lay_out(product.packed, self.first_row + first, *(F.pad(one, padding) for one in (codes, scales)))
         else:
-            self.scheme.put(product, self.first_row + first, Coded(codes, scales, BLOCK_LEN, zero=MIDDLE))
+            coded = Coded(codes, scales, BLOCK_LEN, zero=MIDDLE)
+            if dtype == "MXFP4":
+                coded = Coded(codes, scales, BLOCK_LEN, table=VALUES)
+            self.scheme.put(product, self.first_row + first, coded)
 
 
 def places(model: Decoder, entries: Mapping[str, Entry]) -> dict[str, Place]:
@@ -102,8 +106,11 @@ def fill(
 
 
 def _codes(blocks: torch.Tensor, dtype: str, *, in_nibbles: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """uint8 [rows, blocks, bytes] → codes [rows, k], float16 scales [rows, blocks]. in_nibbles: codes of 4 bits as they
-    are, below 16; else the integers that they stand for."""
+    """uint8 [rows, blocks, bytes] → codes [rows, k], scales [rows, blocks], of float16 or e8m0. in_nibbles: codes of 4
+    bits as they are, below 16; else the integers that they stand for."""
+    if dtype == "MXFP4":
+        exponents = blocks[:, :, 0].contiguous().view(torch.float8_e8m0fnu)
+        return nibbles(blocks[:, :, 1:].flatten(0, 1)).reshape(len(blocks), -1), exponents
     scales = blocks[:, :, :2].contiguous().view(torch.float16).squeeze(2)
     if dtype == "Q8_0":
         return blocks[:, :, 2:].reshape(len(blocks), -1).view(torch.int8).to(torch.int16), scales

@@ -14,7 +14,7 @@ import torch
 
 from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
-from quire.config.families import STACKS, Order, Stored, family_named
+from quire.config.families import GGUF_STACKS, STACKS, Order, Stored, family_named
 from quire.config.mtp import mtp_prefix
 from quire.config.parameters import LAYER
 
@@ -55,10 +55,10 @@ class Names:
         family = family_named(arch.family)
         self.arch: Final = arch
         self._table = {} if in_gguf else family.names
-        self._stacks = {} if in_gguf else {**STACKS, **family.stacks}
+        self._stacks = GGUF_STACKS if in_gguf else {**STACKS, **family.stacks}
         self._computed = frozenset((*COMPUTED, *family.computed))
         self._apart = (*family.unread, *(mtp_prefix(arch, number) for number in range(arch.n_mtp_modules)))
-        self._in_halves = in_gguf and family.gguf_interleaved
+        self._in_halves = in_gguf and family.gguf is not None and family.gguf.interleaved
 
     def parameter(self, name: str) -> tuple[str, Rows]:
         """(name of the parameter, how its rows differ) for a tensor's name."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.config.codings import nvfp4
+from quire.config.codings import mxfp4, nvfp4
 from quire.config.codings.coding import (
     MAX_PATTERNS,
     PATTERN,
@@ -25,8 +25,12 @@ from quire.config.pattern import PatternError
 from quire.core.errors import ConfigError, shown
 
 PACKED: Final = "pack-quantized"
-NVFP4: Final = "nvfp4-pack-quantized"
-FORMATS: Final = (PACKED, "int-quantized", "float-quantized", "naive-quantized", NVFP4)
+FP4: Final = {
+    "nvfp4-pack-quantized": (nvfp4.CODING, ("tensor_group", "group")),
+    "mxfp4-pack-quantized": (mxfp4.CODING, ("group",)),
+}
+"""Format of numbers of 4 bits → its coding, and values of its strategy, the first where config.json says nothing."""
+FORMATS: Final = (PACKED, "int-quantized", "float-quantized", "naive-quantized", *FP4)
 MIXED: Final = "mixed-precision"
 MAX_GROUPS: Final = 256
 MAX_TARGETS: Final = 65536
@@ -82,8 +86,8 @@ def _check_patterns(group: Fields, patterns: list[str]) -> None:
 
 
 def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:
-    if form == NVFP4:
-        return _nvfp4(weights, inputs)
+    if form in FP4:
+        return _fp4(weights, inputs, form)
     is_float = one_of(weights, "type", ("int", "float"), "int") == "float"
     bits = one_of(weights, "num_bits", (8,) if is_float or form != PACKED else (4, 8))
     assert isinstance(bits, int)
@@ -106,15 +110,17 @@ def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:
     return msgspec.structs.replace(coding, rounds_inputs=rounds_inputs, static_inputs=static and rounds_inputs)
 
 
-def _nvfp4(weights: Fields, inputs: Fields) -> Coding:
+def _fp4(weights: Fields, inputs: Fields, form: str) -> Coding:
+    """Inputs are not rounded, whatever is said of them."""
+    coding, strategies = FP4[form]
     one_of(weights, "type", ("float",))
-    one_of(weights, "num_bits", (4,))
-    one_of(weights, "strategy", ("tensor_group", "group"), "tensor_group")
-    one_of(weights, "group_size", (nvfp4.GROUP,))
+    one_of(weights, "num_bits", (coding.bits,))
+    one_of(weights, "strategy", strategies, strategies[0])
+    one_of(weights, "group_size", (coding.group,))
     one_of(weights, "symmetric", (True,), True)
     if inputs.values:
         one_of(inputs, "num_bits", (4, 8))
-    return nvfp4.CODING
+    return coding
 
 
 def _block(weights: Fields) -> list[int]:

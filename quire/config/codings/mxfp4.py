@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from quire.config.codings.coding import Coding, Codings, Layout, Rule
+from typing import Final
+
+from quire.config.codings.coding import PATTERN, Coding, Codings, Layout, Rule
 from quire.config.fields import Fields
 
-GROUP = 32
+GROUP: Final = 32
+CODING: Final = Coding(layout=Layout.MXFP4, bits=4, group=GROUP, is_float=True)
+NO_EXPERTS: Final = PATTERN + r"(?!.*\.experts\.)"
+"""What gpt-oss leaves: all that is no matrix of an expert."""
 
 
 def read(fields: Fields) -> Codings:
     """Raises ConfigError."""
-    return Codings(method="MXFP4", rules=(Rule(Coding(layout=Layout.MXFP4, bits=4, group=GROUP, is_float=True)),))
+    return Codings(method="MXFP4", rules=(Rule(CODING),), left=(NO_EXPERTS,))

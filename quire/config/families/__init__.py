@@ -28,7 +28,7 @@ from quire.config.families import (
     stablelm,
     starcoder,
 )
-from quire.config.families.family import STACKS, Family, Order, Stored
+from quire.config.families.family import GGUF_STACKS, STACKS, Family, Gguf, Order, Stored
 
 MODULES: Final = (
     llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone, nemotron,
@@ -44,4 +44,4 @@ def family_named(name: str) -> Family:
     return next(family for family in FAMILIES.values() if family.name == name)
 
 
-__all__ = ["FAMILIES", "STACKS", "Family", "Order", "Stored", "family_named"]
+__all__ = ["FAMILIES", "GGUF_STACKS", "STACKS", "Family", "Gguf", "Order", "Stored", "family_named"]

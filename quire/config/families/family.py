@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -49,12 +49,35 @@ STACKS: Final[Stacks] = {
     "model.layers.{}.mlp.experts.down_proj": Stored("mlp.experts.{}.down_proj.weight"),
 }
 """As transformers 5 has them in memory."""
+GGUF_STACKS: Final[Stacks] = {
+    f"model.layers.{{}}.mlp.experts.{name}": Stored(f"mlp.experts.{{}}.{name}")
+    for name in (f"{matrix}.{kind}" for matrix in ("gate_proj", "up_proj", "down_proj") for kind in ("weight", "bias"))
+}
+"""As GGUF files have them, whose tensors have the names of parameters otherwise."""
 
 SHARED_NAMES: Final = {
     f"model.layers.{{}}.mlp.shared_experts.{name}": f"mlp.shared_expert.{name}"
     for name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 }
 """As DeepSeek and its kin have them."""
+
+
+class Gguf(msgspec.Struct, frozen=True, kw_only=True):
+    """The GGUF files of one architecture."""
+
+    architecture: str
+    """Their general.architecture."""
+    windowed: str = ""
+    """Architecture in config.json that one means where it has a sliding window; empty: the family's."""
+    interleaved: bool = False
+    """The rows of q and k alternate between the halves of a head."""
+    keys: Mapping[str, str] = {}
+    """Field of config.json → key after the architecture's name: beside those of most, or in their place. All must be
+    there. With a sliding window among them, the family says which layers have it; else all have."""
+    plain: Mapping[str, tuple[object, ...]] = {}
+    """Key → its only values that are computed rightly."""
+    yarn: Mapping[str, Any] = {}
+    """Fields of `rope_parameters` of type yarn that they do not say."""
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,9 +104,5 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Beginnings of names of tensors that checkpoints carry and that are no part of the model."""
     mtp: HeadLayout = NEXTN
     """Of the multi-token prediction modules that its checkpoints may have."""
-    gguf: str = ""
-    """general.architecture of its GGUF files; empty: they are not read."""
-    gguf_windowed: str = ""
-    """Architecture that such a file means where it has a sliding window; empty: this one."""
-    gguf_interleaved: bool = False
-    """There the rows of q and k alternate between the halves of a head."""
+    gguf: Gguf | None = None
+    """None: its GGUF files are not read."""

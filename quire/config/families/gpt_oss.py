@@ -7,7 +7,7 @@ from typing import Final
 from quire.config.arch import ModelArch
 from quire.config.expert_fields import experts
 from quire.config.experts import Gating
-from quire.config.families.family import Family, Order, Stored
+from quire.config.families.family import Family, Gguf, Order, Stored
 from quire.config.layers import LayerSpec
 from quire.config.model_fields import FULL, SLIDING, ModelFields
 
@@ -51,9 +51,22 @@ def gpt_oss(config: ModelFields) -> ModelArch:
     return config.model([LayerSpec(mixer=mixers[kind], ffn=ffn, norm=norm) for kind in types], norm)
 
 
+GGUF: Final = Gguf(
+    architecture="gpt-oss",
+    keys={
+        "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+        "intermediate_size": "expert_feed_forward_length", "sliding_window": "attention.sliding_window",
+        "rope_theta": "rope.freq_base",
+    },
+    plain={
+        "attention.sliding_window_pattern": (2,), "rope.freq_base_swa": (ROPE["rope_theta"],),
+        "expert_weights_scale": (1.0, 0.0), "expert_shared_count": (0,),
+    },
+    yarn={"truncate": ROPE["truncate"]},
+)  # fmt: skip
 FAMILIES: Final = (
     Family(
         name="gpt_oss", architecture="GptOssForCausalLM", model_type="gpt_oss", describe=gpt_oss,
-        names={"model.layers.{}.mlp.router": "mlp.gate"}, stacks=STACKS,
+        names={"model.layers.{}.mlp.router": "mlp.gate"}, stacks=STACKS, gguf=GGUF,
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from quire.config.arch import ModelArch
-from quire.config.families.family import Family
+from quire.config.families.family import Family, Gguf
 from quire.config.heads import HeadLayout
 from quire.config.layers import LayerSpec, QKNorm
 from quire.config.model_fields import FULL, SLIDING, ModelFields
@@ -111,14 +111,20 @@ MIMO_MTP: Final = HeadLayout(
 FAMILIES = (
     Family(
         name="llama", architecture="LlamaForCausalLM", model_type="llama", describe=llama,
-        gguf="llama", gguf_interleaved=True, gguf_windowed="MistralForCausalLM",
+        gguf=Gguf(architecture="llama", interleaved=True, windowed="MistralForCausalLM"),
     ),
     Family(
         name="mistral", architecture="MistralForCausalLM", model_type="mistral", describe=mistral,
-        gguf="llama", gguf_interleaved=True,
+        gguf=Gguf(architecture="llama", interleaved=True),
     ),
-    Family(name="qwen2", architecture="Qwen2ForCausalLM", model_type="qwen2", describe=qwen2, gguf="qwen2"),
-    Family(name="qwen3", architecture="Qwen3ForCausalLM", model_type="qwen3", describe=qwen3, gguf="qwen3"),
+    Family(
+        name="qwen2", architecture="Qwen2ForCausalLM", model_type="qwen2", describe=qwen2,
+        gguf=Gguf(architecture="qwen2"),
+    ),
+    Family(
+        name="qwen3", architecture="Qwen3ForCausalLM", model_type="qwen3", describe=qwen3,
+        gguf=Gguf(architecture="qwen3"),
+    ),
     Family(name="mimo", architecture="MiMoForCausalLM", model_type="mimo", describe=qwen2, mtp=MIMO_MTP),
     Family(name="ministral", architecture="MinistralForCausalLM", model_type="ministral", describe=ministral),
     Family(name="seed_oss", architecture="SeedOssForCausalLM", model_type="seed_oss", describe=seed_oss),

@@ -83,7 +83,7 @@ def tokenizers_merges(backend: tokenizers.Tokenizer) -> list[str]:
     return [" ".join(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "deepseek-r1-qwen", "tekken", "smaug-bpe"])
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "deepseek-r1-qwen", "tekken", "gpt-4o", "smaug-bpe"])
 def test_byte_level(pre: str, tmp_path: pathlib.Path) -> None:
     backend, keys = byte_level(GGUF_PRE_TOKENIZER_SPLITS[pre])
     path = write(tmp_path / "m.gguf", ggml__pre=pre, ggml__add_bos_token=False, **keys)

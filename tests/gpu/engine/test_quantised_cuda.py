@@ -22,10 +22,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, prompt_lo
 KEPT = {
     "packed-g128": "int4", "packed-channel": "int4", "packed-order": "int4", "gptq-g64-zeros": "int4",
     "awq-g64": "int4", "int8": "int8", "fp8-blocks": "fp8", "fp8-static": "fp8", "gptq-v2-8": "",
-    "nvfp4": "nvfp4", "nvfp4-modelopt": "nvfp4",
+    "nvfp4": "nvfp4", "nvfp4-modelopt": "nvfp4", "mxfp4": "mxfp4",
 }  # fmt: skip
 """Coding → scheme that holds it; empty: it is decoded."""
-NEAR = {"": 0.3, "int4": 0.3, "nvfp4": 0.3, "int8": 0.6, "fp8": 1.5}
+NEAR = {"": 0.3, "int4": 0.3, "nvfp4": 0.3, "mxfp4": 0.3, "int8": 0.6, "fp8": 1.5}
 """Scheme → largest mean difference of log-probabilities, in bfloat16: random models amplify each rounding."""
 
 
@@ -68,14 +68,15 @@ def test_experts_stay_in_mxfp4(tmp_path: pathlib.Path, caplog: pytest.LogCapture
     assert run(tmp_path / "coded")[1] == text
 
 
-def test_experts_stay_in_nvfp4(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4"])
+def test_experts_stay_in_four_bits(name: str, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     family, fields = CASES["qwen3_moe"]
     random_checkpoint(tmp_path / "floating", family, **{**fields, "moe_intermediate_size": 64})
-    quantise(tmp_path / "floating", tmp_path / "coded", FORMATS["nvfp4"], tmp_path / "plain")
+    quantise(tmp_path / "floating", tmp_path / "coded", FORMATS[name], tmp_path / "plain")
     with caplog.at_level(logging.INFO):
         eager, text = run(tmp_path / "coded", enforce_eager=True)
-    assert "kept as nvfp4" in caplog.text and "decoded" not in caplog.text
-    assert float((eager - expected_of(tmp_path / "plain")).abs().mean()) < NEAR["nvfp4"]
+    assert f"kept as {name}" in caplog.text and "decoded" not in caplog.text
+    assert float((eager - expected_of(tmp_path / "plain")).abs().mean()) < NEAR[name]
     assert run(tmp_path / "coded")[1] == text
 
 
@@ -89,15 +90,15 @@ def test_rounded_while_loading(family: str, fields: dict[str, Any], name: str, t
     assert run(tmp_path, quantization=name)[1] == text
 
 
-@pytest.mark.parametrize("name", [*KEPT, "mxfp4"])
+@pytest.mark.parametrize("name", [*KEPT, "gpt_oss"])
 def test_random_codes(name: str, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     """Made on the device, kept as a checkpoint's are, and the same for one seed, eager and with graphs."""
-    family, fields = CASES["gpt_oss"] if name == "mxfp4" else ("Llama", SMALL)
+    family, fields = CASES["gpt_oss"] if name == "gpt_oss" else ("Llama", SMALL)
     random_checkpoint(tmp_path, family, **fields)
-    config = {"quant_method": "mxfp4"} if name == "mxfp4" else dict(FORMATS[name].config)
+    config = {"quant_method": "mxfp4"} if name == "gpt_oss" else dict(FORMATS[name].config)
     made = {"load_format": "dummy", "hf_overrides": {"quantization_config": config}}
     with caplog.at_level(logging.INFO):
         prompt, text = run(tmp_path, enforce_eager=True, **made)
-    kept = KEPT.get(name, name)
+    kept = KEPT.get(name, "mxfp4")
     assert (f"kept as {kept}" if kept else "not kept as such here: numbers in bfloat16") in caplog.text
     assert bool(prompt.isfinite().all()) and run(tmp_path, **made)[1] == text

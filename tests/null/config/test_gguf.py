@@ -143,6 +143,20 @@ def test_arch(tmp_path: pathlib.Path) -> None:
     assert arch.bos_token_id == 0 and abs(arch.norm.eps - 1e-5) < 1e-10
 
 
+@pytest.mark.parametrize(
+    ("texts", "ids"),
+    [
+        (["<|end|>", "<|return|>", "x"], (2, 0, 1)),
+        (["<|call|>", "<|end|>", "<|return|>", "<|endoftext|>"], (2, 0, 3)),
+        (["<|call|>", "<|return|>", "<|end|>"], (0, 1)),
+    ],
+)
+def test_ends_of_turns(texts: list[str], ids: tuple[int, ...], tmp_path: pathlib.Path) -> None:
+    """<|end|> by its name, but not beside both ends that gpt-oss has, where it is between messages of one turn."""
+    keys = {"tokenizer__ggml__tokens": texts, "tokenizer__ggml__token_type": [3] * len(texts)}
+    assert read_arch(write(tmp_path, **keys, tokenizer__ggml__merges=None)).eos_token_ids == ids
+
+
 def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
     freqs = ("rope_freqs.weight", (4,), 0, struct.pack("<4f", 1, 2, 4, 8))
     rope = read_arch(write(tmp_path, [freqs])).ropes[0]

@@ -22,6 +22,7 @@ NF4 = {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+GROUPS4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 TOKENS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
@@ -42,6 +43,9 @@ def compressed(form: str = "pack-quantized", weights: dict[str, Any] = INT4, **m
         (MODELOPT, "ModelOpt, NVFP4 in groups of 16"),
         ({**MODELOPT, "quant_method": "modelopt_fp4"}, "ModelOpt, NVFP4 in groups of 16"),
         (compressed("nvfp4-pack-quantized", FLOAT4), "compressed-tensors, NVFP4 in groups of 16"),
+        (compressed("mxfp4-pack-quantized", GROUPS4), "compressed-tensors, MXFP4 in groups of 32"),
+        (compressed("mixed-precision", GROUPS4, format="mxfp4-pack-quantized"),
+         "compressed-tensors, MXFP4 in groups of 32"),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "MXFP4, MXFP4 in groups of 32"),
         ({**NF4, "load_in_4bit": True}, "bitsandbytes, NF4 by channel"),
         (compressed(), "compressed-tensors, int4 in groups of 64"),
@@ -103,7 +107,11 @@ def test_no_target_keeps_the_loader_busy() -> None:
         ({**NF4, "load_in_8bit": True}, "load_in_4bit = None is not supported: only True"),
         (compressed("nvfp4-pack-quantized"), "type = 'int' is not supported: only float"),
         (compressed("nvfp4-pack-quantized", FLOAT4 | {"group_size": 32}), "group_size = 32 is not supported: only 16"),
-        (compressed("mxfp4-pack-quantized"), "format = 'mxfp4-pack-quantized' is not supported"),
+        (compressed("mxfp4-pack-quantized"), "type = 'int' is not supported: only float"),
+        (compressed("mxfp4-pack-quantized", FLOAT4), "strategy = 'tensor_group' is not supported: only group is read"),
+        (compressed("mxfp4-pack-quantized", GROUPS4 | {"group_size": 16}), "group_size = 16 is not supported: only 32"),
+        (compressed("mxfp4-pack-quantized", GROUPS4 | {"symmetric": False}), "symmetric = False is not supported"),
+        (compressed("mxfp6-pack-quantized", GROUPS4), "format = 'mxfp6-pack-quantized' is not supported: only pack-q"),
         (compressed(weights=INT4 | {"num_bits": 3}), "weights: num_bits = 3 is not supported: only 4 or 8"),
         (compressed(weights=FLOAT8), "type = 'float' is not supported: only int in pack-quantized"),
         (compressed(targets=["re:("]), "targets has 're:(': it ends too early"),

@@ -17,6 +17,8 @@ from quire.compute.schemes import choice
 from quire.config.gguf import read_header
 from quire.config.model import read_arch
 from quire.core.errors import LoadError
+from quire.kernels.mxfp4 import Fp4Weight
+from quire.kernels.mxfp4 import reference as mxfp4
 
 IDS = list(range(3, 60))
 LLAMA3 = {
@@ -75,7 +77,7 @@ def legacy(name: str) -> str:
     "dtype",
     [
         *("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-        *("IQ4_NL", "IQ4_XS", medium, legacy),
+        *("IQ4_NL", "IQ4_XS", "MXFP4", medium, legacy),
     ],
 )
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
@@ -169,22 +171,28 @@ def test_blocks_are_held_as_they_are(
     assert float((found - expected).norm() / expected.norm()) < 0.08
 
 
+@pytest.mark.parametrize(("dtype", "scheme"), [("Q4_0", "int4"), ("MXFP4", "mxfp4")])
 def test_a_gpu_keeps_blocks_of_4_bits(
-    tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], write_gguf: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: str, scheme: str, tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]],
+    write_gguf: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As GPUs keep them, by the reference of their op: the file's numbers, and other types decoded. Rows of q and k
     take turns, the head is tied, q, k and v are one."""
     sizes = {"hidden_size": 256, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 64}
     oracle = tools["random_checkpoint"](tmp_path / "hf", "Llama", **sizes, tie_word_embeddings=True)
-    path = write_gguf(tmp_path / "m.gguf", oracle, "llama", lambda name: "Q8_0" if "ffn_down" in name else "Q4_0")
+    path = write_gguf(tmp_path / "m.gguf", oracle, "llama", lambda name: "Q8_0" if "ffn_down" in name else dtype)
     plain = tools["load"](path, quantization="none")
     held_on = choice.held_on
     monkeypatch.setattr(choice, "held_on", lambda device, dtype: held_on(torch.device("cuda"), dtype))
     model = tools["load"](path, quantization="auto")
     block = model.layers[0]
     kept = [one.scheme.name for one in (block.mixer.qkv, block.mixer.out, block.ffn.up, block.ffn.down, model.head)]
-    assert kept == ["int4", "int4", "int4", "float32", "int4"]
+    assert kept == [scheme, scheme, scheme, "float32", scheme]
+    if dtype == "MXFP4":
+        for ours, theirs in zip(model.linears(), plain.linears(), strict=True):
+            if ours.scheme.name == scheme:
+                numbers = mxfp4.dequantise(Fp4Weight(ours.matrix.n_in, **ours.product.tensors), torch.float32)
+                assert torch.equal(numbers, theirs.product.packed.dequantized())
     found, expected = (tools["run_chunks"](one, torch.float32, IDS, [len(IDS)]) for one in (model, plain))
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
@@ -238,13 +246,23 @@ def test_what_cannot_be_held_is_rounded(
 
 
 def test_a_scale_that_is_not_finite_is_refused(
-    tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], write_gguf: Callable[..., Any]
-) -> None:
+    tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], write_gguf: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Kept, and of MXFP4 decoded too, where an exponent of 255 is NaN."""
     oracle = tools["random_checkpoint"](tmp_path / "hf", "Qwen3", hidden_size=64, intermediate_size=64, head_dim=64)
-    path = write_gguf(tmp_path / "m.gguf", oracle, "qwen3", "Q8_0")
-    tensor = read_header(path).tensors["blk.0.ffn_down.weight"]
-    data = bytearray(path.read_bytes())
-    data[tensor.start : tensor.start + 2] = b"\x00\x7c"
-    path.write_bytes(data)
-    with pytest.raises(LoadError, match=r"down_proj.* scales"):
-        tools["load"](path, quantization="int8-g32")
+    held_on = choice.held_on
+    for dtype, scale, quantization in (
+        ("Q8_0", b"\x00\x7c", "int8-g32"),
+        ("MXFP4", b"\xff", "none"),
+        ("MXFP4", b"\xff", "auto"),
+    ):
+        path = write_gguf(tmp_path / f"{dtype}.gguf", oracle, "qwen3", dtype)
+        tensor = read_header(path).tensors["blk.0.ffn_down.weight"]
+        data = bytearray(path.read_bytes())
+        data[tensor.start : tensor.start + len(scale)] = scale
+        path.write_bytes(data)
+        if dtype == "MXFP4":
+            monkeypatch.setattr(choice, "held_on", lambda device, dtype: held_on(torch.device("cuda"), dtype))
+        with pytest.raises(LoadError, match=r"down_proj.* NaN or infinite" + " scales" * (quantization != "none")):
+            tools["load"](path, quantization=quantization)

@@ -37,7 +37,7 @@ KEPT = {
 ON_GPU = {
     **dict.fromkeys((name for name in FORMATS if name.startswith(("packed", "gptq", "awq"))), "int4"),
     "packed-8": "", "gptq-v2-8": "", "int8": "int8", "fp8-blocks": "fp8", "fp8-static": "fp8", "fp8-odd-blocks": "",
-    "nvfp4": "nvfp4", "nvfp4-modelopt": "nvfp4",
+    "nvfp4": "nvfp4", "nvfp4-modelopt": "nvfp4", "mxfp4": "mxfp4",
 }  # fmt: skip
 """Coding → scheme that holds it on a GPU; empty: none does."""
 
@@ -124,19 +124,19 @@ def test_parts_that_a_file_has_as_one(tmp_path: pathlib.Path, tools: Tools, monk
     assert {linear.scheme.name for linear in model.layers[0].linears} == {"int4"}
 
 
-@pytest.mark.parametrize("case", ["gpt_oss", "qwen3_moe", "deepseek_v3", "nvfp4"])
+@pytest.mark.parametrize("case", ["gpt_oss", "qwen3_moe", "deepseek_v3", "nvfp4", "mxfp4"])
 def test_experts_are_those_of_the_numbers(
     tmp_path: pathlib.Path, tools: Tools, case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of a layer in one tensor, with gate and up taking turns; one by one; and rows of heads that take turns.
     Decoded; as the CPU's kernels keep them; and as GPUs do, by the references of their ops."""
-    family, fields = CASES["qwen3_moe" if case == "nvfp4" else case]
+    family, fields = CASES["qwen3_moe" if case in FORMATS else case]
     wide = {"moe_intermediate_size": 64} if family == "Qwen3Moe" else {}  # no part of a matrix ends within a tile
     random_checkpoint(tmp_path / "floating", family, **{**fields, **wide})
     if case == "gpt_oss":
         mxfp4_experts(tmp_path / "floating", tmp_path / "coded", tmp_path / "plain")
     else:
-        form = {"qwen3_moe": packed(4, 32), "deepseek_v3": fp8((32, 32)), "nvfp4": FORMATS["nvfp4"]}[case]
+        form = FORMATS.get(case) or {"qwen3_moe": packed(4, 32), "deepseek_v3": fp8((32, 32))}[case]
         quantise(tmp_path / "floating", tmp_path / "coded", form, tmp_path / "plain")
     oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
     expected = oracle(torch.tensor([IDS])).logits[0]
@@ -154,7 +154,7 @@ def test_experts_are_those_of_the_numbers(
     model = tools["load"](tmp_path / "coded", quantization="auto")
     ffn = model.layers[1].ffn
     assert isinstance(ffn, Experts)
-    held = {"gpt_oss": "mxfp4", "qwen3_moe": "int4", "nvfp4": "nvfp4"}.get(case, "float32")
+    held = {"gpt_oss": "mxfp4", "qwen3_moe": "int4", **ON_GPU}.get(case, "float32")
     assert {linear.scheme.name for linear in (*ffn.up.linears, *ffn.down.linears)} == {held}
     assert all(isinstance(bank.matrices, CodedMatrices) == (held != "float32") for bank in (ffn.up, ffn.down))
     if held != "float32":

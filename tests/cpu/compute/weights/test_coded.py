@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from coded_checkpoints import Format, fp8, gptq, nvfp4, packed, quantise
+from coded_checkpoints import Format, fp8, gptq, mxfp4, nvfp4, packed, quantise
 from family_cases import random_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -124,6 +124,31 @@ def test_scales_of_activations_must_be_of_use(
 def test_nvfp4_that_contradicts_itself(change: Callable[[Tensors], None], said: str, tmp_path: pathlib.Path) -> None:
     with pytest.raises(LoadError) as caught:
         load(changed(tmp_path, nvfp4(), change))
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without(f"{UP}.weight_scale"), f"'{UP}': it has weight_packed; it must have either _blocks and _scales, or"),
+        (without(f"{UP}.weight_packed"), f"'{UP}': it has weight_scale; it must have either"),
+        (with_tensor(f"{UP}_scales", torch.clone, f"{UP}.weight_scale"), "has _scales and weight_packed and weight_sc"),
+        (with_tensor(f"{UP}.weight_scale", lambda one: one[:, :1]), f"{UP}.weight_scale has shape (128, 1); a matrix"),
+        (
+            with_tensor(f"{UP}.weight_packed", lambda one: one[:, :31]),
+            "has shape (128, 31); a matrix [128, 64] in MXFP4",
+        ),
+        (with_tensor(f"{UP}.weight_scale", torch.Tensor.half), "weight_scale has dtype F16; MXFP4 in groups of 32 im"),
+        (
+            with_tensor(f"{UP}.weight_scale", lambda one: one | 255),
+            f"{UP} has NaN or infinite values as torch.bfloat16",
+        ),
+    ],
+    ids=["lacking", "codes", "both", "scales", "odd", "dtype", "nan"],
+)
+def test_mxfp4_that_contradicts_itself(change: Callable[[Tensors], None], said: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(LoadError) as caught:
+        load(changed(tmp_path, mxfp4(), change))
     assert said in caught.value.message
 
 

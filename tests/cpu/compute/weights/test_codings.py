@@ -69,6 +69,20 @@ def test_mxfp4_is_that_of_transformers() -> None:
     assert torch.equal(decoded(coded, torch.bfloat16), expected)
 
 
+def test_mxfp4_of_compressed_tensors_with_a_last_group_that_is_not_whole() -> None:
+    """The same numbers as with codes up to its end."""
+    torch.manual_seed(0)
+    codes = torch.randint(0, 256, (8, 32), dtype=torch.uint8)
+    scales = torch.randint(100, 140, (8, 2), dtype=torch.uint8)
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    config = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": groups}
+    whole = coded_of(config, {"weight_packed": codes, "weight_scale": scales}, 8, 64)
+    for k in (45, 46):
+        part = {"weight_packed": codes[:, :23].contiguous(), "weight_scale": scales}
+        assert torch.equal(decoded(coded_of(config, part, 8, k), torch.float32), decoded(whole, torch.float32)[:, :k])
+
+
 @pytest.mark.parametrize("block", [None, [128, 128], [64, 32]])
 def test_fp8_is_that_of_transformers(block: list[int] | None) -> None:
     torch.manual_seed(0)

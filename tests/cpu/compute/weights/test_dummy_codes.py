@@ -140,7 +140,7 @@ def test_experts(case: str, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.usefixtures("as_on_gpus")
-@pytest.mark.parametrize("name", ["nvfp4", "packed-g128", "packed-g32-zeros", "fp8-blocks", "int8"])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "packed-g128", "packed-g32-zeros", "fp8-blocks", "int8"])
 def test_ranks_have_parts_of_one_model(name: str, tmp_path: pathlib.Path) -> None:
     folder = coded_folder(tmp_path, name, head_dim=128)  # no cut goes through a block
     whole = numbers(load(folder))
@@ -211,6 +211,7 @@ LAYERS, HEAD = 2 * 7, 1
         ({**PACKED, "ignore": []}, LAYERS + HEAD),
         ({**PACKED, "ignore": ["re:.*self_attn.*", "lm_head"]}, 6),
         (MXFP4["quantization_config"], 0),
+        (dict(FORMATS["mxfp4"].config), LAYERS),
     ],
 )  # fmt: skip
 def test_what_a_writer_leaves(quantization: dict[str, Any], n_coded: int) -> None:

@@ -43,6 +43,7 @@ def normal(seed: int) -> torch.Tensor:
 
 def main() -> None:
     torch.manual_seed(0)
+    powers = torch.exp2(torch.arange(N) - N / 2)[:, None].bfloat16()
     with torch.no_grad():
         cases = {
             "packed": compressed(4, 32, True, "pack-quantized"),
@@ -58,6 +59,7 @@ def main() -> None:
             "nf4-nested": codings.nf4(torch.randn(N, 96).bfloat16(), nested=True),
             "nvfp4": codings.compressed(normal(4), "nvfp4-pack-quantized", "NVFP4"),
             "nvfp4-modelopt": codings.nvfp4_modelopt(normal(5)),
+            "mxfp4": codings.compressed(normal(6) * powers, "mxfp4-pack-quantized", "MXFP4"),
         }
     tensors, configs = {}, {}
     for case, (config, stored, decoded) in cases.items():
