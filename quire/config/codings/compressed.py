@@ -66,7 +66,7 @@ def _rule(group: Fields, form: str) -> Rule:
     if "format" in group:
         form = str(one_of(group, "format", FORMATS))
     elif form == MIXED:
-        raise unsupported(group, "format", " or ".join(FORMATS))
+        raise unsupported(group, "format", *FORMATS)
     return Rule(_coding(group.nested("weights"), group.nested("input_activations"), form), tuple(targets))
 
 
