@@ -61,12 +61,11 @@ def targets_of(model: Decoder, *, with_experts: bool) -> dict[str, Target]:
 
 def inside(path: str, root: str) -> pathlib.Path:
     """The folder that `path`, which may be relative to `root`, is; ConfigError unless it lies in there, links followed.
-    root: empty: it may lie anywhere."""
-    place = pathlib.Path(root, path) if root else pathlib.Path(path)
+    root: empty: it may lie anywhere. In what the operator wrote, `root` and a `path` without one, `~` is a home."""
     try:
-        found = place.resolve(strict=True)
-        allowed = pathlib.Path(root).resolve(strict=True) if root else None
-    except (OSError, RuntimeError, ValueError) as error:  # not there, a loop of links, a null byte
+        allowed = pathlib.Path(root).expanduser().resolve(strict=True) if root else None
+        found = (pathlib.Path(path).expanduser() if allowed is None else allowed / path).resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:  # not there, a loop of links, nobody's home, a null byte
         reason = getattr(error, "strerror", None) or "it is no path"
         raise ConfigError(f"lora_path = {shown(path)} cannot be read: {reason}", param="lora_path") from None
     if allowed is not None and not found.is_relative_to(allowed):
@@ -81,8 +80,9 @@ def read_adapter(path: str, root: str, model: Decoder, max_rank: int, *, with_ex
     LoadError and ConfigError."""
     folder = inside(path, root)
     files = [folder / name for name in (CONFIG, WEIGHTS)]
+    allowed = pathlib.Path(root).expanduser().resolve()
     for file in files:
-        if file.exists() and root and not file.resolve().is_relative_to(pathlib.Path(root).resolve()):
+        if file.exists() and root and not file.resolve().is_relative_to(allowed):
             raise ConfigError(f"{file} is a link that leads out of the folder of --lora-root", param="lora_path")
     text = read_file(files[0], MAX_CONFIG_BYTES)
     config = parse_adapter_config(text, files[0], max_rank, with_experts=with_experts)
