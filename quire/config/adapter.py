@@ -140,7 +140,8 @@ def _rank(path: pathlib.Path, key: str, value: Any, max_rank: int) -> int:
     if not is_integer(value) or not 1 <= value <= max_rank:
         hint = ""
         if is_integer(value) and value > max_rank:
-            hint = f": start with --max-lora-rank {value}" if value <= MAX_RANK else f", the most is {MAX_RANK}: {MERGE}"
+            more = f"start with --max-lora-rank {value}"
+            hint = f": {more}" if value <= MAX_RANK else f", the most is {MAX_RANK}: {MERGE}"
         raise ConfigError(f"{path}: {key} = {shown(value)} must be an integer between 1 and {max_rank}{hint}")
     return int(value)
 

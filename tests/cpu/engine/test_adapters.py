@@ -212,7 +212,7 @@ def _renamed(old: str, new: str) -> Change:
 
 BAD: dict[str, tuple[Change, str]] = {
     "a huge rank": (_config(r=100_000), "r = 100000 must be an integer between 1 and 16, the most is 256: merge it"),
-    "a rank above the limit": (_config(r=32), "r = 32 must be an integer between 1 and 16: start with --max-lora-rank 32"),
+    "a rank above the limit": (_config(r=32), "r = 32 must be an integer .* 16: start with --max-lora-rank 32"),
     "no rank": (_config(r=0), "r = 0 must be an integer between 1 and 16$"),
     "a huge tensor": (_tensor("lora_A", lambda a: torch.zeros(100_000, 64)), "shape|larger than"),
     "another shape": (_tensor("lora_B", lambda b: b[:-1]), r"shape \(63, 4\); .* imply \(64, 4\)"),
@@ -303,7 +303,7 @@ def test_a_tilde_is_a_home_where_the_operator_wrote_it(
         assert llm.engine.adapters.load("x", path, root).rank == 4
         llm.engine.adapters.unload("x")
     for path, root in (("~/root/good", str(tmp_path)), ("~nobody-of-this-name/x", "")):
-        with pytest.raises(ConfigError, match="lora_path = .* cannot be read"):
+        with pytest.raises(ConfigError, match=r"lora_path = .* cannot be read"):
             llm.engine.adapters.load("x", path, root)
 
 
