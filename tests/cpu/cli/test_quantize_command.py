@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import byte_model
 import pytest
@@ -95,3 +98,16 @@ def test_what_is_wrong_is_said_before_anything_is_made(
     assert "'int5'" in capsys.readouterr().err
     left = {full.name, short.name, quantised.name, damaged.name}
     assert {path.name for path in tmp_path.iterdir()} == left and [*full.iterdir()] == [full / "note"]
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_sleep_at_the_end_of_loops(given: dict[str, str], expected: str) -> None:
+    """Else cores that others use make it many times as slow. It must be said before OpenMP is loaded, with torch."""
+    code = (
+        "import os, sys; from quire.cli import main, quantize\n"
+        "quantize.make = lambda *_: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules) or {}\n"
+        "main.main(['quantize', 'demo', 'out', '--calibrate', 'text'])\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean | given, check=True)
+    assert ran.stdout.split() == [expected, "False"]
