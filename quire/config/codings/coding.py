@@ -148,7 +148,7 @@ def one_of(fields: Fields, name: str, allowed: Iterable[object], default: object
     """A field's value, `default` when absent. Raises ConfigError with the value, what is read, and what to do."""
     value, allowed = fields.values.get(name), tuple(allowed)
     value = default if value is None else value
-    if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
+    if not any(value == one and type(value) is type(one) for one in allowed):
         raise unsupported(fields, name, *(str(one).lower() if isinstance(one, bool) else str(one) for one in allowed))
     return value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -28,6 +28,10 @@ PACKED: Final = "pack-quantized"
 NVFP4: Final = "nvfp4-pack-quantized"
 FORMATS: Final = (PACKED, "int-quantized", "float-quantized", "naive-quantized", NVFP4)
 MIXED: Final = "mixed-precision"
+IN_ORDER: Final = ("group", "dynamic", True)
+"""Values of `actorder` with a table of groups."""
+NOT_IN_ORDER: Final = ("weight", "static", False)
+"""And without one, whatever order inputs were rounded in."""
 MAX_GROUPS: Final = 256
 MAX_TARGETS: Final = 65536
 
@@ -96,11 +100,11 @@ def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:
         coding = e4m3(_block(weights) if strategy == "block" else None, static=static)
     else:
         one_of(weights, "strategy", ("tensor", "channel", "group"))
-        actorder: Any = weights.values.get("actorder")
+        order = one_of(weights, "actorder", (*IN_ORDER, *NOT_IN_ORDER), False)
         coding = Coding(
             layout=Layout.PACKED if form == PACKED else Layout.SCALED, bits=bits,
             group=group_of(weights, "group_size") if strategy == "group" else 0,
-            symmetric=weights.flag("symmetric", True), act_order=actorder in ("group", "dynamic", True),
+            symmetric=weights.flag("symmetric", True), act_order=order in IN_ORDER,
         )  # fmt: skip
     rounds_inputs = bool(inputs.values) and coding.layout is Layout.SCALED
     return msgspec.structs.replace(coding, rounds_inputs=rounds_inputs, static_inputs=static and rounds_inputs)
