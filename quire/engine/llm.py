@@ -301,8 +301,8 @@ class LLM(VectorEngine):
         sampling_params: SamplingParams | None = None,
         lora_request: LoRARequest | None = None,
     ) -> Iterator[RequestOutput]:
-        """Complete one prompt, yielding each new part; sampling_params: None for the model's defaults. lora_request: the
-        adapter, as of `generate`.
+        """Complete one prompt, yielding each new part; sampling_params: None for the model's defaults. lora_request: as
+        of `generate`.
 
         Streams may be interleaved with each other and with `generate`. Leaving the iteration early cancels the request.
         """
