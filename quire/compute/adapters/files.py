@@ -14,6 +14,8 @@ import pathlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from quire.compute.adapters.expert_files import StoredPair, stacks_of
 from quire.compute.adapters.pairs import TENSOR_NAME, Pair, Target, check_dtype, finite_tensor, upright
 from quire.compute.weights.header import Entry, read_header
@@ -97,6 +99,7 @@ def read_adapter(path: str, root: str, model: Decoder, max_rank: int, *, with_ex
     pairs = dict(_pairs(content, places, config, where, held))
     for stack in stacks:
         pairs.update(stack.pairs(content, config, where, held))
+    _check_range(pairs, model.dtype, where)
     rank = max(config.rank_of(one.module) for one in (*places, *(stack.experts for stack in stacks)) if one is not None)
     digest = hashlib.blake2b(text, digest_size=16)  # the very bytes that were read above
     digest.update(content)
@@ -216,6 +219,18 @@ def _pairs(
             if name in held:
                 yield name, Pair(a, b[start : start + rows].contiguous())
             start += rows
+
+
+def _check_range(pairs: Mapping[str, Pair], dtype: torch.dtype, where: str) -> None:
+    """LoadError for numbers beyond those of the model's dtype: they would be infinite there."""
+    most = torch.finfo(dtype).max
+    for name, pair in pairs.items():
+        for kind, numbers in (("lora_A", pair.a), ("lora_B with its scale", pair.b)):
+            if not (found := float(numbers.abs().max())) <= most:
+                raise LoadError(
+                    f"{where}: {kind} of {shown(name)} reaches {found:g}, and {str(dtype).removeprefix('torch.')} ends"
+                    f" at {most:g}: lower lora_alpha in {CONFIG}, or take a --dtype with more"
+                )
 
 
 def _of_rank(pairs: dict[str, Pair], model: Decoder) -> dict[str, Pair]:

@@ -232,6 +232,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "weights that PiSSA changes": (_config(init_lora_weights="pissa_niter_4"), "changes the base's weights"),
     "a pattern that takes hours": (_config(alpha_pattern={"(a+)+b": 3}), "repetitions"),
     "an infinite scale": (_config(lora_alpha=1e300), "at most a million"),
+    "a scale beyond the dtype": (
+        lambda config, tensors: (config.update(lora_alpha=1e6), _tensor("lora_B", lambda b: b * 1e35)(config, tensors)),
+        r"lora_B with its scale of 'model\S*q_proj' reaches inf, and float32 ends at 3\.40282e\+38: lower lora_alpha",
+    ),
 }
 
 
