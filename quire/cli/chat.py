@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from quire.cli.generate import load_text_llm, print_stream
+from quire.cli.generate import adapter_of, load_text_llm, print_stream
 from quire.cli.interrupt import first_noted
 from quire.cli.model import add_engine_flags, engine_config
 from quire.cli.sampling import SamplingFlags, check_sampling, sampling_params
@@ -61,7 +61,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Talk until the input ends; returns the exit code."""
     check_sampling(namespace)
-    llm = load_text_llm(engine_config(namespace, disable_log_stats=True))
+    config = engine_config(namespace, disable_log_stats=True)
+    adapter = adapter_of(config)
+    llm = load_text_llm(config)
     try:
         params = sampling_params(namespace, OutputKind.DELTA, llm)
         interactive = sys.stdin.isatty()
@@ -70,7 +72,7 @@ def run(namespace: argparse.Namespace) -> int:
         lines = typed_lines() if interactive else (line.rstrip("\n") for line in sys.stdin)
 
         def answer(messages: list[Message]) -> Iterator[RequestOutput]:
-            return llm.stream(llm.render_chat(messages), params)
+            return llm.stream(llm.render_chat(messages), params, adapter)
 
         converse(lines, stoppable(answer) if interactive else answer, sys.stdout, ChatHistory(namespace.system))
     finally:

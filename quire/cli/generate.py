@@ -15,6 +15,7 @@ from quire.cli.sampling import SamplingFlags, check_sampling, sampling_params
 from quire.compute.weights.hub import BUNDLED
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags
+from quire.core.adapters import LoRARequest, lora_module
 from quire.core.errors import ConfigError, EngineError, shown
 from quire.core.sampling import OutputKind
 
@@ -42,14 +43,17 @@ def run(namespace: argparse.Namespace) -> int:
         check_model_argument(namespace.model_argument)
     prompts = namespace.prompt or [read_prompt(sys.stdin)]
     check_sampling(namespace)
-    llm = load_text_llm(engine_config(namespace, disable_log_stats=True))
+    config = engine_config(namespace, disable_log_stats=True)
+    adapter = adapter_of(config)
+    llm = load_text_llm(config)
     try:
         params = sampling_params(namespace, OutputKind.DELTA, llm)
         if len(prompts) == 1 and params.n == 1:
-            print_stream(llm.stream(prompts[0], params), sys.stdout)
+            print_stream(llm.stream(prompts[0], params, adapter), sys.stdout)
         else:
             params.output_kind = OutputKind.FINAL_ONLY
-            print_all(llm.generate(prompts, params, use_tqdm=sys.stderr.isatty()), sys.stdout)
+            found = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty(), lora_request=adapter)
+            print_all(found, sys.stdout)
     finally:
         llm.shutdown()
     return 0
@@ -65,6 +69,19 @@ def check_model_argument(model: str) -> None:
         f"MODEL {shown(model)} is neither a folder nor a hub name such as org/name;"
         f" did you mean --prompt {shown(model)}?"
     )
+
+
+def adapter_of(config: EngineConfig) -> LoRARequest | None:
+    """The adapter of --lora-modules, which all answers of the command have; None: the model's own. ConfigError if there
+    are several."""
+    names = [name for name, _ in map(lora_module, config.lora_modules)]
+    if len(names) > 1:
+        raise ConfigError(
+            f"lora_modules names {len(names)} adapters, and this command answers as one: give one of them, or serve all"
+            " with quire serve",
+            param="lora_modules",
+        )
+    return LoRARequest(names[0]) if names else None
 
 
 def load_text_llm(config: EngineConfig) -> LLM:

@@ -17,6 +17,7 @@ from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser, add_flags, given_values
 from quire.config.model import read_arch
 from quire.config.options import make_options
+from quire.config.resolve import check_length
 from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, QuireError, shown
 
@@ -58,20 +59,23 @@ def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineCo
         values = values | shape_options(model) | {"model": model}  # as it was written, which is its name in the API
     config = make_options(EngineConfig, values)
     _check_adapters(config)
-    _check_division(config)
+    _check_model(config)
     return config
 
 
-def _check_division(config: EngineConfig) -> None:
-    """ConfigError where the model cannot be divided among so many ranks: this is said before torch is imported. A model
-    that is not here, or cannot be read, is left to the engine's words for it."""
-    if config.device == "null" or not is_divided(config) or is_on_hub(config.model):
+def _check_model(config: EngineConfig) -> None:
+    """ConfigError where the model has not so many positions, or cannot be divided among so many ranks: this is said
+    before torch is imported. A model that is not here, or cannot be read, is left to the engine's words for it."""
+    divided = config.device != "null" and is_divided(config)
+    if not (divided or config.max_model_len) or is_on_hub(config.model):
         return
     try:
         arch = read_arch(find_checkpoint(config.model, config.revision), config.hf_overrides)
     except QuireError:
         return
-    check_division(config, arch)
+    check_length(config, arch)
+    if divided:
+        check_division(config, arch)
 
 
 def _check_adapters(config: EngineConfig) -> None:

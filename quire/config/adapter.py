@@ -138,7 +138,10 @@ def _check_refused(path: pathlib.Path, values: Mapping[str, Any], allowed: Seque
 
 def _rank(path: pathlib.Path, key: str, value: Any, max_rank: int) -> int:
     if not is_integer(value) or not 1 <= value <= max_rank:
-        hint = f": raise --max-lora-rank, at most {MAX_RANK}" if max_rank < MAX_RANK else ""
+        hint = ""
+        if is_integer(value) and value > max_rank:
+            more = f"start with --max-lora-rank {value}"
+            hint = f": {more}" if value <= MAX_RANK else f", the most is {MAX_RANK}: {MERGE}"
         raise ConfigError(f"{path}: {key} = {shown(value)} must be an integer between 1 and {max_rank}{hint}")
     return int(value)
 

@@ -77,11 +77,7 @@ def resolve(
 
     is_server: latency counts as well as throughput. on_hopper: see `EngineLimits`.
     """
-    if config.max_model_len > arch.max_position_scaled:
-        raise ConfigError(
-            f"max_model_len = {config.max_model_len} exceeds the {arch.max_position_scaled} positions of this model: "
-            "lower it, or add rope scaling to config.json"
-        )
+    check_length(config, arch)
     if config.quantization not in NOT_ROUNDED and not rounds_to(config.quantization, device):
         devices = ROUNDED_ON[config.quantization]
         other = " and ".join({"cpu": "the CPU", "cuda": "GPUs"}[one] for one in devices)
@@ -106,6 +102,15 @@ def resolve(
         on_gpu=device == "cuda",
         on_hopper=on_hopper,
     )
+
+
+def check_length(config: EngineConfig, arch: ModelArch) -> None:
+    """ConfigError where sequences may be longer than the model can do."""
+    if config.max_model_len > arch.max_position_scaled:
+        raise ConfigError(
+            f"max_model_len = {config.max_model_len} exceeds the {arch.max_position_scaled} positions of this model: "
+            "lower it, or add rope scaling to config.json"
+        )
 
 
 def _adapter_limits(config: EngineConfig, device: str) -> AdapterLimits | None:

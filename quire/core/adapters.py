@@ -55,11 +55,14 @@ def lora_module(text: str) -> tuple[str, str]:
             return check_adapter_name(item["name"], "name"), str(item["path"])
         except (msgspec.DecodeError, KeyError, TypeError):
             raise ConfigError(
-                f"lora_modules: {shown(text)} must be an object with 'name' and 'path', or NAME=PATH"
+                f"lora_modules: {shown(text)} must be an object with 'name' and 'path', or NAME=PATH",
+                param="lora_modules",
             ) from None
     name, sign, path = text.partition("=")
     if not sign or not path:
-        raise ConfigError(f"lora_modules: {shown(text)} must be NAME=PATH, a folder in PEFT's layout")
+        raise ConfigError(
+            f"lora_modules: {shown(text)} must be NAME=PATH, a folder in PEFT's layout", param="lora_modules"
+        )
     return check_adapter_name(name, "lora_modules"), path
 
 

@@ -295,13 +295,19 @@ class LLM(VectorEngine):
         ]
         return [beam_output(output, self._frontend.tokenizer, params) for output in outputs]
 
-    def stream(self, prompt: PromptType, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Complete one prompt, yielding each new part; sampling_params: None for the model's defaults.
+    def stream(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Complete one prompt, yielding each new part; sampling_params: None for the model's defaults. lora_request: as
+        of `generate`.
 
         Streams may be interleaved with each other and with `generate`. Leaving the iteration early cancels the request.
         """
         params = sampling_params or self.get_default_sampling_params()
-        one = self._prepare(prompt, params)
+        one = self._prepare(prompt, params, adapter=lora_request)
         one.request.params = msgspec.structs.replace(one.request.params, output_kind=OutputKind.DELTA)
         return self._stream(one)
 

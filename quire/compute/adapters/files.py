@@ -14,6 +14,8 @@ import pathlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from quire.compute.adapters.expert_files import StoredPair, stacks_of
 from quire.compute.adapters.pairs import TENSOR_NAME, Pair, Target, check_dtype, finite_tensor, upright
 from quire.compute.weights.header import Entry, read_header
@@ -61,12 +63,11 @@ def targets_of(model: Decoder, *, with_experts: bool) -> dict[str, Target]:
 
 def inside(path: str, root: str) -> pathlib.Path:
     """The folder that `path`, which may be relative to `root`, is; ConfigError unless it lies in there, links followed.
-    root: empty: it may lie anywhere."""
-    place = pathlib.Path(root, path) if root else pathlib.Path(path)
+    root: empty: it may lie anywhere. In what the operator wrote, `root` and a `path` without one, `~` is a home."""
     try:
-        found = place.resolve(strict=True)
-        allowed = pathlib.Path(root).resolve(strict=True) if root else None
-    except (OSError, RuntimeError, ValueError) as error:  # not there, a loop of links, a null byte
+        allowed = pathlib.Path(root).expanduser().resolve(strict=True) if root else None
+        found = (pathlib.Path(path).expanduser() if allowed is None else allowed / path).resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:  # not there, a loop of links, nobody's home, a null byte
         reason = getattr(error, "strerror", None) or "it is no path"
         raise ConfigError(f"lora_path = {shown(path)} cannot be read: {reason}", param="lora_path") from None
     if allowed is not None and not found.is_relative_to(allowed):
@@ -81,8 +82,9 @@ def read_adapter(path: str, root: str, model: Decoder, max_rank: int, *, with_ex
     LoadError and ConfigError."""
     folder = inside(path, root)
     files = [folder / name for name in (CONFIG, WEIGHTS)]
+    allowed = pathlib.Path(root).expanduser().resolve()
     for file in files:
-        if file.exists() and root and not file.resolve().is_relative_to(pathlib.Path(root).resolve()):
+        if file.exists() and root and not file.resolve().is_relative_to(allowed):
             raise ConfigError(f"{file} is a link that leads out of the folder of --lora-root", param="lora_path")
     text = read_file(files[0], MAX_CONFIG_BYTES)
     config = parse_adapter_config(text, files[0], max_rank, with_experts=with_experts)
@@ -97,6 +99,7 @@ def read_adapter(path: str, root: str, model: Decoder, max_rank: int, *, with_ex
     pairs = dict(_pairs(content, places, config, where, held))
     for stack in stacks:
         pairs.update(stack.pairs(content, config, where, held))
+    _check_range(pairs, model.dtype, where)
     rank = max(config.rank_of(one.module) for one in (*places, *(stack.experts for stack in stacks)) if one is not None)
     digest = hashlib.blake2b(text, digest_size=16)  # the very bytes that were read above
     digest.update(content)
@@ -216,6 +219,18 @@ def _pairs(
             if name in held:
                 yield name, Pair(a, b[start : start + rows].contiguous())
             start += rows
+
+
+def _check_range(pairs: Mapping[str, Pair], dtype: torch.dtype, where: str) -> None:
+    """LoadError for numbers beyond those of the model's dtype: they would be infinite there."""
+    most = torch.finfo(dtype).max
+    for name, pair in pairs.items():
+        for kind, numbers in (("lora_A", pair.a), ("lora_B with its scale", pair.b)):
+            if not (found := float(numbers.abs().max())) <= most:
+                raise LoadError(
+                    f"{where}: {kind} of {shown(name)} reaches {found:g}, and {str(dtype).removeprefix('torch.')} ends"
+                    f" at {most:g}: lower lora_alpha in {CONFIG}, or take a --dtype with more"
+                )
 
 
 def _of_rank(pairs: dict[str, Pair], model: Decoder) -> dict[str, Pair]:

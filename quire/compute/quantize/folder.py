@@ -35,7 +35,8 @@ CONFIG: Final = "config.json"
 def check_target(target: pathlib.Path) -> None:
     """ConfigError, before hours of work, where no folder can be made."""
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise ConfigError(f"OUTDIR {shown(str(target))} is not a folder: give the name of a new one")
+        what = "is a link" if target.is_symlink() else "is not a folder"
+        raise ConfigError(f"OUTDIR {shown(str(target))} {what}: give the name of a new folder")
     if target.is_dir() and any(target.iterdir()):
         raise ConfigError(f"OUTDIR {shown(str(target))} is not empty: give the name of a new folder, or empty it first")
     parent = target.absolute().parent

@@ -8,7 +8,7 @@ from quire.config.fields import Fields
 
 def read(fields: Fields) -> Codings:
     """The size of blocks stands with each matrix. Raises ConfigError."""
-    for names in (("load_in_4bit", "_load_in_4bit"), ("load_in_8bit", "_load_in_8bit")):
+    for names in (("load_in_8bit", "_load_in_8bit"), ("load_in_4bit", "_load_in_4bit")):
         own = next((name for name in names if name in fields), names[0])
         one_of(fields, own, (names[0] == "load_in_4bit",), False)
     one_of(fields, "bnb_4bit_quant_type", ("nf4",), "fp4")

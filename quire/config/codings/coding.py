@@ -100,6 +100,8 @@ class Codings(msgspec.Struct, frozen=True, kw_only=True):
     left: tuple[str, ...] = ()
     """Modules that its writer left as they were: names, their ends, what holds them, either with `*` in it, or patterns
     behind 're:'. Only what is made without a file needs it."""
+    only: tuple[str, ...] = ()
+    """The modules that its writer quantised, named as in `left`; empty: all others. As little needed."""
 
     def of(self, name: str) -> Coding | None:
         """Of the matrix of a module that is quantised."""
@@ -109,6 +111,8 @@ class Codings(msgspec.Struct, frozen=True, kw_only=True):
         """Of the matrix of a module with one of these names, where nothing but the description is there. Raises
         PatternError."""
         if any(_covers(one, name) for one in self.left for name in names):
+            return None
+        if self.only and not any(_covers(one, name) for one in self.only for name in names):
             return None
         return next((coding for coding in map(self.of, names) if coding is not None), None)
 
@@ -142,20 +146,20 @@ def _covers(left: str, name: str) -> bool:
 
 def one_of(fields: Fields, name: str, allowed: Iterable[object], default: object = None) -> object:
     """A field's value, `default` when absent. Raises ConfigError with the value, what is read, and what to do."""
-    value = fields.values.get(name)
+    value, allowed = fields.values.get(name), tuple(allowed)
     value = default if value is None else value
-    if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
-        raise unsupported(fields, name, " or ".join(str(one) for one in allowed))
+    if not any(value == one and type(value) is type(one) for one in allowed):
+        raise unsupported(fields, name, *(str(one).lower() if isinstance(one, bool) else str(one) for one in allowed))
     return value
 
 
-def unsupported(fields: Fields, name: str, limit: str) -> ConfigError:
-    """The error for a key of a quantization_config that asks for what is not read, to be raised by the caller."""
-    value = shown(fields.values.get(name))
-    return ConfigError(
-        f"{fields.where}: {name} = {value} is not supported: only {limit} is read. {INSTEAD}.",
-        param="quantization_config",
-    )
+def unsupported(fields: Fields, name: str, *read: str) -> ConfigError:
+    """The error for a key of a quantization_config that asks for what is not read, to be raised by the caller. read:
+    what is, one of which must be there."""
+    value = fields.values.get(name)
+    said = f"{name} = {shown(value)} is not supported" if value is not None else f"{name} is missing"
+    which = f"only {read[0]} is read" if len(read) == 1 else f"{', '.join(read[:-1])} and {read[-1]} are read"
+    return ConfigError(f"{fields.where}: {said}: {which}. {INSTEAD}.", param="quantization_config")
 
 
 def group_of(fields: Fields, name: str, default: int | None = None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -32,6 +32,10 @@ FP4: Final = {
 """Format of numbers of 4 bits → its coding, and values of its strategy, the first where config.json says nothing."""
 FORMATS: Final = (PACKED, "int-quantized", "float-quantized", "naive-quantized", *FP4)
 MIXED: Final = "mixed-precision"
+IN_ORDER: Final = ("group", "dynamic", True)
+"""Values of `actorder` with a table of groups."""
+NOT_IN_ORDER: Final = ("weight", "static", False)
+"""And without one, whatever order inputs were rounded in."""
 MAX_GROUPS: Final = 256
 MAX_TARGETS: Final = 65536
 
@@ -70,7 +74,7 @@ def _rule(group: Fields, form: str) -> Rule:
     if "format" in group:
         form = str(one_of(group, "format", FORMATS))
     elif form == MIXED:
-        raise unsupported(group, "format", " or ".join(FORMATS))
+        raise unsupported(group, "format", *FORMATS)
     return Rule(_coding(group.nested("weights"), group.nested("input_activations"), form), tuple(targets))
 
 
@@ -100,11 +104,11 @@ def _coding(weights: Fields, inputs: Fields, form: str) -> Coding:
         coding = e4m3(_block(weights) if strategy == "block" else None, static=static)
     else:
         one_of(weights, "strategy", ("tensor", "channel", "group"))
-        actorder: Any = weights.values.get("actorder")
+        order = one_of(weights, "actorder", (*IN_ORDER, *NOT_IN_ORDER), False)
         coding = Coding(
             layout=Layout.PACKED if form == PACKED else Layout.SCALED, bits=bits,
             group=group_of(weights, "group_size") if strategy == "group" else 0,
-            symmetric=weights.flag("symmetric", True), act_order=actorder in ("group", "dynamic", True),
+            symmetric=weights.flag("symmetric", True), act_order=order in IN_ORDER,
         )  # fmt: skip
     rounds_inputs = bool(inputs.values) and coding.layout is Layout.SCALED
     return msgspec.structs.replace(coding, rounds_inputs=rounds_inputs, static_inputs=static and rounds_inputs)

@@ -60,7 +60,7 @@ class AdaptersOfRanks:
         RanksLost if one is gone."""
         content_id, rank, kept = self._own.read_adapter(path, root)
         number, folder = next(self._numbers), str(inside(path, root))  # links followed, as here: `..` of a link is not
-        root = str(pathlib.Path(root).resolve()) if root else ""  # the folder in which the link lies
+        root = str(pathlib.Path(root).expanduser().resolve()) if root else ""  # the folder in which the link lies
         self._ranks.say(ReadAdapter(number, folder, root, content_id))
         answers = {other: self._answer(number, other) for other in range(1, len(self._ranks.pids) + 1)}
         refused = [f"rank {other}: {answer}" for other, answer in answers.items() if answer]

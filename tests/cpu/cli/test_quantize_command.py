@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import byte_model
 import pytest
@@ -64,8 +67,9 @@ def test_a_folder_and_its_figures(
 def test_what_is_wrong_is_said_before_anything_is_made(
     model: pathlib.Path, text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, full, short = tmp_path / "out", tmp_path / "full", tmp_path / "short.txt"
+    out, full, short, link = (tmp_path / name for name in ("out", "full", "short.txt", "link"))
     full.mkdir()
+    link.symlink_to(full)
     (full / "note").write_text("mine")
     short.write_text("Too short.")
     quantised, damaged = tmp_path / "quantised", tmp_path / "damaged"
@@ -80,7 +84,8 @@ def test_what_is_wrong_is_said_before_anything_is_made(
         ([str(model), str(out), "--calibrate", str(tmp_path / "none")], "cannot be read: No such file"),
         ([str(model), str(out), "--calibrate", str(short)], "has 10 tokens, and at least 64 are needed"),
         ([str(model), str(full), "--calibrate", text], "is not empty"),
-        ([str(model), str(short), "--calibrate", text], "is not a folder"),
+        ([str(model), str(short), "--calibrate", text], "is not a folder: give the name of a new folder"),
+        ([str(model), str(link), "--calibrate", text], "is a link: give the name of a new folder"),
         ([str(model), str(out / "inner"), "--calibrate", text], "cannot be made"),
         ([str(model), str(out), "--calibrate", text, "--act-order", "--method", "rtn"], "belongs to --method gptq"),
         ([str(quantised), str(out), "--calibrate", text], "is quantised already"),
@@ -93,5 +98,18 @@ def test_what_is_wrong_is_said_before_anything_is_made(
     with pytest.raises(SystemExit):
         main(["quantize", str(model), str(out), "--scheme", "int5"])
     assert "'int5'" in capsys.readouterr().err
-    left = {full.name, short.name, quantised.name, damaged.name}
+    left = {full.name, short.name, link.name, quantised.name, damaged.name}
     assert {path.name for path in tmp_path.iterdir()} == left and [*full.iterdir()] == [full / "note"]
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_sleep_at_the_end_of_loops(given: dict[str, str], expected: str) -> None:
+    """Else cores that others use make it many times as slow. It must be said before OpenMP is loaded, with torch."""
+    code = (
+        "import os, sys; from quire.cli import main, quantize\n"
+        "quantize.make = lambda *_: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules) or {}\n"
+        "main.main(['quantize', 'demo', 'out', '--calibrate', 'text'])\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean | given, check=True)
+    assert ran.stdout.split() == [expected, "False"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import pathlib
 import pty
 import select
 import signal
@@ -13,6 +15,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from quire import LLM, SamplingParams
 from quire.cli.main import main
@@ -47,7 +51,7 @@ def test_what_the_command_line_leaves_open_comes_from_the_model(
 ) -> None:
     asked: list[SamplingParams] = []
 
-    def stream(self: LLM, prompt: object, params: SamplingParams) -> Iterator[RequestOutput]:
+    def stream(self: LLM, prompt: object, params: SamplingParams, adapter: None) -> Iterator[RequestOutput]:
         asked.append(params)
         return iter(())
 
@@ -62,6 +66,33 @@ def test_parameters_that_contradict_each_other_are_refused_before_a_model_is_loa
 ) -> None:
     assert main(["generate", "./nowhere", "--prompt", "x", "--min-tokens", "9", "--max-tokens", "3"]) == 2
     assert "min_tokens = 9" in capsys.readouterr().err
+
+
+def test_the_adapter_of_the_command_line_answers(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In each way to answer; with several, which one is meant nobody says."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"A": (4, 256), "B": (256, 4)}
+    at = "base_model.model.model.layers"
+    tensors = {
+        f"{at}.{i}.self_attn.q_proj.lora_{kind}.weight": torch.randn(shape, generator=generator)
+        for i in range(8) for kind, shape in shapes.items()
+    }  # fmt: skip
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    adapted = ["--enable-lora", "--lora-modules", f"mine={tmp_path}"]
+    greedy = ["--temperature", "0", "--max-tokens", "8", "--ignore-eos", *ENGINE]
+    for command in (["generate", "-p", "def"], ["generate", "-p", "def", "-p", "x"], ["chat"]):
+        printed = []
+        for more in ([], adapted):
+            monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+            assert main([*command, *greedy, *more]) == 0
+            printed.append(capsys.readouterr().out)
+        assert printed[0] != printed[1]
+    assert main(["generate", "-p", "def", *greedy, *adapted, f"other={tmp_path}"]) == 2
+    assert "--lora-modules names 2 adapters, and this command answers as one" in capsys.readouterr().err
 
 
 def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -211,7 +211,9 @@ def _renamed(old: str, new: str) -> Change:
 
 
 BAD: dict[str, tuple[Change, str]] = {
-    "a huge rank": (_config(r=100_000), "r = 100000 must be an integer between 1 and 16"),
+    "a huge rank": (_config(r=100_000), "r = 100000 must be an integer between 1 and 16, the most is 256: merge it"),
+    "a rank above the limit": (_config(r=32), "r = 32 must be an integer .* 16: start with --max-lora-rank 32"),
+    "no rank": (_config(r=0), "r = 0 must be an integer between 1 and 16$"),
     "a huge tensor": (_tensor("lora_A", lambda a: torch.zeros(100_000, 64)), "shape|larger than"),
     "another shape": (_tensor("lora_B", lambda b: b[:-1]), r"shape \(63, 4\); .* imply \(64, 4\)"),
     "NaN": (_tensor("lora_A", lambda a: a * math.nan), "NaN or infinite"),
@@ -230,6 +232,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "weights that PiSSA changes": (_config(init_lora_weights="pissa_niter_4"), "changes the base's weights"),
     "a pattern that takes hours": (_config(alpha_pattern={"(a+)+b": 3}), "repetitions"),
     "an infinite scale": (_config(lora_alpha=1e300), "at most a million"),
+    "a scale beyond the dtype": (
+        lambda config, tensors: (config.update(lora_alpha=1e6), _tensor("lora_B", lambda b: b * 1e35)(config, tensors)),
+        r"lora_B with its scale of 'model\S*q_proj' reaches inf, and float32 ends at 3\.40282e\+38: lower lora_alpha",
+    ),
 }
 
 
@@ -289,6 +295,20 @@ def test_paths_stay_inside_the_root(llm: LLM, oracle: transformers.PreTrainedMod
             adapters.load("x", path, str(root))
     assert adapters.load("x", "good", str(root)).rank == 4
     adapters.unload("x")
+
+
+def test_a_tilde_is_a_home_where_the_operator_wrote_it(
+    llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the command line takes it when it looks for the folder; in a request it is a character."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_adapter(tmp_path / "root" / "good", oracle)
+    for path, root in (("~/root/good", ""), ("good", "~/root")):
+        assert llm.engine.adapters.load("x", path, root).rank == 4
+        llm.engine.adapters.unload("x")
+    for path, root in (("~/root/good", str(tmp_path)), ("~nobody-of-this-name/x", "")):
+        with pytest.raises(ConfigError, match=r"lora_path = .* cannot be read"):
+            llm.engine.adapters.load("x", path, root)
 
 
 def test_the_configuration_is_read_once(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.compute.schemes.coded import Coded
-from quire.compute.weights.codings.layout import FLOATS, Kinds, Reader, n_groups, unpack, words_of
+from quire.compute.weights.codings.layout import FLOATS, Kinds, Reader, check_order, n_groups, unpack, words_of
 from quire.config.codings import Coding
 
 WEIGHT, ZEROS, SCALES, INDEX = "qweight", "qzeros", "scales", "g_idx"
@@ -41,6 +41,7 @@ def _read(coding: Coding, tensors: Mapping[str, torch.Tensor], n: int, k: int) -
             if not bool((zeros == middle).all()):
                 raise ValueError(f"sym is true, but {ZEROS} has zero points beside {middle}")
             zeros = None
+    check_order(tensors.get(INDEX), INDEX, coding, k, "desc_act = true")
     groups = tensors[INDEX].long() if coding.act_order else None
     if groups is not None and not 0 <= int(groups.min()) <= int(groups.max()) < scales.shape[1]:
         raise ValueError(f"{INDEX} names groups beyond the {scales.shape[1]} that there are")

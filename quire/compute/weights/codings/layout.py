@@ -49,6 +49,15 @@ def words_of(number: int, bits: int) -> int:
     return -(-number * bits // WORD_BITS)
 
 
+def check_order(index: torch.Tensor | None, name: str, coding: Coding, k: int, key: str) -> None:
+    """ValueError where a table gives inputs other groups than their neighbours', and the coding has no such table. key:
+    what would say that there is one, and with which value. -1 stands for no group, in tables that were never filled."""
+    if index is None or coding.act_order or bool((index == -1).any()):
+        return
+    if not torch.equal(index.long(), torch.arange(k) // (coding.group or k)):
+        raise ValueError(f"{name} has groups in another order than inputs, which are read where config.json has {key}")
+
+
 def unpack(words: torch.Tensor, bits: int, number: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """int32 [r, words], or bytes → uint8 [r, number]: of each word the lowest bits first, or in the order of these
     places."""

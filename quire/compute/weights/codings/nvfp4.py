@@ -45,7 +45,7 @@ def _read(coding: Coding, tensors: Mapping[str, torch.Tensor], n: int, k: int) -
     codes, of_tensor = (WEIGHT, FACTOR) if WEIGHT in tensors else (PACKED, DIVISOR)
     one, largest = tensors[of_tensor].double().reshape(()), tensors[SCALE].float().abs().max()
     factor = one if of_tensor == FACTOR else 1 / one
-    if not bool((largest * factor).float().isfinite()):
+    if not bool((largest * factor).float().isfinite() & one.isfinite()):
         raise ValueError(f"its scales are NaN or infinite, with {of_tensor} or without")
     return Coded(
         unpack(tensors[codes], coding.bits, k), tensors[SCALE], coding.group, table=VALUES, factor=float(factor)

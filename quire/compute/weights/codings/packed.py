@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.compute.schemes.coded import Coded
-from quire.compute.weights.codings.layout import FLOATS, Kinds, Reader, n_groups, unpack, words_of
+from quire.compute.weights.codings.layout import FLOATS, Kinds, Reader, check_order, n_groups, unpack, words_of
 from quire.config.codings import Coding
 
 WEIGHT, SCALE, ZERO, INDEX = "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"
@@ -42,6 +42,7 @@ def _read(coding: Coding, tensors: Mapping[str, torch.Tensor], n: int, k: int) -
             zeros = unpack(zeros.t(), coding.bits, n).t()
         else:
             zeros = zeros.to(torch.int16) + middle
+    check_order(tensors.get(INDEX), INDEX, coding, k, "actorder = 'group'")
     groups = None
     if coding.act_order:
         groups = tensors[INDEX].long()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 
 import pytest
 import torch
+from coded_checkpoints import FORMATS
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
@@ -17,6 +19,7 @@ from quire.compute.schemes.coded import Coded
 from quire.compute.weights.codings import READERS
 from quire.config.codings import read_codings
 from quire.config.fields import Fields
+from quire.kernels.e4m3 import E4M3
 
 ARRAYS = pathlib.Path(__file__).with_name("coded_arrays.safetensors")
 """Written by `write_coded_arrays.py`."""
@@ -100,6 +103,22 @@ def test_what_contradicts_itself_is_refused() -> None:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     with pytest.raises(ValueError, match="g_idx names groups beyond the 2 that there are"):
         coded_of(config | {"desc_act": True}, gptq, 64, 64)
+    order = "groups in another order than inputs, which are read where config.json has"
+    with pytest.raises(ValueError, match=f"g_idx has {order} desc_act = true"):
+        coded_of(config, gptq | {"g_idx": torch.arange(64).flip(0).int() // 32}, 64, 64)
+    packed = {
+        "weight_packed": torch.zeros(64, 8, dtype=torch.int32), "weight_scale": torch.ones(64, 1),
+        "weight_g_idx": torch.arange(64).flip(0).int() // 32,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=f"weight_g_idx has {order} actorder = 'group'"):
+        coded_of(FORMATS["packed-g128"].config, packed, 64, 64)
+    coded_of(FORMATS["packed-g128"].config, packed | {"weight_g_idx": torch.full((64,), -1)}, 64, 64)
+    nvfp4 = {
+        "weight_packed": torch.zeros(4, 16, dtype=torch.uint8), "weight_scale": torch.ones(4, 2).to(E4M3),
+        "weight_global_scale": torch.tensor([math.inf]),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="its scales are NaN or infinite, with weight_global_scale or without"):
+        coded_of(FORMATS["nvfp4"].config, nvfp4, 4, 32)
     with pytest.raises(ValueError, match="sym is true, but qzeros has zero points beside 8"):
         coded_of(config, gptq | {"qzeros": torch.zeros(2, 8, dtype=torch.int32)}, 64, 64)
     state = torch.frombuffer(bytearray(b'{"quant_type": "nf4", "shape": [64, 2], "blocksize": 64}'), dtype=torch.uint8)

@@ -1,4 +1,5 @@
-"""What ranks cannot share is said from the command line and config.json, before torch is imported."""
+"""What ranks cannot share, and a length that the model has not, is said from the command line and config.json, before
+torch is imported."""
 
 from __future__ import annotations
 
@@ -42,13 +43,29 @@ def test_what_is_not_here_is_left_to_the_engine(tmp_path: pathlib.Path) -> None:
     assert engine_config(parsed("demo", "--tensor-parallel-size", "2")).tensor_parallel_size == 2
 
 
-def test_torch_is_not_imported_for_it() -> None:
+def test_a_length_that_the_model_has_not() -> None:
+    """Nor an engine that computes nothing; as many as there are positions are right."""
+    said = "max_model_len = 2049 exceeds the 2048 positions of this model: lower it, or add rope scaling to config.json"
+    for more in ((), ("--device", "null")):
+        with pytest.raises(ConfigError, match=said):
+            engine_config(parsed("demo", "--max-model-len", "2049", *more))
+    assert engine_config(parsed("demo", "--max-model-len", "2048")).max_model_len == 2048
+    scaled = '{"rope_scaling": {"type": "linear", "factor": 2.0}}'
+    found = engine_config(parsed("demo", "--max-model-len", "2049", "--hf-overrides", scaled))
+    assert found.max_model_len == 2049
+
+
+@pytest.mark.parametrize("words, said", [
+    (("--tensor-parallel-size", "3"), "which 3 ranks cannot share equally"),
+    (("--max-model-len", "2049"), "--max-model-len 2049 exceeds the 2048 positions"),
+])  # fmt: skip
+def test_torch_is_not_imported_for_it(words: tuple[str, ...], said: str) -> None:
     code = (
         "import sys; from quire.cli.main import main\n"
-        "try: found = main(['serve', 'demo', '--tensor-parallel-size', '3'])\n"
+        f"try: found = main(['serve', 'demo', *{words!r}])\n"
         "except SystemExit as error: found = error.code\n"
         "assert found, found\n"
         "assert 'torch' not in sys.modules\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0 and "which 3 ranks cannot share equally" in ran.stderr, ran.stderr
+    assert ran.returncode == 0 and said in ran.stderr, ran.stderr
