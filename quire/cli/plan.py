@@ -42,6 +42,7 @@ from quire.planner.accelerators import (
     host_accelerator,
 )
 from quire.planner.calibration import Calibration, load_calibration
+from quire.planner.coded import formats_of
 from quire.planner.expert_loads import ExpertLoads, read_loads
 from quire.planner.formats import formats_named
 from quire.planner.mesh import n_experts_of
@@ -130,7 +131,7 @@ def run(namespace: argparse.Namespace) -> int:
     task, mesh = _task(namespace), _mesh(namespace.mesh, count)
     files = _hub_files(namespace.model)
     if namespace.gpu:
-        found = report.plan(task, namespace.model, count, mesh, price, namespace.weights)
+        found = report.plan(task, namespace.model, count, mesh, price)
     else:
         found = {"model": namespace.model or "demo", "facts": report.model_facts(task)}
     if files is not None:
@@ -233,14 +234,14 @@ def _task(namespace: argparse.Namespace) -> Task:
                         max_num_batched_tokens=DEFAULT_BATCHED_TOKENS["cpu"], captures=False)  # fmt: skip
     if namespace.max_num_seqs:
         limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs)
-    formats = formats_named(namespace.weights, namespace.kv_cache_dtype, arch.dtype)
+    formats = formats_of(arch, namespace.weights, namespace.kv_cache_dtype, device)
     if formats.weights.of_experts and not any(map(n_experts_of, arch.layers)):
         raise ConfigError(
             f"--weights {formats.weights.name} is of experts alone, and {arch.family} has none: give another format"
         )
     return Task(
         arch=arch, device=device, calibration=calibration, limits=limits, workload=workload, objective=objective,
-        formats=formats, loads=_loads(namespace, arch),
+        formats=formats, loads=_loads(namespace, arch), weights=namespace.weights,
     )  # fmt: skip
 
 

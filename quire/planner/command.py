@@ -18,7 +18,7 @@ from quire.core.errors import ConfigError
 from quire.planner.accelerators import Accelerator
 from quire.planner.formats import FLOATING, Formats
 
-READ: Final = {"fp8-block128": ("cuda",), "mxfp4": ("cuda",)}
+READ: Final = {"fp8-block128": ("cuda",), "mxfp4": ("cuda",), "nvfp4": ("cuda",)}
 """Formats of checkpoints, to which the engine does not round → on what they stay as they are (docs/quantization.md)."""
 MOST_RANKS: Final = 64
 """Of one engine."""
@@ -92,9 +92,11 @@ def serve_command(
     quantization: str,
     is_host: bool,
     n_redundant: int | None = None,
+    is_coded: bool = False,
 ) -> tuple[str, list[str]]:
     """(the command, what it cannot say), of a mesh and formats without a refusal. quantization: the weights' format as
-    it was asked for; is_host: on a CPU; n_redundant: copies of experts, which move; None: they stay."""
+    it was asked for; is_host: on a CPU; n_redundant: copies of experts, which move; None: they stay; is_coded: the
+    checkpoint is quantised."""
     words, unsaid = ["quire", "serve", model], []
     if mesh.tp > 1:
         words += ["--tensor-parallel-size", str(mesh.tp)]
@@ -118,7 +120,9 @@ def serve_command(
     elif mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:
-        words += ["--dtype", quantization]
+        words += ["--dtype", quantization, *(["--quantization", "none"] if is_coded else [])]
+    elif formats.coded is not None:
+        pass  # it stays as it is
     elif formats.weights.name in READ:
         unsaid.append(
             f"weights in {formats.weights.name}: the checkpoint of {model} has to have them, as the engine does not"

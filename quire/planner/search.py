@@ -56,6 +56,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     objective: Objective
     loads: ExpertLoads = EVEN_LOADS
     """Of experts; with copies, where `--enable-eplb` moves them."""
+    weights: str = "auto"
+    """Their format as it was asked for."""
 
     def parts(self, mesh: Mesh) -> RankParts:
         """Of one rank, the busiest where they differ. ConfigError where the mesh cannot divide the model."""

@@ -71,6 +71,8 @@ def _model(name: str, facts: Mapping[str, Any]) -> Iterator[str]:
         f"keys and values {format_bytes(facts['kv_bytes_token'])} a token"
         + (f"; states {format_bytes(facts['state_bytes_seq'])} a sequence" if facts["state_bytes_seq"] else "")
     )
+    if codings := facts.get("codings"):
+        yield f"  quantised checkpoint: {codings['words']}; {codings['becomes']}"
     if facts.get("checkpoint"):
         yield f"  checkpoint {_checkpoint(facts['checkpoint'], total)}"
     prompt = facts["flops_prompt"]

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from quire.bench.shape import FOLDER
 from quire.cli.main import main
 from quire.planner import error_bar
 from quire.planner.accelerators import ASSUMED_ERROR, accelerator_named, calibration_for
@@ -223,3 +224,19 @@ def test_a_trace_with_a_negative_time_is_refused_with_its_line(
     assert main(["simulate", MODEL, "--trace", str(path)]) == 0
     said = capsys.readouterr()
     assert "it was sorted" in said.err and said.out.split("refused")[1].split()[0] == "1"
+
+
+def test_a_quantised_checkpoint_is_simulated_as_it_is_kept(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((FOLDER / "llama-3.1-8b" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    pages = []
+    for words in ((), ("--quantization", "none")):
+        report = tmp_path / "report.json"
+        assert main(["simulate", str(tmp_path), *SMALL, "--gpu", "l4", "--output-json", str(report), *words]) == 0
+        said = capsys.readouterr().out.splitlines()[0]
+        assert said.endswith("in bfloat16" if words else "in bfloat16, weights in int4-g128")
+        pages.append(json.loads(report.read_text())["config"]["n_pages"])
+    assert pages[0] > 2 * pages[1], "weights take 5 GiB of 22, not 15"
