@@ -23,6 +23,7 @@ from quire.cli.interrupt import instant_exit
 from quire.compute.weights.hub import is_on_hub
 from quire.compute.weights.hub_headers import network_errors, read_hub_files
 from quire.config.arch import ModelArch
+from quire.config.command_line import dashed
 from quire.config.engine import EngineConfig
 from quire.config.eplb import read_eplb
 from quire.config.flags import FlagParser
@@ -118,7 +119,7 @@ def run(namespace: argparse.Namespace) -> int:
     """`quire plan`; exit code 1 if the model does not fit, misses its limits or cannot be served: the answer is no."""
     for flag, such in NAMED.items():
         if getattr(namespace, flag) == "":
-            raise ConfigError(f"--{flag.replace('_', '-')} names nothing: give {such}, or leave it out")
+            raise ConfigError(f"{dashed(flag)} names nothing: give {such}, or leave it out")
     if namespace.check:
         return _check(namespace)
     if namespace.plot:
@@ -287,13 +288,13 @@ def _check_lengths(arch: ModelArch, max_model_len: int, workload: Workload | Non
 def _check_counts(namespace: argparse.Namespace) -> None:
     for flag in ABOUT_DEVICES:
         if getattr(namespace, flag) not in (None, False) and not namespace.gpu:
-            raise ConfigError(f"--{flag.replace('_', '-')} is about devices: say which with --gpu")
+            raise ConfigError(f"{dashed(flag)} is about devices: say which with --gpu")
     for flag, least, most in (("count", 1, MOST_DEVICES), ("max_model_len", 0, 1 << 30), ("max_num_seqs", 0, 65536)):
         value = getattr(namespace, flag)
         if value is None:
             continue
         if not least <= value <= most:
-            raise ConfigError(f"--{flag.replace('_', '-')} {value}: {least} to {most:,} are possible")
+            raise ConfigError(f"{dashed(flag)} {value}: {least} to {most:,} are possible")
 
 
 def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
