@@ -52,6 +52,8 @@ from quire.planner.search import MOST_DEVICES, Task
 from quire.planner.workload import Workload, check_price, parse_objective, workload_named
 
 HERE = "here"
+INSTEAD = "; `here` measures this machine, and a file of `quire bench calibrate` can be given with --calibration"
+"""Of the name of an accelerator."""
 ABOUT_DEVICES = (
     "price", "count", "mesh", "slo", "workload", "calibration", "max_num_seqs", "max_model_len", "expert_loads",
     "enable_eplb", "eplb_config",
@@ -300,7 +302,7 @@ def _check_counts(namespace: argparse.Namespace) -> None:
 def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
     if namespace.gpu != HERE:
-        device = accelerator_named(namespace.gpu or REFERENCE)
+        device = accelerator_named(namespace.gpu or REFERENCE, INSTEAD)
         if given is not None and namespace.gpu:
             check_calibrated(given, device)
         return device, given or calibration_for(device)

@@ -1,7 +1,7 @@
 """What `quire simulate` does: one run, a curve over rates, the capacity at an SLO, variants and baselines side by side.
 
 Owns which simulations are made. Does not own their pictures (`charts.py`) nor tables (`tables.py`).
-Invariant: variants get the same requests at the same times.
+Invariant: variants get the same requests, at the same times where they have no seed or burstiness of their own.
 """
 
 from __future__ import annotations

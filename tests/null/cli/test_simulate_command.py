@@ -125,6 +125,13 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     [
         (["--gpu-memory", "1GiB"], "or divide it over several GPUs with --tensor-parallel-size"),
         (["--gpu", "h2000"], "'h2000' is unknown; did you mean h200?"),
+        (["--gpu", "here"], "`cpu` is a CPU, with --calibration one that `quire bench calibrate` has timed"),
+        (["--burstiness", "inf", "--request-rate", "4"], "it must be a number between 1e-06 and 1000000.0"),
+        (["--compare", "input-len=3"], "the same for all that is compared: give it beside --compare"),
+        (["--compare", "slo=ttft=1ms"], "unknown option --slo: here it is the same for all"),
+        (["--trace", "a.csv", "--num-prompts", "3"], "--trace says what is asked, and does not read --num-prompts"),
+        (["--workload", "sharegpt", "--input-len", "3"], "--workload sharegpt says what is asked, and does not read"),
+        (["--prefix-len", "9", "--num-prefixes", "3"], "--dataset-name random says what is asked, and does not read"),
         (["--slo", "ttft=fast"], "'ttft=fast' cannot be read: write ttft=200ms"),
         (["--capacity"], "give one, such as"),
         (["--capacity", "--slo", "ttft=1s", "--request-rate", "5"], "leave one of them out"),
