@@ -8,6 +8,7 @@ from typing import Any
 from quire.core.units import format_bytes
 
 N_MESHES = 8
+UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 NOT_HERE = "not in this engine"
 CANNOT = "cannot be served by this version"
 
@@ -239,9 +240,8 @@ def _sequences(n: int) -> str:
 
 
 def _sizes(values: Sequence[float]) -> list[str]:
-    """In the unit of the largest."""
-    number, unit = format_bytes(max(values)).split()
-    scale = max(values) / float(number)
+    """In the unit of the largest, GiB at most: beside weights of terabytes the others would be 0.00."""
+    unit, scale = next((unit, scale) for unit, scale in UNITS if max(values) >= scale or scale == 1)
     return [f"{value / scale:,.2f} {unit}" for value in values]
 
 

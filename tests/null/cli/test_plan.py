@@ -267,6 +267,8 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h200", "--max-model-len", "99999999"], "--max-model-len 99,999,999 exceeds the 40,960 positions"),
         (["--gpu", "h200", "--max-model-len", "1000"], "of 1,280 tokens, prompt and output, and the longest is 1,000"),
         (["--gpu", "h200", "--count", "0"], "--count 0: 1 to"),
+        (["--gpu", "h200", "--slo", ","], "--slo ',' sets no limit"),
+        (["--gpu", "tpu"], "`here` measures this machine"),
         (["--gpu", "h200", "--mesh", "tp=x"], "'tp=x' cannot be read"),
         (["--gpu", "h200", "--mesh", f"tp={'9' * 5000}"], "each from 1 to 1,024"),
         (["--gpu", "h200", "--mesh", "tp=2,tp=4"], "says tp twice"),
@@ -559,3 +561,8 @@ def test_a_pattern_of_a_quantised_checkpoint_that_is_not_read_is_named(
 ) -> None:
     model = quantised(tmp_path, "qwen3-8b", quantization_config=FP8["quantization_config"] | {"ignore": ["re:(?i)x"]})
     assert "quantization_config: " in refused(capsys, model)
+
+
+def test_sizes_beside_weights_of_terabytes_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "shape:deepseek-v3", "--gpu", "h200"]) == 1
+    assert "weights 1,250.08 GiB, workspace 3.38 GiB" in capsys.readouterr().out
