@@ -52,6 +52,8 @@ from quire.planner.search import MOST_DEVICES, Task
 from quire.planner.workload import Workload, check_price, parse_objective, workload_named
 
 HERE = "here"
+DEMO = "demo"
+"""The model where none is named, as in `quire serve`."""
 INSTEAD = "; `here` measures this machine, and a file of `quire bench calibrate` can be given with --calibration"
 """Of the name of an accelerator."""
 ABOUT_DEVICES = (
@@ -134,9 +136,9 @@ def run(namespace: argparse.Namespace) -> int:
     task, mesh = _task(namespace), _mesh(namespace.mesh, count)
     files = _hub_files(namespace.model)
     if namespace.gpu:
-        found = report.plan(task, namespace.model, count, mesh, price)
+        found = report.plan(task, namespace.model or DEMO, count, mesh, price)
     else:
-        found = {"model": namespace.model or "demo", "facts": report.model_facts(task)}
+        found = {"model": namespace.model or DEMO, "facts": report.model_facts(task)}
     if files is not None:
         found["facts"]["checkpoint"] = files
     print(json.dumps(found, indent=1) if namespace.json else "\n".join(tables.lines(found)))
@@ -169,8 +171,8 @@ def find_arch(model: str) -> ModelArch:
     if model.startswith(PREFIX):
         shape_options(model)
         return read_arch(FOLDER / model.removeprefix(PREFIX))
-    if model in ("", "demo"):
-        return read_arch(MODELS / "demo")
+    if model in ("", DEMO):
+        return read_arch(MODELS / DEMO)
     path = pathlib.Path(model).expanduser()
     if path.is_dir() or (path.is_file() and is_gguf(path)):
         return read_arch(path)

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.config.mesh import Mesh
 from quire.core.plan import Spans
-from quire.planner.command import format_refusal, mesh_refusal, serve_command
+from quire.planner.command import format_refusal, mesh_refusal, n_hosts, serve_command
 from quire.planner.communication import step_transfers
 from quire.planner.error_bar import NARROWEST, error_bar, error_words
 from quire.planner.expert_loads import spread
@@ -185,7 +185,7 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
             model, first.mesh, task.formats, max_num_seqs=n_seqs,
             max_model_len=min(task.limits.max_model_len or task.arch.max_position, max(1, first.placement.longest)),
             quantization=task.weights, is_host=task.device.is_host, n_redundant=task.loads.n_redundant,
-            is_coded=task.arch.codings is not None,
+            is_coded=task.arch.codings is not None, n_nodes=n_hosts(first.mesh, task.device),
         )  # fmt: skip
     else:
         unsaid = []
@@ -196,7 +196,7 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
 def _was_measured(task: Task, mesh: Mesh) -> bool:
     """Two or four devices that share layers, of a kind of which as many were measured."""
     is_assumed = task.calibration.is_assumed
-    return not is_assumed and mesh.tp in (2, 4) and mesh.n_ranks == mesh.tp * mesh.dp
+    return not is_assumed and mesh.tp in (2, 4) and mesh.n_ranks == mesh.tp * mesh.dp and mesh.ep in (1, mesh.tp)
 
 
 def unknowns(task: Task, first: Candidate) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import re
 import shlex
@@ -65,7 +66,8 @@ def test_a_model_that_does_not_fit_names_the_least_that_would(capsys: pytest.Cap
 
 @pytest.mark.parametrize(("words", "message"), [
     (["shape:llama-3.1-8b", "--gpu", "h200", "--count", "3", "--mesh", "tp=3"], "8b cannot be divided among 3 x H200"),
-    (["shape:deepseek-v3", "--gpu", "h200", "--json"], "--count 16 (pp16) would do, not in this engine"),
+    (["shape:deepseek-v3", "--gpu", "h200", "--json"], "--count 16 (pp16) is the least"),
+    (["shape:qwen3-next-80b-a3b", "--gpu", "h100"], "--count 4 (pp4) would do, not in this engine"),
     (["shape:llama-3.1-8b", "--gpu", "rtx-4090", "--kv-cache-dtype", "bfloat16", "--workload", "LONG"],
      "fit on 1 x RTX-4090: not one sequence of 100,000 tokens has room; --count 2 (pp2) is the least"),
     (["train", "shape:llama-3.1-70b", "--gpu", "h100", "--gpus", "2", "--tokens", "1B"], "does not fit on 2 x H100 so"),
@@ -139,9 +141,10 @@ def made_config(command: str) -> EngineConfig:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--mesh", "tp=8,pp=2", "--count", "16"], "tp = 8, pp = 2: the ranks of an engine are in one host, at most 8"),
+        (["--mesh", "tp=16,pp=2", "--count", "32"], "all ranks of a stage are in one host, which has 8"),
+        (["--mesh", "tp=8,pp=16", "--count", "128"], "tp = 8, pp = 16: an engine has 64 ranks at most"),
         (["--mesh", "tp=2,sp=2", "--count", "4"], "tp2 sp2: ranks that divide tokens"),
-        (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
+        (["--mesh", "tp=16", "--count", "16"], "in one host, which has 8"),
         (["--gpu", "a100", "--kv-cache-dtype", "fp8"], "keys and values in fp8 need a GPU that converts to e4m3"),
         (["--weights", "int8-g32"], "weights in int8-g32 run on a CPU only"),
         (["--gpu", "mi300x"], "no kernels for the MI300X"),
@@ -566,3 +569,35 @@ def test_a_pattern_of_a_quantised_checkpoint_that_is_not_read_is_named(
 def test_sizes_beside_weights_of_terabytes_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "shape:deepseek-v3", "--gpu", "h200"]) == 1
     assert "weights 1,250.08 GiB, workspace 3.38 GiB" in capsys.readouterr().out
+
+
+def test_what_fits_only_in_other_engines_cannot_be_served(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three engines of one GPU each have no room for it, three stages have, which there are not."""
+    assert run(["plan", "shape:qwen3-next-80b-a3b", "--gpu", "h200", "--count", "3", "--slo", "none"]) == 1
+    text, said = capsys.readouterr()
+    assert "memory of a device (pp3)" in text and "it fits: " in text and "to serve it" not in text
+    assert "on 3 x H200 cannot be served by this version: pp = 3: the engine has no stages of recurrent layers" in said
+
+
+def test_the_bundled_model_has_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, "--gpu", "h200", "--slo", "none")
+    assert text.startswith("demo: llama, 8 layers") and "\n  quire serve demo --max-num-seqs" in text
+
+
+@pytest.mark.parametrize(("gpu", "mesh", "n_nodes"), [
+    ("h200", "tp=8,pp=2", 2), ("h200", "tp=4,pp=4", 2), ("h200", "pp=16", 2), ("a100", "tp=4,pp=3", 3),
+    ("gh200", "pp=4", 4), ("h200", "tp=4,pp=2", 1),
+])  # fmt: skip
+def test_stages_lie_on_several_machines(capsys: pytest.CaptureFixture[str], gpu: str, mesh: str, n_nodes: int) -> None:
+    """As `quire serve --nnodes` has them: 405B takes two of eight GPUs."""
+    count = str(math.prod(int(one.partition("=")[2]) for one in mesh.split(",")))
+    words = ("shape:qwen2.5-72b", "--gpu", gpu, "--count", count, "--mesh", mesh, "--slo", "none")
+    text = planned(capsys, *words)
+    (command,) = re.findall(r"^  (quire serve .*)$", text, re.M)
+    assert made_config(command).nnodes == n_nodes
+    assert (f"nnodes = {n_nodes}: start it on each machine, with its own --node-rank" in text) is (n_nodes > 1)
+
+
+def test_experts_of_many_hosts_were_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "shape:qwen3-30b-a3b", "--gpu", "h200", "--count", "16", "--mesh", "tp=2,ep=16"]) == 1
+    assert "and a latency for each; it was not measured" in capsys.readouterr().out
