@@ -7,12 +7,16 @@ Imports no torch, unless `--gpu here` measures this machine.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import importlib.util
 import json
+import math
 import pathlib
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -27,7 +31,7 @@ from quire.config.command_line import dashed
 from quire.config.engine import EngineConfig
 from quire.config.eplb import read_eplb
 from quire.config.flags import FlagParser
-from quire.config.gguf import is_gguf
+from quire.config.gguf import is_gguf, read_header
 from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.config.resolve import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS
@@ -78,6 +82,8 @@ NAMED = {
     "plot": "a file", "check": "a file",
 }  # fmt: skip
 """Flags whose text is never empty → what it is."""
+KEPT_BLOCKS = {"cpu": {"Q8_0": "int8-g32", "Q4_0": "int4-g32"}, "cuda": {"Q4_0": "int4-g32"}}
+"""Types of a GGUF file's blocks that stay as they are on such a device → the format that is as large."""
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
 
@@ -134,13 +140,14 @@ def run(namespace: argparse.Namespace) -> int:
     count = namespace.count or 1
     price = 0.0 if namespace.price is None else check_price(namespace.price)
     task, mesh = _task(namespace), _mesh(namespace.mesh, count)
-    files = _hub_files(namespace.model)
+    files = _gguf_file(namespace.model) or _hub_files(namespace.model)
     if namespace.gpu:
         found = report.plan(task, namespace.model or DEMO, count, mesh, price)
     else:
         found = {"model": namespace.model or DEMO, "facts": report.model_facts(task)}
     if files is not None:
         found["facts"]["checkpoint"] = files
+        found.get("unknown", []).extend(_kept_blocks(files, task))
     print(json.dumps(found, indent=1) if namespace.json else "\n".join(tables.lines(found)))
     if namespace.plot:
         if "memory" not in found:
@@ -183,7 +190,30 @@ def find_arch(model: str) -> ModelArch:
     return read_arch(_from_hub(model))
 
 
-def _hub_files(model: str) -> dict[str, object] | None:
+def _gguf_file(model: str) -> dict[str, Any] | None:
+    """What a GGUF file has numbers of, as `_hub_files`; None: the model is none."""
+    path = pathlib.Path(model).expanduser()
+    if model.startswith(PREFIX) or not (path.is_file() and is_gguf(path)):
+        return None
+    numbers: dict[str, int] = collections.Counter()
+    tensors = read_header(path).tensors.values()
+    for one in tensors:
+        numbers[one.dtype] += math.prod(one.shape)
+    return {
+        "n_files": 1, "n_bytes": sum(one.n_bytes for one in tensors), "numbers": dict(numbers),
+        "is_rounded": not numbers.keys() <= {"F32", "F16", "BF16"},
+    }  # fmt: skip
+
+
+def _kept_blocks(files: dict[str, Any], task: Task) -> Iterator[str]:
+    """What is planned decoded of a GGUF file, and stays as it is on the device (docs/gguf.md)."""
+    for dtype, weights in KEPT_BLOCKS["cpu" if task.device.is_host else "cuda"].items():
+        if task.weights == "auto" and dtype in files.get("numbers", {}):
+            planned = task.formats.weights.name
+            yield f"matrices in {dtype} stay so, and are planned in {planned}: --weights {weights} plans all as kept"
+
+
+def _hub_files(model: str) -> dict[str, Any] | None:
     """What the headers of a hub's files say, or why they say nothing: the plan stands on its description anyway. None:
     it is not on the hub."""
     if model.startswith(PREFIX) or not is_on_hub(model):
