@@ -29,7 +29,7 @@ def arrival_offsets_s(n: int, request_rate: float, burstiness: float, seed: int)
 
     Gaps are gamma distributed with mean 1/rate and the given shape (1: a Poisson process), as in vLLM.
     """
-    if math.isinf(request_rate):
+    if math.isinf(request_rate * burstiness):
         return [0.0] * n
     rng = random.Random(f"{seed}/arrivals")
     scale_s = 1 / (request_rate * burstiness)

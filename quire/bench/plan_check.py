@@ -23,9 +23,9 @@ from quire.core.errors import ConfigError, shown
 from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
 from quire.planner.calibration import Calibration
+from quire.planner.coded import formats_of
 from quire.planner.cost import CostModel, calibrated
 from quire.planner.error_bar import error_bar
-from quire.planner.formats import formats_named
 from quire.planner.operators import decode_spans, prefill_spans
 from quire.planner.serving import closed_batch_s
 
@@ -160,12 +160,8 @@ def cost_of_result(
     config, device = result["config"], device or device_of_result(result)
     arch = arch or arch_of_result(config.get("model", ""), config.get("hf_overrides"))
     quantization = config.get("quantization", "none")
-    if quantization == "auto" and arch.codings is not None:
-        raise ConfigError(
-            "the result is of a quantised checkpoint, and it does not say in which format weights were kept"
-        )
-    weights = "auto" if quantization in ("auto", "none") else quantization
-    formats = formats_named(weights, config.get("kv_cache_dtype", "auto"), arch.dtype)
+    weights = arch.dtype if quantization == "none" else quantization
+    formats = formats_of(arch, weights, config.get("kv_cache_dtype", "auto"), device)
     ranks = {name: config[name] for name in EngineConfig.__struct_fields__ if "parallel" in name and name in config}
     return calibrated(
         arch, device, formats=formats, mesh=mesh_of(EngineConfig(**ranks)),

@@ -7,12 +7,16 @@ Imports no torch, unless `--gpu here` measures this machine.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import importlib.util
 import json
+import math
 import pathlib
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -23,10 +27,11 @@ from quire.cli.interrupt import instant_exit
 from quire.compute.weights.hub import is_on_hub
 from quire.compute.weights.hub_headers import network_errors, read_hub_files
 from quire.config.arch import ModelArch
+from quire.config.command_line import dashed
 from quire.config.engine import EngineConfig
 from quire.config.eplb import read_eplb
 from quire.config.flags import FlagParser
-from quire.config.gguf import is_gguf
+from quire.config.gguf import is_gguf, read_header
 from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.config.resolve import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS
@@ -42,6 +47,7 @@ from quire.planner.accelerators import (
     host_accelerator,
 )
 from quire.planner.calibration import Calibration, load_calibration
+from quire.planner.coded import formats_of
 from quire.planner.expert_loads import ExpertLoads, read_loads
 from quire.planner.formats import formats_named
 from quire.planner.mesh import n_experts_of
@@ -50,6 +56,10 @@ from quire.planner.search import MOST_DEVICES, Task
 from quire.planner.workload import Workload, check_price, parse_objective, workload_named
 
 HERE = "here"
+DEMO = "demo"
+"""The model where none is named, as in `quire serve`."""
+INSTEAD = "; `here` measures this machine, and a file of `quire bench calibrate` can be given with --calibration"
+"""Of the name of an accelerator."""
 ABOUT_DEVICES = (
     "price", "count", "mesh", "slo", "workload", "calibration", "max_num_seqs", "max_model_len", "expert_loads",
     "enable_eplb", "eplb_config",
@@ -72,6 +82,8 @@ NAMED = {
     "plot": "a file", "check": "a file",
 }  # fmt: skip
 """Flags whose text is never empty → what it is."""
+KEPT_BLOCKS = {"cpu": {"Q8_0": "int8-g32", "Q4_0": "int4-g32"}, "cuda": {"Q4_0": "int4-g32"}}
+"""Types of a GGUF file's blocks that stay as they are on such a device → the format that is as large."""
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
 
@@ -117,7 +129,7 @@ def run(namespace: argparse.Namespace) -> int:
     """`quire plan`; exit code 1 if the model does not fit, misses its limits or cannot be served: the answer is no."""
     for flag, such in NAMED.items():
         if getattr(namespace, flag) == "":
-            raise ConfigError(f"--{flag.replace('_', '-')} names nothing: give {such}, or leave it out")
+            raise ConfigError(f"{dashed(flag)} names nothing: give {such}, or leave it out")
     if namespace.check:
         return _check(namespace)
     if namespace.plot:
@@ -128,13 +140,14 @@ def run(namespace: argparse.Namespace) -> int:
     count = namespace.count or 1
     price = 0.0 if namespace.price is None else check_price(namespace.price)
     task, mesh = _task(namespace), _mesh(namespace.mesh, count)
-    files = _hub_files(namespace.model)
+    files = _gguf_file(namespace.model) or _hub_files(namespace.model)
     if namespace.gpu:
-        found = report.plan(task, namespace.model, count, mesh, price, namespace.weights)
+        found = report.plan(task, namespace.model or DEMO, count, mesh, price)
     else:
-        found = {"model": namespace.model or "demo", "facts": report.model_facts(task)}
+        found = {"model": namespace.model or DEMO, "facts": report.model_facts(task)}
     if files is not None:
         found["facts"]["checkpoint"] = files
+        found.get("unknown", []).extend(_kept_blocks(files, task))
     print(json.dumps(found, indent=1) if namespace.json else "\n".join(tables.lines(found)))
     if namespace.plot:
         if "memory" not in found:
@@ -165,8 +178,8 @@ def find_arch(model: str) -> ModelArch:
     if model.startswith(PREFIX):
         shape_options(model)
         return read_arch(FOLDER / model.removeprefix(PREFIX))
-    if model in ("", "demo"):
-        return read_arch(MODELS / "demo")
+    if model in ("", DEMO):
+        return read_arch(MODELS / DEMO)
     path = pathlib.Path(model).expanduser()
     if path.is_dir() or (path.is_file() and is_gguf(path)):
         return read_arch(path)
@@ -177,7 +190,30 @@ def find_arch(model: str) -> ModelArch:
     return read_arch(_from_hub(model))
 
 
-def _hub_files(model: str) -> dict[str, object] | None:
+def _gguf_file(model: str) -> dict[str, Any] | None:
+    """What a GGUF file has numbers of, as `_hub_files`; None: the model is none."""
+    path = pathlib.Path(model).expanduser()
+    if model.startswith(PREFIX) or not (path.is_file() and is_gguf(path)):
+        return None
+    numbers: dict[str, int] = collections.Counter()
+    tensors = read_header(path).tensors.values()
+    for one in tensors:
+        numbers[one.dtype] += math.prod(one.shape)
+    return {
+        "n_files": 1, "n_bytes": sum(one.n_bytes for one in tensors), "numbers": dict(numbers),
+        "is_rounded": not numbers.keys() <= {"F32", "F16", "BF16"},
+    }  # fmt: skip
+
+
+def _kept_blocks(files: dict[str, Any], task: Task) -> Iterator[str]:
+    """What is planned decoded of a GGUF file, and stays as it is on the device (docs/gguf.md)."""
+    for dtype, weights in KEPT_BLOCKS["cpu" if task.device.is_host else "cuda"].items():
+        if task.weights == "auto" and dtype in files.get("numbers", {}):
+            planned = task.formats.weights.name
+            yield f"matrices in {dtype} stay so, and are planned in {planned}: --weights {weights} plans all as kept"
+
+
+def _hub_files(model: str) -> dict[str, Any] | None:
     """What the headers of a hub's files say, or why they say nothing: the plan stands on its description anyway. None:
     it is not on the hub."""
     if model.startswith(PREFIX) or not is_on_hub(model):
@@ -233,14 +269,14 @@ def _task(namespace: argparse.Namespace) -> Task:
                         max_num_batched_tokens=DEFAULT_BATCHED_TOKENS["cpu"], captures=False)  # fmt: skip
     if namespace.max_num_seqs:
         limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs)
-    formats = formats_named(namespace.weights, namespace.kv_cache_dtype, arch.dtype)
+    formats = formats_of(arch, namespace.weights, namespace.kv_cache_dtype, device)
     if formats.weights.of_experts and not any(map(n_experts_of, arch.layers)):
         raise ConfigError(
             f"--weights {formats.weights.name} is of experts alone, and {arch.family} has none: give another format"
         )
     return Task(
         arch=arch, device=device, calibration=calibration, limits=limits, workload=workload, objective=objective,
-        formats=formats, loads=_loads(namespace, arch),
+        formats=formats, loads=_loads(namespace, arch), weights=namespace.weights,
     )  # fmt: skip
 
 
@@ -286,19 +322,19 @@ def _check_lengths(arch: ModelArch, max_model_len: int, workload: Workload | Non
 def _check_counts(namespace: argparse.Namespace) -> None:
     for flag in ABOUT_DEVICES:
         if getattr(namespace, flag) not in (None, False) and not namespace.gpu:
-            raise ConfigError(f"--{flag.replace('_', '-')} is about devices: say which with --gpu")
+            raise ConfigError(f"{dashed(flag)} is about devices: say which with --gpu")
     for flag, least, most in (("count", 1, MOST_DEVICES), ("max_model_len", 0, 1 << 30), ("max_num_seqs", 0, 65536)):
         value = getattr(namespace, flag)
         if value is None:
             continue
         if not least <= value <= most:
-            raise ConfigError(f"--{flag.replace('_', '-')} {value}: {least} to {most:,} are possible")
+            raise ConfigError(f"{dashed(flag)} {value}: {least} to {most:,} are possible")
 
 
 def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
     if namespace.gpu != HERE:
-        device = accelerator_named(namespace.gpu or REFERENCE)
+        device = accelerator_named(namespace.gpu or REFERENCE, INSTEAD)
         if given is not None and namespace.gpu:
             check_calibrated(given, device)
         return device, given or calibration_for(device)

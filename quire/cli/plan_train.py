@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quire.bench.isoflop import write_isoflop_plot
 from quire.bench.plot import check_plot_path
+from quire.config.command_line import dashed
 from quire.core.counts import format_count, parse_count
 from quire.core.errors import ConfigError, shown
 from quire.core.units import format_bytes
@@ -139,12 +140,12 @@ def _check(arguments: argparse.Namespace) -> None:
     ):  # fmt: skip
         value = getattr(arguments, flag)
         if not least <= value <= most:
-            raise ConfigError(f"--{flag.replace('_', '-')} {value} is out of range: {least} to {most:,} are possible")
+            raise ConfigError(f"{dashed(flag)} {value} is out of range: {least} to {most:,} are possible")
     for flag in ("hfu", "mfu", "serve_mfu"):
         value = getattr(arguments, flag)
         if value is not None and not 0 < value <= 1:
             raise ConfigError(
-                f"--{flag.replace('_', '-')} {value:g} is out of range: a part of the peak is above 0 to 1"
+                f"{dashed(flag)} {value:g} is out of range: a part of the peak is above 0 to 1"
             )
     if arguments.hfu and arguments.mfu:
         raise ConfigError("--hfu and --mfu say the same in two ways: give one of them")
@@ -174,7 +175,7 @@ def _flops(arguments: argparse.Namespace, gpu: Accelerator) -> float:
     """Of the budget that is given in one of three ways; 0: none is."""
     ways = [flag for flag in ("budget", "gpu_hours", "dollars") if getattr(arguments, flag)]
     if len(ways) > 1:
-        raise ConfigError(f"{' and '.join('--' + way.replace('_', '-') for way in ways)}: give one budget")
+        raise ConfigError(f"{' and '.join(map(dashed, ways))}: give one budget")
     if arguments.budget:
         number, *unit = arguments.budget
         if [word.lower() for word in unit] not in ([], ["flops"], ["flop"]):

@@ -12,12 +12,13 @@ from quire.bench.plot import check_plot_path, write_plot
 from quire.bench.report import build_report, check_report_path, write_report
 from quire.bench.simulate import charts, subject, tables
 from quire.bench.simulate.figures import Slo, parse_slo
-from quire.bench.simulate.options import SimulateOptions, is_known_at_once
+from quire.bench.simulate.options import ABOUT_REQUESTS, SimulateOptions, is_known_at_once
 from quire.bench.simulate.requests import SimRequest
 from quire.bench.simulate.session import PICTURED, Figures, Point, Variant, baseline_rates, baselines, capacity, points
 from quire.bench.workloads import WORKLOADS
 from quire.cli.model import add_engine_flags, engine_config
 from quire.compute.weights.hub import find_checkpoint
+from quire.config.command_line import dashed
 from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser, add_flags, given_values, read_flags
 from quire.config.model import read_arch
@@ -25,8 +26,12 @@ from quire.core.errors import ConfigError, shown
 from quire.engine.simulated import SimulatedMachine
 
 DEFAULT_MODEL = "shape:llama-3.1-8b"
-UNCHANGED = {"compare", "baselines", "capacity", "output_json", "plot", "trace", "workload", "request_rate"}
+UNCHANGED = {
+    "compare", "baselines", "capacity", "output_json", "plot", "trace", "workload", "request_rate", "slo", "slo_share",
+    "baseline_batch", "baseline_delay_ms", *ABOUT_REQUESTS,
+}  # fmt: skip
 """Options that say what is compared, not how it is served."""
+SHARED = "the same for all that is compared: give it beside --compare"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +46,7 @@ def run(namespace: argparse.Namespace) -> int:
     options = read_flags(namespace, SimulateOptions)
     slo = parse_slo(options.slo)
     _check(options, slo)
+    options.check_read(given_values(namespace, SimulateOptions))
     config = _config(namespace, options)
     requests, notes = options.requests(config.seed)
     for note in notes:
@@ -109,6 +115,7 @@ def _changed(namespace: argparse.Namespace, text: str) -> tuple[EngineConfig, Si
     """Both kinds of options with some flags given otherwise: `flag=value,no-switch`."""
     parser = FlagParser(prog="quire simulate", add_help=False)
     parser.where = f"--compare {shown(text)}: "
+    parser.elsewhere = dict.fromkeys(map(dashed, UNCHANGED), SHARED)
     add_flags(parser, SimulateOptions, title="simulation options", skip=UNCHANGED)
     add_flags(parser, EngineConfig, title="engine options")
     given = parser.parse_args([f"--{word.removeprefix('--')}" for word in _flags(text)])

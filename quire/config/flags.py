@@ -169,9 +169,9 @@ def in_flags(error: QuireError, *options: type[msgspec.Struct]) -> QuireError:
         name, value = found[1], found[2] or ""
         if name not in names or not ("_" in name or value):
             return found[0]
-        no = "no-" if value == " = False" else ""
+        no = "no_" if value == " = False" else ""
         rest = "" if value in (" = True", " = False") else value.replace(" = ", " ")
-        return f"--{no}{name.replace('_', '-')}{rest}"
+        return dashed(no + name) + rest
 
     message = re.sub(r"(?<![\w.'\"/-])([a-z]\w*)\b(?!['\"/(.\w])( = (?:True\b|False\b)?)?", flag, error.message)
     return ConfigError(message, param=error.param, code=error.code)

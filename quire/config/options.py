@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import inspect
 
+from quire.config.command_line import dashed
 from quire.config.foreign import FOREIGN, State, suggestion
 from quire.core.errors import ConfigError, shown
 from quire.core.spelling import did_you_mean
@@ -47,7 +48,7 @@ class Option:
     @property
     def flag(self) -> str:
         """`max_num_seqs` → `--max-num-seqs`."""
-        return "--" + self.name.replace("_", "-")
+        return dashed(self.name)
 
     @property
     def is_switch(self) -> bool:

@@ -9,11 +9,15 @@ from typing import Final
 from quire.core.errors import ConfigError, shown
 
 POWERS: Final = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4, "p": 5, "e": 6}
-_COUNT: Final = re.compile(r"^\s*([+-]?\d[\d_,]*(?:\.\d*)?(?:e[+-]?\d+)?)\s*([kmbgtpe]?)\s*$", re.IGNORECASE)
+_COUNT: Final = re.compile(
+    r"^\s*([+-]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d*)?(?:e[+-]?\d+)?)\s*([kmbgtpe]?)\s*$", re.IGNORECASE
+)
+"""A comma is between thousands: 1,5T is none of 15T."""
 
 
 def parse_count(text: str, what: str = "this") -> float:
-    """A number above 0: '4096', '4M', '1.5T', '1e24', '2_000_000'. ConfigError, which names `what`, otherwise."""
+    """A number above 0: '4096', '4M', '1.5T', '1e24', '2_000_000', '2,000,000'. ConfigError otherwise, which names
+    `what`."""
     match = _COUNT.match(text)
     if match is None:
         raise ConfigError(f"{what} {shown(text)} is not a number: write one as 4096, 4M, 1.5T or 1e24")
@@ -32,6 +36,11 @@ def format_count(value: float) -> str:
         if abs(value) >= 0.9995 * size:
             return f"{_three(value / size)}{name}" if abs(value) < 999.5e12 else f"{value:.2e}"
     return _three(value)
+
+
+def format_whole(value: float) -> str:
+    """'461,596'; below 100, and from 10^15 on, three digits: '0.5', '1e+30'."""
+    return f"{value:,.0f}" if 99.5 <= value < 1e15 else f"{value:.3g}"
 
 
 def _three(value: float) -> str:

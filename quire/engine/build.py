@@ -20,6 +20,7 @@ from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
+from quire.config.command_line import dashed
 from quire.config.context import deals_tokens, page_tokens, settled
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
@@ -92,7 +93,7 @@ def build_engine(
         name = next(one for one in sizes if getattr(config, one) > 1)
         raise ConfigError(
             f"{name} = {getattr(config, name)} and device = 'null', which has no model that could be divided: leave"
-            f" --{name.replace('_', '-')} out, or add --device cpu or cuda",
+            f" {dashed(name)} out, or add --device cpu or cuda",
             param=name,
         )
     if config.is_simulated:

@@ -112,7 +112,9 @@ class SimulatedMachine:
         layout = layout_of(config, limits, attending(own, config, 0))
         room = Room(memory_bytes, memory_bytes, is_main=device == "cpu")
         ranges = [layer_range(own, stage, mesh.pp) for stage in range(mesh.pp)]
-        formats = engine_formats(config, limits)
+        calibration = calibration or (USUAL_CPU if device == "cpu" else calibration_for(accelerator_named(hardware)))
+        accelerator = host_accelerator(calibration) if device == "cpu" else accelerator_named(hardware)
+        formats = engine_formats(config, limits, arch, accelerator)
         pools = [_pool(own, config, layout, layers, formats, room) for layers in ranges]
         weights_bytes = max(pool.weights_bytes for pool in pools)
         if weights_bytes >= memory_bytes:
@@ -121,8 +123,6 @@ class SimulatedMachine:
                 "choose a larger --gpu or a smaller model, or divide it over several GPUs with --tensor-parallel-size"
             )
         n_pages, n_snapshots, limits = _sized(config, limits, own, pools)
-        calibration = calibration or (USUAL_CPU if device == "cpu" else calibration_for(accelerator_named(hardware)))
-        accelerator = host_accelerator(calibration) if device == "cpu" else accelerator_named(hardware)
         pace = pace_of(limits, arch, calibration, ITEMSIZES[limits.dtype])
         eplb = balanced(config)
         loads = read_loads(expert_loads, None if eplb is None else eplb.num_redundant_experts)

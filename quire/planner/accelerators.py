@@ -106,8 +106,8 @@ ALIASES: Final = {
 }  # fmt: skip
 
 
-def accelerator_named(name: str) -> Accelerator:
-    """ConfigError with the near names first for an unknown one."""
+def accelerator_named(name: str, instead: str = "") -> Accelerator:
+    """ConfigError with the near names first for an unknown one, and with what can be given `instead` of a name."""
     wanted = name.lower().replace(" ", "-").replace("_", "-")
     wanted = ALIASES.get(wanted, wanted)
     if wanted in ACCELERATORS:
@@ -117,10 +117,7 @@ def accelerator_named(name: str) -> Accelerator:
     near = [each for each in first if nearest(wanted, [each])]
     best = [max(near, key=functools.partial(_likeness, wanted))] if near else ACCELERATORS
     known = did_you_mean_and_known(wanted, best, first + rest)
-    raise ConfigError(
-        f"--gpu {shown(name)} is unknown{known}; `here` measures this machine, and"
-        " a file of `quire bench calibrate` can be given with --calibration"
-    )
+    raise ConfigError(f"--gpu {shown(name)} is unknown{known}{instead}")
 
 
 def _likeness(one: str, other: str) -> tuple[float, int]:

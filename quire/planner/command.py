@@ -18,7 +18,7 @@ from quire.core.errors import ConfigError
 from quire.planner.accelerators import Accelerator
 from quire.planner.formats import FLOATING, Formats
 
-READ: Final = {"fp8-block128": ("cuda",), "mxfp4": ("cuda",)}
+READ: Final = {"fp8-block128": ("cuda",), "mxfp4": ("cuda",), "nvfp4": ("cuda",)}
 """Formats of checkpoints, to which the engine does not round → on what they stay as they are (docs/quantization.md)."""
 MOST_RANKS: Final = 64
 """Of one engine."""
@@ -35,13 +35,22 @@ def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch, *, moves_expe
         return f"{mesh.words}: ranks that divide tokens (sp, ring) do not divide layers or experts as well"
     if mesh.ep not in (1, mesh.tp) and not is_one_engine(mesh):
         return f"ep = {mesh.ep}: the engine divides experts among the ranks of tp, which are {mesh.tp}, or of tp and dp"
-    most = min(device.n_in_host, MOST_RANKS)
     n_data = mesh.dp if is_one_engine(mesh) else 1
-    if mesh.n_stage_ranks * mesh.pp * n_data > most:
+    n_ranks = mesh.n_stage_ranks * mesh.pp * n_data
+    if n_ranks > MOST_RANKS or not n_hosts(mesh, device):
         degrees = {"tp": mesh.tp, "pp": mesh.pp, "dp": n_data, "sp": mesh.sp, "ring": mesh.ring}
         what = ", ".join(f"{name} = {degree}" for name, degree in degrees.items() if degree > 1)
-        return f"{what}: the ranks of an engine are in one host, at most {most}"
+        if n_ranks > MOST_RANKS:
+            return f"{what}: an engine has {MOST_RANKS} ranks at most"
+        return f"{what}: all ranks of a stage are in one host, which has {device.n_in_host}"
     return ""
+
+
+def n_hosts(mesh: Mesh, device: Accelerator) -> int:
+    """On how many machines an engine has its ranks: whole stages of a pipeline, as many on each; 0: it cannot."""
+    n_data = mesh.dp if is_one_engine(mesh) else 1
+    found = (n for n in range(1, mesh.pp + 1) if mesh.pp % n == 0)
+    return next((n for n in found if mesh.n_stage_ranks * mesh.pp // n * n_data <= device.n_in_host), 0)
 
 
 def is_one_engine(mesh: Mesh) -> bool:
@@ -92,14 +101,23 @@ def serve_command(
     quantization: str,
     is_host: bool,
     n_redundant: int | None = None,
+    is_coded: bool = False,
+    n_nodes: int = 1,
 ) -> tuple[str, list[str]]:
     """(the command, what it cannot say), of a mesh and formats without a refusal. quantization: the weights' format as
-    it was asked for; is_host: on a CPU; n_redundant: copies of experts, which move; None: they stay."""
+    it was asked for; is_host: on a CPU; n_redundant: copies of experts, which move; None: they stay; is_coded: the
+    checkpoint is quantised; n_nodes: see `n_hosts`."""
     words, unsaid = ["quire", "serve", model], []
     if mesh.tp > 1:
         words += ["--tensor-parallel-size", str(mesh.tp)]
     if mesh.pp > 1:
         words += ["--pipeline-parallel-size", str(mesh.pp)]
+    if n_nodes > 1:
+        words += ["--nnodes", str(n_nodes)]
+        unsaid.append(
+            f"nnodes = {n_nodes}: start it on each machine, with its own --node-rank, all but node 0 with --headless,"
+            " and --master-addr, an address of node 0 (docs/parallel.md)"
+        )
     if mesh.ep > 1:
         words.append("--enable-expert-parallel")
     if mesh.ep > 1 and n_redundant is not None:
@@ -118,7 +136,9 @@ def serve_command(
     elif mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:
-        words += ["--dtype", quantization]
+        words += ["--dtype", quantization, *(["--quantization", "none"] if is_coded else [])]
+    elif formats.coded is not None:
+        pass  # it stays as it is
     elif formats.weights.name in READ:
         unsaid.append(
             f"weights in {formats.weights.name}: the checkpoint of {model} has to have them, as the engine does not"

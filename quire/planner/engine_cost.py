@@ -11,6 +11,7 @@ from quire.config.mesh import mesh_of
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.planner.accelerators import Accelerator
 from quire.planner.calibration import Calibration
+from quire.planner.coded import formats_of
 from quire.planner.cost import CostModel, calibrated
 from quire.planner.expert_loads import ExpertLoads
 from quire.planner.formats import Formats, formats_named
@@ -27,13 +28,16 @@ def engine_cost(
 ) -> CostModel:
     """Of an engine with these limits, on as many devices as it asks for. loads: of experts. ConfigError for a format
     without a name."""
+    formats = engine_formats(config, limits, arch, device)
     return calibrated(
-        arch, device, formats=engine_formats(config, limits), calibration=calibration, mesh=mesh_of(config),
-        page_size=config.block_size, loads=loads,
+        arch, device, formats=formats, calibration=calibration, mesh=mesh_of(config), page_size=config.block_size,
+        loads=loads,
     )  # fmt: skip
 
 
-def engine_formats(config: EngineConfig, limits: EngineLimits) -> Formats:
+def engine_formats(config: EngineConfig, limits: EngineLimits, arch: ModelArch, device: Accelerator) -> Formats:
     """In what its weights, keys and values are kept. ConfigError for a format without a name."""
+    if config.quantization == "auto":
+        return formats_of(arch, "auto", limits.kv_dtype, device, limits.dtype)
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
     return formats_named(weights, limits.kv_dtype, limits.dtype)

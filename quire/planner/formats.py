@@ -5,7 +5,7 @@ Owns the table and its arithmetic. Does not own how a scheme rounds (`compute/sc
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -52,6 +52,7 @@ FORMATS: Final = {
         WeightFormat(name="int4-g32", bits=4, group=32, scale_bytes=2, products="int8"),
         WeightFormat(name="int4-g128", bits=4, group=128, scale_bytes=2, products="int8"),
         WeightFormat(name="mxfp4", bits=4, group=32, scale_bytes=1, of_experts=True),
+        WeightFormat(name="nvfp4", bits=4, group=16, scale_bytes=1),
     )
 }
 """Name → format. int8 and int4 are those of `--quantization`; the others are what published checkpoints have: MXFP4 is
@@ -68,6 +69,17 @@ def kv_number_bytes(kv: str, head_dim: int) -> float:
     return 1 + INT8_SCALE_BYTES / head_dim if kv == "int8" else KV_ITEMSIZES[kv]
 
 
+class OwnFormats(Protocol):
+    """Of a checkpoint that is quantised, on one kind of device."""
+
+    @property
+    def head(self) -> WeightFormat | None:
+        """Of the output head; None: as it is where nothing is rounded."""
+
+    def of(self, matrix: Matrix) -> WeightFormat | None:
+        """Of a layer's matrix that may be rounded; None: it is not."""
+
+
 class Formats(msgspec.Struct, frozen=True, kw_only=True):
     """Of one engine."""
 
@@ -75,11 +87,15 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
     kv: str = "bfloat16"
     itemsize: int = 2
     """Bytes an activation, a norm, an embedding, and what is never rounded."""
+    coded: OwnFormats | None = None
+    """What a quantised checkpoint has each matrix in, of which `weights` is the most; None: all are in `weights`."""
 
     def kept(self, matrix: Matrix) -> WeightFormat:
         """How a matrix is kept."""
         if matrix.kept is Kept.FLOAT32:
             return FORMATS["float32"]
+        if self.coded is not None and matrix.kept is Kept.BY_SCHEME:
+            return self.coded.of(matrix) or self.floating
         is_whole = matrix.kept is Kept.FLOATING or (self.weights.of_experts and not matrix.bank)
         return self.floating if is_whole else self.weights
 
@@ -91,6 +107,8 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def head(self) -> WeightFormat:
         """Of the output head."""
+        if self.coded is not None:
+            return self.coded.head or self.floating
         return self.floating if self.weights.of_experts else self.weights
 
     def kv_itemsize(self, head_dim: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.config.mesh import Mesh
 from quire.core.plan import Spans
-from quire.planner.command import format_refusal, mesh_refusal, serve_command
+from quire.planner.command import format_refusal, mesh_refusal, n_hosts, serve_command
 from quire.planner.communication import step_transfers
 from quire.planner.error_bar import NARROWEST, error_bar, error_words
 from quire.planner.expert_loads import spread
@@ -52,7 +52,18 @@ def model_facts(task: Task) -> dict[str, Any]:
         "state_bytes_seq": sum(spec.n_bytes(formats.itemsize) for spec in arch.state_specs.values()),
         "weights_bytes": rank_parts(arch, Mesh(), formats).weights_bytes,
         "max_position": arch.max_position,
+        **({"codings": {"words": arch.codings.words, "becomes": _becomes(task)}} if arch.codings else {}),
     }
+
+
+def _becomes(task: Task) -> str:
+    """What is made of a quantised checkpoint."""
+    formats = task.formats
+    if formats.coded is not None:
+        return f"kept so where it is quantised, as {formats.weights.name}"
+    if task.weights == "auto":
+        return f"decoded on {'a CPU' if task.device.is_host else f'the {task.device.name.upper()}'}"
+    return f"in {formats.weights.name}, as asked"
 
 
 def operator_rows(task: Task, mesh: Mesh, spans: Spans) -> list[dict[str, Any]]:
@@ -128,7 +139,7 @@ def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
     return found
 
 
-def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float, quantization: str) -> dict[str, Any]:
+def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float) -> dict[str, Any]:
     """Everything. ConfigError where no mesh of so many devices can divide the model."""
     found, refused = candidates(task, n_devices, mesh)
     facts: dict[str, Any] = {"model": model, "facts": model_facts(task)}
@@ -173,7 +184,8 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
         facts["command"], unsaid = serve_command(
             model, first.mesh, task.formats, max_num_seqs=n_seqs,
             max_model_len=min(task.limits.max_model_len or task.arch.max_position, max(1, first.placement.longest)),
-            quantization=quantization, is_host=task.device.is_host, n_redundant=task.loads.n_redundant,
+            quantization=task.weights, is_host=task.device.is_host, n_redundant=task.loads.n_redundant,
+            is_coded=task.arch.codings is not None, n_nodes=n_hosts(first.mesh, task.device),
         )  # fmt: skip
     else:
         unsaid = []
@@ -184,7 +196,7 @@ def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float
 def _was_measured(task: Task, mesh: Mesh) -> bool:
     """Two or four devices that share layers, of a kind of which as many were measured."""
     is_assumed = task.calibration.is_assumed
-    return not is_assumed and mesh.tp in (2, 4) and mesh.n_ranks == mesh.tp * mesh.dp
+    return not is_assumed and mesh.tp in (2, 4) and mesh.n_ranks == mesh.tp * mesh.dp and mesh.ep in (1, mesh.tp)
 
 
 def unknowns(task: Task, first: Candidate) -> list[str]:

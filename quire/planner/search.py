@@ -56,6 +56,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     objective: Objective
     loads: ExpertLoads = EVEN_LOADS
     """Of experts; with copies, where `--enable-eplb` moves them."""
+    weights: str = "auto"
+    """Their format as it was asked for."""
 
     def parts(self, mesh: Mesh) -> RankParts:
         """Of one rank, the busiest where they differ. ConfigError where the mesh cannot divide the model."""
@@ -94,15 +96,17 @@ def candidates(task: Task, n_devices: int, mesh: Mesh | None = None) -> tuple[li
     return sorted(found, key=_merit, reverse=True), refused
 
 
-def _merit(one: Candidate) -> tuple[bool, bool, float, float, bool, float, int]:
-    """What this engine has first, then within the objective, then speed or how near, then what lacks least memory."""
+def _merit(one: Candidate) -> tuple[bool, bool, float, float, bool, bool, float, int]:
+    """What this engine serves first, then within the objective, then speed or how near; of what has no room, what this
+    engine would have, then what lacks least memory."""
     speed = one.best.tokens_per_s if one.best else 0.0
     return (
-        not one.refusal,
+        not one.refusal and bool(one.points),
         one.best is not None,
         speed,
         -one.excess,
         one.placement.fits,
+        not one.refusal,
         -float(one.placement.lacking_bytes),
         -one.mesh.n_ranks,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from quire.core.units import format_bytes
 
 N_MESHES = 8
+UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 NOT_HERE = "not in this engine"
 CANNOT = "cannot be served by this version"
 
@@ -71,6 +72,8 @@ def _model(name: str, facts: Mapping[str, Any]) -> Iterator[str]:
         f"keys and values {format_bytes(facts['kv_bytes_token'])} a token"
         + (f"; states {format_bytes(facts['state_bytes_seq'])} a sequence" if facts["state_bytes_seq"] else "")
     )
+    if codings := facts.get("codings"):
+        yield f"  quantised checkpoint: {codings['words']}; {codings['becomes']}"
     if facts.get("checkpoint"):
         yield f"  checkpoint {_checkpoint(facts['checkpoint'], total)}"
     prompt = facts["flops_prompt"]
@@ -237,9 +240,8 @@ def _sequences(n: int) -> str:
 
 
 def _sizes(values: Sequence[float]) -> list[str]:
-    """In the unit of the largest."""
-    number, unit = format_bytes(max(values)).split()
-    scale = max(values) / float(number)
+    """In the unit of the largest, GiB at most: beside weights of terabytes the others would be 0.00."""
+    unit, scale = next((unit, scale) for unit, scale in UNITS if max(values) >= scale or scale == 1)
     return [f"{value / scale:,.2f} {unit}" for value in values]
 
 

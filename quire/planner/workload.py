@@ -134,6 +134,8 @@ def parse_limits(text: str, known: Sequence[str]) -> dict[str, float]:
         if f"{name}_s" in found:
             raise ConfigError(f"--slo {shown(text)} says {name} twice")
         found[f"{name}_s"] = seconds
+    if text and not found:
+        raise ConfigError(f"--slo {shown(text)} sets no limit: write ttft=200ms,tpot=20ms, or none")
     return found
 
 

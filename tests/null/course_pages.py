@@ -27,6 +27,8 @@ COURSE = sorted((ROOT / "docs" / "course").glob("[0-9]-*.md"))
 PAGES = [*COURSE, *(ROOT / "docs" / name for name in ("plan-train.md", "plan.md", "simulate.md"))]
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 ELISION = "..."
+WRITES = ("--output-json", "--output", "--plot")
+"""Flags that name a file, or a folder, to be written."""
 
 
 class Block(NamedTuple):
@@ -57,13 +59,29 @@ class Block(NamedTuple):
         return shown[-1] == ELISION or at == len(printed)
 
 
+def asked(words: list[str]) -> list[str]:
+    """A command without where it writes, which is a tracked file only for who makes the record anew."""
+    places = {i + 1 for i, word in enumerate(words) if word in WRITES}
+    return [word for i, word in enumerate(words) if i not in places]
+
+
+def written() -> list[str]:
+    """What commands of these pages write."""
+    found = []
+    for match in (one for page in PAGES for one in BLOCK.finditer(page.read_text(encoding="utf-8"))):
+        words = shlex.split(match[2].replace("\\\n", " ")) if match[1] == "console" else []
+        found += [words[i + 1] for i, word in enumerate(words) if word in WRITES]
+    return found
+
+
 def of_record(words: list[str]) -> str | None:
     """The table of a simulation whose report is on record; None: there is none."""
-    path = words[words.index("--output-json") + 1] if "--output-json" in words else ""
-    if not path.startswith("benchmarks/results/"):
+    name = words[words.index("--output-json") + 1] if "--output-json" in words else ""
+    path = ROOT / "benchmarks" / "results" / name
+    if not name or not path.exists():
         return None
-    report = json.loads((ROOT / path).read_text())
-    assert report["command"] == shlex.join(["quire", *words]), f"{path} is of another command"
+    report = json.loads(path.read_text())
+    assert asked(shlex.split(report["command"])) == asked(["quire", *words]), f"{name} is of another command"
     results = report["results"]
     rows = results.get("baselines") or results["runs"]
     if "baselines" in results:

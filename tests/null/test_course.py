@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import pathlib
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from course_pages import COURSE, PAGES, ROOT, Block, rewritten, run_page
+from course_pages import COURSE, PAGES, ROOT, Block, rewritten, run_page, written
 
 from quire.cli.command import run
 
@@ -35,6 +36,14 @@ def test_a_page_prints_what_it_shows(folder: pathlib.Path, monkeypatch: pytest.M
     for block in blocks:
         assert block.agrees, f"{block.code}\nprints\n{block.printed}\nand the page shows\n{block.shown}"
     assert rewritten(page, blocks) == page.read_text(encoding="utf-8")
+
+
+def test_commands_of_pages_leave_a_checkout_as_it_was() -> None:
+    """What they write in the folder in which they run is ignored by git."""
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+    for name in [*written(), "llama-2-7b", "runs.csv"]:
+        assert any(fnmatch.fnmatchcase(name, one) for one in ignored), f"{name}: add it to .gitignore"
+    assert {"simulate_replicas.json", "baselines_simulated.json", "baselines_simulated"} <= set(written())
 
 
 def test_what_is_on_record_is_of_todays_cost_model(tmp_path: pathlib.Path) -> None:

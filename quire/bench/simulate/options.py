@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -13,17 +14,33 @@ from quire.bench.options import DatasetOptions
 from quire.bench.simulate import requests as made
 from quire.bench.simulate.requests import SimRequest
 from quire.bench.simulate.trace import LONGEST_S, read_trace
+from quire.config.command_line import dashed
 from quire.core.errors import ConfigError
 from quire.core.units import parse_bytes
-from quire.planner.accelerators import accelerator_named, check_calibrated
+from quire.planner.accelerators import Accelerator, accelerator_named, check_calibrated
 from quire.planner.calibration import Calibration, load_calibration
 
 CPU_BYTES = 16 << 30
 """What a small server has."""
+INSTEAD = "; `cpu` is a CPU, with --calibration one that `quire bench calibrate` has timed"
+"""Of the name of an accelerator."""
 
 
 def _doc(text: str, **bounds: Any) -> Meta:
     return Meta(description=text, **bounds)
+
+
+ABOUT_REQUESTS = (
+    "dataset_name", "dataset_path", "num_prompts", "input_len", "output_len", "random_range_ratio", "prefix_len",
+    "num_prefixes",
+)  # fmt: skip
+"""Options that make requests, which all variants of a comparison share."""
+DRAWN = {"num_prompts", "input_len", "output_len", "random_range_ratio", "prefix_len"}
+OF_DATASETS: dict[str, set[str]] = {
+    "random": DRAWN, "prefix_repetition": DRAWN | {"num_prefixes"},
+    "lengths": {"dataset_path", "num_prompts", "prefix_len"},
+}  # fmt: skip
+"""Name of a data set → which of them it reads."""
 
 
 class SimulateOptions(DatasetOptions, kw_only=True):
@@ -38,7 +55,7 @@ class SimulateOptions(DatasetOptions, kw_only=True):
         list[Annotated[float, Meta(gt=0)]],
         _doc("Requests a second, at random gaps; several make a curve; inf: all at once. A trace is stretched to it."),
     ] = []
-    burstiness: Annotated[float, _doc("Shape of the gaps: 1 is Poisson, less is burstier.", gt=0)] = 1.0
+    burstiness: Annotated[float, _doc("Shape of the gaps: 1 is Poisson, less is burstier.", ge=1e-6, le=1e6)] = 1.0
     gpu: Annotated[str, _doc("The machine: a name that `quire plan --gpu` knows, or cpu.")] = "h200"
     calibration: Annotated[
         str, _doc("File of `quire bench calibrate` with times of that machine, in place of what comes with Quire.")
@@ -75,21 +92,40 @@ class SimulateOptions(DatasetOptions, kw_only=True):
         """Of `calibration`; None: none was given. ConfigError for times of another machine."""
         if not self.calibration:
             return None
-        found = load_calibration(pathlib.Path(self.calibration))
-        if self.gpu != "cpu":
-            check_calibrated(found, accelerator_named(self.gpu))
-        elif found.device != "cpu":
-            raise ConfigError(
-                f"--calibration was measured on the {found.device}, and --gpu is cpu: name that GPU there"
-            )
+        found, device = load_calibration(pathlib.Path(self.calibration)), self._accelerator
+        if (found.device == "cpu") != (device is None):
+            where, name = ("a CPU", "--gpu cpu") if device else (f"the {found.device}", "that GPU there")
+            raise ConfigError(f"--calibration was measured on {where}, and --gpu is {self.gpu}: name {name}")
+        if device is not None:
+            check_calibrated(found, device)
         return found
+
+    @property
+    def _accelerator(self) -> Accelerator | None:
+        """None: a CPU. ConfigError for an unknown one."""
+        return None if self.gpu == "cpu" else accelerator_named(self.gpu, INSTEAD)
 
     @property
     def memory_bytes(self) -> int:
         """Of one machine. ConfigError for an unknown one."""
         if self.gpu_memory:
             return parse_bytes(self.gpu_memory, "gpu_memory")
-        return CPU_BYTES if self.gpu == "cpu" else int(accelerator_named(self.gpu).memory_bytes)
+        device = self._accelerator
+        return CPU_BYTES if device is None else int(device.memory_bytes)
+
+    def check_read(self, given: Collection[str]) -> None:
+        """ConfigError for one of the `given` options that the source of the requests does not read."""
+        if self.trace:
+            source, read = "--trace", {"trace"}
+        elif self.workload != "none":
+            source = f"--workload {self.workload}"
+            read = {"num_prompts", "prefix_len", "num_prefixes"} if self.workload == "sharegpt" else {"dataset_path"}
+        else:
+            source = f"--dataset-name {self.dataset_name}"
+            read = {"dataset_name"} | OF_DATASETS[self.dataset_name]
+        for name in ABOUT_REQUESTS:
+            if name in given and name not in read:
+                raise ConfigError(f"{source} says what is asked, and does not read {dashed(name)}: leave it out")
 
     def requests(self, seed: int) -> tuple[list[SimRequest], list[str]]:
         """(requests, notes for people), at their own times if they have some, else all at once."""

@@ -1,7 +1,7 @@
 """What `quire simulate` does: one run, a curve over rates, the capacity at an SLO, variants and baselines side by side.
 
 Owns which simulations are made. Does not own their pictures (`charts.py`) nor tables (`tables.py`).
-Invariant: variants get the same requests at the same times.
+Invariant: variants get the same requests, at the same times where they have no seed or burstiness of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from quire.bench.simulate.record import Run
 from quire.bench.simulate.replica import EngineReplica, Replica
 from quire.bench.simulate.requests import SimRequest, rate_of, repeated
 from quire.bench.simulate.router import router_named
+from quire.config.command_line import dashed
 from quire.core.errors import ConfigError
 from quire.engine.simulated import SimulatedMachine
 
@@ -129,7 +130,7 @@ def baselines(variant: Variant) -> list[Variant]:
         n = getattr(machine.config, name)
         if n > 1:
             raise ConfigError(
-                f"--baselines have no {lacking}, and --{name.replace('_', '-')} is {n}: leave one of them out",
+                f"--baselines have no {lacking}, and {dashed(name)} is {n}: leave one of them out",
                 param=name,
             )
     size, delay_s = options.baseline_batch, 1e-3 * options.baseline_delay_ms

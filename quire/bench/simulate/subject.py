@@ -34,7 +34,8 @@ def subject(variant: Variant, requests: Sequence[SimRequest]) -> Facts:
     mesh = mesh_of(machine.config)
     return {
         "model": _model_name(machine.config.model), "n_parameters": machine.arch.n_parameters,
-        "dtype": machine.limits.dtype, **_device(variant), "memory_bytes": options.memory_bytes,
+        "dtype": machine.limits.dtype, "weights": machine.cost.timer.formats.weights.name, **_device(variant),
+        "memory_bytes": options.memory_bytes,
         "n_ranks": mesh.n_ranks, "n_stages": mesh.pp, "mesh": mesh.words, "ranks": _ranks(mesh),
         "experts": _experts(variant), "sequences": _sequences(variant),
         "times": _times(mesh), "workload": _workload(options), "n_requests": len(requests),
@@ -57,9 +58,10 @@ def lines(variants: Sequence[Variant], requests: Sequence[SimRequest]) -> Iterat
 
 def _rows(facts: Facts) -> dict[str, str]:
     error = "how far they are off is not known" if facts["error"] is None else f"times ± {100 * facts['error']:.0f} %"
+    weights = "" if facts["weights"] == facts["dtype"] else f", weights in {facts['weights']}"
     router = f", chosen by {facts['router']}" if facts["replicas"] > 1 else ""
     return {
-        "model": f"{facts['model']}, {format_count(facts['n_parameters'])} parameters in {facts['dtype']}",
+        "model": f"{facts['model']}, {format_count(facts['n_parameters'])} parameters in {facts['dtype']}{weights}",
         "device": f"{facts['device']}, {format_bytes(facts['memory_bytes'])}; {error}",
         "times": facts["source"] + facts["times"],
         "ranks": facts["ranks"],

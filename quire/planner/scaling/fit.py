@@ -29,6 +29,8 @@ LEAST_SIZES: Final = 3
 HUBER: Final = 1e-3
 MAX_BYTES: Final = 1 << 26
 MAX_RUNS: Final = 10_000
+BEYOND: Final = "\n"
+"""Key of values that no column has, which is no name of one."""
 MAX_NUMBERS: Final = 2_000_000
 """Residuals that are there at once: more starts or samples go one part after another."""
 MAX_ITERATIONS: Final = 300
@@ -63,6 +65,8 @@ class Fit:
     """Of log losses, runs beyond `n_outliers` left out."""
     n_outliers: int
     """Runs further from the law than ten times the Huber threshold."""
+    n_repeated: int = 0
+    """Runs that are others once more, number for number: they count as often as they stand there."""
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Constant → its 95 % interval."""
@@ -87,7 +91,7 @@ def read_runs(path: str) -> Runs:
         raise ConfigError(f"--fit {shown(path)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"--fit {shown(path)} is not a text file in UTF-8: {error.reason}") from None
-    reader = csv.DictReader(io.StringIO(text))
+    reader = csv.DictReader(io.StringIO(text), restkey=BEYOND)
     given = {name.strip().lower(): name for name in reader.fieldnames or () if name}
     columns = {}
     for what, names in COLUMNS.items():
@@ -95,7 +99,8 @@ def read_runs(path: str) -> Runs:
         if not found:
             raise ConfigError(
                 f"--fit {shown(path)} has no column {what}: the first line must name the columns N (parameters), D "
-                f"(tokens) and L (loss in nats a token); it has {', '.join(map(shown, given.values())) or 'none'}"
+                f"(tokens) and L (loss in nats a token), with commas between; it has "
+                f"{', '.join(map(shown, given.values())) or 'none'}"
             )
         columns[what] = found[0]
     rows = []
@@ -103,6 +108,10 @@ def read_runs(path: str) -> Runs:
         for row in reader:
             if any((value or "").strip() for value in row.values() if not isinstance(value, list)):
                 where = f"--fit {shown(path)}, line {reader.line_num}"
+                if any(row.get(BEYOND, ())):
+                    raise ConfigError(
+                        f"{where}: it has more values than the first line has names; decimals have a point"
+                    )
                 rows.append([_value(row[column], what, where) for what, column in columns.items()])
     except csv.Error as error:
         raise ConfigError(f"--fit {shown(path)}, line {reader.line_num}: {error}") from None
@@ -146,7 +155,8 @@ def fit_runs(runs: Runs, *, n_samples: int = 400, seed: int = 0) -> Fit:
     residuals = points.residuals(best[None])[0][0]
     is_outlier = np.abs(residuals) > 10 * HUBER + 3 * 1.4826 * np.median(np.abs(residuals))
     rms = math.sqrt(float(np.mean(residuals[~is_outlier] ** 2)))
-    return Fit(_law(constants), len(runs), points.constants(samples), rms, int(is_outlier.sum()))
+    n_repeated = len(runs) - len(np.unique(np.stack([runs.n_parameters, runs.n_tokens, runs.losses]), axis=1).T)
+    return Fit(_law(constants), len(runs), points.constants(samples), rms, int(is_outlier.sum()), n_repeated)
 
 
 def _law(constants: Array) -> ParametricLaw:

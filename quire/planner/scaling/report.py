@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from quire.core.counts import format_count
+from quire.core.counts import format_count, format_whole
+from quire.core.units import counted
 from quire.planner.scaling.laws import CONSTANTS, LAWS, KaplanLaw, ParametricLaw, Point, ScalingLaw, mixture_total
 from quire.planner.scaling.optimum import Lifetime, cheapest_lifetime, lifetime
 
@@ -67,8 +68,8 @@ def size_lines(law: ScalingLaw, sizes: list[float]) -> list[str]:
 def budget_lines(law: ScalingLaw, budget: Budget, n_experts: int, fit: Fit | None) -> list[str]:
     """The best model for a budget, and what other laws take for it."""
     best = law.optimum(budget.flops)
-    cost = f", ${budget.hours * budget.price:,.0f} at ${budget.price:g} an hour" if budget.price else ""
-    hours = f"{budget.hours:,.0f} {budget.gpu}-hours at {budget.utilisation:.2f} of the peak{cost}"
+    cost = f", ${format_whole(budget.hours * budget.price)} at ${budget.price:g} an hour" if budget.price else ""
+    hours = f"{format_whole(budget.hours)} {budget.gpu}-hours at {budget.utilisation:.2f} of the peak{cost}"
     found = [
         row("budget", f"{budget.flops:.3g} FLOPs: {hours}"),
         row("law", f"{law.name}: {law.words}"),
@@ -119,8 +120,10 @@ def fit_lines(fit: Fit) -> list[str]:
     """Constants with their intervals."""
     law, intervals, n = fit.law, fit.intervals(), fit.n_outliers
     values = dict(zip(CONSTANTS, (law.e, law.a, law.alpha, law.b, law.beta), strict=True))
+    again = f"; {counted(fit.n_repeated, 'run')} repeated, which narrows the intervals" if fit.n_repeated else ""
+    outliers = counted(n, "outlier") + again
     found = [
-        row("fit", f"{fit.n_runs} runs, residuals of {fit.rms_residual:.2%}, {n} outlier{'' if n == 1 else 's'}"),
+        row("fit", f"{fit.n_runs} runs, residuals of {fit.rms_residual:.2%}, {outliers}"),
         row("", law.words),
         f"{'constant':<{WIDTH}}{'value':>10}   95 % of {len(fit.samples)} resampled fits",
     ]
@@ -155,6 +158,7 @@ def as_json(
     if fit is not None:
         found["fit"] = {
             "n_runs": fit.n_runs, "rms_residual": fit.rms_residual, "n_outliers": fit.n_outliers,
+            "n_repeated": fit.n_repeated,
             "intervals": fit.intervals(), "exponent": fit.law.exponent, "exponent_interval": fit.exponent_interval(),
         }  # fmt: skip
     if sizes:

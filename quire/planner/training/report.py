@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.core.counts import format_count
+from quire.core.counts import format_count, format_whole
 from quire.core.units import format_bytes
 from quire.planner.training.plan import OTHERS_BYTES, TrainingPlan, devices_needed, setups_that_fit, unknowns
 from quire.planner.training.setup import OPTIMIZERS, Checkpointing, TrainingSetup
@@ -108,13 +108,13 @@ def _time(plan: TrainingPlan, n_tokens: float, why_tokens: str, price: float) ->
     parts += f", {flops.head / flops.forward:.0%} head"
     again = f", {format_count(executed)} with what is computed again" if executed > flops.training else ""
     hours, days = plan.device_hours(n_tokens), plan.days(n_tokens)
-    cost = f", ${hours * price:,.0f} at ${price:g} an hour" if price else ""
+    cost = f", ${format_whole(hours * price)} at ${price:g} an hour" if price else ""
     return [
         row("FLOPs", f"{format_count(flops.training)} a token ({parts}){again}"),
         row("", f"{n_tokens * flops.training:.3g} for {format_count(n_tokens)} tokens{why_tokens}"),
         row("speed", f"{plan.utilisation:.2f} of the peak, {plan.model_utilisation:.2f} without recomputation (MFU): "
             f"{format_count(plan.tokens_per_s)} tokens/s, {plan.step_s:.3g} s a step"),
-        row("time", f"{days:,.1f} days, {hours:,.0f} device-hours{cost}"),
+        row("time", f"{days:,.1f} days, {format_whole(hours)} device-hours{cost}"),
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import re
 import shlex
@@ -65,7 +66,8 @@ def test_a_model_that_does_not_fit_names_the_least_that_would(capsys: pytest.Cap
 
 @pytest.mark.parametrize(("words", "message"), [
     (["shape:llama-3.1-8b", "--gpu", "h200", "--count", "3", "--mesh", "tp=3"], "8b cannot be divided among 3 x H200"),
-    (["shape:deepseek-v3", "--gpu", "h200", "--json"], "--count 16 (pp16) would do, not in this engine"),
+    (["shape:deepseek-v3", "--gpu", "h200", "--json"], "--count 16 (pp16) is the least"),
+    (["shape:qwen3-next-80b-a3b", "--gpu", "h100"], "--count 4 (pp4) would do, not in this engine"),
     (["shape:llama-3.1-8b", "--gpu", "rtx-4090", "--kv-cache-dtype", "bfloat16", "--workload", "LONG"],
      "fit on 1 x RTX-4090: not one sequence of 100,000 tokens has room; --count 2 (pp2) is the least"),
     (["train", "shape:llama-3.1-70b", "--gpu", "h100", "--gpus", "2", "--tokens", "1B"], "does not fit on 2 x H100 so"),
@@ -139,9 +141,10 @@ def made_config(command: str) -> EngineConfig:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--mesh", "tp=8,pp=2", "--count", "16"], "tp = 8, pp = 2: the ranks of an engine are in one host, at most 8"),
+        (["--mesh", "tp=16,pp=2", "--count", "32"], "all ranks of a stage are in one host, which has 8"),
+        (["--mesh", "tp=8,pp=16", "--count", "128"], "tp = 8, pp = 16: an engine has 64 ranks at most"),
         (["--mesh", "tp=2,sp=2", "--count", "4"], "tp2 sp2: ranks that divide tokens"),
-        (["--mesh", "tp=16", "--count", "16"], "in one host, at most 8"),
+        (["--mesh", "tp=16", "--count", "16"], "in one host, which has 8"),
         (["--gpu", "a100", "--kv-cache-dtype", "fp8"], "keys and values in fp8 need a GPU that converts to e4m3"),
         (["--weights", "int8-g32"], "weights in int8-g32 run on a CPU only"),
         (["--gpu", "mi300x"], "no kernels for the MI300X"),
@@ -267,6 +270,8 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h200", "--max-model-len", "99999999"], "--max-model-len 99,999,999 exceeds the 40,960 positions"),
         (["--gpu", "h200", "--max-model-len", "1000"], "of 1,280 tokens, prompt and output, and the longest is 1,000"),
         (["--gpu", "h200", "--count", "0"], "--count 0: 1 to"),
+        (["--gpu", "h200", "--slo", ","], "--slo ',' sets no limit"),
+        (["--gpu", "tpu"], "`here` measures this machine"),
         (["--gpu", "h200", "--mesh", "tp=x"], "'tp=x' cannot be read"),
         (["--gpu", "h200", "--mesh", f"tp={'9' * 5000}"], "each from 1 to 1,024"),
         (["--gpu", "h200", "--mesh", "tp=2,tp=4"], "says tp twice"),
@@ -523,3 +528,76 @@ def test_neither_torch_nor_numpy_and_little_memory(monkeypatch: pytest.MonkeyPat
     assert (found["code"], found["loaded"]) == (0, [])
     assert (found["n_meshes"], found["n_refused"]) == (139, 1)
     assert found["kib"] < 100 * 1024
+
+
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+
+
+def quantised(folder: pathlib.Path, shape: str, **added: object) -> str:
+    """A folder with the description of a bundled shape, and more in it."""
+    config = json.loads((FOLDER / shape / "config.json").read_text()) | added
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_a_quantised_checkpoint_is_planned_as_it_is_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    """Else Qwen3-30B-A3B-FP8 would not fit on a GPU of 48 GB, and gpt-oss-120b on none of 80."""
+    model = quantised(tmp_path, "qwen3-30b-a3b", **FP8)
+    found = json.loads(planned(capsys, model, "--gpu", "l40s", "--slo", "none", "--json"))
+    assert 28.4 < found["facts"]["weights_bytes"] / 2**30 < 29.2, "one byte a weight, but of embedding, head and router"
+    assert found["memory"]["fits"] and "--quantization" not in found["command"] and not found["cannot"]
+    text = planned(capsys, model, "--gpu", "h100", "--slo", "none")
+    assert "FP8 in blocks of 128 x 128; kept so where it is quantised, as fp8-block128" in text
+    assert run(["plan", model, "--gpu", "a100-40"]) == 1
+    assert "decoded on the A100-40" in capsys.readouterr().out, "which multiplies no e4m3"
+    decoded = planned(capsys, model, "--gpu", "h100", "--slo", "none", "--weights", "bfloat16")
+    assert "weights 56.87 GiB" in decoded and "--dtype bfloat16 --quantization none" in decoded
+    mxfp4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    model = quantised(tmp_path, "gpt-oss-120b", quantization_config=mxfp4)
+    assert "weights 60.77 GiB" in planned(capsys, model), "its card says 60.8"
+
+
+def test_a_pattern_of_a_quantised_checkpoint_that_is_not_read_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    model = quantised(tmp_path, "qwen3-8b", quantization_config=FP8["quantization_config"] | {"ignore": ["re:(?i)x"]})
+    assert "quantization_config: " in refused(capsys, model)
+
+
+def test_sizes_beside_weights_of_terabytes_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "shape:deepseek-v3", "--gpu", "h200"]) == 1
+    assert "weights 1,250.08 GiB, workspace 3.38 GiB" in capsys.readouterr().out
+
+
+def test_what_fits_only_in_other_engines_cannot_be_served(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three engines of one GPU each have no room for it, three stages have, which there are not."""
+    assert run(["plan", "shape:qwen3-next-80b-a3b", "--gpu", "h200", "--count", "3", "--slo", "none"]) == 1
+    text, said = capsys.readouterr()
+    assert "memory of a device (pp3)" in text and "it fits: " in text and "to serve it" not in text
+    assert "on 3 x H200 cannot be served by this version: pp = 3: the engine has no stages of recurrent layers" in said
+
+
+def test_the_bundled_model_has_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, "--gpu", "h200", "--slo", "none")
+    assert text.startswith("demo: llama, 8 layers") and "\n  quire serve demo --max-num-seqs" in text
+
+
+@pytest.mark.parametrize(("gpu", "mesh", "n_nodes"), [
+    ("h200", "tp=8,pp=2", 2), ("h200", "tp=4,pp=4", 2), ("h200", "pp=16", 2), ("a100", "tp=4,pp=3", 3),
+    ("gh200", "pp=4", 4), ("h200", "tp=4,pp=2", 1),
+])  # fmt: skip
+def test_stages_lie_on_several_machines(capsys: pytest.CaptureFixture[str], gpu: str, mesh: str, n_nodes: int) -> None:
+    """As `quire serve --nnodes` has them: 405B takes two of eight GPUs."""
+    count = str(math.prod(int(one.partition("=")[2]) for one in mesh.split(",")))
+    words = ("shape:qwen2.5-72b", "--gpu", gpu, "--count", count, "--mesh", mesh, "--slo", "none")
+    text = planned(capsys, *words)
+    (command,) = re.findall(r"^  (quire serve .*)$", text, re.M)
+    assert made_config(command).nnodes == n_nodes
+    assert (f"nnodes = {n_nodes}: start it on each machine, with its own --node-rank" in text) is (n_nodes > 1)
+
+
+def test_experts_of_many_hosts_were_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "shape:qwen3-30b-a3b", "--gpu", "h200", "--count", "16", "--mesh", "tp=2,ep=16"]) == 1
+    assert "and a latency for each; it was not measured" in capsys.readouterr().out

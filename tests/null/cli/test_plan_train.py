@@ -156,6 +156,7 @@ def test_how_long_a_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None
     (("--budget", "0"), "--budget '0' is out of range: give a number above 0"),
     (("--budget", "-1e20"), "expected at least one argument|out of range"),
     (("--budget", "many"), "--budget 'many' is not a number"),
+    (("--budget", "1,5e20"), "--budget '1,5e20' is not a number"),
     (("--budget", "1e20", "hours"), "'hours' is not understood"),
     (("--budget", "1e20", "--gpu-hours", "5"), "--budget and --gpu-hours: give one budget"),
     (("--dollars", "1M"), "--dollars needs --price"),
@@ -193,6 +194,14 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, .
     import re
 
     assert re.search(message, complaint(capsys, *words))
+
+
+def test_few_hours_are_not_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*TRAIN, "--gpu-hours", "0.5", "--price", "0.3"]) == 0
+    assert "0.5 h100-hours at 0.45 of the peak, $0.15 at $0.3 an hour" in capsys.readouterr().out
+    assert run([*TRAIN, "--budget", "2,000,000e16", "--gpu", "h100"]) == 0
+    assert "2e+22 FLOPs: 12,478 h100-hours" in capsys.readouterr().out
+    assert "`here`" not in complaint(capsys, "--budget", "1e20", "--gpu", "tpu")
 
 
 def test_what_is_otherwise_than_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from quire.bench.shape import FOLDER
 from quire.cli.main import main
 from quire.planner import error_bar
 from quire.planner.accelerators import ASSUMED_ERROR, accelerator_named, calibration_for
@@ -124,6 +125,13 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     [
         (["--gpu-memory", "1GiB"], "or divide it over several GPUs with --tensor-parallel-size"),
         (["--gpu", "h2000"], "'h2000' is unknown; did you mean h200?"),
+        (["--gpu", "here"], "`cpu` is a CPU, with --calibration one that `quire bench calibrate` has timed"),
+        (["--burstiness", "inf", "--request-rate", "4"], "it must be a number between 1e-06 and 1000000.0"),
+        (["--compare", "input-len=3"], "the same for all that is compared: give it beside --compare"),
+        (["--compare", "slo=ttft=1ms"], "unknown option --slo: here it is the same for all"),
+        (["--trace", "a.csv", "--num-prompts", "3"], "--trace says what is asked, and does not read --num-prompts"),
+        (["--workload", "sharegpt", "--input-len", "3"], "--workload sharegpt says what is asked, and does not read"),
+        (["--prefix-len", "9", "--num-prefixes", "3"], "--dataset-name random says what is asked, and does not read"),
         (["--slo", "ttft=fast"], "'ttft=fast' cannot be read: write ttft=200ms"),
         (["--capacity"], "give one, such as"),
         (["--capacity", "--slo", "ttft=1s", "--request-rate", "5"], "leave one of them out"),
@@ -223,3 +231,19 @@ def test_a_trace_with_a_negative_time_is_refused_with_its_line(
     assert main(["simulate", MODEL, "--trace", str(path)]) == 0
     said = capsys.readouterr()
     assert "it was sorted" in said.err and said.out.split("refused")[1].split()[0] == "1"
+
+
+def test_a_quantised_checkpoint_is_simulated_as_it_is_kept(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((FOLDER / "llama-3.1-8b" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    pages = []
+    for words in ((), ("--quantization", "none")):
+        report = tmp_path / "report.json"
+        assert main(["simulate", str(tmp_path), *SMALL, "--gpu", "l4", "--output-json", str(report), *words]) == 0
+        said = capsys.readouterr().out.splitlines()[0]
+        assert said.endswith("in bfloat16" if words else "in bfloat16, weights in int4-g128")
+        pages.append(json.loads(report.read_text())["config"]["n_pages"])
+    assert pages[0] > 2 * pages[1], "weights take 5 GiB of 22, not 15"

@@ -144,8 +144,11 @@ def test_a_model_that_is_not_here_is_named(model: str) -> None:
 def test_a_quantised_checkpoint_is_not_taken_for_one_in_bfloat16() -> None:
     coded = {"quantization_config": {"quant_method": "mxfp4"}}
     config = {"model": "shape:gpt-oss-20b", "hf_overrides": coded, "quantization": "auto"}
-    with pytest.raises(ConfigError, match="of a quantised checkpoint"):
-        cost_of_result({"config": config}, accelerator_named("h200"))
+    kept = cost_of_result({"config": config}, accelerator_named("h200"))
+    assert kept.timer.formats.weights.name == "mxfp4"
+    decoded = cost_of_result({"config": config | {"quantization": "none"}}, accelerator_named("h200"))
+    assert decoded.timer.formats.weights.name == "bfloat16"
+    assert kept.timer.parts.weights_bytes < 0.4 * decoded.timer.parts.weights_bytes
     assert one_line(result("w6") | {"hardware": {"gpus": []}}) == "", "no calibration of that machine"
 
 

@@ -11,6 +11,7 @@ from quire.core.errors import ConfigError
 from quire.planner.scaling import fit
 from quire.planner.scaling.fit import Fit, Runs, fit_runs, read_runs
 from quire.planner.scaling.laws import CONSTANTS, LAWS, ParametricLaw
+from quire.planner.scaling.report import fit_lines
 
 LAW = LAWS["besiroglu"]
 HEAD = "N,D,L\n"
@@ -112,6 +113,8 @@ def test_columns_by_other_names_and_in_another_order(tmp_path: pathlib.Path) -> 
     (HEAD + "1e9,0,3\n", r"line 2: D = 0 is not allowed"),
     (HEAD + "1e9,2e10,3\n\n1e9,abc,3\n", r"line 4: D = 'abc' is not a number"),
     (HEAD + "1e9,2e10\n", r"line 2: L = '' is not a number"),
+    (HEAD + "1e9,2e10,2,61\n", r"line 2: it has more values than the first line has names; decimals have a point"),
+    (HEAD.replace(",", ";") + "1e9;2e10;3\n", r"with commas between; it has 'N;D;L'"),
 ])  # fmt: skip
 def test_bad_files_name_the_line(tmp_path: pathlib.Path, text: str, complaint: str) -> None:
     path = tmp_path / "runs.csv"
@@ -126,6 +129,14 @@ def test_files_that_are_none(tmp_path: pathlib.Path) -> None:
     (tmp_path / "bytes.csv").write_bytes(b"N,D,L\n\xff\xfe")
     with pytest.raises(ConfigError, match="not a text file"):
         read_runs(str(tmp_path / "bytes.csv"))
+
+
+def test_runs_that_stand_there_twice_are_counted() -> None:
+    runs = made_runs(3e-3, n_runs=20)
+    twice = Runs(*(np.concatenate([one, one[:7]]) for one in (runs.n_parameters, runs.n_tokens, runs.losses)))
+    found = fit_runs(twice, n_samples=4)
+    assert found.n_repeated == 7 and fit_runs(runs, n_samples=4).n_repeated == 0
+    assert "7 runs repeated, which narrows the intervals" in "".join(fit_lines(found))
 
 
 def test_too_few_runs_are_counted() -> None:
