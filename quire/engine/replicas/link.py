@@ -59,6 +59,8 @@ ARRIVAL_S: Final = 10.0
 """A replica says by Ray that a request has ended: its last delta, sent before, may take so long by the other way."""
 SILENT_S: Final = 10.0
 """A replica reports twice a second; one that does not for so long counts as none for /health."""
+LATE_S: Final = 2.0
+"""And one that does not for so long gets no more requests as long as another does."""
 LOOK_S: Final = 0.5
 HOLE = "a message of the replica that ran this request was lost on the way: send the request again"
 
@@ -252,6 +254,8 @@ class ReplicaLink:
         """Deal with one message."""
         replica, event = await self._inbox.receive()
         self._heard_s[replica] = time.monotonic()
+        if replica in self._chooser.silent:
+            self._chooser.silent -= {replica}
         match event:
             case None:
                 self._questions.miss(replica)
@@ -341,8 +345,20 @@ class ReplicaLink:
                 if is_out and now_s - self._heard_s.get(name, 0.0) > 4 * LOOK_S:
                     self._n_lost += name in self._suspects
                     self._dismiss(name)
+            self._pass_by_silent(now_s)
             await self._following.look(self._figures.names(), now_s)
             self._routing = self._chooser.stats()
+
+    def _pass_by_silent(self, now_s: float) -> None:
+        """Have requests go to those that speak, and say of whom they do not go to any more."""
+        late = [name for name in self._figures.names() if now_s - self._heard_s.get(name, now_s) > LATE_S]
+        for name in late:
+            if name not in self._chooser.silent:
+                logger.warning(
+                    "replica %s has said nothing for %g s: while another speaks it gets no requests; its %d open"
+                    " sequences wait for it", name, LATE_S, self._chooser.n_open(name),
+                )  # fmt: skip
+        self._chooser.silent = frozenset(late)
 
     def _check_start(self) -> None:
         """Say why the other replicas do not come while the first one serves."""

@@ -119,6 +119,22 @@ async def test_an_engine_that_dies_inside_a_replica_is_passed_by_until_it_is_bac
         assert fleet.n_runs["r0"] > 4
 
 
+async def test_a_replica_that_says_nothing_gets_no_requests_until_it_speaks_again() -> None:
+    async with serving(2, max_num_seqs=64) as (llm, fleet, chooser):
+        replica = fleet.replicas["r0"]
+        assert isinstance(replica, ToyReplica)
+        report = replica._tasks.pop()
+        report.cancel()
+        await until(lambda: chooser.silent == {"r0"})
+        await asyncio.gather(*(complete(llm, [100 + number], SHORT) for number in range(8)))
+        assert fleet.n_runs == {"r0": 0, "r1": 8}
+        assert llm.healthy()
+        replica._tasks.append(asyncio.create_task(replica._report()))
+        await until(lambda: not chooser.silent)
+        await asyncio.gather(*(complete(llm, [200 + number], SHORT) for number in range(8)))
+        assert fleet.n_runs["r0"] > 0
+
+
 async def test_cancelling_reaches_the_replica() -> None:
     async with serving(2) as (llm, _, chooser):
         tasks = [asyncio.create_task(complete(llm, [number], STREAMED)) for number in range(1, 9)]
