@@ -23,6 +23,7 @@ from quire.config.engine import EngineConfig
 from quire.core import env
 from quire.core.errors import ConfigError, EngineError
 from quire.engine import logs
+from quire.engine.interrupts import undivided
 from quire.engine.ranks.node_port import reserved_port
 from quire.engine.replicas.channel import EndpointAddress
 from quire.engine.replicas.chooser import chooser_of
@@ -302,10 +303,11 @@ def join_ray(cluster: ClusterConfig, n_each: int = 1) -> None:
     try:
         if not cluster.ray_address:
             env.set_for_children("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(
-                "local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, logging_level=logging.ERROR,
-                _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_RAY_S},
-            )  # fmt: skip
+            with undivided():  # of a Ray that is half started, processes would stay behind
+                ray.init(
+                    "local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+                    logging_level=logging.ERROR, _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_RAY_S},
+                )  # fmt: skip
         else:
             _knock(cluster.ray_address)
             ray.init(cluster.ray_address, logging_level=logging.ERROR)
