@@ -39,6 +39,7 @@ def run(namespace: argparse.Namespace) -> int:
     stdio.take_over()
     engine = engine_config(namespace, disable_log_stats=True)
     cluster = read_flags(namespace, ClusterConfig)
+    cluster.check_used()
     files = namespace.input_file, namespace.output_file
     if cluster.is_used:
         with instant_exit():

@@ -37,6 +37,7 @@ def run(namespace: argparse.Namespace) -> int:
         return _run_headless(engine, namespace)
     server = read_flags(namespace, ServerConfig)
     cluster = read_flags(namespace, ClusterConfig)
+    cluster.check_used()
     if server.calibration:
         load_calibration(pathlib.Path(server.calibration))  # what is wrong with it is said before a model is loaded
     if engine.nnodes > 1 and not cluster.is_used:

@@ -21,6 +21,8 @@ AUTOSCALING: Final = (
     "downscale_delay_s", "upscaling_factor", "downscaling_factor", "look_back_period_s", "metrics_interval_s",
 )  # fmt: skip
 """Of Ray Serve's AutoscalingConfig, what a model needs."""
+DELAYS: Final = ("upscale_delay_s", "downscale_delay_s")
+"""Those that may be 0."""
 
 
 def _doc(text: str, **bounds: float) -> Meta:
@@ -88,6 +90,15 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             _check_amount(f"ray_actor_options: resources: {name}", amount)
         self._check_autoscaling()
 
+    def check_used(self) -> None:
+        """ConfigError for options of replicas where there are none."""
+        if self.ray_actor_options and not self.is_used:
+            raise ConfigError(
+                f"ray_actor_options = {shown(self.ray_actor_options)} and replicas = 1: without replicas there is no"
+                " Ray: give --replicas, --autoscaling-config or --ray-address too, or leave --ray-actor-options out",
+                param="ray_actor_options",
+            )
+
     def _check_autoscaling(self) -> None:
         scaling = self.autoscaling_config
         if not scaling:
@@ -98,13 +109,14 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name, value in counts.items():
             if type(value) is not int or value < 1:
                 raise ConfigError(f"autoscaling_config: {name} = {shown(value)} must be a number from 1 up")
-        low, first, high = counts.values()
-        first = first if "initial_replicas" in scaling else low
-        if not low <= first <= high:
-            raise ConfigError(
-                f"autoscaling_config: min_replicas = {low}, initial_replicas = {first} and max_replicas = {high} must "
-                "not fall in this order"
-            )
+        if "initial_replicas" not in scaling:
+            del counts["initial_replicas"]
+        if [*counts.values()] != sorted(counts.values()):
+            found = ", ".join(f"{name} = {value}" for name, value in counts.items())
+            raise ConfigError(f"autoscaling_config: {found}: each must be at least the one before it")
+        for name in AUTOSCALING:
+            if name in scaling and name not in counts:
+                _check_amount(f"autoscaling_config: {name}", scaling[name], is_zero_fine=name in DELAYS)
 
 
 def _check_names(option: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
@@ -115,6 +127,7 @@ def _check_names(option: str, given: dict[str, Any], known: tuple[str, ...]) -> 
             )  # fmt: skip
 
 
-def _check_amount(what: str, amount: object) -> None:
-    if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < 1 << 62:
-        raise ConfigError(f"{what} = {shown(amount)} must be a number from 0 up")
+def _check_amount(what: str, amount: object, *, is_zero_fine: bool = True) -> None:
+    is_number = isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < 1 << 62
+    if not is_number or not (amount or is_zero_fine):
+        raise ConfigError(f"{what} = {shown(amount)} must be a number {'from 0 up' if is_zero_fine else 'above 0'}")

@@ -17,7 +17,7 @@ from quire.config.attention import AttentionSpec
 from quire.config.engine import EngineConfig
 from quire.config.layers import MixerSpec
 from quire.config.speculative import read_speculative
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, shown
 
 SIZE, METHOD = "prefill_context_parallel_size", "context_parallel_method"
 ULYSSES: Final = "ulysses"
@@ -28,6 +28,7 @@ def settled(config: EngineConfig, arch: ModelArch) -> EngineConfig:
     """With a method that the model can have, and a degree. Raises ConfigError where it has none."""
     n_ranks, degree = config.prefill_context_parallel_size, config.ulysses_degree
     if n_ranks == 1:
+        check_meant(config)
         return config
     _check(config, arch)
     reasons = {ULYSSES: _against_ulysses(arch, n_ranks), RING: _against_ring(config, arch)}
@@ -84,6 +85,17 @@ def own_heads(mixer: MixerSpec, rank: int, n_ranks: int) -> AttentionSpec:
     """The heads of one rank. Norms are of rows that have all heads: none is left."""
     assert isinstance(mixer, AttentionSpec)
     return msgspec.structs.replace(mixer, qk_norm=None).share(rank, n_ranks)
+
+
+def check_meant(config: EngineConfig) -> None:
+    """ConfigError where it is said how ranks share tokens, and none do."""
+    for name, usual in ((METHOD, "auto"), ("ulysses_degree", 0)):
+        if config.prefill_context_parallel_size == 1 and getattr(config, name) != usual:
+            raise ConfigError(
+                f"{name} = {shown(getattr(config, name))} and {SIZE} = 1: there are no ranks that share tokens: give"
+                f" --prefill-context-parallel-size 2 or more, or leave {name} out",
+                param=name,
+            )
 
 
 def check_alone(config: EngineConfig) -> None:

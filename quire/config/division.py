@@ -15,12 +15,15 @@ from quire.config.stages import layer_range
 
 
 def is_divided(config: EngineConfig) -> bool:
-    """Whether more than one rank is asked for."""
+    """Whether more than one rank is asked for, or it is said how they are to divide the model."""
     return (
         config.tensor_parallel_size > 1
         or config.pipeline_parallel_size > 1
         or config.data_parallel_size > 1
         or config.prefill_context_parallel_size > 1
+        or config.enable_expert_parallel
+        or config.context_parallel_method != "auto"
+        or config.ulysses_degree > 0
         or (config.nnodes > 1 and config.node_rank == 0)  # the others need not say how
     )
 

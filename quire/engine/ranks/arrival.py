@@ -11,7 +11,7 @@ import logging
 import pathlib
 import socket
 import time
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -104,21 +104,27 @@ def _greeted(connection: socket.socket, where: str) -> Frames:
 
 def greet(frames: Frames, config: EngineConfig, folder: pathlib.Path) -> None:
     """Say who this is. folder: its checkpoint."""
-    hello = Hello(config.node_rank, config.nnodes, socket.gethostname(), versions(), model_digest(folder))
+    hello = Hello(config.node_rank, config.nnodes, socket.gethostname(), versions(), model_digest(folder), given_options(config))
     with contextlib.suppress(OSError):  # which is seen at once
         frames.greet()
         frames.send(Kind.HELLO, msgspec.msgpack.encode(hello))
 
 
-def check_alike(own: EngineConfig, of_first: EngineConfig) -> None:
-    """ConfigError for an option that was given here, and is another one on node 0, whose options hold."""
-    usual = EngineConfig()
-    for name in EngineConfig.__struct_fields__:
-        value, other = getattr(own, name), getattr(of_first, name)
-        if name not in OWN_OPTIONS and value != getattr(usual, name) and value != other:
+def given_options(config: EngineConfig) -> dict[str, Any]:
+    """Options of a node that must be those of node 0: all that are not its own, and not the usual ones."""
+    usual, values = EngineConfig(), msgspec.msgpack.decode(msgspec.msgpack.encode(config))
+    names = (name for name in EngineConfig.__struct_fields__ if name not in OWN_OPTIONS)
+    return {name: values[name] for name in names if getattr(config, name) != getattr(usual, name)}
+
+
+def difference(given: dict[str, Any], of_first: EngineConfig) -> str:
+    """What is wrong with the `given_options` of a node that comes to node 0; empty if nothing is."""
+    values = msgspec.msgpack.decode(msgspec.msgpack.encode(of_first))
+    for name, value in given.items():
+        if value != values.get(name):
             flag = dashed(name)
-            raise ConfigError(
-                f"{flag} is {shown(value)} here, and {shown(other)} on node 0, whose options hold for all nodes: give"
-                f" the same, or leave {flag} out here",
-                param=name,
+            return (
+                f"it has {flag} {shown(value)}, and node 0 has {shown(values.get(name))}, whose options hold for all"
+                f" nodes: give it the same, or leave {flag} out there"
             )
+    return ""

@@ -32,7 +32,7 @@ from quire.core.shortage import shortage
 from quire.engine import logs
 from quire.engine.child import read_start
 from quire.engine.ranks import arrival
-from quire.engine.ranks.arrival import check_alike, connect, greet, resolve
+from quire.engine.ranks.arrival import connect, greet, resolve
 from quire.engine.ranks.member import LocalRank
 from quire.engine.ranks.node_log import RankLog
 from quire.engine.ranks.node_wire import (
@@ -135,7 +135,6 @@ class Session:
                     self.is_last = True
 
     def _start_ranks(self, start: NodeStart) -> None:
-        check_alike(self._config, start.config)
         n_ranks, own_address = start.shape.n_ranks, self._frames.own_address
         numbers = ranks_of_node(start.config, n_ranks, self._config.node_rank)
         names = ", ".join(f"rank {number}" for number in numbers)

@@ -19,8 +19,8 @@ from quire.engine.ranks.node_wire import Frames, Hello, Kind, Torn
 LOOK_S: Final = 0.1
 HELLO_S: Final = 5.0
 """So long for the greeting, and for what follows."""
-HELLO_BYTES: Final = 4096
-"""It has some hundred."""
+HELLO_BYTES: Final = 65_536
+"""It has some hundred, and what options have."""
 
 
 def listening(config: EngineConfig) -> socket.socket:

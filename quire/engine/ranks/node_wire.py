@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -83,6 +83,8 @@ class Hello(msgspec.Struct):
     """Of what must be alike."""
     model: str
     """See `model_digest`."""
+    options: dict[str, Any] = {}
+    """See `arrival.given_options`."""
 
 
 class NodeStart(msgspec.Struct):

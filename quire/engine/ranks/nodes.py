@@ -2,7 +2,7 @@
 
 Owns the port, and the store through which ranks find one another. Does not own what a node says of its ranks
 (`remote.py`), when ranks are lost (`group.py`), nor what a node does (`node.py`).
-Invariant: a node that is not alike in version, model or number, or whose number is taken, is refused, and told why, as
+Invariant: a node that is not alike in version, model, options or number, or whose number is taken, is refused, and told why, as
 long as the engine lives.
 """
 
@@ -26,6 +26,7 @@ from quire.config.mesh import Mesh
 from quire.core.events import EndKind
 from quire.core.meeting import is_loopback, meeting_at
 from quire.engine.executors.executor import RanksLost
+from quire.engine.ranks.arrival import difference
 from quire.engine.ranks.node_port import LOOK_S, close_listening, hello_of, likely_address, listening
 from quire.engine.ranks.node_wire import Frames, Hello, Kind, NodeStart, Torn, model_digest, versions
 from quire.engine.ranks.remote import RemoteNode, RemoteRank
@@ -208,7 +209,7 @@ class Nodes:
             return f"it has {'; '.join(other)}: install one version on all nodes"
         if hello.model != model_digest(self._folder):
             return f"its model is another one than {called(str(self._folder))} of node 0: give both the same files"
-        return ""
+        return difference(hello.options, self._config)
 
     @property
     def _where(self) -> str:

@@ -3,7 +3,7 @@
 Owns what was sent where: open sequences, sessions, and with `holdings.py` what replicas hold of prefixes, which they
 say themselves. Does not own who is alive: that is said by whoever asks. Safe to call from several threads.
 A beginning counts if it is at least half of the prompt: all that a chat template begins with must not draw all to one.
-Invariant: a replica that is overloaded is passed by while another is not.
+Invariant: a replica that is silent or overloaded is passed by while another is not.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Chooser:
         self._routable: frozenset[str] = frozenset()
         self.was_routable: set[str] = set()
         """Those that are or were `routable`, however shortly."""
+        self.silent: frozenset[str] = frozenset()
+        """Those that have said nothing for a while: passed by as long as another speaks."""
 
     @property
     def routable(self) -> frozenset[str]:
@@ -125,13 +127,13 @@ class Chooser:
             last = self._sessions.get(session, "") if session is not None else ""
             least = min((self._n_open[replica] for replica in replicas if replica in self._n_slots), default=0)
 
-            def order(replica: str) -> tuple[bool, bool, int, bool, int, int]:
+            def order(replica: str) -> tuple[bool, bool, bool, int, bool, int, int]:
                 n_open = self._n_open[replica]
                 n_known = self._n_known(replica, digests)
                 n_saved = n_known if 2 * n_known >= len(digests) else 0
                 return (
-                    replica not in self._n_slots, self._is_overloaded(replica, least), -n_saved, replica != last,
-                    n_open, self._turn.get(replica, 0),
+                    replica not in self._n_slots, replica in self.silent, self._is_overloaded(replica, least),
+                    -n_saved, replica != last, n_open, self._turn.get(replica, 0),
                 )  # fmt: skip
 
             return sorted(replicas, key=order)

@@ -58,8 +58,12 @@ Other = Callable[[Event], list[Command]]
 ARRIVAL_S: Final = 10.0
 """A replica says by Ray that a request has ended: its last delta, sent before, may take so long by the other way."""
 SILENT_S: Final = 10.0
-"""A replica reports twice a second; one that does not for so long counts as none for /health."""
+"""A replica reports twice a second; one that does not for so long counts as none for /health, and if it has left
+before, what it had is lost."""
+LATE_S: Final = 2.0
+"""And one that does not for so long gets no more requests as long as another does."""
 LOOK_S: Final = 0.5
+LEFT = "the replica that ran this request has left and says nothing: send the request again"
 HOLE = "a message of the replica that ran this request was lost on the way: send the request again"
 
 
@@ -76,6 +80,11 @@ class _Attempt:
     """It has a token."""
     task: asyncio.Task[None] | None = None
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    def stop(self) -> None:
+        """Wait for its replica no longer."""
+        if self.task is not None:
+            self.task.cancel()
 
 
 class ReplicaLink:
@@ -96,6 +105,8 @@ class ReplicaLink:
         self._n_lost = 0
         self._lost: set[str] = set()
         """Replicas whose loss is counted."""
+        self._left_s: dict[str, float] = {}
+        """Replicas that have left, and when that was seen: until nothing more is expected of them."""
         self._suspects: set[str] = set()
         """Replicas that have lost requests: their engine is started again, or they are gone, which is known later."""
         self._questions = ReplicaQuestions(inbox.send, self._figures, self._settled, modules)
@@ -164,8 +175,7 @@ class ReplicaLink:
             self._starting.cancel()
         for attempt in list(self._wires.values()):
             self._forget(attempt)
-            if attempt.task is not None:
-                attempt.task.cancel()
+            attempt.stop()
         self._inbox.close()
 
     def _submit(self, submit: Submit) -> None:
@@ -229,8 +239,8 @@ class ReplicaLink:
         self._forget(attempt)
         if replica in self._figures:
             await self._inbox.send(replica, Cancel([attempt.wire_id]))
-        elif attempt.task is not None:
-            attempt.task.cancel()
+        else:
+            attempt.stop()
 
     async def _cancel_seq(self, request_id: str, index: int) -> None:
         attempt = self._attempts.get(request_id)
@@ -252,6 +262,8 @@ class ReplicaLink:
         """Deal with one message."""
         replica, event = await self._inbox.receive()
         self._heard_s[replica] = time.monotonic()
+        if replica in self._chooser.silent:
+            self._chooser.silent -= {replica}
         match event:
             case None:
                 self._questions.miss(replica)
@@ -340,9 +352,32 @@ class ReplicaLink:
                 is_out = name in self._chooser.was_routable and name not in routable
                 if is_out and now_s - self._heard_s.get(name, 0.0) > 4 * LOOK_S:
                     self._n_lost += name in self._suspects
+                    self._left_s[name] = now_s
                     self._dismiss(name)
+            self._pass_by_silent(now_s)
+            await self._give_up_left(now_s)
             await self._following.look(self._figures.names(), now_s)
             self._routing = self._chooser.stats()
+
+    def _pass_by_silent(self, now_s: float) -> None:
+        """Have requests go to those that speak, and say of whom they do not go to any more."""
+        late = [name for name in self._figures.names() if now_s - self._heard_s.get(name, now_s) > LATE_S]
+        for name in late:
+            if name not in self._chooser.silent:
+                logger.warning(
+                    "replica %s has said nothing for %g s: while another speaks it gets no requests; its %d open"
+                    " sequences wait for it", name, LATE_S, self._chooser.n_open(name),
+                )  # fmt: skip
+        self._chooser.silent = frozenset(late)
+
+    async def _give_up_left(self, now_s: float) -> None:
+        """What those had that have left: one that was stopped ends no request, and the fleet cannot end it."""
+        for name in [name for name, left_s in self._left_s.items() if now_s - left_s > SILENT_S]:
+            del self._left_s[name]
+            attempts = [one for one in self._wires.values() if self._is_at(one, name)]
+            await self._lose(attempts, LEFT)
+            for attempt in attempts:
+                attempt.stop()
 
     def _check_start(self) -> None:
         """Say why the other replicas do not come while the first one serves."""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -22,13 +23,14 @@ from quire.config.engine import EngineConfig
 from quire.core import env
 from quire.core.errors import ConfigError, EngineError
 from quire.engine import logs
+from quire.engine.interrupts import undivided
 from quire.engine.ranks.node_port import reserved_port
 from quire.engine.replicas.channel import EndpointAddress
 from quire.engine.replicas.chooser import chooser_of
 from quire.engine.replicas.fleet import ReplicaLost
 from quire.engine.replicas.other_node import OtherNode
 from quire.engine.replicas.replica import EngineReplica
-from quire.engine.replicas.room import check_room, idle_gpus, needs_of
+from quire.engine.replicas.room import check_room, check_spread, engine_of_replica, idle_gpus, needs_of
 
 try:
     import ray
@@ -60,8 +62,12 @@ DEFAULT_ONGOING: Final = 512
 """Requests that one replica is given at once where `max_num_seqs` does not say how many it can run."""
 DRAIN_S: Final = 600.0
 """Longest time that a replica which is to go gets for the requests that it has."""
+END_S: Final = 15.0
+"""At the end, when none is left: longer than an engine takes to end."""
 LOOK_S: Final = 0.25
 CONNECT_S: Final = 5.0
+LOST_RAY_S: Final = 10
+"""A Ray of this machine that is killed does not come back: so long after it Ray's library ends this process."""
 SLOW_S: Final = 30.0
 """A start that takes longer is told every so many seconds, in Ray's words."""
 
@@ -177,7 +183,7 @@ class RayFleet:
     def connect(self) -> str:
         """Join the cluster or start one; the address of this machine in it. ConfigError if there is none, or it has no
         room for the replicas."""
-        _check_spread(self._engine, self._cluster)
+        check_spread(self._engine, self._cluster)
         join_ray(self._cluster, self._engine.nnodes)
         idle = idle_gpus(self._cluster.ray_actor_options, _nodes()) if self._engine.device == "auto" else ""
         if idle:
@@ -217,12 +223,22 @@ class RayFleet:
 
     def close(self) -> None:
         """End the replicas, and a Ray that was started here."""
-        with contextlib.suppress(RayError, RayServeException, ConnectionError, RuntimeError):
+        with contextlib.suppress(RayError, RayServeException, OSError, RuntimeError):
             if ray.is_initialized():
-                serve.delete(self._name)
-                if self._is_ours:
+                serve.delete(self._name, _blocking=False)
+                if self._has_gone(END_S) and self._is_ours:
                     serve.shutdown()
         ray.shutdown()
+
+    def _has_gone(self, limit_s: float) -> bool:
+        """Whether no replica is left; waits so long for it. One that hangs is Ray's to end."""
+        end_s = time.monotonic() + limit_s
+        while self._name in serve.status().applications:
+            if time.monotonic() > end_s:
+                logger.warning("not all replicas have ended in %g s: Ray is left to end them", limit_s)
+                return False
+            time.sleep(LOOK_S)
+        return True
 
     def _deploy(self) -> None:
         options, scaling = self._cluster.ray_actor_options, dict(self._cluster.autoscaling_config)
@@ -281,25 +297,17 @@ class RayFleet:
             await asyncio.sleep(LOOK_S)
 
 
-def _check_spread(engine: EngineConfig, cluster: ClusterConfig) -> None:
-    """ConfigError for options that replicas of several nodes do not go by."""
-    for name in ("accelerator_type", "label_selector"):
-        if engine.nnodes > 1 and name in cluster.ray_actor_options:
-            raise ConfigError(
-                f"nnodes = {engine.nnodes} and ray_actor_options: {name}: nodes of one replica are found by num_cpus,"
-                " num_gpus, memory and resources: name a resource of Ray's nodes instead", param="ray_actor_options",
-            )  # fmt: skip
-
-
 def join_ray(cluster: ClusterConfig, n_each: int = 1) -> None:
     """Join the cluster, or start one of this machine that ends with this process. n_each: nodes of a replica.
     ConfigError if that cannot be, or it has no room for the replicas."""
     try:
         if not cluster.ray_address:
             env.set_for_children("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(
-                "local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, logging_level=logging.ERROR
-            )
+            with undivided():  # of a Ray that is half started, processes would stay behind
+                ray.init(
+                    "local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+                    logging_level=logging.ERROR, _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_RAY_S},
+                )  # fmt: skip
         else:
             _knock(cluster.ray_address)
             ray.init(cluster.ray_address, logging_level=logging.ERROR)
@@ -325,14 +333,6 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "/" not in address:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-
-
-def engine_of_replica(engine: EngineConfig, cluster: ClusterConfig) -> EngineConfig:
-    """A replica without a GPU computes on as many cores as Ray sets aside for it."""
-    options = cluster.ray_actor_options
-    if engine.num_threads or options.get("num_gpus"):
-        return engine
-    return msgspec.structs.replace(engine, num_threads=max(1, int(options.get("num_cpus", 1))))
 
 
 class RayMap:

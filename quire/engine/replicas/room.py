@@ -1,10 +1,15 @@
-"""Whether a cluster has room for replicas, told before Ray would wait for it without a word."""
+"""Whether a cluster has room for replicas, told before Ray would wait for it without a word; what a replica makes of
+its room."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
+from quire.config.cluster import ClusterConfig
+from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError
 
 DEFAULT_CPUS: Final = 1
@@ -57,6 +62,16 @@ def check_room(
     )
 
 
+def check_spread(engine: EngineConfig, cluster: ClusterConfig) -> None:
+    """ConfigError for options that replicas of several nodes do not go by."""
+    for name in ("accelerator_type", "label_selector"):
+        if engine.nnodes > 1 and name in cluster.ray_actor_options:
+            raise ConfigError(
+                f"nnodes = {engine.nnodes} and ray_actor_options: {name}: nodes of one replica are found by num_cpus,"
+                " num_gpus, memory and resources: name a resource of Ray's nodes instead", param="ray_actor_options",
+            )  # fmt: skip
+
+
 def idle_gpus(actor_options: Mapping[str, Any], nodes: Sequence[Mapping[str, float]]) -> str:
     """What to tell if the nodes have GPUs and the options do not say whether replicas get some; else empty."""
     n_gpus = sum(node.get("GPU", 0.0) for node in nodes)
@@ -67,6 +82,14 @@ def idle_gpus(actor_options: Mapping[str, Any], nodes: Sequence[Mapping[str, flo
         " then computes on the CPU: --ray-actor-options '{\"num_gpus\": 1}' gives each one; --device cpu or"
         " num_gpus: 0 says that the CPU is meant"
     )
+
+
+def engine_of_replica(engine: EngineConfig, cluster: ClusterConfig) -> EngineConfig:
+    """A replica without a GPU computes on as many cores as Ray sets aside for it."""
+    options = cluster.ray_actor_options
+    if engine.num_threads or options.get("num_gpus"):
+        return engine
+    return msgspec.structs.replace(engine, num_threads=max(1, int(options.get("num_cpus", 1))))
 
 
 def _listed(amounts: Mapping[str, float], names: Mapping[str, float]) -> str:

@@ -138,15 +138,14 @@ def test_a_node_ends_as_node_0_wishes(
     assert run_node(config, caplog)[0] == 1 and "its engine was not started again" in caplog.text
 
 
-@pytest.mark.usefixtures("as_a_program")
-def test_options_that_node_0_has_otherwise_are_refused(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(arrival, "AGAIN_S", 0.1)
-    start = msgspec.msgpack.encode(NodeStart(Mesh(pp=2), config, HERE, 1, False))
-    Head(config.master_port, Kind.START, start)
-    code, said = run_node(config, caplog, max_num_seqs=7)
-    assert code == 1 and "--max-num-seqs is 7 here, and 0 on node 0, whose options hold for all nodes" in said
+def test_a_node_says_the_options_that_must_be_those_of_node_0(config: EngineConfig) -> None:
+    own: dict[str, Any] = {"model": "elsewhere", "num_threads": 3, "node_rank": 1}
+    given = msgspec.structs.replace(config, max_num_seqs=7, hf_overrides={"a": [1, {"b": 2}]}, **own)
+    found = arrival.given_options(given)
+    assert found == arrival.given_options(config) | {"max_num_seqs": 7, "hf_overrides": {"a": [1, {"b": 2}]}}
+    assert not arrival.difference(found, given)
+    del found["hf_overrides"]
+    assert arrival.difference(found, config).startswith("it has --max-num-seqs 7, and node 0 has 0, whose options hold")
 
 
 @pytest.mark.usefixtures("as_a_program")

@@ -90,6 +90,8 @@ def started(head: Nodes) -> threading.Thread:
     ({"node": 0}, "it has --nnodes 2 --node-rank 0"),
     ({"versions": {**versions(), "quire": "0.0.1"}}, "it has quire 0.0.1, and node 0 has .*: install one version"),
     ({"versions": {}}, "it has quire None, and node 0 has .*; torch None, and"),
+    ({"options": {"max_num_seqs": 7}}, "it has --max-num-seqs 7, and node 0 has 0, whose .*: give it the same, or leave"),
+    ({"options": {"no_such": 1}}, "it has --no-such 1, and node 0 has None"),
     ({"model": "another"}, "its model is another one than .*demo of node 0: give both the same files"),
 ])  # fmt: skip
 def test_a_node_that_is_not_alike_is_refused_and_told_why(
@@ -98,7 +100,7 @@ def test_a_node_that_is_not_alike_is_refused_and_told_why(
     started(head)
     kind, body = answer(come(port, hello(**changes)))
     assert kind is Kind.REFUSED and re.match(message, body.decode())
-    right = come(port, hello())
+    right = come(port, hello(options={"pipeline_parallel_size": 2}))
     assert answer(right)[0] is Kind.START, "node 0 still waits for the right one"
     assert "is refused: " + body.decode() in caplog.text
 
@@ -161,7 +163,7 @@ def test_a_hello_is_short(head: Nodes, port: int, caplog: pytest.LogCaptureFixtu
         stranger.sendall(MAGIC + struct.pack("<IB", 1 << 20, Kind.HELLO))
         while stranger.recv(100):
             pass
-    assert "a frame of kind 6 with 1048576 bytes (at most 4096) is none of Quire's" in caplog.text
+    assert "a frame of kind 6 with 1048576 bytes (at most 65536) is none of Quire's" in caplog.text
 
 
 def test_a_second_node_of_a_number_is_refused(port: int) -> None:

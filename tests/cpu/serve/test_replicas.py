@@ -6,6 +6,7 @@ pip install 'quire[ray]' && pytest tests/cpu/serve/test_replicas.py
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pathlib
 import signal
@@ -28,6 +29,15 @@ START_S = 120.0
 OPTIONS = {"model": "demo", "temperature": 0.0, "max_tokens": 150, "extra_body": {"ignore_eos": True}}
 
 
+def found_below(process: subprocess.Popen[bytes], what: str) -> list[psutil.Process]:
+    """Processes below it with this in their command lines."""
+    found: list[psutil.Process] = []
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it ends just now
+            found += [one] if what in " ".join(one.cmdline()) else []
+    return found
+
+
 class Cluster:
     """A server with two replicas of the demo model, and the clients for it."""
 
@@ -40,8 +50,7 @@ class Cluster:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
 
     def pids(self, what: str) -> list[int]:
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        return [one.pid for one in below if what in " ".join(one.cmdline())]
+        return [one.pid for one in found_below(self.process, what)]
 
     def n_slots(self) -> int:
         headers = {"authorization": f"Bearer {KEY}"}
@@ -145,6 +154,59 @@ async def test_a_rolling_update_loses_nothing(cluster: Cluster) -> None:
         number += 4
         assert await asyncio.gather(*(cluster.ask(number + one) for one in range(4))) == [150] * 4
     assert len(await cluster.say(1)) > 50
+
+
+def started(tmp_path: pathlib.Path, **options: object) -> subprocess.Popen[bytes]:
+    """`quire cluster` with one replica; it writes to the file `log`."""
+    text = json.dumps({"replicas": 1, "port": 0, "ray_actor_options": {"num_cpus": 0.5}} | options)
+    (tmp_path / "cluster.yaml").write_text(text)
+    with (tmp_path / "log").open("wb") as log:
+        command = [sys.executable, "-m", "quire", "cluster", str(tmp_path / "cluster.yaml")]
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+
+def child_of(process: subprocess.Popen[bytes], what: str) -> psutil.Process:
+    """The first process below it with this in its command line, once there is one."""
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s and process.poll() is None:
+        for one in found_below(process, what):
+            return one
+        time.sleep(0.05)
+    raise AssertionError(f"no {what}")
+
+
+def test_an_interrupt_while_ray_starts_leaves_no_process(tmp_path: pathlib.Path) -> None:
+    before = set(psutil.pids())
+    process = started(tmp_path)
+    try:
+        child_of(process, "raylet")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(START_S) == 130
+        left = [one for one in psutil.process_iter() if one.pid not in before and one.name().startswith("ray")]
+        _, left = psutil.wait_procs(left, 3)
+        assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
+        assert "Traceback" not in (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+
+
+def test_a_server_ends_though_a_replica_does_not(tmp_path: pathlib.Path) -> None:
+    process = started(tmp_path)
+    try:
+        end_s = time.monotonic() + START_S
+        while "Quire serves" not in (tmp_path / "log").read_text():
+            assert process.poll() is None and time.monotonic() < end_s
+            time.sleep(0.2)
+        below = psutil.Process(process.pid).children(recursive=True)
+        child_of(process, "ray::ServeReplica").suspend()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(START_S) == 0
+        said = (tmp_path / "log").read_text()
+        assert "not all replicas have ended in 15 s" in said and "quire: error" not in said
+        _, left = psutil.wait_procs(below, 10)
+        assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        process.kill()
 
 
 def test_a_batch_over_two_replicas(tmp_path: pathlib.Path) -> None:

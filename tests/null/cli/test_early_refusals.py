@@ -25,6 +25,9 @@ def parsed(*words: str) -> argparse.Namespace:
 @pytest.mark.parametrize("words, message", [
     (("demo", "--tensor-parallel-size", "3"), r"a feed-forward is 1024 wide, which 3 ranks cannot .* \(2, 4 work\)"),
     (("demo", "--tensor-parallel-size", "2", "--enable-expert-parallel"), "llama has no experts"),
+    (("demo", "--enable-expert-parallel"), "llama has no experts"),
+    (("demo", "--ulysses-degree", "2"), "ulysses_degree = 2 and prefill_context_parallel_size = 1: .*-size 2 or more"),
+    (("demo", "--context-parallel-method", "ring", "-tp", "2"), "context_parallel_method = 'ring' and .* leave"),
     (("shape:qwen3-0.6b", "--pipeline-parallel-size", "40"), "qwen3 has 28 layers, and each stage needs one"),
     (("shape:mamba2-2.7b", "--pipeline-parallel-size", "2"), "recurrent layers, whose states stages do not divide"),
     (("demo", "--data-parallel-size", "2", "--pipeline-parallel-size", "2"), "data-parallel ranks have no stages yet"),

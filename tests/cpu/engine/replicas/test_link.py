@@ -119,6 +119,49 @@ async def test_an_engine_that_dies_inside_a_replica_is_passed_by_until_it_is_bac
         assert fleet.n_runs["r0"] > 4
 
 
+async def test_a_replica_that_says_nothing_gets_no_requests_until_it_speaks_again() -> None:
+    async with serving(2, max_num_seqs=64) as (llm, fleet, chooser):
+        replica = fleet.replicas["r0"]
+        assert isinstance(replica, ToyReplica)
+        report = replica._tasks.pop()
+        report.cancel()
+        await until(lambda: chooser.silent == {"r0"})
+        await asyncio.gather(*(complete(llm, [100 + number], SHORT) for number in range(8)))
+        assert fleet.n_runs == {"r0": 0, "r1": 8}
+        assert llm.healthy()
+        replica._tasks.append(asyncio.create_task(replica._report()))
+        await until(lambda: not chooser.silent)
+        await asyncio.gather(*(complete(llm, [200 + number], SHORT) for number in range(8)))
+        assert fleet.n_runs["r0"] > 0
+
+
+class Stopped(ToyReplica):
+    """Its process was stopped, once it has got requests: it says nothing, and ends nothing."""
+
+    async def run(self, message: bytes) -> None:
+        if self is not self.stopped:
+            return await super().run(message)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.Event().wait()
+
+    stopped: ToyReplica | None = None
+
+
+async def test_what_a_replica_had_that_was_stopped_and_replaced_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.engine.replicas.link.SILENT_S", 0.5)
+    async with serving(2, Stopped, max_num_seqs=64) as (llm, fleet, chooser):
+        monkeypatch.setattr(Stopped, "stopped", fleet.replicas["r0"])
+        whole = [asyncio.create_task(complete(llm, [100 + number], SHORT)) for number in range(8)]
+        await busy(fleet, 8)
+        replica = fleet.replicas.pop("r0")
+        fleet._tell()  # Ray gives it no more, and cannot end it
+        assert [len(ids) for ids in await asyncio.gather(*whole)] == [8] * 8
+        assert fleet.n_runs == {"r0": 4, "r1": 8} and chooser.n_open("r1") == 0
+        await until(lambda: not fleet._runs["r0"])
+        await replica.stop()
+
+
 async def test_cancelling_reaches_the_replica() -> None:
     async with serving(2) as (llm, _, chooser):
         tasks = [asyncio.create_task(complete(llm, [number], STREAMED)) for number in range(1, 9)]

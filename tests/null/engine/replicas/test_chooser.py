@@ -150,6 +150,16 @@ def test_who_has_no_engine_comes_last() -> None:
     assert world.place(prompt(1), "a")[0] == A
 
 
+def test_who_says_nothing_is_passed_by_while_another_speaks() -> None:
+    world = World(n_slots=2)
+    assert world.run(prompt(1), "a") == A
+    world.chooser.silent = frozenset(A)
+    assert [world.place(prompt(1))[0] for _ in range(6)].count(A) == 0, "also where it knows the prompt, others full"
+    assert world.place(prompt(1), "a")[0] == A
+    world.chooser.silent = frozenset()
+    assert world.place(prompt(1))[0] == A
+
+
 def test_sequences_count_not_requests() -> None:
     world = World()
     first, _ = world.place(prompt(1), n=4)
