@@ -76,17 +76,23 @@ def test_the_real_scheduler_leaves_the_bubbles_of_the_formula_and_none_at_steady
     assert steady["formula"] == 0 and 0 <= steady["simulated"] < 0.03, "of 48 tokens, until the stages are full"
 
 
-def test_a_stage_that_waits_is_idle_and_one_that_computes_is_not(tmp_path: pathlib.Path) -> None:
-    """However busy the machine is: in line for a core is not idle."""
+def test_a_stage_that_waits_is_idle_and_one_that_computes_is_not() -> None:
+    """However busy the machine is: in line for a core is not idle. A thread that wakes stands in line, too, so that the
+    wait may have to be a longer one."""
     if sys.platform != "linux":
         pytest.skip("no clocks of threads")
-    with StageIdle(1) as waiting:
-        time.sleep(0.2)
     with StageIdle(1) as computing:
         end_s = time.perf_counter() + 0.2
         while time.perf_counter() < end_s:
             sum(range(1000))
-    assert waiting.shares[0] > 0.8 and computing.shares[0] < 0.2
+    assert computing.shares[0] < 0.2
+    assert any(share_of_sleep(0.2 * 2**i) > 0.8 for i in range(6))
+
+
+def share_of_sleep(seconds: float) -> float:
+    with StageIdle(1) as waiting:
+        time.sleep(seconds)
+    return waiting.shares[0]
 
 
 def test_the_published_table_has_every_length() -> None:
