@@ -22,7 +22,6 @@ from quire.engine.executors.executor import RanksLost
 from quire.engine.ranks.adapters import AdaptersOfRanks
 from quire.engine.ranks.wire import ReadAdapter
 
-
 FULL = r"all 2 adapters that the host keeps are in use or being read: .* --max-cpu-loras"
 
 
