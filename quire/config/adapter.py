@@ -39,13 +39,16 @@ REFUSED: Final[Mapping[str, str]] = {
     "lora_bias": "biases of an adapter are not applied: " + MERGE,
     "alora_invocation_tokens": "adapters that begin within a prompt are not built",
     "arrow_config": "routing between adapters is not built",
+    "use_bdlora": "matrices in diagonal blocks are not applied: " + MERGE,
+    "kasa_config": "KaSA changes the base's weights too: " + MERGE,
+    "monteclora_config": "what MonteCLoRA has beside lora_A and lora_B is not applied: " + MERGE,
 }
 """Key → why an adapter that sets it is refused."""
 MERGEABLE: Final = ("use_dora",)
 """Of those: what can be merged into the checkpoint."""
 OF_EXPERTS: Final = ("target_parameters",)
 """And what is of experts."""
-CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq")
+CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of init_lora_weights that change the base's weights too."""
 
 
@@ -60,6 +63,8 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     alpha_pattern: Mapping[str, float] = {}
     targets: tuple[str, ...] | None = None
     """Names, or ends of names, of the modules that it adapts; None: its tensors say which."""
+    excludes: bool = False
+    """Some of these are left out, which its tensors say too."""
     parameters: tuple[str, ...] = ()
     """Likewise of parameters that are no linear layer: experts in one tensor."""
     base: str = ""
@@ -116,6 +121,7 @@ def parse_adapter_config(
             for key, one in _pattern(path, "alpha_pattern", values).items()
         },
         targets=targets,
+        excludes=bool(values.get("exclude_modules")),
         parameters=tuple(parameters),
         base=str(values.get("base_model_name_or_path") or ""),
         is_dora=values.get("use_dora") is True,

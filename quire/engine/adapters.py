@@ -129,7 +129,8 @@ class AdapterRegistry:
             raise InvalidParameter("lora_path", path, "the folder of an adapter")
         if not self._make_room():
             raise RequestError(
-                f"all {self._max_kept} adapters that the host keeps (max_cpu_loras) are in use: try again later",
+                f"all {self._max_kept} adapters that the host keeps are in use or being read: try again later, or start"
+                " with a larger --max-cpu-loras",
                 param="lora_name",
             )
         reading = self._read(path, root)

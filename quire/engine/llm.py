@@ -296,13 +296,9 @@ class LLM(VectorEngine):
         return [beam_output(output, self._frontend.tokenizer, params) for output in outputs]
 
     def stream(
-        self,
-        prompt: PromptType,
-        sampling_params: SamplingParams | None = None,
-        lora_request: LoRARequest | None = None,
+        self, prompt: PromptType, sampling_params: SamplingParams | None = None, lora_request: LoRARequest | None = None
     ) -> Iterator[RequestOutput]:
-        """Complete one prompt, yielding each new part; sampling_params: None for the model's defaults. lora_request: as
-        of `generate`.
+        """Complete one prompt, yielding each new part; sampling_params, lora_request: as of `generate`.
 
         Streams may be interleaved with each other and with `generate`. Leaving the iteration early cancels the request.
         """

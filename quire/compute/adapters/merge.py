@@ -122,7 +122,7 @@ class Merge:
                 raise LoadError(f"{file}: {shown(module)} is adapted, and the checkpoint has no such matrix")
             entry = places[target]
             found[entry.name] = _delta(module, tensors, entry, self.config, rows.order is Order.TRANSPOSED, str(file))
-        targets = self.config.targets or ()
+        targets = () if self.config.excludes else self.config.targets or ()
         absent = [one for one in targets if not any(f".{module}".endswith(f".{one}") for module in modules)]
         if not found or absent:
             raise LoadError(f"{file} has nothing for {', '.join(map(shown, absent[:LISTED])) or 'any matrix'}")

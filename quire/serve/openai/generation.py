@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -17,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from quire.core.beams import BeamTerms
-from quire.core.errors import QuireError, RequestError, error_of
+from quire.core.errors import QuireError, RequestError, error_of, shown
 from quire.core.failure import Failure
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
@@ -32,6 +33,8 @@ from quire.serve.ops.traces import RequestTrace
 from quire.serve.state import ServerState
 from quire.text.message import MessageReader
 from quire.text.reasoning_count import ReasoningCount
+
+logger = logging.getLogger("quire.serve")
 
 TURN_S = 0.005
 """How long submitting the prompts of one request keeps the event loop from others."""
@@ -264,7 +267,7 @@ class Generation:
     def _check(self, output: RequestOutput) -> None:
         for part in output.outputs:
             if part.finish_reason == "error":
-                raise _raised(part.failure)
+                raise _raised(part.failure, self.job.request_id, self._adapter)
             if part.finish_reason == "abort":
                 raise unavailable("aborted", "The request was ended by the server.")
 
@@ -295,11 +298,14 @@ class Generation:
             await self._llm.abort_streams(self._streams)
 
 
-def _raised(failure: Failure | None) -> Exception:
-    """What the failure of a sequence means for its request."""
+def _raised(failure: Failure | None, request_id: str, adapter: str) -> Exception:
+    """What the failure of a sequence means for its request. Why the engine failed, the log alone says."""
     error = None if failure is None else error_of(failure)
     if isinstance(error, RequestError):
         return error
+    whose = f" for adapter {shown(adapter)}" if adapter else ""
+    why = "no reason was given" if failure is None else f"{failure.message} ({failure.code.value})"
+    logger.error("request %s%s failed in the engine: %s", request_id, whose, why)
     return Refusal(500, "The engine failed while it computed this sequence.", code="sequence_fault")
 
 

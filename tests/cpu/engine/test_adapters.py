@@ -230,6 +230,9 @@ BAD: dict[str, tuple[Change, str]] = {
     "biases": (_config(bias="all"), "biases of an adapter"),
     "another method": (_config(peft_type="IA3"), "only 'LORA'"),
     "weights that PiSSA changes": (_config(init_lora_weights="pissa_niter_4"), "changes the base's weights"),
+    "weights that LoRA-GA changes": (_config(init_lora_weights="lora_ga"), "changes the base's weights"),
+    "blocks": (_config(use_bdlora={"nblocks": 2}), "use_bdlora = .* diagonal blocks are not applied"),
+    "a base that KaSA changes": (_config(kasa_config={"beta": 1e-4}), "kasa_config = .* changes the base's weights"),
     "a pattern that takes hours": (_config(alpha_pattern={"(a+)+b": 3}), "repetitions"),
     "an infinite scale": (_config(lora_alpha=1e300), "at most a million"),
     "a scale beyond the dtype": (
@@ -295,6 +298,13 @@ def test_paths_stay_inside_the_root(llm: LLM, oracle: transformers.PreTrainedMod
             adapters.load("x", path, str(root))
     assert adapters.load("x", "good", str(root)).rank == 4
     adapters.unload("x")
+
+
+def test_modules_that_are_left_out(llm: LLM, oracle: transformers.PreTrainedModel, tmp_path: pathlib.Path) -> None:
+    """PEFT writes them among the targets too."""
+    write_adapter(tmp_path, oracle, ("q_proj",), target_modules=["q_proj", "o_proj"], exclude_modules=["o_proj"])
+    assert llm.engine.adapters.load("x", str(tmp_path)).rank == 4
+    llm.engine.adapters.unload("x")
 
 
 def test_a_tilde_is_a_home_where_the_operator_wrote_it(

@@ -516,7 +516,8 @@ def test_faults_that_are_not_worth_a_retry_say_so(http: Any, server: Any) -> Non
     assert answer.headers["x-should-retry"] == "false"
 
 
-def test_refusals_of_the_engines_process_keep_their_meaning(make_server: Any) -> None:
+def test_refusals_of_the_engines_process_keep_their_meaning(make_server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The operator has the reason of a fault, which is kept from clients."""
     server = make_server()
     server.engine.fault = lambda request: True
     with server.client() as client:
@@ -532,6 +533,9 @@ def test_refusals_of_the_engines_process_keep_their_meaning(make_server: Any) ->
                     assert answer.text.rstrip().endswith("}") and f'"code":"{code}"' in answer.text
                 else:
                     assert check_error(answer, status)["code"] == code
+                assert "0x7f00" not in answer.text
+    found = [one for one in caplog.messages if one.endswith("failed in the engine: at 0x7f00 (non_finite_logits)")]
+    assert len(found) == 2
 
 
 def test_surprises_become_a_fixed_text(make_server: Any, caplog: pytest.LogCaptureFixture) -> None:

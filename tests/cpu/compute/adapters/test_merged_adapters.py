@@ -179,6 +179,16 @@ def test_a_checkpoint_that_is_damaged_leaves_nothing(tmp_path: pathlib.Path) -> 
     assert not (tmp_path / "out").exists()
 
 
+def test_targets_that_are_left_out_have_no_tensors(tmp_path: pathlib.Path) -> None:
+    """PEFT names them among the targets too."""
+    folder = written("dora", tmp_path / "model")
+    path = folder / "adapter" / "adapter_config.json"
+    config = json.loads(path.read_text())
+    config |= {"target_modules": [*config["target_modules"], "k_proj"], "exclude_modules": ["k_proj"]}
+    path.write_text(json.dumps(config))
+    assert len(list(Merge(folder, read_arch(folder), str(folder / "adapter")))) == 1
+
+
 def test_a_head_that_peft_stored_counts(tmp_path: pathlib.Path) -> None:
     """In the place of the checkpoint's own: here it is twice as large, and DoRA does not see it but by its adapter."""
     folder = written("dora-rs", tmp_path / "model")
