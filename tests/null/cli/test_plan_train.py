@@ -156,6 +156,8 @@ def test_how_long_a_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None
     (("--budget", "0"), "--budget '0' is out of range: give a number above 0"),
     (("--budget", "-1e20"), "expected at least one argument|out of range"),
     (("--budget", "many"), "--budget 'many' is not a number"),
+    (("--budget", "1e20", "--tokens", "1T"), "--tokens says how MODEL is trained, and there is none: name one"),
+    (("--budget", "1e20", "--tp", "4"), "--tp says how MODEL is trained"),
     (("--budget", "1,5e20"), "--budget '1,5e20' is not a number"),
     (("--budget", "1e20", "hours"), "'hours' is not understood"),
     (("--budget", "1e20", "--gpu-hours", "5"), "--budget and --gpu-hours: give one budget"),
