@@ -132,6 +132,8 @@ def run(namespace: argparse.Namespace) -> int:
             raise ConfigError(f"{dashed(flag)} names nothing: give {such}, or leave it out")
     if namespace.check:
         return _check(namespace)
+    if namespace.dataset_path:
+        raise ConfigError("--dataset-path has the lengths of what --check compares: give that too, or leave it out")
     if namespace.plot:
         if not namespace.gpu:
             raise ConfigError("--plot draws a model on hardware: give --gpu")
@@ -160,6 +162,9 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def _check(namespace: argparse.Namespace) -> int:
+    for flag in (*ABOUT_DEVICES, "plot", "weights", "kv_cache_dtype"):
+        if flag != "calibration" and getattr(namespace, flag) not in (None, False, "auto"):
+            raise ConfigError(f"{dashed(flag)} changes nothing beside --check, which takes what was run: leave it out")
     result = plan_check.read_result(namespace.check)
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
     device = _device(namespace)[0] if namespace.gpu or given else None

@@ -37,6 +37,12 @@ MEANING: Final = (
     "model and how many tokens a budget is best spent on, by a published scaling law or one fitted to your runs."
 )
 NUMBER_BYTES: Final = {"bf16": 2, "fp32": 4, "none": 0}
+OF_MODEL: Final = {
+    "gpus": 8, "tokens": "", "batch_tokens": "4M", "seq_len": "4096", "micro_batch": 1, "zero": 1, "tp": 1, "pp": 1,
+    "no_sequence_parallel": False, "checkpointing": Checkpointing.FULL.value, "optimizer": "adam", "gradients": "bf16",
+    "master_weights": "fp32", "store_scores": False, "dropout": False, "count_masked": False,
+}  # fmt: skip
+"""Options that say how MODEL is trained → their defaults."""
 PLOTTED: Final = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """Of the budget."""
 MAX_DEVICES: Final = 1 << 20
@@ -57,13 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _model(parser.add_argument_group("how MODEL is trained"))
     _budget(parser.add_argument_group("what is best for a budget (numbers as 1e24, 15T, 4M)"))
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, **OF_MODEL)
 
 
 def _cluster(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--gpu", default="h100", metavar="NAME", help="accelerator, as in quire plan (default: h100)")
-    add("--gpus", type=int, default=8, metavar="N", help="how many (default: 8)")
+    add("--gpus", type=int, metavar="N", help="how many (default: 8)")
     add("--price", type=float, metavar="DOLLARS", help="of one for an hour")
     add(
         "--hfu", type=float, metavar="X",
@@ -74,24 +80,24 @@ def _cluster(group: argparse._ArgumentGroup) -> None:
 
 def _model(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--tokens", default="", metavar="N", help="tokens of the whole training (default: those that the law takes)")
-    add("--batch-tokens", default="4M", metavar="N", help="tokens of a step (default: 4M)")
-    add("--seq-len", default="4096", metavar="N", help="tokens of a sequence (default: 4096)")
-    add("--micro-batch", type=int, default=1, metavar="N", help="sequences at once on a replica (default: 1)")
+    add("--tokens", metavar="N", help="tokens of the whole training (default: those that the law takes)")
+    add("--batch-tokens", metavar="N", help="tokens of a step (default: 4M)")
+    add("--seq-len", metavar="N", help="tokens of a sequence (default: 4096)")
+    add("--micro-batch", type=int, metavar="N", help="sequences at once on a replica (default: 1)")
     add(
-        "--zero", type=int, choices=range(4), default=1,
+        "--zero", type=int, choices=range(4),
         help="share out 1: optimizer states, 2: gradients, 3: weights (default: 1)",
     )  # fmt: skip
-    add("--tp", type=int, default=1, metavar="N", help="tensor-parallel devices (default: 1)")
-    add("--pp", type=int, default=1, metavar="N", help="pipeline stages (default: 1)")
+    add("--tp", type=int, metavar="N", help="tensor-parallel devices (default: 1)")
+    add("--pp", type=int, metavar="N", help="pipeline stages (default: 1)")
     add("--no-sequence-parallel", action="store_true", help="tensor-parallel devices keep whole norms and inputs")
     add(
-        "--checkpointing", choices=[one.value for one in Checkpointing], default=Checkpointing.FULL.value,
+        "--checkpointing", choices=[one.value for one in Checkpointing],
         help="compute again in the backward pass: nothing, scores of attention, or all of a layer (default: full)",
     )  # fmt: skip
-    add("--optimizer", choices=list(OPTIMIZERS), default="adam", help="what it keeps of a parameter (default: adam)")
-    add("--gradients", choices=["bf16", "fp32"], default="bf16", help="numbers of gradients (default: bf16)")
-    add("--master-weights", choices=["fp32", "none"], default="fp32", help="a copy in float32 (default: fp32)")
+    add("--optimizer", choices=list(OPTIMIZERS), help="what it keeps of a parameter (default: adam)")
+    add("--gradients", choices=["bf16", "fp32"], help="numbers of gradients (default: bf16)")
+    add("--master-weights", choices=["fp32", "none"], help="a copy in float32 (default: fp32)")
     add("--store-scores", action="store_true", help="attention keeps its scores, as before FlashAttention")
     add("--dropout", action="store_true", help="keep masks of dropout, as GPT-3")
     add("--count-masked", action="store_true", help="count pairs that the causal mask hides, as papers do for MFU")
@@ -144,9 +150,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for flag in ("hfu", "mfu", "serve_mfu"):
         value = getattr(arguments, flag)
         if value is not None and not 0 < value <= 1:
-            raise ConfigError(
-                f"{dashed(flag)} {value:g} is out of range: a part of the peak is above 0 to 1"
-            )
+            raise ConfigError(f"{dashed(flag)} {value:g} is out of range: a part of the peak is above 0 to 1")
     if arguments.hfu and arguments.mfu:
         raise ConfigError("--hfu and --mfu say the same in two ways: give one of them")
     if arguments.price is not None and not 0 <= arguments.price < float("inf"):
@@ -200,6 +204,9 @@ def _utilisation(arguments: argparse.Namespace) -> float:
 
 
 def _run_budget(arguments: argparse.Namespace, gpu: Accelerator, law: ScalingLaw, fit: Fit | None) -> int:
+    for name, default in OF_MODEL.items():
+        if getattr(arguments, name) != default:
+            raise ConfigError(f"{dashed(name)} says how MODEL is trained, and there is none: name one, or leave it out")
     flops = _flops(arguments, gpu)
     sizes = [parse_count(size, "--sizes") for size in arguments.sizes]
     if not flops and not sizes and fit is None:

@@ -127,6 +127,11 @@ def _traffic(plan: TrainingPlan) -> list[str]:
         if n_bytes:
             text = f"{format_bytes(n_bytes)}, at least {seconds:.3g} s of a step of {plan.step_s:.3g} s"
             found.append(f"  {name:<{WIDTH - 2}}{text}")
+    longest_s = max(sent.data_s, sent.tensor_s, sent.pipeline_s)
+    if longest_s > plan.step_s:  # however much hides behind arithmetic
+        most = plan.utilisation * plan.step_s / longest_s
+        text = f"so that a step takes {longest_s:.3g} s, at {most:.2g} of the peak, and not {plan.step_s:.3g} s"
+        found.append(f"  {'too much':<{WIDTH - 2}}{text}")
     if setup.pipeline_parallel > 1:
         found.append(f"  {'bubble':<{WIDTH - 2}}{setup.bubble:.1%} of a step without interleaving")
     return ["each device sends", *found] if found else ["nothing is sent: one device"]

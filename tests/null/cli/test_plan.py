@@ -271,6 +271,9 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h200", "--max-model-len", "1000"], "of 1,280 tokens, prompt and output, and the longest is 1,000"),
         (["--gpu", "h200", "--count", "0"], "--count 0: 1 to"),
         (["--gpu", "h200", "--slo", ","], "--slo ',' sets no limit"),
+        (["--check", "w6.json", "--price", "3"], "--price changes nothing beside --check"),
+        (["--check", "w6.json", "--weights", "fp8"], "--weights changes nothing beside --check"),
+        (["--dataset-path", "l.json"], "--dataset-path has the lengths of what --check compares"),
         (["--gpu", "tpu"], "`here` measures this machine"),
         (["--gpu", "h200", "--mesh", "tp=x"], "'tp=x' cannot be read"),
         (["--gpu", "h200", "--mesh", f"tp={'9' * 5000}"], "each from 1 to 1,024"),
@@ -528,42 +531,6 @@ def test_neither_torch_nor_numpy_and_little_memory(monkeypatch: pytest.MonkeyPat
     assert (found["code"], found["loaded"]) == (0, [])
     assert (found["n_meshes"], found["n_refused"]) == (139, 1)
     assert found["kib"] < 100 * 1024
-
-
-FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-
-
-def quantised(folder: pathlib.Path, shape: str, **added: object) -> str:
-    """A folder with the description of a bundled shape, and more in it."""
-    config = json.loads((FOLDER / shape / "config.json").read_text()) | added
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
-def test_a_quantised_checkpoint_is_planned_as_it_is_kept(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
-    """Else Qwen3-30B-A3B-FP8 would not fit on a GPU of 48 GB, and gpt-oss-120b on none of 80."""
-    model = quantised(tmp_path, "qwen3-30b-a3b", **FP8)
-    found = json.loads(planned(capsys, model, "--gpu", "l40s", "--slo", "none", "--json"))
-    assert 28.4 < found["facts"]["weights_bytes"] / 2**30 < 29.2, "one byte a weight, but of embedding, head and router"
-    assert found["memory"]["fits"] and "--quantization" not in found["command"] and not found["cannot"]
-    text = planned(capsys, model, "--gpu", "h100", "--slo", "none")
-    assert "FP8 in blocks of 128 x 128; kept so where it is quantised, as fp8-block128" in text
-    assert run(["plan", model, "--gpu", "a100-40"]) == 1
-    assert "decoded on the A100-40" in capsys.readouterr().out, "which multiplies no e4m3"
-    decoded = planned(capsys, model, "--gpu", "h100", "--slo", "none", "--weights", "bfloat16")
-    assert "weights 56.87 GiB" in decoded and "--dtype bfloat16 --quantization none" in decoded
-    mxfp4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
-    model = quantised(tmp_path, "gpt-oss-120b", quantization_config=mxfp4)
-    assert "weights 60.77 GiB" in planned(capsys, model), "its card says 60.8"
-
-
-def test_a_pattern_of_a_quantised_checkpoint_that_is_not_read_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
-    model = quantised(tmp_path, "qwen3-8b", quantization_config=FP8["quantization_config"] | {"ignore": ["re:(?i)x"]})
-    assert "quantization_config: " in refused(capsys, model)
 
 
 def test_sizes_beside_weights_of_terabytes_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -156,6 +157,8 @@ def test_how_long_a_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None
     (("--budget", "0"), "--budget '0' is out of range: give a number above 0"),
     (("--budget", "-1e20"), "expected at least one argument|out of range"),
     (("--budget", "many"), "--budget 'many' is not a number"),
+    (("--budget", "1e20", "--tokens", "1T"), "--tokens says how MODEL is trained, and there is none: name one"),
+    (("--budget", "1e20", "--tp", "4"), "--tp says how MODEL is trained"),
     (("--budget", "1,5e20"), "--budget '1,5e20' is not a number"),
     (("--budget", "1e20", "hours"), "'hours' is not understood"),
     (("--budget", "1e20", "--gpu-hours", "5"), "--budget and --gpu-hours: give one budget"),
@@ -191,8 +194,6 @@ def test_how_long_a_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None
     ((SHAPE, "--zero", "4"), "--zero = 4 is not one of 0, 1, 2, 3"),
 ])  # fmt: skip
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
-    import re
-
     assert re.search(message, complaint(capsys, *words))
 
 
@@ -223,3 +224,19 @@ def test_it_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_traffic_that_takes_longer_than_the_step_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("shape:mixtral-8x7b", "--gpus", "64", "--tokens", "1T", "--tp", "8")
+    assert run([*TRAIN, *words, "--zero", "3"]) == 0
+    text = capsys.readouterr().out
+    (sent_s, step_s), (longest_s, share, stated_s) = (
+        tuple(map(float, re.search(pattern, text).groups()))  # type: ignore[union-attr]
+        for pattern in (
+            r"replicas .* at least (\S+) s of a step of (\S+) s",
+            r"too much +so that a step takes (\S+) s, at (\S+) of the peak, and not (\S+) s",
+        )
+    )
+    assert sent_s == longest_s > step_s == stated_s
+    assert share == pytest.approx(0.45 * step_s / sent_s, rel=0.1)
+    assert run([*TRAIN, *words, "--zero", "1"]) == 0 and "too much  " not in capsys.readouterr().out
