@@ -173,7 +173,9 @@ def with_config_file(words: Sequence[str], known: Collection[str]) -> tuple[list
             raise ConfigError(f"{files[0]} gives {bare} twice, as {names[bare]} and {name}: leave one out")
         names[bare] = str(name)
         if bare not in given:
-            kept += _words_of(str(name), value, f"{files[0]}: {name}")
+            is_known = bare in known or bare[2:].replace("-", "_") in FOREIGN
+            empty = [] if is_known else [dashed(str(name))]  # the parser says so, as of one that has a value
+            kept += empty if value is None else _words_of(str(name), value, f"{files[0]}: {name}")
             place = f"{files[0]}, line {lines[str(name)]}" if str(name) in lines else files[0]
             places |= dict.fromkeys((bare, dashed(str(name))), place)
     return kept, str(model), places
@@ -187,8 +189,6 @@ def _bare_name(word: str, known: Collection[str]) -> str:
 def _words_of(name: str, value: object, where: str) -> list[str]:
     """One option of a file as words."""
     flag = dashed(name)
-    if value is None:
-        return []
     if isinstance(value, bool):
         return [flag if value else "--no-" + flag[2:]]
     if isinstance(value, Mapping):

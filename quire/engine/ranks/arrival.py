@@ -104,7 +104,9 @@ def _greeted(connection: socket.socket, where: str) -> Frames:
 
 def greet(frames: Frames, config: EngineConfig, folder: pathlib.Path) -> None:
     """Say who this is. folder: its checkpoint."""
-    hello = Hello(config.node_rank, config.nnodes, socket.gethostname(), versions(), model_digest(folder), given_options(config))
+    hello = Hello(
+        config.node_rank, config.nnodes, socket.gethostname(), versions(), model_digest(folder), given_options(config)
+    )
     with contextlib.suppress(OSError):  # which is seen at once
         frames.greet()
         frames.send(Kind.HELLO, msgspec.msgpack.encode(hello))

@@ -33,10 +33,10 @@ from quire.engine.ranks.judge import LATE_S, LOST_S, Judge
 from quire.engine.ranks.member import LocalRank
 from quire.engine.ranks.nodes import Nodes
 from quire.engine.ranks.process import Calls
-from quire.engine.ranks.remote import RemoteRank
 from quire.engine.ranks.results import N_ENDS, ResultReader
 from quire.engine.ranks.ring import IDLE, READY, RankMemory, RingWriter, Standing, make_memory
 from quire.engine.ranks.start import RankStart
+from quire.engine.ranks.starting import Member, StartWatch, names_of
 from quire.engine.ranks.wire import Said, Stop, encode
 
 logger = logging.getLogger("quire.engine")
@@ -50,15 +50,8 @@ LEAVE_S: Final = 3.0
 """The ranks may take so long to hear that they are to leave, and to leave."""
 ROOT_S: Final = 0.5
 """A rank that is killed may be seen after one that failed because its connection closed: so long it is waited for."""
-Member = LocalRank | RemoteRank
 HANG_S: Final = 10.0
 """Rank 0, which leaves its groups with them, may take so long; then they are ended, and what it waits for."""
-
-
-def _names(ranks: Sequence[Member]) -> str:
-    """Of ranks, with what the kernel says of each."""
-    states = {rank.name: rank.state_words() for rank in ranks}
-    return ", ".join(f"{name}, {state}," if state else name for name, state in states.items())
 
 
 def _root(ranks: Sequence[Member], poll: select.poll, said: list[tuple[int, int]]) -> RanksLost:
@@ -307,6 +300,7 @@ class RankGroup:
         for rank in self._ranks:
             poll.register(rank.status_fd, select.POLLIN)
         last_s = time.monotonic()
+        start_watch = StartWatch(last_s)
         while not self._stopping.is_set() and self.loss is None:
             said = poll.poll(WATCH_S * 1000)
             slept_s, last_s = time.monotonic() - last_s, time.monotonic()
@@ -320,6 +314,7 @@ class RankGroup:
                 if self._nodes is not None:
                     self._nodes.pardon()
                 continue
+            start_watch.look(self._ranks, last_s)
             self._look()
 
     def _see_off(self) -> None:
@@ -342,7 +337,7 @@ class RankGroup:
             self._lose(RanksLost(why, EndKind.KILLED), [])  # from outside: no request is to blame for it alone
             return
         if lost:
-            why = f"{_names(lost)} made no progress for {limit_s:g} s and was ended"
+            why = f"{names_of(lost)} made no progress for {limit_s:g} s and was ended"
             self._lose(RanksLost(why, EndKind.STALL), lost)
             return
         stuck = self._judge.stuck(standings, self._n_said, now_s)

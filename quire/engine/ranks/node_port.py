@@ -6,6 +6,7 @@ Does not own which node is wanted (`nodes.py`). Invariant: a stranger costs litt
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from typing import Final
@@ -31,16 +32,17 @@ def listening(config: EngineConfig) -> socket.socket:
             f"node_rank = {config.node_rank}, and an engine is on node 0: leave node_rank out here, and have the others"
             " run --headless, which hold ranks for it", param="node_rank",
         )  # fmt: skip
-    return _bound(config, config.master_port)
+    return _bound(config)
 
 
 def check_address(config: EngineConfig) -> None:
-    """Raises ConfigError where node 0's address is none of this machine, which is node 0: before anything is loaded."""
-    _bound(config, 0).close()
+    """Raises ConfigError where node 0's address is none of this machine, which is node 0, or the port taken: before
+    anything is loaded. A node that comes in this moment comes again."""
+    _bound(config).close()
 
 
-def _bound(config: EngineConfig, port: int) -> socket.socket:
-    address = config.master_addr
+def _bound(config: EngineConfig) -> socket.socket:
+    address, port = config.master_addr, config.master_port
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((address, port), family=family)
@@ -51,12 +53,14 @@ def _bound(config: EngineConfig, port: int) -> socket.socket:
             " other nodes reach it", param="master_addr",
         ) from None  # fmt: skip
     except OSError as error:
-        what, remedy, param = f"master_addr = {shown(address)}", "", "master_addr"
-        if port:
-            what, remedy, param = f"{what}, master_port = {port}", ", and a port that is free", "master_port"
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"master_port = {port} of {address} is in use: stop what uses it, or give another --master-port, the"
+                " same to all nodes", param="master_port",
+            ) from None  # fmt: skip
         raise ConfigError(
-            f"{what} cannot be listened on ({os.strerror(error.errno or 0)}): give an address of this machine, at which"
-            f" the other nodes reach it{remedy}", param=param,
+            f"master_addr = {shown(address)} cannot be listened on ({os.strerror(error.errno or 0)}): give an address"
+            " of this machine, at which the other nodes reach it", param="master_addr",
         ) from None  # fmt: skip
 
 

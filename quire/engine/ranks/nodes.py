@@ -2,8 +2,8 @@
 
 Owns the port, and the store through which ranks find one another. Does not own what a node says of its ranks
 (`remote.py`), when ranks are lost (`group.py`), nor what a node does (`node.py`).
-Invariant: a node that is not alike in version, model, options or number, or whose number is taken, is refused, and told why, as
-long as the engine lives.
+Invariant: a node that is not alike in version, model, options or number, or whose number is taken, is refused, and told
+why, as long as the engine lives.
 """
 
 from __future__ import annotations

@@ -249,6 +249,18 @@ def test_node_0_says_what_is_wrong_with_its_address_before_anything_is_loaded(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("as_a_command")
+def test_node_0_says_that_its_port_is_taken_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("quire.serve.server.run", lambda *_: pytest.fail("nothing is to be loaded"))
+    with socket.create_server((HERE, 0)) as taken:
+        port = str(taken.getsockname()[1])
+        options = ("-pp", "2", "--nnodes", "2", "--master-port", port)
+        assert main(["serve", "demo", "--device", "cpu", *options]) == 2
+    assert f"--master-port {port} of 127.0.0.1 is in use: stop what uses it" in capsys.readouterr().err
+
+
 def test_a_port_that_is_kept_is_for_who_was_told_of_it() -> None:
     with reserved_port() as kept:
         port = int(kept.getsockname()[1])

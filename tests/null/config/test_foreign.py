@@ -207,6 +207,7 @@ hf-overrides: {rope_theta: 1000000.0}
 tensor-parallel-size: 1
 port: 8001
 seed:
+swap_space:
 """
 
 
@@ -245,6 +246,8 @@ def test_what_is_merged_into_a_mapping_is_not_given_twice(tmp_path: pathlib.Path
     ("data-parallel-rank: 2", "options.yaml, line 1: --data-parallel-rank = '2' is known in vLLM"),
     ("max-num-seq: 2", "did you mean --max-num-seqs?"),
     ("max-num-seq: 2", "options.yaml, line 1: unknown option --max-num-seq; "),
+    ("max-num-seq:", "options.yaml, line 1: unknown option --max-num-seq; did you mean --max-num-seqs?"),
+    (":::", "unknown option --::"),
     ("seed: -1", "an integer of at least 0"),
     ("port: 8001\n\nmax-num-seqs: banana\n", "options.yaml, line 3: argument --max-num-seqs: 'banana' is not"),
     ("max_num_seqs: banana", "options.yaml, line 1: argument --max-num-seqs: 'banana' is"),

@@ -139,11 +139,11 @@ class Stopped(ToyReplica):
     """Its process was stopped, once it has got requests: it says nothing, and ends nothing."""
 
     async def run(self, message: bytes) -> None:
-        if self is not self.stopped:
-            return await super().run(message)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.Event().wait()
+        if self is self.stopped:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.Event().wait()
+        await super().run(message)
 
     stopped: ToyReplica | None = None
 
