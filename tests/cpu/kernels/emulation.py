@@ -1,19 +1,22 @@
-"""Kernels in CUDA C++ on host threads: a C++ compiler takes their sources beside stand-ins for what needs a GPU."""
+"""Kernels in CUDA C++ on the host: a C++ compiler takes their sources beside stand-ins for what needs a GPU."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import pathlib
 import re
 import shutil
 import subprocess
+import tempfile
 
 import pytest
 
 from quire.kernels import jit
 
 STAND_INS = pathlib.Path(__file__).resolve().parent / "emulated"
-FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-pthread", "-x", "c++")
+FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
 SHARED = "extern __shared__ __align__(1024) char shared[];"
 EXACT = ("-ffp-contract=off",)
 """Of sums that are compared bit by bit."""
@@ -77,9 +80,23 @@ def share_memory(source: pathlib.Path, declared: str, name: str) -> None:
 
 def emulated_library(source: pathlib.Path, name: str, *options: str) -> ctypes.CDLL:
     """A source of such a folder, compiled with these options under a name of its own."""
-    compiler, made = jit.compiler("c++"), source.parent / f"{name}.so"
-    assert compiler is not None
-    command = [compiler, *FLAGS, *options, f"-I{source.parent}", str(source), "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    made = source.parent / f"{name}.so"
+    _compile(*options, "-include", str(_standard()), f"-I{source.parent}", "-shared", "-x", "c++", str(source), made=made)
     return ctypes.CDLL(str(made))
+
+
+@functools.cache
+def _standard() -> pathlib.Path:
+    """`standard.h`, compiled beside it: reading it takes half of what a kernel does."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="quire-emulation-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    header = pathlib.Path(shutil.copy(STAND_INS / "standard.h", folder))
+    _compile("-x", "c++-header", str(header), made=folder / "standard.h.gch")
+    return header
+
+
+def _compile(*arguments: str, made: pathlib.Path) -> None:
+    compiler = jit.compiler("c++")
+    assert compiler is not None
+    done = subprocess.run([compiler, *FLAGS, *arguments, "-o", str(made)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -74,7 +74,7 @@ inline void load_two_matrices(uint32_t& a, uint32_t& b, uint32_t address) {
         return 0;
     });
 }
-inline unsigned long long load_acquire(const unsigned long long* from) { return std::atomic_ref(*const_cast<unsigned long long*>(from)).load(); }
+inline unsigned long long load_acquire(const unsigned long long* from) { emulated::pass(); return std::atomic_ref(*const_cast<unsigned long long*>(from)).load(); }
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint, int c0, int c1, int c2) {
     load_box(to, map, barrier, hint, c0, c1, c2, 0, 0);
 }

@@ -1,18 +1,18 @@
 // Stands in for csrc/cuda/hopper.h where there is no GPU: what rows.cu, reduce.cu, sample.cu and state.cu there need of CUDA, on
-// host threads.
+// fibers of the host.
 //
 // Blocks run one after another, the threads of a block at once; those of a cluster, too, with EMULATED_CLUSTERS. At the wait for the previous grid the bytes given to
 // `emulated_arrival` appear: until then a kernel sees what its predecessor has not written yet.
 #pragma once
 #include <algorithm>
-#include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <vector>
+
+#include "fibers.h"
 
 #define __device__
 #define __global__
@@ -23,10 +23,6 @@
 
 using std::max, std::min;
 
-struct dim3 {
-    unsigned x, y, z;
-    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
-};
 struct int4 {
     int x, y, z, w;
 };
@@ -67,9 +63,6 @@ inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(int(x)); }
 inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
 
-inline thread_local dim3 threadIdx, blockIdx;
-inline dim3 blockDim, gridDim;
-
 namespace emulated {
 // Of a cluster; the same in every build: variables of this kind are one for all libraries of a process.
 constexpr int MOST_CTAS = 2;
@@ -78,9 +71,8 @@ constexpr bool HAS_CLUSTERS = true;
 #else
 constexpr bool HAS_CLUSTERS = false;
 #endif
-inline thread_local int cta = 0;  // of the cluster
-inline std::unique_ptr<std::barrier<>> blocks[MOST_CTAS];
-inline std::vector<std::unique_ptr<std::barrier<>>> warps;
+inline std::unique_ptr<Barrier> blocks[MOST_CTAS];
+inline std::vector<std::unique_ptr<Barrier>> warps;
 inline float exchanged[1024];
 inline unsigned thread() { return (cta * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x; }  // of the cluster
 inline const void* arrival_from = nullptr;
@@ -90,7 +82,7 @@ inline size_t arrival_bytes = 0;
 
 inline void __syncthreads() { emulated::blocks[emulated::cta]->arrive_and_wait(); }
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
-    std::barrier<>& warp = *emulated::warps[emulated::thread() / 32];
+    emulated::Barrier& warp = *emulated::warps[emulated::thread() / 32];
     emulated::exchanged[emulated::thread()] = x;
     warp.arrive_and_wait();
     const float found = emulated::exchanged[emulated::thread() ^ mask];
@@ -98,7 +90,7 @@ inline float __shfl_xor_sync(unsigned, float x, int mask) {
     return found;
 }
 inline int __shfl_up_sync(unsigned, int x, int step) {
-    std::barrier<>& warp = *emulated::warps[emulated::thread() / 32];
+    emulated::Barrier& warp = *emulated::warps[emulated::thread() / 32];
     emulated::exchanged[emulated::thread()] = same_bits<float>(x);
     warp.arrive_and_wait();
     const unsigned own = emulated::thread(), from = int(own % 32) < step ? own : own - step;
@@ -185,22 +177,21 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, 
     for (int i = 0; emulated::HAS_CLUSTERS && i < config->numAttrs; ++i)
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) n_ctas = config->attrs[i].val.clusterDim.x;
     if (n_ctas > emulated::MOST_CTAS || grid.x % n_ctas) return cudaErrorInvalidValue;
-    for (int i = 0; i < n_ctas; ++i) emulated::blocks[i] = std::make_unique<std::barrier<>>(n_threads);
+    for (int i = 0; i < n_ctas; ++i) emulated::blocks[i] = std::make_unique<emulated::Barrier>(n_threads);
     emulated::warps.clear();
-    for (int i = 0; i < n_ctas * n_threads / 32; ++i) emulated::warps.push_back(std::make_unique<std::barrier<>>(32));
-    std::barrier<> between(n_ctas * n_threads);
-    std::vector<std::thread> threads;
+    for (int i = 0; i < n_ctas * n_threads / 32; ++i) emulated::warps.push_back(std::make_unique<emulated::Barrier>(32));
+    emulated::Barrier between(n_ctas * n_threads);
+    std::vector<emulated::Fiber> threads(n_ctas * n_threads);
     for (int t = 0; t < n_ctas * n_threads; ++t) {
-        threads.emplace_back([&, t] {
-            emulated::cta = t / n_threads;
-            threadIdx = dim3(t % n_threads % blockDim.x, t % n_threads / blockDim.x, 0);
-            for (unsigned i = emulated::cta; i < grid.x * grid.y * grid.z; i += n_ctas) {
-                blockIdx = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
-                kernel(arguments...);
-                between.arrive_and_wait();
-            }
-        });
+        threads[t].cta = t / n_threads;
+        threads[t].thread = dim3(t % n_threads % blockDim.x, t % n_threads / blockDim.x, 0);
     }
-    for (std::thread& thread : threads) thread.join();
+    emulated::run(threads, [&] {
+        for (unsigned i = emulated::cta; i < grid.x * grid.y * grid.z; i += n_ctas) {
+            blockIdx = emulated::current->block = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
+            kernel(arguments...);
+            between.arrive_and_wait();
+        }
+    });
     return cudaSuccess;
 }

@@ -1,11 +1,9 @@
 // Stands in for csrc/cuda/hopper.h and wgmma.h where there is no GPU: shared memory with its swizzle, barriers, tensor
-// copies, matrix stores and matrix products, on threads of the host. Copies and products happen when they are issued.
+// copies, matrix stores and matrix products, on fibers of the host. Copies and products happen when they are issued.
 #pragma once
 #include "hopper.h"
 
-#include <condition_variable>
 #include <map>
-#include <mutex>
 
 struct float4 {
     float x, y, z, w;
@@ -30,8 +28,7 @@ inline Memory memory;
 // Addresses in the cluster's memory are those of a block's own and the number of a block, counted from 1.
 inline uint32_t address_in(uint32_t address, int cta) { return address + (cta + 1) * MEMORY_BYTES; }
 inline uint32_t in_cluster(uint32_t address) { return address < MEMORY_BYTES ? address_in(address, cta) : address; }
-inline std::mutex mutex;
-inline std::condition_variable changed;
+inline Waiting changed;
 struct Phase {
     int arrivals = 0, pending = 0, n_bytes = 0;
     uint32_t parity = 0;
@@ -43,13 +40,13 @@ struct Phase {
 };
 inline std::map<uint32_t, Phase> phases;
 inline Phase& phase_of(uint32_t barrier) { return phases.at(in_cluster(barrier)); }
-inline std::map<std::pair<int, int>, std::unique_ptr<std::barrier<>>> named;
+inline std::map<std::pair<int, int>, std::unique_ptr<Barrier>> named;
 inline uint32_t words[1024];
 inline uint32_t operands[1024][6];
 
 // What `read` makes of the words that the lanes of this warp give.
 template <class Read> auto exchange(uint32_t given, const Read& read) {
-    std::barrier<>& warp = *warps[thread() / 32];
+    Barrier& warp = *warps[thread() / 32];
     words[thread()] = given;
     warp.arrive_and_wait();
     const auto found = read(words + thread() / 32 * 32);
@@ -83,14 +80,13 @@ constexpr uint64_t L2_EVICT_FIRST = 1, L2_EVICT_NORMAL = 0, L2_EVICT_LAST = 2;
 
 inline uint32_t shared_address(const void* x) { return static_cast<const char*>(x) - emulated::memory; }
 inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
-inline std::barrier<>& named_barrier(int barrier, int n_threads) {
-    std::lock_guard lock(emulated::mutex);
+inline emulated::Barrier& named_barrier(int barrier, int n_threads) {
     auto& place = emulated::named[{barrier + 16 * emulated::cta, n_threads}];
-    if (!place) place = std::make_unique<std::barrier<>>(n_threads);
+    if (!place) place = std::make_unique<emulated::Barrier>(n_threads);
     return *place;
 }
 inline void named_sync(int barrier, int n_threads) { named_barrier(barrier, n_threads).arrive_and_wait(); }
-inline void named_arrive(int barrier, int n_threads) { (void)named_barrier(barrier, n_threads).arrive(); }
+inline void named_arrive(int barrier, int n_threads) { named_barrier(barrier, n_threads).arrive(); }
 template <int N> void registers_up() {}
 template <int N> void registers_down() {}
 inline void async_fence() {}
@@ -98,26 +94,23 @@ inline void barrier_init_fence() {}
 inline void prefetch_map(const CUtensorMap*) {}
 
 inline void barrier_init(uint32_t barrier, int n) {
-    std::lock_guard lock(emulated::mutex);
     emulated::phases[emulated::in_cluster(barrier)] = {n, n, 0, 0};
 }
 inline void barrier_arrive(uint32_t barrier) {
-    std::lock_guard lock(emulated::mutex);
     emulated::Phase& phase = emulated::phase_of(barrier);
     --phase.pending, phase.step();
 }
 inline void barrier_expect(uint32_t barrier, uint32_t n_bytes) {
-    std::lock_guard lock(emulated::mutex);
     emulated::Phase& phase = emulated::phase_of(barrier);
     --phase.pending, phase.n_bytes += n_bytes, phase.step();
 }
 inline bool barrier_try(uint32_t barrier, uint32_t parity) {
-    std::lock_guard lock(emulated::mutex);
-    return emulated::phase_of(barrier).parity != parity;
+    if (emulated::phase_of(barrier).parity != parity) return true;
+    emulated::pass();
+    return false;
 }
 inline void await(uint32_t barrier, uint32_t parity) {
-    std::unique_lock lock(emulated::mutex);
-    emulated::changed.wait(lock, [&] { return emulated::phase_of(barrier).parity != parity; });
+    while (emulated::phase_of(barrier).parity == parity) emulated::changed.wait();
 }
 
 inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, const uint64_t* sizes, const uint64_t* strides,
@@ -147,7 +140,6 @@ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint
         if (inside) std::memcpy(&x, from, size);
         std::memcpy(emulated::memory + emulated::swizzled(to + size * i, map->swizzle), &x, size);
     }
-    std::lock_guard lock(emulated::mutex);
     emulated::Phase& phase = emulated::phase_of(barrier);
     phase.n_bytes -= size * n, phase.step();
 }

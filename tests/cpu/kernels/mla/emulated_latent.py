@@ -25,8 +25,8 @@ SHARED = {
 
 CLUSTERS = """#pragma once
 namespace quire {
-inline std::barrier<>& cluster_barrier() {
-    static std::barrier<> both(blockDim.x * 2), alone(blockDim.x);
+inline emulated::Barrier& cluster_barrier() {
+    static emulated::Barrier both(blockDim.x * 2), alone(blockDim.x);
     return emulated::warps.size() * 32 > blockDim.x ? both : alone;
 }
 inline void cluster_arrive() {}

@@ -24,13 +24,13 @@ inline void store_cell(int4* to, const int4& x) {  // a reader may find some of 
     if (reinterpret_cast<uintptr_t>(to) % 16) std::abort();
     atomic(&to->w).store(x.w, std::memory_order_relaxed);
     atomic(&to->x).store(x.x, std::memory_order_relaxed);
-    std::this_thread::yield();
+    emulated::pass();
     atomic(&to->z).store(x.z, std::memory_order_relaxed);
     atomic(&to->y).store(x.y, std::memory_order_relaxed);
 }
 inline int4 load_cell(const int4* from) {
     if (reinterpret_cast<uintptr_t>(from) % 16) std::abort();
-    std::this_thread::yield();
+    emulated::pass();
     const auto word = [](const int* at) { return atomic(at).load(std::memory_order_relaxed); };
     return {word(&from->x), word(&from->y), word(&from->z), word(&from->w)};
 }
