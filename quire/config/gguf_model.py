@@ -55,12 +55,28 @@ PLAIN: Final = {
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
     "expert_count": (0,),
+    "expert_gating_func": (1, 0),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (1.0, 0.0),
+    "leading_dense_block_count": (0,),
+    "nextn_predict_layers": (0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "embedding_scale": (1.0, 0.0),
+    "residual_scale": (1.0, 0.0),
+    "logit_scale": (1.0, 0.0),
     "rope.scaling.yarn_ext_factor": (1.0, -1.0),
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
 """Key → the values that mean 'not used'. Others would be computed wrongly, so they are refused."""
 DTYPES: Final = {"F32": "float32", "F16": "float16"}
 """Type of most weights → dtype to compute in; bfloat16 for all others."""
+THETA: Final = 10_000.0
+"""rope.freq_base of a file that does not say it."""
 SCALINGS: Final = ("linear", "yarn")
 END_IDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 MESSAGE_END: Final = "<|end|>"
@@ -75,19 +91,30 @@ CONTROL: Final = 3
 """Token type of control tokens."""
 
 
-def config_of(header: Header) -> dict[str, Any]:
-    """The fields of config.json that `parse_arch` reads, with the checks that need the file's own names.
-
-    Raises LoadError naming key, value and what is supported.
-    """
+def layout_of(header: Header) -> tuple[str, Gguf]:
+    """(architecture name in config.json, what its files are). Raises LoadError."""
     name = header.values.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise LoadError(
             f"{header.path}: general.architecture: {not_supported(name, ARCHITECTURES)} Mistral models are 'llama'."
         )
-    architecture, layout = ARCHITECTURES[name]
+    found = ARCHITECTURES[name]
+    for key, other in found[1].variants.items():
+        layout = FAMILIES[other].gguf
+        if layout is not None and header.values.get(f"{name}.{key}"):
+            return other, layout
+    return found
+
+
+def config_of(header: Header) -> dict[str, Any]:
+    """The fields of config.json that `parse_arch` reads, with the checks that need the file's own names.
+
+    Raises LoadError naming key, value and what is supported.
+    """
+    architecture, layout = layout_of(header)
+    name = layout.architecture
     values = {key.removeprefix(name + "."): value for key, value in header.values.items() if key.startswith(name + ".")}
-    keys = {**KEYS, **layout.keys}
+    keys = _keys(layout)
     config = {field: values[key] for field, key in keys.items() if key in values}
     for field in (*REQUIRED, *layout.keys):
         if field not in config:
@@ -96,19 +123,27 @@ def config_of(header: Header) -> dict[str, Any]:
     rope: dict[str, Any] = {
         field: config.pop(field) for field in ("factor", "rope_type", "beta_fast", "beta_slow") if field in config
     }
-    return config | {
+    head_dim = _head_dim(header, name, values, config)
+    defaults = {"num_key_value_heads": config["num_attention_heads"], "rope_theta": THETA}
+    return {**defaults, **config} | {
         "architectures": [architecture],
         "vocab_size": _embedding(header).shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
         "dtype": _dtype(header),
-        "head_dim": _head_dim(header, name, values),
+        "head_dim": head_dim,
         "rope_scaling": _scaling(header, rope, values, config, layout),
         "eos_token_id": _end_ids(header),
         "bos_token_id": header.values.get("tokenizer.ggml.bos_token_id"),
         **_window(layout, config),
+        **_query_scale(layout, config, head_dim),
+        **layout.fields,
     }
+
+
+def _keys(layout: Gguf) -> dict[str, str]:
+    return {**KEYS, **layout.keys, **layout.optional}
 
 
 def rope_divisors(header: Header, head_dim: int) -> tuple[float, ...]:
@@ -129,9 +164,9 @@ def rope_divisors(header: Header, head_dim: int) -> tuple[float, ...]:
 
 def key_of(header: Header, field: str | None) -> str:
     """The file's key for a field of config.json, to be named in an error; empty if there is none."""
-    name = header.values["general.architecture"]
-    keys = {**KEYS, **ARCHITECTURES[name][1].keys}
-    return f"{name}.{keys[field]}" if field in keys else ""
+    layout = layout_of(header)[1]
+    keys = _keys(layout)
+    return f"{layout.architecture}.{keys[field]}" if field in keys else ""
 
 
 def _embedding(header: Header) -> Tensor:
@@ -143,24 +178,37 @@ def _embedding(header: Header) -> Tensor:
 
 
 def _refuse_special(header: Header, name: str, values: dict[str, Any], layout: Gguf) -> None:
+    read = {*layout.keys.values(), *layout.optional.values()}
     for key, neutral in {**PLAIN, **layout.plain}.items():
-        if key in values and key not in layout.keys.values() and values[key] not in neutral:
+        if key in values and key not in read and values[key] not in neutral:
             raise LoadError(
                 f"{header.path}: {name}.{key} = {shown(values[key])} is not supported; only {neutral[0]} is"
             )
 
 
-def _head_dim(header: Header, name: str, values: dict[str, Any]) -> Any:
+def _head_dim(header: Header, name: str, values: dict[str, Any], config: dict[str, Any]) -> Any:
     """key_length, else hidden_size / heads; rotary and value widths must be the same."""
-    heads, hidden = values["attention.head_count"], values["embedding_length"]
-    divides = is_integer(heads) and is_integer(hidden) and heads > 0 and hidden % heads == 0
-    head_dim = values.get("attention.key_length", hidden // heads if divides else None)
+    head_dim = config.get("head_dim", _width_by_heads(config))
     for key in ("attention.value_length", "rope.dimension_count"):
         if head_dim is not None and values.get(key, head_dim) != head_dim:
             raise LoadError(
                 f"{header.path}: {name}.{key} = {shown(values[key])} must be {shown(head_dim)}, the width of a head"
             )
     return head_dim
+
+
+def _query_scale(layout: Gguf, config: dict[str, Any], head_dim: Any) -> dict[str, Any]:
+    if not layout.n_layers_by_width:
+        return {}
+    by_width = config["num_hidden_layers"] == layout.n_layers_by_width
+    return {"query_pre_attn_scalar": _width_by_heads(config) if by_width else head_dim}
+
+
+def _width_by_heads(config: dict[str, Any]) -> int | None:
+    """None where it is no whole number, or the two are none."""
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    divides = is_integer(heads) and is_integer(hidden) and heads > 0 and hidden % heads == 0
+    return hidden // heads if divides else None
 
 
 def _scaling(
@@ -191,13 +239,11 @@ def _scaling(
 
 def _window(layout: Gguf, config: dict[str, Any]) -> dict[str, Any]:
     """A sliding window holds in every layer, or where the family says; one as long as the context is none."""
-    if "sliding_window" in layout.keys:
+    if "sliding_window" in layout.keys or "sliding_window" in layout.optional:
         return {}
     window, context = config.get("sliding_window"), config["max_position_embeddings"]
     if not window or (is_integer(window) and is_integer(context) and window >= context):
         return {"sliding_window": None}
-    if layout.windowed:
-        return {"architectures": [layout.windowed]}
     return {"use_sliding_window": True, "max_window_layers": 0}
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from quire.compute.weights.checkpoint import Shard
 from quire.compute.weights.header import Entry
 from quire.config.gguf import read_header
-from quire.config.gguf_model import ROPE_FREQS
+from quire.config.gguf_model import ROPE_FREQS, layout_of
 
 MODEL_NAMES: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 BLOCK_NAMES: Final = {
@@ -25,7 +26,8 @@ BLOCK_NAMES: Final = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
+    "post_attention_norm": "attention_post_norm",
+    "post_ffw_norm": "ffn_post_norm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -42,20 +44,21 @@ _BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)\.(weight|bias)")
 def open_gguf(path: pathlib.Path) -> Shard:
     """The tensors of a GGUF file as one shard, named as in a checkpoint folder. Raises LoadError."""
     header = read_header(path)
+    names = {**BLOCK_NAMES, **layout_of(header)[1].names}
     entries = [
-        Entry(_checkpoint_name(tensor.name), tensor.dtype, tensor.shape, tensor.start, tensor.n_bytes)
+        Entry(_checkpoint_name(tensor.name, names), tensor.dtype, tensor.shape, tensor.start, tensor.n_bytes)
         for tensor in header.tensors.values()
         if tensor.name != ROPE_FREQS  # part of the architecture, see `config/model`
     ]
     return Shard(path, header.signature, tuple(entries))
 
 
-def _checkpoint_name(name: str) -> str:
-    """A name that is not known stays, and the loader refuses it."""
+def _checkpoint_name(name: str, names: Mapping[str, str]) -> str:
+    """names: of a block's tensors. A name that is not known stays, and the loader refuses it."""
     match = _BLOCK.fullmatch(name)
     if match and f"{match[2]}.{match[3]}" in SINKS:
         return f"model.layers.{match[1]}.{SINKS[f'{match[2]}.{match[3]}']}"
-    if match and match[2] in BLOCK_NAMES:
-        return f"model.layers.{match[1]}.{BLOCK_NAMES[match[2]]}.{match[3]}"
+    if match and match[2] in names:
+        return f"model.layers.{match[1]}.{names[match[2]]}.{match[3]}"
     stem, _, kind = name.rpartition(".")
     return f"{MODEL_NAMES[stem]}.{kind}" if stem in MODEL_NAMES else name

@@ -111,7 +111,9 @@ MIMO_MTP: Final = HeadLayout(
 FAMILIES = (
     Family(
         name="llama", architecture="LlamaForCausalLM", model_type="llama", describe=llama,
-        gguf=Gguf(architecture="llama", interleaved=True, windowed="MistralForCausalLM"),
+        gguf=Gguf(
+            architecture="llama", interleaved=True, variants={"attention.sliding_window": "MistralForCausalLM"}
+        ),
     ),
     Family(
         name="mistral", architecture="MistralForCausalLM", model_type="mistral", describe=mistral,

@@ -1,0 +1,89 @@
+"""GGUF files of many architectures, laid out as llama.cpp's converter does it, against transformers' models of the
+same numbers."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from family_cases import CASES, IDS, random_checkpoint
+from gguf_experts import ffns, numbers_of
+from gguf_families import write_family
+
+from quire.compute.weights.gguf_blocks import DECODERS
+from quire.config.model import read_arch
+from quire.core.errors import LoadError
+from quire.kernels import native
+
+Tools = dict[str, Callable[..., Any]]
+FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # case of `family_cases` → architecture of the file, other fields of config.json, other keys
+    "qwen3_moe": ("qwen3moe", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, {}),
+}
+
+
+def made(
+    case: str, folder: pathlib.Path, dtype: Callable[[str], str] = lambda name: "F32",
+    sizes: dict[str, Any] | None = None, **more: Any,
+) -> tuple[Any, pathlib.Path]:  # fmt: skip
+    """(transformers' model of the file's numbers, the file). sizes: further fields of config.json; more: keys."""
+    architecture, fields, keys = FILES[case]
+    family, own = CASES[case]
+    oracle = random_checkpoint(folder / "hf", family, **{**own, **fields, **(sizes or {})})
+    return oracle, write_family(folder / "m.gguf", oracle, architecture, dtype, **{**keys, **more})
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_logits(case: str, tmp_path: pathlib.Path, tools: Tools) -> None:
+    oracle, path = made(case, tmp_path)
+    theirs, ours = read_arch(tmp_path / "hf"), read_arch(path)
+    assert (ours.family, ours.windows, ours.tie_embeddings) == (theirs.family, theirs.windows, theirs.tie_embeddings)
+    found = tools["run_chunks"](tools["load"](path), torch.float32, IDS, [len(IDS)])
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([IDS])).logits[0]
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", *DECODERS])
+def test_experts_of_any_type(dtype: str, tmp_path: pathlib.Path, tools: Tools) -> None:
+    """Bit for bit as the package decodes them; as many as stay blocks do so."""
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 1, "num_experts": 3}
+    _, path = made("qwen3_moe", tmp_path, lambda name: dtype if "exps" in name else "F32", sizes)
+    for quantization in ("none", "auto"):
+        (ffn,) = ffns(tools["load"](path, quantization=quantization))
+        gate, up, down = (numbers_of(path, f"blk.0.ffn_{part}_exps.weight") for part in ("gate", "up", "down"))
+        for expert, (first, last) in enumerate(zip(ffn.up.linears, ffn.down.linears, strict=True)):
+            kept = quantization == "auto" and dtype in ("Q4_0", "Q8_0") and native.library() is not None
+            assert (first.scheme.name in ("int4-g32", "int8-g32")) == kept
+            for bank, linear, expected in (
+                (ffn.up, first, torch.cat([gate[expert], up[expert]])),
+                (ffn.down, last, down[expert]),
+            ):
+                own = linear.product.packed.dequantized() if bank.matrices is None else bank.matrices[expert]
+                assert torch.equal(own, expected.float()), expert
+
+
+@pytest.mark.parametrize(
+    ("case", "keys", "said"),
+    [
+        ("qwen3_moe", {"expert_feed_forward_length": None}, "qwen3moe.expert_feed_forward_length is missing"),
+        ("qwen3_moe", {"expert_count": 7}, "config.json implies 7 experts in its first"),
+        ("qwen3_moe", {"expert_used_count": 9}, "it comes from the key qwen3moe.expert_used_count"),
+        ("qwen3_moe", {"expert_gating_func": 2}, "qwen3moe.expert_gating_func = 2 is not supported; only 1 is"),
+        ("qwen3_moe", {"expert_weights_norm": False}, "qwen3moe.expert_weights_norm = False is not supported"),
+        ("qwen3_moe", {"expert_weights_scale": 2.5}, "qwen3moe.expert_weights_scale = 2.5 is not supported"),
+        ("qwen3_moe", {"expert_shared_count": 1}, "qwen3moe.expert_shared_count = 1 is not supported; only 0 is"),
+        ("qwen3_moe", {"leading_dense_block_count": 1}, "qwen3moe.leading_dense_block_count = 1 is not supported"),
+        ("qwen3_moe", {"blk__1__ffn_up_exps__weight": None}, "model.layers.1.mlp.experts.0.up_proj.weight"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_is_named(
+    case: str, keys: dict[str, Any], said: str, tmp_path: pathlib.Path, tools: Tools
+) -> None:
+    _, path = made(case, tmp_path, **keys)
+    with pytest.raises(LoadError) as caught:
+        tools["load"](path)
+    assert said in caught.value.message, caught.value.message
