@@ -95,7 +95,7 @@ def write_family(
         name = table.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert name is not None, stored
         if name not in changes:
-            view.copy_(decode(add_tensor(writer, name, encode(view), dtype(name))))
+            view.copy_(decode(add_tensor(writer, name, encode(view.float()), dtype(name))))
     for name, value in changes.items():
         if isinstance(value, np.ndarray):
             writer.add_tensor(name, value)

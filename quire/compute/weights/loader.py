@@ -95,7 +95,7 @@ def load_model(
     else:
         found = find_copies(folder, nowhere, load_format)
         model = build(choose(quantization, device, dtype, arch, found.gguf_entries, found.sources))
-        targets = Targets(model)
+        targets = Targets(model, found.in_gguf)
         if found.gguf_entries is not None:
             targets.places = gguf_exact.places(model, found.gguf_entries)
         elif found.coded:
@@ -134,7 +134,7 @@ def fits(folder: pathlib.Path, arch: ModelArch) -> tuple[int, int]:
 def fill(model: Decoder, found: Found) -> None:
     """Read a part of what was found for a whole model into its parameters; linear layers that have all of theirs are
     finished. Raises LoadError."""
-    _stream(found, Targets(model), check_finite=True, progress=False)
+    _stream(found, Targets(model, found.in_gguf), check_finite=True, progress=False)
 
 
 def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> Found:

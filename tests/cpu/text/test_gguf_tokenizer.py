@@ -187,6 +187,42 @@ def test_sentence_piece(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
     assert bare.token_text(bare.encode("The")[1]).startswith("T")
 
 
+def test_marks_and_spaces_of_gemma(tmp_path: pathlib.Path) -> None:
+    """No space before a text; turns are control tokens, and blanks of several spaces or lines tokens of their own, which
+    the file has with spaces."""
+    model, marks = io.BytesIO(), ["<start_of_turn>", "<end_of_turn>"]
+    blanks = ["\n\n", "\n\n\n", "\u2581\u2581", "\u2581\u2581\u2581", "\u2581\u2581\u2581\u2581", "\t", "<table>"]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(line for text in CORPUS for line in text.splitlines()), model_writer=model,
+        vocab_size=520, model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
+        remove_extra_whitespaces=False, split_digits=True, allow_whitespace_only_pieces=True, add_dummy_prefix=False,
+        user_defined_symbols=[*marks, *blanks], character_coverage=0.99, minloglevel=2, pad_id=0, eos_id=1, bos_id=2,
+        unk_id=3, pad_piece="<pad>", eos_piece="<eos>", bos_piece="<bos>",
+    )  # fmt: skip
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(processor.get_piece_size())
+    types = {"<unk>": 2, **dict.fromkeys(("<pad>", "<bos>", "<eos>", *marks), CONTROL)}
+    types |= dict.fromkeys(blanks, USER_DEFINED)
+    pieces = [processor.id_to_piece(i) for i in ids]
+    path = write(
+        tmp_path / "m.gguf", "gemma3", ggml__model="llama", ggml__pre="default", ggml__add_space_prefix=False,
+        ggml__tokens=[one.replace("\u2581", " ") if one in blanks else one for one in pieces],
+        ggml__scores=[processor.get_score(i) for i in ids], ggml__bos_token_id=2, ggml__eos_token_id=1,
+        ggml__token_type=[6 if processor.is_byte(i) else types.get(pieces[i], NORMAL) for i in ids],
+        ggml__unknown_token_id=3, ggml__add_bos_token=True, ggml__add_eos_token=False,
+    )  # fmt: skip
+    found = HfTokenizer.load(path)
+    texts = [
+        *TEXTS, "a\n\nb\n\n\nc\n\n\n\n\nd", "x   y     z      ", "    return", "\t\tx <table>\n",
+        "<start_of_turn>user\nHello  there<end_of_turn>\n<start_of_turn>model\n",
+    ]  # fmt: skip
+    for text in texts:
+        ids_of_text = found.encode(text)
+        assert ids_of_text == [processor.bos_id(), *processor.encode(text)], text
+        assert found.decode(ids_of_text[1:], skip_special_tokens=False) == text
+    assert found.special_ids >= {found.token_id(one) for one in ("<bos>", "<eos>", *marks)}
+
+
 def test_scores_decide_and_not_ids(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
     processor, keys = sentence_piece
     order = list(range(3, processor.get_piece_size()))

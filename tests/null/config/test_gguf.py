@@ -149,6 +149,7 @@ def test_arch(tmp_path: pathlib.Path) -> None:
         (["<|end|>", "<|return|>", "x"], (2, 0, 1)),
         (["<|call|>", "<|end|>", "<|return|>", "<|endoftext|>"], (2, 0, 3)),
         (["<|call|>", "<|return|>", "<|end|>"], (0, 1)),
+        (["<start_of_turn>", "<end_of_turn>", "<eos>"], (2, 1)),
     ],
 )
 def test_ends_of_turns(texts: list[str], ids: tuple[int, ...], tmp_path: pathlib.Path) -> None:

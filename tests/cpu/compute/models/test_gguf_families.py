@@ -15,14 +15,24 @@ from gguf_families import write_family
 
 from quire.compute.weights.gguf_blocks import DECODERS
 from quire.config.model import read_arch
+from quire.config.model_fields import FULL, SLIDING
 from quire.core.errors import LoadError
 from quire.kernels import native
 
 Tools = dict[str, Callable[..., Any]]
+GEMMA3 = {"query_pre_attn_scalar": 32}
+LINEAR = {
+    FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
+    SLIDING: {"rope_type": "default", "rope_theta": 5e3},
+}
 FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # case of `family_cases` → architecture of the file, other fields of config.json, other keys
     "qwen3_moe": ("qwen3moe", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, {}),
-}
+    "gemma3": ("gemma3", {**GEMMA3, "sliding_window_pattern": 6, "num_hidden_layers": 7}, {}),
+    "gemma3-cap": ("gemma3", {**GEMMA3, "rope_parameters": LINEAR}, {
+        "final_logit_softcapping": 9.0, "rope__scaling__type": "linear", "rope__scaling__factor": 4.0,
+        "rope__freq_base_swa": 5e3}),
+}  # fmt: skip
 
 
 def made(
@@ -45,6 +55,25 @@ def test_logits(case: str, tmp_path: pathlib.Path, tools: Tools) -> None:
     with torch.inference_mode():
         expected = oracle(torch.tensor([IDS])).logits[0]
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
+
+
+def test_norms_of_gemma_are_those_of_the_checkpoint(tmp_path: pathlib.Path, tools: Tools) -> None:
+    """1 + w in the file is w of a bfloat16 checkpoint, bit for bit, as are the other weights."""
+    oracle = random_checkpoint(tmp_path / "hf", "Gemma3", dtype=torch.bfloat16, **CASES["gemma3"][1], **GEMMA3)
+    path = write_family(tmp_path / "m.gguf", oracle, "gemma3")
+    ours, theirs = (dict(tools["load"](one, torch.bfloat16).weights()) for one in (path, tmp_path / "hf"))
+    norms = [name for name in theirs if "norm" in name]
+    assert len(norms) == 3 * 6 + 1 and all(torch.equal(ours[name], theirs[name]) for name in norms)
+    assert torch.equal(ours["model.embed_tokens.weight"], theirs["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize(("n_layers", "width"), [(62, 8), (61, 32)])
+def test_queries_of_the_largest_gemma_are_divided_by_another_width(
+    n_layers: int, width: int, tmp_path: pathlib.Path
+) -> None:
+    """hidden_size / heads, not a head's, as llama.cpp has it: no key says so."""
+    _, path = made("gemma3", tmp_path, sizes={"num_hidden_layers": n_layers, "hidden_size": 32})
+    assert {layer.mixer.scale for layer in read_arch(path).layers} == {width**-0.5}
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", *DECODERS])
@@ -77,6 +106,11 @@ def test_experts_of_any_type(dtype: str, tmp_path: pathlib.Path, tools: Tools) -
         ("qwen3_moe", {"expert_weights_scale": 2.5}, "qwen3moe.expert_weights_scale = 2.5 is not supported"),
         ("qwen3_moe", {"expert_shared_count": 1}, "qwen3moe.expert_shared_count = 1 is not supported; only 0 is"),
         ("qwen3_moe", {"leading_dense_block_count": 1}, "qwen3moe.leading_dense_block_count = 1 is not supported"),
+        ("gemma3", {"attention__sliding_window": None}, "gemma3.attention.sliding_window is missing"),
+        ("gemma3", {"attention__sliding_window_pattern": 2}, "gemma3.attention.sliding_window_pattern = 2 is not"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "gemma3.attn_logit_softcapping = 50.0 is not supported"),
+        ("gemma3", {"rope__freq_base_swa": 0.5}, "it comes from the key gemma3.rope.freq_base_swa"),
+        ("gemma3", {"blk__1__post_ffw_norm__weight": None}, "model.layers.1.ffn_post_norm.weight"),
         ("qwen3_moe", {"blk__1__ffn_up_exps__weight": None}, "model.layers.1.mlp.experts.0.up_proj.weight"),
     ],
 )  # fmt: skip
