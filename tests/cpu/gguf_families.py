@@ -26,7 +26,9 @@ KEYS = {
 EXPERTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 SIZED = {**EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}
 HEAD = {"head_dim": "attention.key_length"}
+LOCAL = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 OWN_KEYS: dict[str, dict[str, str]] = {
+    "llama": LOCAL,
     "qwen3moe": SIZED | HEAD,
     "gemma3": {**HEAD, "sliding_window": "attention.sliding_window"},
 }

@@ -112,7 +112,8 @@ FAMILIES = (
     Family(
         name="llama", architecture="LlamaForCausalLM", model_type="llama", describe=llama,
         gguf=Gguf(
-            architecture="llama", interleaved=True, variants={"attention.sliding_window": "MistralForCausalLM"}
+            architecture="llama", interleaved=True,
+            variants={"expert_count": "MixtralForCausalLM", "attention.sliding_window": "MistralForCausalLM"},
         ),
     ),
     Family(

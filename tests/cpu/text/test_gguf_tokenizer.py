@@ -188,8 +188,8 @@ def test_sentence_piece(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
 
 
 def test_marks_and_spaces_of_gemma(tmp_path: pathlib.Path) -> None:
-    """No space before a text; turns are control tokens, and blanks of several spaces or lines tokens of their own, which
-    the file has with spaces."""
+    """No space before a text; turns are control tokens, and blanks of several spaces or lines tokens of their own,
+    which the file has with spaces."""
     model, marks = io.BytesIO(), ["<start_of_turn>", "<end_of_turn>"]
     blanks = ["\n\n", "\n\n\n", "\u2581\u2581", "\u2581\u2581\u2581", "\u2581\u2581\u2581\u2581", "\t", "<table>"]
     sentencepiece.SentencePieceTrainer.train(

@@ -202,7 +202,7 @@ def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
         ("llama.rope.dimension_count", 4, ("llama.rope.dimension_count = 4 must be 8",)),
         ("llama.rope.scaling.type", "longrope", ("llama.rope.scaling.type", "longrope")),
         ("llama.rope.scaling.type", "linear", ("llama.rope.scaling.factor",)),
-        ("llama.expert_count", 8, ("llama.expert_count = 8 is not supported",)),
+        ("llama.expert_count", 8, ("llama.expert_used_count is missing",)),
         ("llama.attention.key_length", 7, ("llama.attention.key_length",)),
         ("tokenizer.ggml.eos_token_id", 6, ("eos_token_id",)),
         ("split.count", 3, ("split.count", "--merge")),

@@ -28,6 +28,8 @@ LINEAR = {
 FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # case of `family_cases` → architecture of the file, other fields of config.json, other keys
     "qwen3_moe": ("qwen3moe", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, {}),
+    "mixtral": ("llama", {}, {"rope__dimension_count": 16}),
+    "mixtral-window": ("llama", {}, {"attention__sliding_window": 9}),
     "gemma3": ("gemma3", {**GEMMA3, "sliding_window_pattern": 6, "num_hidden_layers": 7}, {}),
     "gemma3-cap": ("gemma3", {**GEMMA3, "rope_parameters": LINEAR}, {
         "final_logit_softcapping": 9.0, "rope__scaling__type": "linear", "rope__scaling__factor": 4.0,
@@ -106,6 +108,10 @@ def test_experts_of_any_type(dtype: str, tmp_path: pathlib.Path, tools: Tools) -
         ("qwen3_moe", {"expert_weights_scale": 2.5}, "qwen3moe.expert_weights_scale = 2.5 is not supported"),
         ("qwen3_moe", {"expert_shared_count": 1}, "qwen3moe.expert_shared_count = 1 is not supported; only 0 is"),
         ("qwen3_moe", {"leading_dense_block_count": 1}, "qwen3moe.leading_dense_block_count = 1 is not supported"),
+        ("mixtral", {"expert_used_count": None}, "llama.expert_used_count is missing"),
+        ("mixtral", {"expert_used_count": 6}, "it comes from the key llama.expert_used_count"),
+        ("mixtral", {"expert_count": 0}, "config.json implies 0 experts"),
+        ("mixtral", {"expert_gating_func": 2}, "llama.expert_gating_func = 2 is not supported; only 1 is"),
         ("gemma3", {"attention__sliding_window": None}, "gemma3.attention.sliding_window is missing"),
         ("gemma3", {"attention__sliding_window_pattern": 2}, "gemma3.attention.sliding_window_pattern = 2 is not"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "gemma3.attn_logit_softcapping = 50.0 is not supported"),
