@@ -30,6 +30,7 @@ LOCAL = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_use
 OWN_KEYS: dict[str, dict[str, str]] = {
     "llama": LOCAL,
     "qwen3moe": SIZED | HEAD,
+    "qwen2moe": {**SIZED, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
     "gemma3": {**HEAD, "sliding_window": "attention.sliding_window"},
 }
 INTERLEAVED = ("llama", "granite", "granitemoe")
@@ -80,14 +81,16 @@ def write_family(
 ) -> pathlib.Path:
     """Write a model of transformers, and give it the numbers that the file has. dtype: name in a file → type of a
     matrix. tokens: key after 'tokenizer.' → value. changes: key after the architecture's → another value, None for
-    none, and '__' for '.'; a tensor's name → None."""
+    none, and '__' for '.'; a tensor's name → its numbers, None for none."""
     config, state = model.config, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     writer = gguf.GGUFWriter(path, architecture)
     values = {key: getattr(config, field) for field, key in {**KEYS, **OWN_KEYS[architecture]}.items()}
     values |= {"rope.freq_base": float(config.rope_parameters.get(FULL, config.rope_parameters)["rope_theta"])}
     for key, value in (values | changes).items():
-        if value is not None:
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(key, value)
+        elif value is not None:
             add_value(writer, f"{architecture}.{key}", value)
     for key, value in (tokens or {"ggml.tokens": [f"t{number}" for number in range(config.vocab_size)]}).items():
         add_value(writer, f"tokenizer.{key}", value)
@@ -98,9 +101,6 @@ def write_family(
         assert name is not None, stored
         if name not in changes:
             view.copy_(decode(add_tensor(writer, name, encode(view.float()), dtype(name))))
-    for name, value in changes.items():
-        if isinstance(value, np.ndarray):
-            writer.add_tensor(name, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -35,9 +35,15 @@ BLOCK_NAMES: Final = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 SINKS: Final = {"attn_sinks.weight": "self_attn.sinks"}
 """The one tensor of a block that has no kind in a folder."""
+ONE_ROW: Final = ".mlp.shared_expert_gate.weight"
+"""End of the name of a matrix of one row, which older files have as a vector."""
 _BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)\.(weight|bias)")
 
 
@@ -45,11 +51,14 @@ def open_gguf(path: pathlib.Path) -> Shard:
     """The tensors of a GGUF file as one shard, named as in a checkpoint folder. Raises LoadError."""
     header = read_header(path)
     names = {**BLOCK_NAMES, **layout_of(header)[1].names}
-    entries = [
-        Entry(_checkpoint_name(tensor.name, names), tensor.dtype, tensor.shape, tensor.start, tensor.n_bytes)
-        for tensor in header.tensors.values()
-        if tensor.name != ROPE_FREQS  # part of the architecture, see `config/model`
-    ]
+    entries = []
+    for tensor in header.tensors.values():
+        if tensor.name == ROPE_FREQS:  # part of the architecture, see `config/model`
+            continue
+        name, shape = _checkpoint_name(tensor.name, names), tensor.shape
+        if name.endswith(ONE_ROW) and len(shape) == 1:
+            shape = (1, *shape)
+        entries.append(Entry(name, tensor.dtype, shape, tensor.start, tensor.n_bytes))
     return Shard(path, header.signature, tuple(entries))
 
 

@@ -56,7 +56,13 @@ KEYS: Final = {
 }  # fmt: skip
 """Of their GGUF files."""
 FAMILIES: Final = (
-    Family(name="qwen2_moe", architecture="Qwen2MoeForCausalLM", model_type="qwen2_moe", describe=qwen2_moe),
+    Family(
+        name="qwen2_moe", architecture="Qwen2MoeForCausalLM", model_type="qwen2_moe", describe=qwen2_moe,
+        gguf=Gguf(
+            architecture="qwen2moe", plain={"expert_weights_norm": (False,)},
+            keys={**KEYS, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+        ),
+    ),
     Family(
         name="qwen3_moe", architecture="Qwen3MoeForCausalLM", model_type="qwen3_moe", describe=qwen3_moe,
         gguf=Gguf(architecture="qwen3moe", keys=KEYS, fields={"norm_topk_prob": True}),

@@ -14,6 +14,7 @@ from gguf_experts import ffns, numbers_of
 from gguf_families import write_family
 
 from quire.compute.weights.gguf_blocks import DECODERS
+from quire.config.gguf import read_header
 from quire.config.model import read_arch
 from quire.config.model_fields import FULL, SLIDING
 from quire.core.errors import LoadError
@@ -30,6 +31,7 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_moe": ("qwen3moe", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, {}),
     "mixtral": ("llama", {}, {"rope__dimension_count": 16}),
     "mixtral-window": ("llama", {}, {"attention__sliding_window": 9}),
+    "qwen2_moe": ("qwen2moe", {"mlp_only_layers": []}, {}),
     "gemma3": ("gemma3", {**GEMMA3, "sliding_window_pattern": 6, "num_hidden_layers": 7}, {}),
     "gemma3-cap": ("gemma3", {**GEMMA3, "rope_parameters": LINEAR}, {
         "final_logit_softcapping": 9.0, "rope__scaling__type": "linear", "rope__scaling__factor": 4.0,
@@ -78,6 +80,18 @@ def test_queries_of_the_largest_gemma_are_divided_by_another_width(
     assert {layer.mixer.scale for layer in read_arch(path).layers} == {width**-0.5}
 
 
+def test_the_gate_of_a_shared_expert_may_be_a_vector(tmp_path: pathlib.Path, tools: Tools) -> None:
+    """As files of 2024 have it; written as it is in a checkpoint it is a matrix of one row."""
+    oracle, path = made("qwen2_moe", tmp_path)
+    gates = [value for name, value in oracle.state_dict().items() if name.endswith("shared_expert_gate.weight")]
+    vectors = {f"blk__{layer}__ffn_gate_inp_shexp__weight": gate[0].numpy() for layer, gate in enumerate(gates)}
+    old = write_family(tmp_path / "old.gguf", oracle, "qwen2moe", **vectors)
+    shapes = [read_header(one).tensors["blk.0.ffn_gate_inp_shexp.weight"].shape for one in (path, old)]
+    assert shapes == [(1, 64), (64,)]
+    ours, theirs = (tools["run_chunks"](tools["load"](one), torch.float32, IDS, [len(IDS)]) for one in (old, path))
+    assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("dtype", ["F16", "BF16", *DECODERS])
 def test_experts_of_any_type(dtype: str, tmp_path: pathlib.Path, tools: Tools) -> None:
     """Bit for bit as the package decodes them; as many as stay blocks do so."""
@@ -112,6 +126,9 @@ def test_experts_of_any_type(dtype: str, tmp_path: pathlib.Path, tools: Tools) -
         ("mixtral", {"expert_used_count": 6}, "it comes from the key llama.expert_used_count"),
         ("mixtral", {"expert_count": 0}, "config.json implies 0 experts"),
         ("mixtral", {"expert_gating_func": 2}, "llama.expert_gating_func = 2 is not supported; only 1 is"),
+        ("qwen2_moe", {"expert_shared_feed_forward_length": None}, "expert_shared_feed_forward_length is missing"),
+        ("qwen2_moe", {"expert_weights_norm": True}, "qwen2moe.expert_weights_norm = True is not supported"),
+        ("qwen2_moe", {"blk__0__ffn_down_shexp__weight": None}, "model.layers.0.mlp.shared_expert.down_proj.weight"),
         ("gemma3", {"attention__sliding_window": None}, "gemma3.attention.sliding_window is missing"),
         ("gemma3", {"attention__sliding_window_pattern": 2}, "gemma3.attention.sliding_window_pattern = 2 is not"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "gemma3.attn_logit_softcapping = 50.0 is not supported"),
