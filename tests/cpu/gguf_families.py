@@ -27,10 +27,12 @@ EXPERTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_co
 SIZED = {**EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}
 HEAD = {"head_dim": "attention.key_length"}
 LOCAL = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 OWN_KEYS: dict[str, dict[str, str]] = {
     "llama": LOCAL,
     "qwen3moe": SIZED | HEAD,
     "qwen2moe": {**SIZED, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+    "gemma2": {**HEAD, "sliding_window": "attention.sliding_window", **{cap: cap for cap in CAPS}},
     "gemma3": {**HEAD, "sliding_window": "attention.sliding_window"},
 }
 INTERLEAVED = ("llama", "granite", "granitemoe")

@@ -72,12 +72,21 @@ def _two_sided(
 CAP: Final = "final_logit_softcapping"
 FAMILIES: Final = (
     Family(name="gemma", architecture="GemmaForCausalLM", model_type="gemma", describe=gemma),
-    Family(name="gemma2", architecture="Gemma2ForCausalLM", model_type="gemma2", describe=gemma2, names=NAMES),
+    Family(
+        name="gemma2", architecture="Gemma2ForCausalLM", model_type="gemma2", describe=gemma2, names=NAMES,
+        gguf=Gguf(
+            architecture="gemma2", plain={"attention.sliding_window_pattern": (2,)}, n_layers_by_width=46,
+            optional={
+                "sliding_window": "attention.sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
+                CAP: CAP,
+            },
+        ),
+    ),
     Family(
         name="gemma3", architecture="Gemma3ForCausalLM", model_type="gemma3_text", describe=gemma3, names=NAMES,
         gguf=Gguf(
             architecture="gemma3", keys={"sliding_window": "attention.sliding_window"},
-            optional={"rope_local_base_freq": "rope.freq_base_swa", "final_logit_softcapping": CAP},
+            optional={"rope_local_base_freq": "rope.freq_base_swa", CAP: CAP},
             plain={"attention.sliding_window_pattern": (6,)}, n_layers_by_width=62,
         ),
     ),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from family_cases import CASES, IDS, random_checkpoint
 from gguf_experts import ffns, numbers_of
-from gguf_families import write_family
+from gguf_families import CAPS, write_family
 
 from quire.compute.weights.gguf_blocks import DECODERS
 from quire.config.gguf import read_header
@@ -21,7 +21,7 @@ from quire.core.errors import LoadError
 from quire.kernels import native
 
 Tools = dict[str, Callable[..., Any]]
-GEMMA3 = {"query_pre_attn_scalar": 32}
+GEMMA = {"query_pre_attn_scalar": 32}
 LINEAR = {
     FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
     SLIDING: {"rope_type": "default", "rope_theta": 5e3},
@@ -32,8 +32,10 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mixtral": ("llama", {}, {"rope__dimension_count": 16}),
     "mixtral-window": ("llama", {}, {"attention__sliding_window": 9}),
     "qwen2_moe": ("qwen2moe", {"mlp_only_layers": []}, {}),
-    "gemma3": ("gemma3", {**GEMMA3, "sliding_window_pattern": 6, "num_hidden_layers": 7}, {}),
-    "gemma3-cap": ("gemma3", {**GEMMA3, "rope_parameters": LINEAR}, {
+    "gemma2": ("gemma2", GEMMA, {"rope__freq_base": None}),
+    "gemma2-no-caps": ("gemma2", {"query_pre_attn_scalar": 16}, dict.fromkeys(CAPS, 0.0)),
+    "gemma3": ("gemma3", {**GEMMA, "sliding_window_pattern": 6, "num_hidden_layers": 7}, {}),
+    "gemma3-cap": ("gemma3", {**GEMMA, "rope_parameters": LINEAR}, {
         "final_logit_softcapping": 9.0, "rope__scaling__type": "linear", "rope__scaling__factor": 4.0,
         "rope__freq_base_swa": 5e3}),
 }  # fmt: skip
@@ -63,7 +65,7 @@ def test_logits(case: str, tmp_path: pathlib.Path, tools: Tools) -> None:
 
 def test_norms_of_gemma_are_those_of_the_checkpoint(tmp_path: pathlib.Path, tools: Tools) -> None:
     """1 + w in the file is w of a bfloat16 checkpoint, bit for bit, as are the other weights."""
-    oracle = random_checkpoint(tmp_path / "hf", "Gemma3", dtype=torch.bfloat16, **CASES["gemma3"][1], **GEMMA3)
+    oracle = random_checkpoint(tmp_path / "hf", "Gemma3", dtype=torch.bfloat16, **CASES["gemma3"][1], **GEMMA)
     path = write_family(tmp_path / "m.gguf", oracle, "gemma3")
     ours, theirs = (dict(tools["load"](one, torch.bfloat16).weights()) for one in (path, tmp_path / "hf"))
     norms = [name for name in theirs if "norm" in name]
@@ -71,12 +73,12 @@ def test_norms_of_gemma_are_those_of_the_checkpoint(tmp_path: pathlib.Path, tool
     assert torch.equal(ours["model.embed_tokens.weight"], theirs["model.embed_tokens.weight"])
 
 
-@pytest.mark.parametrize(("n_layers", "width"), [(62, 8), (61, 32)])
+@pytest.mark.parametrize(("case", "n_layers", "width"), [("gemma2", 46, 8), ("gemma3", 62, 8), ("gemma3", 46, 32)])
 def test_queries_of_the_largest_gemma_are_divided_by_another_width(
-    n_layers: int, width: int, tmp_path: pathlib.Path
+    case: str, n_layers: int, width: int, tmp_path: pathlib.Path
 ) -> None:
     """hidden_size / heads, not a head's, as llama.cpp has it: no key says so."""
-    _, path = made("gemma3", tmp_path, sizes={"num_hidden_layers": n_layers, "hidden_size": 32})
+    _, path = made(case, tmp_path, sizes={"num_hidden_layers": n_layers, "hidden_size": 32})
     assert {layer.mixer.scale for layer in read_arch(path).layers} == {width**-0.5}
 
 
@@ -129,6 +131,8 @@ def test_experts_of_any_type(dtype: str, tmp_path: pathlib.Path, tools: Tools) -
         ("qwen2_moe", {"expert_shared_feed_forward_length": None}, "expert_shared_feed_forward_length is missing"),
         ("qwen2_moe", {"expert_weights_norm": True}, "qwen2moe.expert_weights_norm = True is not supported"),
         ("qwen2_moe", {"blk__0__ffn_down_shexp__weight": None}, "model.layers.0.mlp.shared_expert.down_proj.weight"),
+        ("gemma2", {"attention__sliding_window_pattern": 4}, "gemma2.attention.sliding_window_pattern = 4 is not"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "it comes from the key gemma2.final_logit_softcapping"),
         ("gemma3", {"attention__sliding_window": None}, "gemma3.attention.sliding_window is missing"),
         ("gemma3", {"attention__sliding_window_pattern": 2}, "gemma3.attention.sliding_window_pattern = 2 is not"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "gemma3.attn_logit_softcapping = 50.0 is not supported"),
