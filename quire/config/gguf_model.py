@@ -27,6 +27,12 @@ def _architectures() -> dict[str, tuple[str, Gguf]]:
 ARCHITECTURES: Final = _architectures()
 """general.architecture → (architecture name in config.json, of the first family that has it; what its files are)."""
 ROPE_FREQS: Final = "rope_freqs.weight"
+LONG_FACTORS: Final = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+"""Field of `rope_parameters` of type longrope → tensor."""
+ROPE_TENSORS: Final = (ROPE_FREQS, *LONG_FACTORS.values())
+PARTIAL: Final = "partial_rotary_factor"
+"""Field of config.json; under its key (`Gguf.optional`) a file has how many dimensions are rotated."""
+ROTATED: Final = "rope.dimension_count"
 KEYS: Final = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -123,7 +129,9 @@ def config_of(header: Header) -> dict[str, Any]:
     rope: dict[str, Any] = {
         field: config.pop(field) for field in ("factor", "rope_type", "beta_fast", "beta_slow") if field in config
     }
-    head_dim = _head_dim(header, name, values, config)
+    head_dim = _head_dim(header, layout, values, config)
+    if PARTIAL in layout.optional:
+        config[PARTIAL] = _share(header, layout, config.get(PARTIAL, head_dim), head_dim)
     defaults = {"num_key_value_heads": config["num_attention_heads"], "rope_theta": THETA}
     return {**defaults, **config} | {
         "architectures": [architecture],
@@ -148,17 +156,21 @@ def _keys(layout: Gguf) -> dict[str, str]:
 
 def rope_divisors(header: Header, head_dim: int) -> tuple[float, ...]:
     """What each rotary frequency is divided by, from the tensor rope_freqs.weight (Llama 3); empty without it."""
-    tensor = header.tensors.get(ROPE_FREQS)
+    return _divisors(header, ROPE_FREQS, head_dim) if ROPE_FREQS in header.tensors else ()
+
+
+def _divisors(header: Header, name: str, rotary_dim: int) -> tuple[float, ...]:
+    tensor = header.tensors.get(name)
     if tensor is None:
-        return ()
-    if tensor.dtype != "F32" or tensor.shape != (head_dim // 2,):
+        raise LoadError(f"{header.path}: the tensor {name} is missing")
+    if tensor.dtype != "F32" or tensor.shape != (rotary_dim // 2,):
         raise LoadError(
-            f"{header.path}: {ROPE_FREQS} is {tensor.dtype} of shape {tensor.shape}; it must be F32 ({head_dim // 2},)"
+            f"{header.path}: {name} is {tensor.dtype} of shape {tensor.shape}; it must be F32 ({rotary_dim // 2},)"
         )
     divisors = tuple(header.floats(tensor))
     for divisor in divisors:
         if not math.isfinite(divisor) or not 1e-4 <= divisor <= 1e6:
-            raise LoadError(f"{header.path}: {ROPE_FREQS} holds {divisor}; values from 0.0001 to 1,000,000 are allowed")
+            raise LoadError(f"{header.path}: {name} holds {divisor}; values from 0.0001 to 1,000,000 are allowed")
     return divisors
 
 
@@ -186,13 +198,25 @@ def _refuse_special(header: Header, name: str, values: dict[str, Any], layout: G
             )
 
 
-def _head_dim(header: Header, name: str, values: dict[str, Any], config: dict[str, Any]) -> Any:
-    """key_length, else hidden_size / heads; rotary and value widths must be the same."""
+def _share(header: Header, layout: Gguf, rotary_dim: Any, head_dim: Any) -> float:
+    """Of a head's dimensions, which is rotated."""
+    if not is_integer(rotary_dim) or not is_integer(head_dim) or not 0 < rotary_dim <= head_dim:
+        raise LoadError(
+            f"{header.path}: {layout.architecture}.{layout.optional[PARTIAL]} = {shown(rotary_dim)} must be from 1 to"
+            f" {shown(head_dim)}, the width of a head"
+        )
+    return float(rotary_dim / head_dim)
+
+
+def _head_dim(header: Header, layout: Gguf, values: dict[str, Any], config: dict[str, Any]) -> Any:
+    """key_length, else hidden_size / heads. The width of values must be the same, and in most of what is rotated."""
     head_dim = config.get("head_dim", _width_by_heads(config))
-    for key in ("attention.value_length", "rope.dimension_count"):
+    same = ("attention.value_length",) if PARTIAL in layout.optional else ("attention.value_length", ROTATED)
+    for key in same:
         if head_dim is not None and values.get(key, head_dim) != head_dim:
             raise LoadError(
-                f"{header.path}: {name}.{key} = {shown(values[key])} must be {shown(head_dim)}, the width of a head"
+                f"{header.path}: {layout.architecture}.{key} = {shown(values[key])} must be {shown(head_dim)}, the width"
+                " of a head"
             )
     return head_dim
 
@@ -216,6 +240,8 @@ def _scaling(
 ) -> dict[str, Any] | None:
     """`rope_scaling` of a config.json, None without scaling."""
     kind = rope.get("rope_type", "linear" if "rope.scale_linear" in values else "none")
+    if any(name in header.tensors for name in LONG_FACTORS.values()):
+        return _long(header, kind, values, config)
     if kind == "none":
         return None
     if kind not in SCALINGS:
@@ -235,6 +261,20 @@ def _scaling(
         scaling.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings"))
         scaling |= layout.yarn
     return scaling
+
+
+def _long(header: Header, kind: Any, values: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """`rope_scaling` of a file with what longrope divides frequencies by, in two tensors."""
+    if kind not in ("none", "longrope") or ROPE_FREQS in header.tensors:
+        other = ROPE_FREQS if ROPE_FREQS in header.tensors else f"rope scaling of type {shown(kind)}"
+        raise LoadError(f"{header.path} has both {' and '.join(LONG_FACTORS.values())} and {other}")
+    width = values.get(ROTATED, config.get("head_dim", _width_by_heads(config)))
+    found: dict[str, Any] = {
+        field: list(_divisors(header, name, width if is_integer(width) else 0)) for field, name in LONG_FACTORS.items()
+    }
+    if "rope.scaling.attn_factor" in values:
+        found["attention_factor"] = values["rope.scaling.attn_factor"]
+    return {"rope_type": "longrope", **found}
 
 
 def _window(layout: Gguf, config: dict[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,8 @@ _SPLITS: Final[dict[str, tuple[str, ...]]] = {
 """tokenizer.ggml.pre → expressions by which a text is split, one after another."""
 _WHOLE_WORDS: Final = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"))
 """A word that is in the vocabulary is one token, whatever the merges make of it; these also begin with bos."""
+_PHI3_BARE: Final = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+"""Those of Phi-3's added tokens that leave what follows them."""
 
 Built = tuple[tokenizers.Tokenizer, dict[str, Any], dict[str, Any]]
 
@@ -251,14 +253,22 @@ def _merges_by_score(
 
 
 def _add_tokens(header: Header, backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control and unknown tokens are special; user-defined ones are found whole in a text too, but are shown."""
+    """Control and unknown tokens are special; user-defined ones are found whole in a text too, but are shown. Those of
+    Phi-3 take the spaces and lines behind them, which no key says."""
+    values = header.values
+    is_phi3 = values.get("general.architecture") == "phi3" and values.get("tokenizer.ggml.model") == "llama"
     special = [token for token, kind in zip(tokens, types, strict=True) if kind in (CONTROL, UNKNOWN)]
     plain = [token for token, kind in zip(tokens, types, strict=True) if kind == USER_DEFINED]
     n_added = len(special) + len(plain)
     if n_added > MAX_ADDED:
         raise LoadError(f"{header.path}: {n_added:,} tokens are control or user-defined; the limit is {MAX_ADDED:,}")
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
+
+    def added(token: str, is_special: bool) -> AddedToken:
+        strips = is_phi3 and token not in _PHI3_BARE
+        return AddedToken(token, normalized=False, special=is_special, rstrip=strips)
+
+    backend.add_special_tokens([added(token, True) for token in special])
+    backend.add_tokens([added(token, False) for token in plain])
 
 
 _BUILDERS: Final = {"gpt2": _byte_level, "llama": _sentence_piece}

@@ -32,6 +32,7 @@ OWN_KEYS: dict[str, dict[str, str]] = {
     "llama": LOCAL,
     "qwen3moe": SIZED | HEAD,
     "qwen2moe": {**SIZED, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+    "phi3": {},
     "gemma2": {**HEAD, "sliding_window": "attention.sliding_window", **{cap: cap for cap in CAPS}},
     "gemma3": {**HEAD, "sliding_window": "attention.sliding_window"},
 }

@@ -14,7 +14,7 @@ from typing import Final
 from quire.compute.weights.checkpoint import Shard
 from quire.compute.weights.header import Entry
 from quire.config.gguf import read_header
-from quire.config.gguf_model import ROPE_FREQS, layout_of
+from quire.config.gguf_model import ROPE_TENSORS, layout_of
 
 MODEL_NAMES: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 BLOCK_NAMES: Final = {
@@ -22,6 +22,7 @@ BLOCK_NAMES: Final = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
@@ -53,7 +54,7 @@ def open_gguf(path: pathlib.Path) -> Shard:
     names = {**BLOCK_NAMES, **layout_of(header)[1].names}
     entries = []
     for tensor in header.tensors.values():
-        if tensor.name == ROPE_FREQS:  # part of the architecture, see `config/model`
+        if tensor.name in ROPE_TENSORS:  # part of the architecture, see `config/model`
             continue
         name, shape = _checkpoint_name(tensor.name, names), tensor.shape
         if name.endswith(ONE_ROW) and len(shape) == 1:

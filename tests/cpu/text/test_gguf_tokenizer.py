@@ -223,6 +223,22 @@ def test_marks_and_spaces_of_gemma(tmp_path: pathlib.Path) -> None:
     assert found.special_ids >= {found.token_id(one) for one in ("<bos>", "<eos>", *marks)}
 
 
+def test_marks_of_phi3_take_the_line_behind_them(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
+    """As its own tokenizer's added tokens do, except three; others with a file like it do not."""
+    processor, keys = sentence_piece
+    marks = ["<|endoftext|>", "<|assistant|>", "<|user|>", "<|end|>"]
+    more = {"ggml__tokens": marks, "ggml__scores": [-1000.0] * 4, "ggml__token_type": [CONTROL] * 4}
+    keys = {**keys, **{key: keys[key] + value for key, value in more.items()}}
+    found, other = (HfTokenizer.load(write(tmp_path / f"{one}.gguf", one, **keys)) for one in ("phi3", "llama"))
+    user, end, assistant = (found.token_id(one) for one in ("<|user|>", "<|end|>", "<|assistant|>"))
+    text = "<|user|>\nThe lazy dog <|end|>\n<|assistant|>\n  quick"
+    the, dog = processor.encode("The lazy dog "), processor.encode("quick")
+    assert found.encode(text, add_special_tokens=False) == [user, *the, end, assistant, *dog]
+    assert other.encode(text, add_special_tokens=False) != found.encode(text, add_special_tokens=False)
+    text = "<|endoftext|>\nquick"
+    assert found.encode(text) == other.encode(text) and found.encode(text)[-len(dog) :] != dog
+
+
 def test_scores_decide_and_not_ids(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
     processor, keys = sentence_piece
     order = list(range(3, processor.get_piece_size()))

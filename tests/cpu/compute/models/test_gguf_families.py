@@ -3,10 +3,12 @@ same numbers."""
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from family_cases import CASES, IDS, random_checkpoint
@@ -26,6 +28,14 @@ LINEAR = {
     FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
     SLIDING: {"rope_type": "default", "rope_theta": 5e3},
 }
+
+
+def factors(case: str) -> dict[str, Any]:
+    """Tensors of a file."""
+    rope = CASES[case][1]["rope_parameters"]
+    return {f"rope_factors_{one}__weight": np.array(rope[f"{one}_factor"], np.float32) for one in ("short", "long")}
+
+
 FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # case of `family_cases` → architecture of the file, other fields of config.json, other keys
     "qwen3_moe": ("qwen3moe", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, {}),
@@ -34,6 +44,13 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_moe": ("qwen2moe", {"mlp_only_layers": []}, {}),
     "gemma2": ("gemma2", GEMMA, {"rope__freq_base": None}),
     "gemma2-no-caps": ("gemma2", {"query_pre_attn_scalar": 16}, dict.fromkeys(CAPS, 0.0)),
+    "phi3": ("phi3", {"sliding_window": None}, {"rope__dimension_count": 16, "attention__sliding_window": 0}),
+    "phi3-window": ("phi3", {}, {"attention__sliding_window": 9}),
+    "phi3-partial": ("phi3", {}, {"rope__dimension_count": 12}),
+    "phi3-long": ("phi3", {}, {**factors("phi3-long"), "rope__scaling__original_context_length": 32}),
+    "phi3-short": ("phi3", {}, {
+        **factors("phi3-short"), "rope__scaling__original_context_length": 128, "context_length": 512,
+        "rope__scaling__attn_factor": (1 + math.log(4) / math.log(128)) ** 0.5}),
     "gemma3": ("gemma3", {**GEMMA, "sliding_window_pattern": 6, "num_hidden_layers": 7}, {}),
     "gemma3-cap": ("gemma3", {**GEMMA, "rope_parameters": LINEAR}, {
         "final_logit_softcapping": 9.0, "rope__scaling__type": "linear", "rope__scaling__factor": 4.0,
@@ -57,7 +74,7 @@ def test_logits(case: str, tmp_path: pathlib.Path, tools: Tools) -> None:
     oracle, path = made(case, tmp_path)
     theirs, ours = read_arch(tmp_path / "hf"), read_arch(path)
     assert (ours.family, ours.windows, ours.tie_embeddings) == (theirs.family, theirs.windows, theirs.tie_embeddings)
-    found = tools["run_chunks"](tools["load"](path), torch.float32, IDS, [len(IDS)])
+    found = tools["run_chunks"](tools["load"](path, max_model_len=64), torch.float32, IDS, [len(IDS)])
     with torch.inference_mode():
         expected = oracle(torch.tensor([IDS])).logits[0]
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
@@ -92,6 +109,19 @@ def test_the_gate_of_a_shared_expert_may_be_a_vector(tmp_path: pathlib.Path, too
     assert shapes == [(1, 64), (64,)]
     ours, theirs = (tools["run_chunks"](tools["load"](one), torch.float32, IDS, [len(IDS)]) for one in (old, path))
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q4_K"])
+def test_fused_matrices_are_read_apart(dtype: str, tmp_path: pathlib.Path, tools: Tools) -> None:
+    """Blocks of q, k and v in one tensor, and of gate and up, bit for bit."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    _, path = made("phi3", tmp_path, lambda _: dtype, sizes, rope__dimension_count=64)
+    for quantization in ("none", "auto"):
+        (layer,) = tools["load"](path, quantization=quantization).layers
+        kept = quantization == "auto" and dtype != "Q4_K" and native.library() is not None
+        for linear, name in ((layer.mixer.qkv, "attn_qkv"), (layer.ffn.up, "ffn_up"), (layer.ffn.down, "ffn_down")):
+            assert (linear.scheme.name in ("int4-g32", "int8-g32")) == kept
+            assert torch.equal(linear.product.packed.dequantized(), numbers_of(path, f"blk.0.{name}.weight"))
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", *DECODERS])
@@ -133,6 +163,14 @@ def test_experts_of_any_type(dtype: str, tmp_path: pathlib.Path, tools: Tools) -
         ("qwen2_moe", {"blk__0__ffn_down_shexp__weight": None}, "model.layers.0.mlp.shared_expert.down_proj.weight"),
         ("gemma2", {"attention__sliding_window_pattern": 4}, "gemma2.attention.sliding_window_pattern = 4 is not"),
         ("gemma2", {"final_logit_softcapping": -1.0}, "it comes from the key gemma2.final_logit_softcapping"),
+        ("phi3-long", {"rope_factors_long__weight": None}, "the tensor rope_factors_long.weight is missing"),
+        ("phi3-long", {"rope_factors_short__weight": np.zeros(8, np.float32)}, "rope_factors_short.weight holds 0.0"),
+        ("phi3-long", {"rope_factors_long__weight": np.ones(4, np.float32)}, "rope_factors_long.weight is F32 of"),
+        ("phi3-long", {"rope__scaling__type": "yarn"}, "rope_factors_long.weight and rope scaling of type 'yarn'"),
+        ("phi3-long", {"rope__scaling__attn_factor": 0.0}, "attention_factor = 0.0"),
+        ("phi3-partial", {"rope__dimension_count": 17}, "phi3.rope.dimension_count = 17 must be from 1 to 16"),
+        ("phi3-partial", {"rope__dimension_count": 11}, "rotates 11 of head_dim = 16 dimensions"),
+        ("phi3", {"blk__0__attn_qkv__weight": np.ones((64, 64), np.float32)}, "config.json implies 128 rows"),
         ("gemma3", {"attention__sliding_window": None}, "gemma3.attention.sliding_window is missing"),
         ("gemma3", {"attention__sliding_window_pattern": 2}, "gemma3.attention.sliding_window_pattern = 2 is not"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "gemma3.attn_logit_softcapping = 50.0 is not supported"),
