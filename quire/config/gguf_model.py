@@ -215,8 +215,8 @@ def _head_dim(header: Header, layout: Gguf, values: dict[str, Any], config: dict
     for key in same:
         if head_dim is not None and values.get(key, head_dim) != head_dim:
             raise LoadError(
-                f"{header.path}: {layout.architecture}.{key} = {shown(values[key])} must be {shown(head_dim)}, the width"
-                " of a head"
+                f"{header.path}: {layout.architecture}.{key} = {shown(values[key])} must be {shown(head_dim)}, the"
+                " width of a head"
             )
     return head_dim
 

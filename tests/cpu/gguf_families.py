@@ -27,12 +27,20 @@ EXPERTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_co
 SIZED = {**EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}
 HEAD = {"head_dim": "attention.key_length"}
 LOCAL = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+SCALES = {
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+}  # fmt: skip
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 OWN_KEYS: dict[str, dict[str, str]] = {
     "llama": LOCAL,
     "qwen3moe": SIZED | HEAD,
     "qwen2moe": {**SIZED, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
     "phi3": {},
+    "olmoe": EXPERTS,
+    "granite": SCALES,
+    "granitemoe": SCALES | LOCAL,
+    "glm4": HEAD,
     "gemma2": {**HEAD, "sliding_window": "attention.sliding_window", **{cap: cap for cap in CAPS}},
     "gemma3": {**HEAD, "sliding_window": "attention.sliding_window"},
 }
@@ -100,6 +108,7 @@ def write_family(
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for stored, view, encode, decode in pieces(architecture, config, state):
+        stored = stored.replace("block_sparse_moe", "mlp").replace("mlp.router", "mlp.gate")  # GraniteMoE's
         name = table.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert name is not None, stored
         if name not in changes:

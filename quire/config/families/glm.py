@@ -7,7 +7,7 @@ from typing import Final
 
 from quire.config.arch import ModelArch
 from quire.config.expert_fields import sigmoid_layers
-from quire.config.families.family import SHARED_NAMES, Family
+from quire.config.families.family import SHARED_NAMES, Family, Gguf
 from quire.config.layers import LayerSpec, Placement, QKNorm
 from quire.config.model_fields import ModelFields
 
@@ -46,8 +46,14 @@ def _described(config: ModelFields, placement: Placement) -> ModelArch:
 
 FAMILIES: Final = (
     Family(name="glm", architecture="GlmForCausalLM", model_type="glm", describe=glm),
-    Family(name="glm4", architecture="Glm4ForCausalLM", model_type="glm4", describe=glm4, names=GLM4_NAMES),
+    Family(
+        name="glm4", architecture="Glm4ForCausalLM", model_type="glm4", describe=glm4, names=GLM4_NAMES,
+        gguf=Gguf(
+            architecture="glm4", names={"ffn_up": "mlp.gate_up_proj"},
+            optional={"partial_rotary_factor": "rope.dimension_count"},
+        ),
+    ),
     Family(
         name="glm4_moe", architecture="Glm4MoeForCausalLM", model_type="glm4_moe", describe=glm4_moe, names=SHARED_NAMES
     ),
-)
+)  # fmt: skip
