@@ -55,9 +55,10 @@ _DEFAULT: Final = (
 )
 _SPLITS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx"), (_LLAMA3,)),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), (_LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_QWEN2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", _GPT2)),
-    **dict.fromkeys(("gpt-2", "phi-2"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), (_GPT2,)),
     "tekken": (_TEKKEN,),
     "gpt-4o": (_GPT4O,),
     "default": _DEFAULT,

@@ -104,18 +104,25 @@ def test_byte_level(pre: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_simple_splits(tmp_path: pathlib.Path) -> None:
-    """gpt-2's pattern is that of the library; smollm splits digits before; llama.cpp's default by threes."""
+    """gpt-2's pattern is that of the library, and olmo's; glm4's is Llama 3's; smollm splits digits before; llama.cpp's
+    default by threes."""
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    llama3 = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(tokenizers.Regex(GGUF_PRE_TOKENIZER_SPLITS["llama-bpe"]), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
     _, keys = byte_level(r".{1,9}")
-    for pre in ("gpt-2", "smollm", "default"):
+    for pre in ("gpt-2", "olmo", "smollm", "glm4", "chatglm-bpe", "default"):
         tokenizer = HfTokenizer.load(write(tmp_path / "m.gguf", ggml__pre=pre, **keys))._backend
         for text in TEXTS:
             words = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
             expected = [word for word, _ in library.pre_tokenizer.pre_tokenize_str(text)]
             assert "".join(words) == "".join(expected)
-            if pre == "gpt-2":
+            if pre in ("gpt-2", "olmo"):
                 assert words == expected
+            elif pre in ("glm4", "chatglm-bpe"):
+                assert words == [word for word, _ in llama3.pre_tokenize_str(text)]
             elif pre == "smollm":
                 assert all(len(word) == 1 for word in words if word.isdigit() and word.isascii())
         if pre == "default":

@@ -183,7 +183,7 @@ def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
     ("key", "value", "parts"),
     [
         ("general.architecture", "mamba", ("'mamba' is not supported.", "llama, qwen2, qwen3", "Take a checkpoint")),
-        ("general.architecture", "qwen2vl", ("Nearest to it are qwen2 and qwen3, which are others.",)),
+        ("general.architecture", "qwen2vl", ("Nearest to it are qwen2, qwen3 and qwen2moe, which are others.",)),
         ("general.architecture", 7, ("general.architecture: the architecture 7",)),
         ("general.architecture", None, ("general.architecture",)),
         ("llama.attention.head_count", 0, ("llama.attention.head_count",)),
