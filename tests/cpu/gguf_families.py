@@ -98,6 +98,8 @@ def write_family(
     writer = gguf.GGUFWriter(path, architecture)
     values = {key: getattr(config, field) for field, key in {**KEYS, **OWN_KEYS[architecture]}.items()}
     values |= {"rope.freq_base": float(config.rope_parameters.get(FULL, config.rope_parameters)["rope_theta"])}
+    if "attention.key_length" in values:
+        values["attention.value_length"] = values["attention.key_length"]
     for key, value in (values | changes).items():
         if isinstance(value, np.ndarray):
             writer.add_tensor(key, value)

@@ -70,7 +70,7 @@ FAMILIES: Final = (
     Family(
         name="olmoe", architecture="OlmoeForCausalLM", model_type="olmoe", describe=olmoe,
         gguf=Gguf(
-            architecture="olmoe", plain={"expert_weights_norm": (False,)}, optional={"clip_qkv": "attention.clamp_kqv"},
+            architecture="olmoe", plain={"expert_weights_norm": (False,)},
             keys={"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
         ),
     ),
