@@ -37,6 +37,9 @@ OWN_KEYS: dict[str, dict[str, str]] = {
     "qwen3moe": SIZED | HEAD,
     "qwen2moe": {**SIZED, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
     "phi3": {},
+    "gemma": HEAD,
+    "olmo2": {},
+    "smollm3": {},
     "olmoe": EXPERTS,
     "granite": SCALES,
     "granitemoe": SCALES | LOCAL,
@@ -44,7 +47,7 @@ OWN_KEYS: dict[str, dict[str, str]] = {
     "gemma2": {**HEAD, "sliding_window": "attention.sliding_window", **{cap: cap for cap in CAPS}},
     "gemma3": {**HEAD, "sliding_window": "attention.sliding_window"},
 }
-INTERLEAVED = ("llama", "granite", "granitemoe")
+INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
 """Architectures whose files have rows of q and k in Meta's order."""
 
 Piece = tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]

@@ -71,7 +71,10 @@ def _two_sided(
 
 CAP: Final = "final_logit_softcapping"
 FAMILIES: Final = (
-    Family(name="gemma", architecture="GemmaForCausalLM", model_type="gemma", describe=gemma),
+    Family(
+        name="gemma", architecture="GemmaForCausalLM", model_type="gemma", describe=gemma,
+        gguf=Gguf(architecture="gemma"),
+    ),
     Family(
         name="gemma2", architecture="Gemma2ForCausalLM", model_type="gemma2", describe=gemma2, names=NAMES,
         gguf=Gguf(

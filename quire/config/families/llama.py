@@ -131,5 +131,8 @@ FAMILIES = (
     Family(name="mimo", architecture="MiMoForCausalLM", model_type="mimo", describe=qwen2, mtp=MIMO_MTP),
     Family(name="ministral", architecture="MinistralForCausalLM", model_type="ministral", describe=ministral),
     Family(name="seed_oss", architecture="SeedOssForCausalLM", model_type="seed_oss", describe=seed_oss),
-    Family(name="smollm3", architecture="SmolLM3ForCausalLM", model_type="smollm3", describe=smollm3),
+    Family(
+        name="smollm3", architecture="SmolLM3ForCausalLM", model_type="smollm3", describe=smollm3,
+        gguf=Gguf(architecture="smollm3", interleaved=True),
+    ),
 )  # fmt: skip

@@ -66,7 +66,10 @@ def _norms_after(config: ModelFields, types: list[str], ropes: dict[str, Rope]) 
 
 FAMILIES: Final = (
     Family(name="olmo", architecture="OlmoForCausalLM", model_type="olmo", describe=olmo),
-    Family(name="olmo2", architecture="Olmo2ForCausalLM", model_type="olmo2", describe=olmo2, names=NAMES),
+    Family(
+        name="olmo2", architecture="Olmo2ForCausalLM", model_type="olmo2", describe=olmo2, names=NAMES,
+        gguf=Gguf(architecture="olmo2", plain={"attention.sliding_window": (0,)}),
+    ),
     Family(
         name="olmoe", architecture="OlmoeForCausalLM", model_type="olmoe", describe=olmoe,
         gguf=Gguf(

@@ -53,6 +53,9 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "phi3-short": ("phi3", {}, {
         **factors("phi3-short"), "rope__scaling__original_context_length": 128, "context_length": 512,
         "rope__scaling__attn_factor": (1 + math.log(4) / math.log(128)) ** 0.5}),
+    "olmo2": ("olmo2", {}, {}),
+    "gemma": ("gemma", {}, {"rope__freq_base": None}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 4, "num_hidden_layers": 5}, {"rope__dimension_count": 16}),
     "olmoe": ("olmoe", {}, {}),
     "granite": ("granite", {}, {"rope__dimension_count": 16}),
     "granite-bias": ("granite", {}, {}),
@@ -179,6 +182,7 @@ def test_experts_of_any_type(dtype: str, tmp_path: pathlib.Path, tools: Tools) -
         ("phi3-partial", {"rope__dimension_count": 17}, "phi3.rope.dimension_count = 17 must be from 1 to 16"),
         ("phi3-partial", {"rope__dimension_count": 11}, "rotates 11 of head_dim = 16 dimensions"),
         ("phi3", {"blk__0__attn_qkv__weight": np.ones((64, 64), np.float32)}, "config.json implies 128 rows"),
+        ("olmo2", {"attention__sliding_window": 9}, "olmo2.attention.sliding_window = 9 is not supported; only 0 is"),
         ("olmoe", {"attention__clamp_kqv": 8.0}, "olmoe.attention.clamp_kqv = 8.0 is not supported; only 0.0 is"),
         ("granite", {"logit_scale": None}, "granite.logit_scale is missing"),
         ("granite", {"rope__scaling__finetuned": False}, "granite.rope.scaling.finetuned = False is not supported"),
