@@ -102,7 +102,8 @@ def layout_of(header: Header) -> tuple[str, Gguf]:
     name = header.values.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise LoadError(
-            f"{header.path}: general.architecture: {not_supported(name, ARCHITECTURES)} Mistral models are 'llama'."
+            f"{header.path}: general.architecture: {not_supported(name, ARCHITECTURES)} Mistral and Mixtral models are"
+            " 'llama'."
         )
     found = ARCHITECTURES[name]
     for key, other in found[1].variants.items():
