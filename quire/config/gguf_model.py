@@ -85,11 +85,14 @@ THETA: Final = 10_000.0
 """rope.freq_base of a file that does not say it."""
 SCALINGS: Final = ("linear", "yarn")
 END_IDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+END_OF_TURN: Final = "<end_of_turn>"
+GEMMA_MARKS: Final = frozenset(("<start_of_turn>", END_OF_TURN))
+"""Control tokens whatever their type: Google's own files of Gemma 3 have them as normal ones."""
 MESSAGE_END: Final = "<|end|>"
 HARMONY_ENDS: Final = frozenset(("<|return|>", "<|call|>"))
 """Control tokens of gpt-oss that end a turn; where both are there, `MESSAGE_END` ends one of several messages in it."""
 END_TEXTS: Final = HARMONY_ENDS | {
-    *("<|eot_id|>", "<|im_end|>", MESSAGE_END, "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),
+    *("<|eot_id|>", "<|im_end|>", MESSAGE_END, END_OF_TURN, "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),
     "</s>",
 }
 """Control tokens that end a turn by their name, whatever the ids say, as in llama.cpp."""
@@ -269,7 +272,7 @@ def _long(header: Header, kind: Any, values: dict[str, Any], config: dict[str, A
     if kind not in ("none", "longrope") or ROPE_FREQS in header.tensors:
         other = ROPE_FREQS if ROPE_FREQS in header.tensors else f"rope scaling of type {shown(kind)}"
         raise LoadError(f"{header.path} has both {' and '.join(LONG_FACTORS.values())} and {other}")
-    width = values.get(ROTATED, config.get("head_dim", _width_by_heads(config)))
+    width: Any = values.get(ROTATED, config.get("head_dim", _width_by_heads(config)))
     found: dict[str, Any] = {
         field: list(_divisors(header, name, width if is_integer(width) else 0)) for field, name in LONG_FACTORS.items()
     }
@@ -302,7 +305,8 @@ def _end_ids(header: Header) -> list[Any]:
     by_name = {
         token: token_id
         for token_id, token in enumerate(header.strings("tokenizer.ggml.tokens"))
-        if token in END_TEXTS and token_id < len(types) and types[token_id] == CONTROL
+        if token in END_TEXTS
+        and (token == END_OF_TURN or (token_id < len(types) and types[token_id] == CONTROL))
     }
     found |= dict.fromkeys(by_name.values())
     if by_name.keys() >= HARMONY_ENDS:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from quire.config.arch import MAX_VOCAB
 from quire.config.gguf import Header
+from quire.config.gguf_model import GEMMA_MARKS
 from quire.core.errors import LoadError, shown
 
 MAX_ADDED: Final = 1 << 16
@@ -83,7 +84,8 @@ def build_tokenizer(header: Header) -> Built:
             f"{header.path}: tokenizer.ggml.model = {shown(kind)} is not supported; supported are"
             f" {', '.join(_BUILDERS)}. Pass a folder with tokenizer.json by --tokenizer"
         )
-    tokens, types = _tokens(header), _types(header)
+    tokens = _tokens(header)
+    types = [CONTROL if token in GEMMA_MARKS else one for token, one in zip(tokens, _types(header), strict=True)]
     backend, decoder = _BUILDERS[kind](header, tokens, types)
     _add_tokens(header, backend, tokens, types)
     return backend, decoder, tokenizer_config(header)

@@ -194,9 +194,10 @@ def test_sentence_piece(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
     assert bare.token_text(bare.encode("The")[1]).startswith("T")
 
 
-def test_marks_and_spaces_of_gemma(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("kind", [CONTROL, NORMAL])
+def test_marks_and_spaces_of_gemma(kind: int, tmp_path: pathlib.Path) -> None:
     """No space before a text; turns are control tokens, and blanks of several spaces or lines tokens of their own,
-    which the file has with spaces."""
+    which the file has with spaces. kind: of the marks, which some files have as normal tokens."""
     model, marks = io.BytesIO(), ["<start_of_turn>", "<end_of_turn>"]
     blanks = ["\n\n", "\n\n\n", "\u2581\u2581", "\u2581\u2581\u2581", "\u2581\u2581\u2581\u2581", "\t", "<table>"]
     sentencepiece.SentencePieceTrainer.train(
@@ -208,7 +209,7 @@ def test_marks_and_spaces_of_gemma(tmp_path: pathlib.Path) -> None:
     )  # fmt: skip
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     ids = range(processor.get_piece_size())
-    types = {"<unk>": 2, **dict.fromkeys(("<pad>", "<bos>", "<eos>", *marks), CONTROL)}
+    types = {"<unk>": 2, **dict.fromkeys(("<pad>", "<bos>", "<eos>"), CONTROL), **dict.fromkeys(marks, kind)}
     types |= dict.fromkeys(blanks, USER_DEFINED)
     pieces = [processor.id_to_piece(i) for i in ids]
     path = write(

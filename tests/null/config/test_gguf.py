@@ -158,6 +158,13 @@ def test_ends_of_turns(texts: list[str], ids: tuple[int, ...], tmp_path: pathlib
     assert read_arch(write(tmp_path, **keys, tokenizer__ggml__merges=None)).eos_token_ids == ids
 
 
+def test_the_end_of_a_turn_of_gemma_may_have_another_type(tmp_path: pathlib.Path) -> None:
+    """As in Google's own files; other names end a turn as control tokens alone."""
+    texts = ["</s>", "<end_of_turn>", "<eos>", "<|im_end|>"]
+    keys = {"tokenizer__ggml__tokens": texts, "tokenizer__ggml__token_type": [1] * 4}
+    assert read_arch(write(tmp_path, **keys, tokenizer__ggml__merges=None)).eos_token_ids == (2, 1)
+
+
 def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
     freqs = ("rope_freqs.weight", (4,), 0, struct.pack("<4f", 1, 2, 4, 8))
     rope = read_arch(write(tmp_path, [freqs])).ropes[0]
