@@ -13,6 +13,7 @@ from quire.config.advice import not_supported
 from quire.config.families import FAMILIES, Gguf
 from quire.config.fields import Fields, is_integer
 from quire.config.gguf import Header, Tensor
+from quire.config.model_fields import MTP_MODULES
 from quire.core.errors import LoadError, shown
 
 
@@ -133,6 +134,8 @@ def config_of(header: Header) -> dict[str, Any]:
     rope: dict[str, Any] = {
         field: config.pop(field) for field in ("factor", "rope_type", "beta_fast", "beta_slow") if field in config
     }
+    if is_integer(config.get(MTP_MODULES)) and is_integer(config["num_hidden_layers"]):
+        config["num_hidden_layers"] -= config[MTP_MODULES]  # the last of the blocks
     head_dim = _head_dim(header, layout, values, config)
     if PARTIAL in layout.optional:
         config[PARTIAL] = _share(header, layout, config.get(PARTIAL, head_dim), head_dim)
@@ -142,6 +145,7 @@ def config_of(header: Header) -> dict[str, Any]:
         "vocab_size": _embedding(header).shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
         "dtype": _dtype(header),
         "head_dim": head_dim,

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.peers.models import interleave
 from quire.compute.weights.names import separate_halves
+from quire.config.experts import CORRECTION
 from quire.config.model_fields import FULL
 
 KEYS = {
@@ -44,6 +45,12 @@ OWN_KEYS: dict[str, dict[str, str]] = {
     "granite": SCALES,
     "granitemoe": SCALES | LOCAL,
     "glm4": HEAD,
+    "glm4moe": {
+        **HEAD, "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+        "num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length",
+        "first_k_dense_replace": "leading_dense_block_count", "norm_topk_prob": "expert_weights_norm",
+        "routed_scaling_factor": "expert_weights_scale",
+    },
     "gemma2": {**HEAD, "sliding_window": "attention.sliding_window", **{cap: cap for cap in CAPS}},
     "gemma3": {**HEAD, "sliding_window": "attention.sliding_window"},
 }
@@ -114,6 +121,7 @@ def write_family(
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for stored, view, encode, decode in pieces(architecture, config, state):
         stored = stored.replace("block_sparse_moe", "mlp").replace("mlp.router", "mlp.gate")  # GraniteMoE's
+        stored = stored.replace(CORRECTION, "e_score_correction.bias")
         name = table.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert name is not None, stored
         if name not in changes:

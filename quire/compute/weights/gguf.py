@@ -13,6 +13,7 @@ from typing import Final
 
 from quire.compute.weights.checkpoint import Shard
 from quire.compute.weights.header import Entry
+from quire.config.experts import CORRECTION
 from quire.config.gguf import read_header
 from quire.config.gguf_model import ROPE_TENSORS, layout_of
 
@@ -40,12 +41,18 @@ BLOCK_NAMES: Final = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
 }
-SINKS: Final = {"attn_sinks.weight": "self_attn.sinks"}
-"""The one tensor of a block that has no kind in a folder."""
+OF_NO_KIND: Final = {"attn_sinks.weight": "self_attn.sinks", "exp_probs_b.bias": f"mlp.gate.{CORRECTION}"}
+"""Tensors of a block that have no such kind in a folder."""
 ONE_ROW: Final = ".mlp.shared_expert_gate.weight"
 """End of the name of a matrix of one row, which older files have as a vector."""
-_BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)\.(weight|bias)")
+_BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,5})\.((?:nextn\.)?\w+)\.(weight|bias)")
 
 
 def open_gguf(path: pathlib.Path) -> Shard:
@@ -66,8 +73,8 @@ def open_gguf(path: pathlib.Path) -> Shard:
 def _checkpoint_name(name: str, names: Mapping[str, str]) -> str:
     """names: of a block's tensors. A name that is not known stays, and the loader refuses it."""
     match = _BLOCK.fullmatch(name)
-    if match and f"{match[2]}.{match[3]}" in SINKS:
-        return f"model.layers.{match[1]}.{SINKS[f'{match[2]}.{match[3]}']}"
+    if match and f"{match[2]}.{match[3]}" in OF_NO_KIND:
+        return f"model.layers.{match[1]}.{OF_NO_KIND[f'{match[2]}.{match[3]}']}"
     if match and match[2] in names:
         return f"model.layers.{match[1]}.{names[match[2]]}.{match[3]}"
     stem, _, kind = name.rpartition(".")

@@ -61,6 +61,8 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "granite-bias": ("granite", {}, {}),
     "granitemoe": ("granitemoe", {}, {}),
     "glm4": ("glm4", {}, {"rope__dimension_count": 16}),
+    "glm4_moe": ("glm4moe", {"head_dim": 16}, {"rope__dimension_count": 8, "expert_gating_func": 2}),
+    "glm4_moe-groups": ("glm4moe", {"n_group": 1, "topk_group": 1, "head_dim": 16}, {"rope__dimension_count": 8}),
     "glm4-no-bias": ("glm4", {}, {"rope__dimension_count": 8}),
     "gemma3": ("gemma3", {**GEMMA, "sliding_window_pattern": 6, "num_hidden_layers": 7}, {}),
     "gemma3-cap": ("gemma3", {**GEMMA, "rope_parameters": LINEAR}, {
@@ -120,6 +122,24 @@ def test_the_gate_of_a_shared_expert_may_be_a_vector(tmp_path: pathlib.Path, too
     assert shapes == [(1, 64), (64,)]
     ours, theirs = (tools["run_chunks"](tools["load"](one), torch.float32, IDS, [len(IDS)]) for one in (old, path))
     assert torch.equal(ours, theirs)
+
+
+def test_the_layer_of_a_module_is_left_out(tmp_path: pathlib.Path, tools: Tools) -> None:
+    """Files of GLM-4.5 count its layer among the blocks."""
+    one = np.ones((8, 8), np.float32)
+    names = (
+        *("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.embed_tokens", "nextn.shared_head_head"),
+        *("nextn.shared_head_norm", "attn_norm", "attn_q", "ffn_gate_inp", "ffn_gate_exps", "post_attention_norm"),
+    )
+    more = {f"blk.3.{name}.weight": one for name in names} | {"blk.3.exp_probs_b.bias": one[0]}
+    oracle, path = made("glm4_moe", tmp_path)
+    keys = {"rope__dimension_count": 8, "block_count": 4, **more}
+    with_module = write_family(tmp_path / "n.gguf", oracle, "glm4moe", nextn_predict_layers=1, **keys)
+    assert read_arch(with_module).n_layers == 3
+    ours, theirs = (tools["run_chunks"](tools["load"](file), torch.float32, IDS, [40]) for file in (with_module, path))
+    assert torch.equal(ours, theirs)
+    with pytest.raises(LoadError, match=r"model\.layers\.3\."):
+        tools["load"](write_family(tmp_path / "o.gguf", oracle, "glm4moe", **keys))
 
 
 @pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q4_K"])
@@ -187,6 +207,10 @@ def test_experts_of_any_type(dtype: str, tmp_path: pathlib.Path, tools: Tools) -
         ("granite", {"logit_scale": None}, "granite.logit_scale is missing"),
         ("granite", {"rope__scaling__finetuned": False}, "granite.rope.scaling.finetuned = False is not supported"),
         ("granitemoe", {"expert_shared_feed_forward_length": 48}, "expert_shared_feed_forward_length = 48 is not"),
+        ("glm4_moe", {"expert_gating_func": 1}, "glm4moe.expert_gating_func = 1 is not supported; only 2 is"),
+        ("glm4_moe", {"nextn_predict_layers": 3}, "it comes from the key glm4moe.block_count"),
+        ("glm4_moe", {"expert_group_count": 4}, "glm4moe.expert_group_count = 4 is not supported; only 0 is"),
+        ("glm4_moe", {"blk__1__exp_probs_b__bias": None}, "model.layers.1.mlp.gate.e_score_correction_bias"),
         ("glm4", {"nextn_predict_layers": 1}, "glm4.nextn_predict_layers = 1 is not supported; only 0 is"),
         ("gemma3", {"attention__sliding_window": None}, "gemma3.attention.sliding_window is missing"),
         ("gemma3", {"attention__sliding_window_pattern": 2}, "gemma3.attention.sliding_window_pattern = 2 is not"),
