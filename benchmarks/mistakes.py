@@ -105,9 +105,9 @@ def cut(folder: pathlib.Path) -> None:
 
 def gemma_gguf(folder: pathlib.Path) -> None:
     """The smallest GGUF file of another architecture."""
-    text = [struct.pack("<Q", len(word)) + word for word in (b"general.architecture", b"gemma3")]
+    text = [struct.pack("<Q", len(word)) + word for word in (b"general.architecture", b"gemma3n")]
     header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text[0] + struct.pack("<I", 8) + text[1]
-    (folder / "gemma-3-4b-Q4_K_M.gguf").write_bytes(header.ljust(96, b"\0"))
+    (folder / "gemma-3n-E4B-it-Q4_K_M.gguf").write_bytes(header.ljust(96, b"\0"))
 
 
 def without_kernels(folder: pathlib.Path) -> None:
@@ -164,7 +164,9 @@ MISTAKES = (
     Mistake("A file of pickled weights", ("generate", "model.pt", *ONE), files(model_DOT_pt="")),
     Mistake("A download that stopped", ("generate", "model", *ONE), cut),
     Mistake(
-        "A GGUF file of an architecture that Quire has not", ("generate", "gemma-3-4b-Q4_K_M.gguf", *ONE), gemma_gguf
+        "A GGUF file of an architecture that Quire has not",
+        ("generate", "gemma-3n-E4B-it-Q4_K_M.gguf", *ONE),
+        gemma_gguf,
     ),
     Mistake("A folder of GGUF files", ("generate", "models", *ONE), files(models__llama_DOT_gguf="")),
     Mistake(

@@ -30,9 +30,10 @@ def not_supported(name: object, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(_stem(name), families, n=MOST_NEAR, cutoff=NEAR) if isinstance(name, str) else []
     others = "which is another one" if len(near) == 1 else "which are others"
     nearest = f" Nearest to it {_is_or_are([families[one] for one in near])}, {others}." if near else ""
+    behind = " (with ForCausalLM behind its name)" if names != list(families.values()) else ""
     return (
-        f"the architecture {shown(name)} is not supported.{nearest}"
-        f" Take a checkpoint of one that is (with ForCausalLM behind its name): {', '.join(names)}."
+        f"the architecture {shown(name)} is not supported.{nearest} Take a checkpoint of one that is{behind}:"
+        f" {', '.join(names)}."
     )
 
 

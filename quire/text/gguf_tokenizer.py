@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from quire.config.arch import MAX_VOCAB
 from quire.config.gguf import Header
+from quire.config.gguf_model import GEMMA_MARKS
 from quire.core.errors import LoadError, shown
 
 MAX_ADDED: Final = 1 << 16
@@ -55,9 +56,10 @@ _DEFAULT: Final = (
 )
 _SPLITS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx"), (_LLAMA3,)),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), (_LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_QWEN2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", _GPT2)),
-    **dict.fromkeys(("gpt-2", "phi-2"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), (_GPT2,)),
     "tekken": (_TEKKEN,),
     "gpt-4o": (_GPT4O,),
     "default": _DEFAULT,
@@ -65,6 +67,8 @@ _SPLITS: Final[dict[str, tuple[str, ...]]] = {
 """tokenizer.ggml.pre → expressions by which a text is split, one after another."""
 _WHOLE_WORDS: Final = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"))
 """A word that is in the vocabulary is one token, whatever the merges make of it; these also begin with bos."""
+_PHI3_BARE: Final = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+"""Those of Phi-3's added tokens that leave what follows them."""
 
 Built = tuple[tokenizers.Tokenizer, dict[str, Any], dict[str, Any]]
 
@@ -80,7 +84,8 @@ def build_tokenizer(header: Header) -> Built:
             f"{header.path}: tokenizer.ggml.model = {shown(kind)} is not supported; supported are"
             f" {', '.join(_BUILDERS)}. Pass a folder with tokenizer.json by --tokenizer"
         )
-    tokens, types = _tokens(header), _types(header)
+    tokens = _tokens(header)
+    types = [CONTROL if token in GEMMA_MARKS else one for token, one in zip(tokens, _types(header), strict=True)]
     backend, decoder = _BUILDERS[kind](header, tokens, types)
     _add_tokens(header, backend, tokens, types)
     return backend, decoder, tokenizer_config(header)
@@ -251,14 +256,22 @@ def _merges_by_score(
 
 
 def _add_tokens(header: Header, backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control and unknown tokens are special; user-defined ones are found whole in a text too, but are shown."""
+    """Control and unknown tokens are special; user-defined ones are found whole in a text too, but are shown. Those of
+    Phi-3 take the spaces and lines behind them, which no key says."""
+    values = header.values
+    is_phi3 = values.get("general.architecture") == "phi3" and values.get("tokenizer.ggml.model") == "llama"
     special = [token for token, kind in zip(tokens, types, strict=True) if kind in (CONTROL, UNKNOWN)]
     plain = [token for token, kind in zip(tokens, types, strict=True) if kind == USER_DEFINED]
     n_added = len(special) + len(plain)
     if n_added > MAX_ADDED:
         raise LoadError(f"{header.path}: {n_added:,} tokens are control or user-defined; the limit is {MAX_ADDED:,}")
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
+
+    def added(token: str, is_special: bool) -> AddedToken:
+        strips = is_phi3 and token not in _PHI3_BARE
+        return AddedToken(token, normalized=False, special=is_special, rstrip=strips)
+
+    backend.add_special_tokens([added(token, True) for token in special])
+    backend.add_tokens([added(token, False) for token in plain])
 
 
 _BUILDERS: Final = {"gpt2": _byte_level, "llama": _sentence_piece}

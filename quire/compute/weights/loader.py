@@ -95,7 +95,7 @@ def load_model(
     else:
         found = find_copies(folder, nowhere, load_format)
         model = build(choose(quantization, device, dtype, arch, found.gguf_entries, found.sources))
-        targets = Targets(model)
+        targets = Targets(model, found.in_gguf)
         if found.gguf_entries is not None:
             targets.places = gguf_exact.places(model, found.gguf_entries)
         elif found.coded:
@@ -134,7 +134,7 @@ def fits(folder: pathlib.Path, arch: ModelArch) -> tuple[int, int]:
 def fill(model: Decoder, found: Found) -> None:
     """Read a part of what was found for a whole model into its parameters; linear layers that have all of theirs are
     finished. Raises LoadError."""
-    _stream(found, Targets(model), check_finite=True, progress=False)
+    _stream(found, Targets(model, found.in_gguf), check_finite=True, progress=False)
 
 
 def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> Found:
@@ -143,7 +143,8 @@ def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> Found:
     wanted = dict(model.weights())
     places = wanted | {name: whole for name, (whole, _) in wholes.items()}
     coded_tensors, others, zeros = coded.gather(shards, names, model.arch, places)
-    copies = [list(_copies(entries, places, names, model.arch)) for entries in others]
+    fused = {name: [(part, len(wanted[part])) for part in parts] for name, (_, parts) in wholes.items()}
+    copies = [list(_copies(entries, places, names, model.arch, fused if in_gguf else {})) for entries in others]
     targets = {copy.target for shard_copies in copies for copy in shard_copies if not copy.compare}
     targets |= {one.target for one in coded_tensors}
     found = targets | {part for name in targets if name in wholes for part in wholes[name][1]}
@@ -159,7 +160,14 @@ def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> Found:
     return Found(shards, copies, coded_tensors, in_gguf, zeros)
 
 
-def _copies(entries: Iterable[Entry], places: dict[str, torch.Tensor], names: Names, arch: ModelArch) -> Iterator[Copy]:
+def _copies(
+    entries: Iterable[Entry],
+    places: dict[str, torch.Tensor],
+    names: Names,
+    arch: ModelArch,
+    fused: dict[str, list[tuple[str, int]]],
+) -> Iterator[Copy]:
+    """fused: name of a tensor → (parameter, rows) of those that it has under one another and that are read apart."""
     left_over = []
     for entry in entries:
         stack = names.of_experts(entry.name)
@@ -167,7 +175,9 @@ def _copies(entries: Iterable[Entry], places: dict[str, torch.Tensor], names: Na
             yield from _of_experts(entry, *stack)
             continue
         target, rows = names.parameter(entry.name)
-        if target in places:
+        if target in fused:
+            yield from _in_parts(entry, fused[target], names)
+        elif target in places:
             yield Copy(entry, target, rows=rows)
         elif arch.tie_embeddings and target == TIED_HEAD[0]:
             yield Copy(entry, TIED_HEAD[1], compare=True)
@@ -188,6 +198,23 @@ def _of_experts(entry: Entry, targets: list[str], rows: Rows) -> Iterator[Copy]:
         start, name = entry.start + expert * n_bytes, f"{entry.name}[{expert}]"
         part = msgspec.structs.replace(entry, name=name, shape=entry.shape[1:], start=start, n_bytes=n_bytes)
         yield Copy(part, target, rows=rows)
+
+
+def _in_parts(entry: Entry, parts: list[tuple[str, int]], names: Names) -> Iterator[Copy]:
+    """A copy for each parameter, of its rows. Raises LoadError."""
+    n_rows, first = sum(number for _, number in parts), 0
+    if entry.shape[0] != n_rows or (len(entry.shape) == 1 and entry.dtype in DECODERS):
+        raise LoadError(
+            f"tensor {entry.name} is {entry.dtype} of shape {entry.shape}; config.json implies {n_rows} rows, and no"
+            " blocks in one dimension"
+        )
+    row_bytes = entry.n_bytes // n_rows
+    for name, number in parts:
+        shape, start = (number, *entry.shape[1:]), entry.start + first * row_bytes
+        own = f"{entry.name}[{first}:{first + number}]"
+        part = msgspec.structs.replace(entry, name=own, shape=shape, start=start, n_bytes=number * row_bytes)
+        yield Copy(part, name, rows=names.parameter(name)[1])
+        first += number
 
 
 def _refuse(what: str, names: list[str]) -> None:

@@ -16,8 +16,9 @@ from quire.compute.weights.found import Copy
 class Targets:
     """The parameters that still take values; a layer whose last one got its values is finished and let go."""
 
-    def __init__(self, model: Decoder) -> None:
-        self._offsets = model.offsets()
+    def __init__(self, model: Decoder, in_gguf: bool = False) -> None:
+        """in_gguf: norms have the values that they multiply by, as files of llama.cpp have them."""
+        self._offsets = {} if in_gguf else model.offsets()
         self._owners = model.owners()
         self._left = collections.Counter(self._owners.values())
         """Parameters of each that have not got their values."""

@@ -67,17 +67,26 @@ class Gguf(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: str
     """Their general.architecture."""
-    windowed: str = ""
-    """Architecture in config.json that one means where it has a sliding window; empty: the family's."""
+    variants: Mapping[str, str] = {}
+    """Key after the architecture's name → architecture in config.json that one means where it is not 0; the first."""
     interleaved: bool = False
     """The rows of q and k alternate between the halves of a head."""
     keys: Mapping[str, str] = {}
     """Field of config.json → key after the architecture's name: beside those of most, or in their place. All must be
     there. With a sliding window among them, the family says which layers have it; else all have."""
+    optional: Mapping[str, str] = {}
+    """As `keys`, of those that a file may lack."""
     plain: Mapping[str, tuple[object, ...]] = {}
     """Key → its only values that are computed rightly."""
+    fields: Mapping[str, Any] = {}
+    """Fields of config.json that hold for all of them."""
+    n_layers_by_width: int = 0
+    """Their queries are divided by the root of `query_pre_attn_scalar`, which no key says: it is the width of a head,
+    but in the model of so many layers hidden_size / heads. 0: families that do not read it."""
     yarn: Mapping[str, Any] = {}
     """Fields of `rope_parameters` of type yarn that they do not say."""
+    names: Mapping[str, str] = {}
+    """Tensor of a block, without its kind → name of a parameter, without the layer's: in the place of most."""
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.config.families.family import Family, Names
+from quire.config.families.family import Family, Gguf, Names
 from quire.config.layers import Activation, LayerSpec, Placement, QKNorm
 from quire.config.model_fields import FULL, SLIDING, ModelFields
 from quire.config.rope import Rope
@@ -69,8 +69,28 @@ def _two_sided(
     )  # fmt: skip
 
 
+CAP: Final = "final_logit_softcapping"
 FAMILIES: Final = (
-    Family(name="gemma", architecture="GemmaForCausalLM", model_type="gemma", describe=gemma),
-    Family(name="gemma2", architecture="Gemma2ForCausalLM", model_type="gemma2", describe=gemma2, names=NAMES),
-    Family(name="gemma3", architecture="Gemma3ForCausalLM", model_type="gemma3_text", describe=gemma3, names=NAMES),
-)
+    Family(
+        name="gemma", architecture="GemmaForCausalLM", model_type="gemma", describe=gemma,
+        gguf=Gguf(architecture="gemma"),
+    ),
+    Family(
+        name="gemma2", architecture="Gemma2ForCausalLM", model_type="gemma2", describe=gemma2, names=NAMES,
+        gguf=Gguf(
+            architecture="gemma2", plain={"attention.sliding_window_pattern": (2,)}, n_layers_by_width=46,
+            optional={
+                "sliding_window": "attention.sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
+                CAP: CAP,
+            },
+        ),
+    ),
+    Family(
+        name="gemma3", architecture="Gemma3ForCausalLM", model_type="gemma3_text", describe=gemma3, names=NAMES,
+        gguf=Gguf(
+            architecture="gemma3", keys={"sliding_window": "attention.sliding_window"},
+            optional={"rope_local_base_freq": "rope.freq_base_swa", CAP: CAP},
+            plain={"attention.sliding_window_pattern": (6,)}, n_layers_by_width=62,
+        ),
+    ),
+)  # fmt: skip

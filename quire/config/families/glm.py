@@ -7,9 +7,9 @@ from typing import Final
 
 from quire.config.arch import ModelArch
 from quire.config.expert_fields import sigmoid_layers
-from quire.config.families.family import SHARED_NAMES, Family
+from quire.config.families.family import SHARED_NAMES, Family, Gguf
 from quire.config.layers import LayerSpec, Placement, QKNorm
-from quire.config.model_fields import ModelFields
+from quire.config.model_fields import MTP_MODULES, ModelFields
 
 GLM4_NAMES: Final = {
     "model.layers.{}.post_self_attn_layernorm": "attention_post_norm",
@@ -44,10 +44,28 @@ def _described(config: ModelFields, placement: Placement) -> ModelArch:
     return config.model([layer] * config.n_layers, norm)
 
 
+MOE_GGUF: Final = Gguf(
+    architecture="glm4moe", names={"post_attention_norm": "post_attention_layernorm"},
+    keys={
+        "n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length", "n_shared_experts": "expert_shared_count",
+        "first_k_dense_replace": "leading_dense_block_count", "norm_topk_prob": "expert_weights_norm",
+        "routed_scaling_factor": "expert_weights_scale",
+    },
+    optional={"partial_rotary_factor": "rope.dimension_count", MTP_MODULES: "nextn_predict_layers"},
+    plain={"expert_gating_func": (2,)},
+)  # fmt: skip
 FAMILIES: Final = (
     Family(name="glm", architecture="GlmForCausalLM", model_type="glm", describe=glm),
-    Family(name="glm4", architecture="Glm4ForCausalLM", model_type="glm4", describe=glm4, names=GLM4_NAMES),
     Family(
-        name="glm4_moe", architecture="Glm4MoeForCausalLM", model_type="glm4_moe", describe=glm4_moe, names=SHARED_NAMES
+        name="glm4", architecture="Glm4ForCausalLM", model_type="glm4", describe=glm4, names=GLM4_NAMES,
+        gguf=Gguf(
+            architecture="glm4", names={"ffn_up": "mlp.gate_up_proj"},
+            optional={"partial_rotary_factor": "rope.dimension_count"},
+        ),
     ),
-)
+    Family(
+        name="glm4_moe", architecture="Glm4MoeForCausalLM", model_type="glm4_moe", describe=glm4_moe,
+        names=SHARED_NAMES, gguf=MOE_GGUF,
+    ),
+)  # fmt: skip

@@ -60,9 +60,9 @@ GGUF: Final = Gguf(
     },
     plain={
         "attention.sliding_window_pattern": (2,), "rope.freq_base_swa": (ROPE["rope_theta"],),
-        "expert_weights_scale": (1.0, 0.0), "expert_shared_count": (0,),
+        "expert_gating_func": (3,),
     },
-    yarn={"truncate": ROPE["truncate"]},
+    yarn={"truncate": ROPE["truncate"]}, names={"post_attention_norm": "post_attention_layernorm"},
 )  # fmt: skip
 FAMILIES: Final = (
     Family(

@@ -6,7 +6,7 @@ from typing import Final
 
 from quire.config.arch import ModelArch
 from quire.config.expert_fields import experts
-from quire.config.families.family import Family, Stored
+from quire.config.families.family import Family, Gguf, Stored
 from quire.config.layers import FfnSpec, LayerSpec
 from quire.config.model_fields import ModelFields
 
@@ -41,10 +41,24 @@ def _described(config: ModelFields, ffn: FfnSpec) -> ModelArch:
     )  # fmt: skip
 
 
+ROTATED: Final = {"rope.scaling.finetuned": (True,)}
+"""The key by which llama.cpp leaves out the rotation."""
+SCALES: Final = {
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+}  # fmt: skip
+"""Of their GGUF files."""
 FAMILIES: Final = (
-    Family(name="granite", architecture="GraniteForCausalLM", model_type="granite", describe=granite),
+    Family(
+        name="granite", architecture="GraniteForCausalLM", model_type="granite", describe=granite,
+        gguf=Gguf(architecture="granite", interleaved=True, keys=SCALES, plain=ROTATED),
+    ),
     Family(
         name="granitemoe", architecture="GraniteMoeForCausalLM", model_type="granitemoe", describe=granitemoe,
         names={"model.layers.{}.block_sparse_moe.router.layer": "mlp.gate"}, stacks=STACKS,
+        gguf=Gguf(
+            architecture="granitemoe", interleaved=True, plain=ROTATED,
+            keys={**SCALES, "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+        ),
     ),
 )  # fmt: skip

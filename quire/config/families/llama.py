@@ -111,7 +111,10 @@ MIMO_MTP: Final = HeadLayout(
 FAMILIES = (
     Family(
         name="llama", architecture="LlamaForCausalLM", model_type="llama", describe=llama,
-        gguf=Gguf(architecture="llama", interleaved=True, windowed="MistralForCausalLM"),
+        gguf=Gguf(
+            architecture="llama", interleaved=True,
+            variants={"expert_count": "MixtralForCausalLM", "attention.sliding_window": "MistralForCausalLM"},
+        ),
     ),
     Family(
         name="mistral", architecture="MistralForCausalLM", model_type="mistral", describe=mistral,
@@ -128,5 +131,8 @@ FAMILIES = (
     Family(name="mimo", architecture="MiMoForCausalLM", model_type="mimo", describe=qwen2, mtp=MIMO_MTP),
     Family(name="ministral", architecture="MinistralForCausalLM", model_type="ministral", describe=ministral),
     Family(name="seed_oss", architecture="SeedOssForCausalLM", model_type="seed_oss", describe=seed_oss),
-    Family(name="smollm3", architecture="SmolLM3ForCausalLM", model_type="smollm3", describe=smollm3),
+    Family(
+        name="smollm3", architecture="SmolLM3ForCausalLM", model_type="smollm3", describe=smollm3,
+        gguf=Gguf(architecture="smollm3", interleaved=True),
+    ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from quire.config.arch import MAX_HEAD_DIM, ModelArch
 from quire.config.attention import AttentionSpec
 from quire.config.expert_fields import experts
 from quire.config.experts import Scores
-from quire.config.families.family import Family
+from quire.config.families.family import Family, Gguf
 from quire.config.layers import FfnSpec, LayerSpec, NormSpec, QKNorm, QKNormScope
 from quire.config.model_fields import ModelFields
 
@@ -70,7 +70,13 @@ def _described(
 
 
 FAMILIES: Final = (
-    Family(name="mixtral", architecture="MixtralForCausalLM", model_type="mixtral", describe=mixtral, names=NAMES),
+    Family(
+        name="mixtral", architecture="MixtralForCausalLM", model_type="mixtral", describe=mixtral, names=NAMES,
+        gguf=Gguf(
+            architecture="llama", interleaved=True,
+            keys={"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+        ),
+    ),
     Family(name="phimoe", architecture="PhimoeForCausalLM", model_type="phimoe", describe=phimoe, names=NAMES),
     Family(
         name="minimax_m2", architecture="MiniMaxM2ForCausalLM", model_type="minimax_m2", describe=minimax_m2,

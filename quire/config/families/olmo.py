@@ -7,7 +7,7 @@ from typing import Final
 
 from quire.config.arch import ModelArch
 from quire.config.expert_fields import experts
-from quire.config.families.family import Family
+from quire.config.families.family import Family, Gguf
 from quire.config.layers import LayerSpec, NormKind, NormSpec, Placement, QKNorm, QKNormScope
 from quire.config.model_fields import FULL, SLIDING, ModelFields
 from quire.config.rope import Rope
@@ -66,7 +66,16 @@ def _norms_after(config: ModelFields, types: list[str], ropes: dict[str, Rope]) 
 
 FAMILIES: Final = (
     Family(name="olmo", architecture="OlmoForCausalLM", model_type="olmo", describe=olmo),
-    Family(name="olmo2", architecture="Olmo2ForCausalLM", model_type="olmo2", describe=olmo2, names=NAMES),
-    Family(name="olmoe", architecture="OlmoeForCausalLM", model_type="olmoe", describe=olmoe),
+    Family(
+        name="olmo2", architecture="Olmo2ForCausalLM", model_type="olmo2", describe=olmo2, names=NAMES,
+        gguf=Gguf(architecture="olmo2", plain={"attention.sliding_window": (0,)}),
+    ),
+    Family(
+        name="olmoe", architecture="OlmoeForCausalLM", model_type="olmoe", describe=olmoe,
+        gguf=Gguf(
+            architecture="olmoe", plain={"expert_weights_norm": (False,)},
+            keys={"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+        ),
+    ),
     Family(name="olmo3", architecture="Olmo3ForCausalLM", model_type="olmo3", describe=olmo3, names=NAMES),
-)
+)  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from quire.config.arch import ModelArch
-from quire.config.families.family import Family
+from quire.config.families.family import Family, Gguf
 from quire.config.layers import LayerSpec, Placement, QKNorm
 from quire.config.model_fields import ModelFields
 
@@ -44,5 +44,11 @@ def phi3(config: ModelFields) -> ModelArch:
 
 FAMILIES: Final = (
     Family(name="phi", architecture="PhiForCausalLM", model_type="phi", describe=phi, names=PHI_NAMES),
-    Family(name="phi3", architecture="Phi3ForCausalLM", model_type="phi3", describe=phi3),
-)
+    Family(
+        name="phi3", architecture="Phi3ForCausalLM", model_type="phi3", describe=phi3,
+        gguf=Gguf(
+            architecture="phi3", names={"ffn_up": "mlp.gate_up_proj"},
+            optional={"partial_rotary_factor": "rope.dimension_count"},
+        ),
+    ),
+)  # fmt: skip

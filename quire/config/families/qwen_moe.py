@@ -8,7 +8,7 @@ from quire.config.arch import MAX_WIDTH, ModelArch
 from quire.config.attention import AttentionSpec
 from quire.config.expert_fields import every_step, experts
 from quire.config.experts import SharedExpert
-from quire.config.families.family import Family
+from quire.config.families.family import Family, Gguf
 from quire.config.layers import FfnSpec, LayerSpec, QKNorm
 from quire.config.model_fields import SLIDING, ModelFields
 
@@ -50,7 +50,21 @@ def _windows(config: ModelFields) -> list[int]:
     return [window if kind == SLIDING else 0 for kind in types]
 
 
+KEYS: Final = {
+    "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}  # fmt: skip
+"""Of their GGUF files."""
 FAMILIES: Final = (
-    Family(name="qwen2_moe", architecture="Qwen2MoeForCausalLM", model_type="qwen2_moe", describe=qwen2_moe),
-    Family(name="qwen3_moe", architecture="Qwen3MoeForCausalLM", model_type="qwen3_moe", describe=qwen3_moe),
-)
+    Family(
+        name="qwen2_moe", architecture="Qwen2MoeForCausalLM", model_type="qwen2_moe", describe=qwen2_moe,
+        gguf=Gguf(
+            architecture="qwen2moe", plain={"expert_weights_norm": (False,)},
+            keys={**KEYS, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+        ),
+    ),
+    Family(
+        name="qwen3_moe", architecture="Qwen3MoeForCausalLM", model_type="qwen3_moe", describe=qwen3_moe,
+        gguf=Gguf(architecture="qwen3moe", keys=KEYS, fields={"norm_topk_prob": True}),
+    ),
+)  # fmt: skip

@@ -104,18 +104,25 @@ def test_byte_level(pre: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_simple_splits(tmp_path: pathlib.Path) -> None:
-    """gpt-2's pattern is that of the library; smollm splits digits before; llama.cpp's default by threes."""
+    """gpt-2's pattern is that of the library, and olmo's; glm4's is Llama 3's; smollm splits digits before; llama.cpp's
+    default by threes."""
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    llama3 = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(tokenizers.Regex(GGUF_PRE_TOKENIZER_SPLITS["llama-bpe"]), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
     _, keys = byte_level(r".{1,9}")
-    for pre in ("gpt-2", "smollm", "default"):
+    for pre in ("gpt-2", "olmo", "smollm", "glm4", "chatglm-bpe", "default"):
         tokenizer = HfTokenizer.load(write(tmp_path / "m.gguf", ggml__pre=pre, **keys))._backend
         for text in TEXTS:
             words = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
             expected = [word for word, _ in library.pre_tokenizer.pre_tokenize_str(text)]
             assert "".join(words) == "".join(expected)
-            if pre == "gpt-2":
+            if pre in ("gpt-2", "olmo"):
                 assert words == expected
+            elif pre in ("glm4", "chatglm-bpe"):
+                assert words == [word for word, _ in llama3.pre_tokenize_str(text)]
             elif pre == "smollm":
                 assert all(len(word) == 1 for word in words if word.isdigit() and word.isascii())
         if pre == "default":
@@ -185,6 +192,59 @@ def test_sentence_piece(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
     bare = HfTokenizer.load(write(tmp_path / "bare.gguf", ggml__add_space_prefix=False, **keys))
     assert bare.decode(bare.encode("abc x", add_special_tokens=False)) == "abc x"
     assert bare.token_text(bare.encode("The")[1]).startswith("T")
+
+
+@pytest.mark.parametrize("kind", [CONTROL, NORMAL])
+def test_marks_and_spaces_of_gemma(kind: int, tmp_path: pathlib.Path) -> None:
+    """No space before a text; turns are control tokens, and blanks of several spaces or lines tokens of their own,
+    which the file has with spaces. kind: of the marks, which some files have as normal tokens."""
+    model, marks = io.BytesIO(), ["<start_of_turn>", "<end_of_turn>"]
+    blanks = ["\n\n", "\n\n\n", "\u2581\u2581", "\u2581\u2581\u2581", "\u2581\u2581\u2581\u2581", "\t", "<table>"]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(line for text in CORPUS for line in text.splitlines()), model_writer=model,
+        vocab_size=520, model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
+        remove_extra_whitespaces=False, split_digits=True, allow_whitespace_only_pieces=True, add_dummy_prefix=False,
+        user_defined_symbols=[*marks, *blanks], character_coverage=0.99, minloglevel=2, pad_id=0, eos_id=1, bos_id=2,
+        unk_id=3, pad_piece="<pad>", eos_piece="<eos>", bos_piece="<bos>",
+    )  # fmt: skip
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(processor.get_piece_size())
+    types = {"<unk>": 2, **dict.fromkeys(("<pad>", "<bos>", "<eos>"), CONTROL), **dict.fromkeys(marks, kind)}
+    types |= dict.fromkeys(blanks, USER_DEFINED)
+    pieces = [processor.id_to_piece(i) for i in ids]
+    path = write(
+        tmp_path / "m.gguf", "gemma3", ggml__model="llama", ggml__pre="default", ggml__add_space_prefix=False,
+        ggml__tokens=[one.replace("\u2581", " ") if one in blanks else one for one in pieces],
+        ggml__scores=[processor.get_score(i) for i in ids], ggml__bos_token_id=2, ggml__eos_token_id=1,
+        ggml__token_type=[6 if processor.is_byte(i) else types.get(pieces[i], NORMAL) for i in ids],
+        ggml__unknown_token_id=3, ggml__add_bos_token=True, ggml__add_eos_token=False,
+    )  # fmt: skip
+    found = HfTokenizer.load(path)
+    texts = [
+        *TEXTS, "a\n\nb\n\n\nc\n\n\n\n\nd", "x   y     z      ", "    return", "\t\tx <table>\n",
+        "<start_of_turn>user\nHello  there<end_of_turn>\n<start_of_turn>model\n",
+    ]  # fmt: skip
+    for text in texts:
+        ids_of_text = found.encode(text)
+        assert ids_of_text == [processor.bos_id(), *processor.encode(text)], text
+        assert found.decode(ids_of_text[1:], skip_special_tokens=False) == text
+    assert found.special_ids >= {found.token_id(one) for one in ("<bos>", "<eos>", *marks)}
+
+
+def test_marks_of_phi3_take_the_line_behind_them(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
+    """As its own tokenizer's added tokens do, except three; others with a file like it do not."""
+    processor, keys = sentence_piece
+    marks = ["<|endoftext|>", "<|assistant|>", "<|user|>", "<|end|>"]
+    more = {"ggml__tokens": marks, "ggml__scores": [-1000.0] * 4, "ggml__token_type": [CONTROL] * 4}
+    keys = {**keys, **{key: keys[key] + value for key, value in more.items()}}
+    found, other = (HfTokenizer.load(write(tmp_path / f"{one}.gguf", one, **keys)) for one in ("phi3", "llama"))
+    user, end, assistant = (found.token_id(one) for one in ("<|user|>", "<|end|>", "<|assistant|>"))
+    text = "<|user|>\nThe lazy dog <|end|>\n<|assistant|>\n  quick"
+    the, dog = processor.encode("The lazy dog "), processor.encode("quick")
+    assert found.encode(text, add_special_tokens=False) == [user, *the, end, assistant, *dog]
+    assert other.encode(text, add_special_tokens=False) != found.encode(text, add_special_tokens=False)
+    text = "<|endoftext|>\nquick"
+    assert found.encode(text) == other.encode(text) and found.encode(text)[-len(dog) :] != dog
 
 
 def test_scores_decide_and_not_ids(sentence_piece: Any, tmp_path: pathlib.Path) -> None:

@@ -149,12 +149,20 @@ def test_arch(tmp_path: pathlib.Path) -> None:
         (["<|end|>", "<|return|>", "x"], (2, 0, 1)),
         (["<|call|>", "<|end|>", "<|return|>", "<|endoftext|>"], (2, 0, 3)),
         (["<|call|>", "<|return|>", "<|end|>"], (0, 1)),
+        (["<start_of_turn>", "<end_of_turn>", "<eos>"], (2, 1)),
     ],
 )
 def test_ends_of_turns(texts: list[str], ids: tuple[int, ...], tmp_path: pathlib.Path) -> None:
     """<|end|> by its name, but not beside both ends that gpt-oss has, where it is between messages of one turn."""
     keys = {"tokenizer__ggml__tokens": texts, "tokenizer__ggml__token_type": [3] * len(texts)}
     assert read_arch(write(tmp_path, **keys, tokenizer__ggml__merges=None)).eos_token_ids == ids
+
+
+def test_the_end_of_a_turn_of_gemma_may_have_another_type(tmp_path: pathlib.Path) -> None:
+    """As in Google's own files; other names end a turn as control tokens alone."""
+    texts = ["</s>", "<end_of_turn>", "<eos>", "<|im_end|>"]
+    keys = {"tokenizer__ggml__tokens": texts, "tokenizer__ggml__token_type": [1] * 4}
+    assert read_arch(write(tmp_path, **keys, tokenizer__ggml__merges=None)).eos_token_ids == (2, 1)
 
 
 def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
@@ -182,7 +190,7 @@ def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
     ("key", "value", "parts"),
     [
         ("general.architecture", "mamba", ("'mamba' is not supported.", "llama, qwen2, qwen3", "Take a checkpoint")),
-        ("general.architecture", "qwen2moe", ("Nearest to it are qwen2 and qwen3, which are others.",)),
+        ("general.architecture", "qwen2vl", ("Nearest to it are qwen2, qwen3 and qwen2moe, which are others.",)),
         ("general.architecture", 7, ("general.architecture: the architecture 7",)),
         ("general.architecture", None, ("general.architecture",)),
         ("llama.attention.head_count", 0, ("llama.attention.head_count",)),
@@ -201,7 +209,7 @@ def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
         ("llama.rope.dimension_count", 4, ("llama.rope.dimension_count = 4 must be 8",)),
         ("llama.rope.scaling.type", "longrope", ("llama.rope.scaling.type", "longrope")),
         ("llama.rope.scaling.type", "linear", ("llama.rope.scaling.factor",)),
-        ("llama.expert_count", 8, ("llama.expert_count = 8 is not supported",)),
+        ("llama.expert_count", 8, ("llama.expert_used_count is missing",)),
         ("llama.attention.key_length", 7, ("llama.attention.key_length",)),
         ("tokenizer.ggml.eos_token_id", 6, ("eos_token_id",)),
         ("split.count", 3, ("split.count", "--merge")),

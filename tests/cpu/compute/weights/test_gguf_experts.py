@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from family_cases import checkpoint_of
 from gguf_experts import as_on_gpus, checkpoints, ffns, numbers_of, schemes, write_gpt_oss
-from test_rank_weights import RankOf
+from gguf_families import write_family
+from test_rank_weights import RankOf, numbers
 
 from quire.compute.dist.comm import SoloComm
 from quire.compute.models.decoder import Decoder
@@ -78,6 +80,21 @@ def test_a_gpu_keeps_experts_as_the_checkpoint_has_them(
             assert torch.equal(own.matrices.scales, other.matrices.scales)
             assert own.matrices.codes.any() and own.matrices.group == 32
     assert schemes(models[0]) == {"mxfp4"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("case", "architecture", "rotated"),
+    [("phi3", "phi3", 16), ("glm4", "glm4", 16), ("mixtral", "llama", 16), ("qwen3_moe", "qwen3moe", 32)],
+)
+def test_ranks_have_their_part_of_fused_and_stacked_matrices(
+    case: str, architecture: str, rotated: int, rank: int, tmp_path: pathlib.Path
+) -> None:
+    """As of the checkpoint's own tensors."""
+    oracle = checkpoint_of(case, tmp_path / "hf")
+    path = write_family(tmp_path / "m.gguf", oracle, architecture, rope__dimension_count=rotated)
+    ours, theirs = (numbers(load(one, comm=RankOf(rank, 2))) for one in (path, tmp_path / "hf"))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize(
