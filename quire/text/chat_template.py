@@ -19,6 +19,8 @@ import jinja2.meta
 from quire.core.errors import ConfigError, InvalidParameter, RequestError, shown
 from quire.core.files import read_regular
 from quire.core.prompts import ROLES
+from quire.text.harmony import is_harmony
+from quire.text.harmony_history import turns_of, with_descriptions
 from quire.text.origin import MIXTURES, Origin, TracedText, origins_of, plain, texts_of, traced
 from quire.text.sandbox import MAX_SOURCE_CHARS, ChatEnvironment, TemplateLimit
 from quire.text.tokenizer import read_tokenizer_config, special_strings
@@ -110,17 +112,20 @@ class ChatTemplate:
             raise RequestError("this model's chat templates have no default one", param="messages")
         chat = _checked_messages(messages, self._wants_parts[name], self._roles)
         described = None if tools is None else _checked_tools(tools)
+        turns = chat
+        if is_harmony((self.sources[name],)):
+            turns, described = turns_of(chat), with_descriptions(described)
         if not isinstance(kwargs, Mapping | None):
             raise InvalidParameter("chat_template_kwargs", kwargs, "an object")
         if continue_final_message:
             if add_generation_prompt:
                 limit = "false when continue_final_message is true"
                 raise InvalidParameter("add_generation_prompt", add_generation_prompt, limit)
-            _mark_end(chat)
+            _mark_end(turns)
         variables = {
             **self._special_tokens,
             **self._checked_kwargs(kwargs or {}),
-            "messages": [self._traced_message(message) for message in chat],
+            "messages": [self._traced_message(message) for message in turns],
             "tools": None if described is None else self._traced(described),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,

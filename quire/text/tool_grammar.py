@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from quire.text import harmony
 from quire.text.grammar import SPACE_PATTERN, quoted, tagged_text
 from quire.text.tokenizer import HfTokenizer
 from quire.text.tool_calls import FORMATS
@@ -52,6 +53,8 @@ _SHAPES = {
 
 def call_grammar(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenizer, *, at_most_one: bool) -> str:
     """Lark for a text that is one call or more of these tools, and nothing else."""
+    if style == harmony.TOOLS:
+        return "start: call\n" + _harmony_calls(tools, tokenizer)
     shape = _SHAPES[style]
     more = "" if at_most_one else f" ({quoted(shape.separator)} call)*"
     if shape.is_list:
@@ -63,6 +66,9 @@ def call_grammar(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenize
 
 def auto_grammar(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenizer, *, at_most_one: bool) -> str:
     """Lark for free text in which a call, once it is announced, is one of these tools."""
+    if style == harmony.TOOLS:
+        answer = f"answer: {answer_head(tokenizer)} /(?s:.*)/\n"
+        return "start: call | answer\n" + answer + _harmony_calls(tools, tokenizer)
     shape, mark = _SHAPES[style], FORMATS[style].mark
     if not FORMATS[style].needs_mark:
         more = "" if at_most_one else f" ({quoted(shape.separator)} call)*"
@@ -86,11 +92,45 @@ def _calls(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenizer, *, 
     rules = [f"call: {' | '.join(f'call_{at}' for at in range(len(tools)))}"]
     for at, tool in enumerate(tools):
         head = quoted(shape.begin + tool.name + shape.middle)
-        options = {"whitespace_pattern": SPACE_PATTERN, "lenient": not tool.strict}
-        schema = {"type": "object", **tool.parameters, "x-guidance": options}
         rules.append(f"call_{at}: {mark}{head} args_{at} {quoted(shape.end)}{closing}")
-        rules.append(f"args_{at}: %json {json.dumps(schema)}")
+        rules.append(_arguments(at, tool))
     return "\n".join(rules) + "\n"
+
+
+def _harmony_calls(tools: Sequence[OfferedTool], tokenizer: HfTokenizer) -> str:
+    """The same in messages: a call ends the turn. It names its function on either side of the channel."""
+    channel, constrain, message = (
+        _literal(mark, tokenizer) for mark in (harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE)
+    )
+    rules = [f"call: {' | '.join(f'call_{at}' for at in range(len(tools)))}"]
+    for at, tool in enumerate(tools):
+        name = harmony.FUNCTIONS + tool.name
+        behind = f'{channel} {quoted(f"commentary to={name} ")} {constrain} "json"'
+        before = f'{quoted(f" to={name}")} {channel} "commentary " {constrain}? "json"'
+        rules.append(f"call_{at}: ({behind} | {before}) {message} args_{at}")
+        rules.append(_arguments(at, tool))
+    return "\n".join(rules) + "\n"
+
+
+def answer_head(tokenizer: HfTokenizer) -> str:
+    """Lark for the head of a Harmony message to the user."""
+    return f'{_literal(harmony.CHANNEL, tokenizer)} "final" {_literal(harmony.MESSAGE, tokenizer)}'
+
+
+def note_rules(tokenizer: HfTokenizer) -> str:
+    """Lark for Harmony messages that come before: a `thought`, or a `note`, which may also be a preamble."""
+    channel, message, end, start = (
+        _literal(mark, tokenizer) for mark in (harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.START)
+    )
+    rest = f'{message} /(?s:.*)/ {end} {start} "{harmony.ROLE}"'
+    return f'note: thought | {channel} "commentary" {rest}\nthought: {channel} "analysis" {rest}\n'
+
+
+def _arguments(at: int, tool: OfferedTool) -> str:
+    """The rule of one function's arguments."""
+    options = {"whitespace_pattern": SPACE_PATTERN, "lenient": not tool.strict}
+    schema = {"type": "object", **tool.parameters, "x-guidance": options}
+    return f"args_{at}: %json {json.dumps(schema)}"
 
 
 def _literal(text: str, tokenizer: HfTokenizer) -> str:

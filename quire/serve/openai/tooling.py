@@ -22,9 +22,13 @@ from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
 from quire.serve.openai.conversation import Conversation
 from quire.serve.openai.schema import ChatRequest, JsonObject, Thinking
+from quire.text import harmony
+from quire.text.harmony import HarmonyReader, is_harmony
+from quire.text.harmony_frame import framed
+from quire.text.harmony_tokens import HarmonyCount, begun_in, has_mark_tokens
 from quire.text.message import MessageReader
 from quire.text.reasoning import BEGIN, END, ReasoningReader
-from quire.text.reasoning_count import ReasoningCount
+from quire.text.reasoning_count import CountsReasoning, ReasoningCount
 from quire.text.thinking import after_thinking, ends_by_control_token, ends_with, has_marks
 from quire.text.tokenizer import HfTokenizer
 from quire.text.tool_calls import FORMATS, ToolReader, format_of
@@ -45,15 +49,21 @@ class MessageStyle:
     """How the loaded model writes what is not plain content; None: it does not, or nobody knows how."""
 
     tools: str | None = None
-    """A key of `FORMATS`."""
+    """A key of `FORMATS`, or `openai`."""
     reasoning: str | None = None
-    """`deepseek_r1` begins with reasoning unless that is switched off; `qwen3` as its prompt or text says."""
+    """`deepseek_r1` begins with reasoning unless that is switched off; `qwen3` as its prompt or text says;
+    `openai_gptoss` in messages of its own."""
     auto_tools: bool = True
     """Whether the model may choose to call tools."""
     switch: str | None = None
     """The chat template's variable that turns reasoning on and off."""
     has_efforts: bool = False
     """The chat template knows `reasoning_effort`."""
+
+    @property
+    def is_harmony(self) -> bool:
+        """The model answers in messages."""
+        return self.tools == harmony.TOOLS or self.reasoning == harmony.REASONING
 
     @property
     def efforts(self) -> tuple[str, ...]:
@@ -85,11 +95,14 @@ def style_of(config: ServerConfig, llm: AsyncLLM) -> MessageStyle:
     """What the options say, and by default what the chat template teaches the model."""
     sources = [] if llm.chat_template is None else list(llm.chat_template.sources.values())
     tools: str | None = config.tool_call_parser
-    if tools == "auto":
-        tools = format_of(sources)
     reasoning: str | None = config.reasoning_parser
+    in_messages = tools == harmony.TOOLS or reasoning == harmony.REASONING
+    if tools in ("auto", "none") and reasoning in ("auto", "none"):
+        in_messages = is_harmony(sources)
+    if tools == "auto":
+        tools = harmony.TOOLS if in_messages else format_of(sources)
     if reasoning == "auto":
-        reasoning = "qwen3" if has_marks(sources) else None
+        reasoning = harmony.REASONING if in_messages else "qwen3" if has_marks(sources) else None
     variables = frozenset[str]() if llm.chat_template is None else llm.chat_template.variables
     return MessageStyle(
         None if tools == "none" else tools,
@@ -153,7 +166,7 @@ class Reading:
     structured: StructuredOutputsParams | None
     shows_special: bool
     """Marks of this model are special tokens: they must be in the text to be found."""
-    count: Callable[[], ReasoningCount] | None = None
+    count: Callable[[], CountsReasoning] | None = None
     """Makes what counts the reasoning of each choice; None: there is none."""
 
 
@@ -170,6 +183,8 @@ def reading_of(
     if tokenizer is None:
         return Reading(None, structured, False)
     constraint = _tool_constraint(body, style, tokenizer, _offered(body, tools), structured)
+    if style.is_harmony:
+        return _reading_of_messages(body, style, tokenizer, conversation, prompt, constraint)
     thinks = style.reasoning is not None and not ends_with(END, prompt, tokenizer)
     is_off = style.switch is not None and conversation.kwargs.get(style.switch) is False
     inside = thinks and (ends_with(BEGIN, prompt, tokenizer) or (style.reasoning == "deepseek_r1" and not is_off))
@@ -192,6 +207,36 @@ def reading_of(
     marks = ([FORMATS[style.tools].mark] if names and style.tools is not None else []) + ([END] if thinks else [])
     special = any(tokenizer.token_id(mark) in tokenizer.special_ids for mark in marks)
     return Reading(reader, constraint, special, (lambda: ReasoningCount(inside, tokenizer)) if thinks else None)
+
+
+def _reading_of_messages(
+    body: ChatRequest,
+    style: MessageStyle,
+    tokenizer: HfTokenizer,
+    conversation: Conversation,
+    prompt: list[int],
+    constraint: StructuredOutputsParams | None,
+) -> Reading:
+    """The same in the Harmony format. constraint: as it is for the answer alone."""
+    begun, budget = begun_in(prompt, tokenizer), thinking_budget(body)
+    if (constraint is not None or budget is not None) and not has_mark_tokens(tokenizer):
+        raise unsupported(
+            "response_format" if budget is None else "thinking_token_budget",
+            "nothing can be enforced in this model's messages, whose marks are no tokens of its own.",
+        )
+    if constraint is not None and (constraint.begins_after or constraint.frame) is not None:
+        raise unsupported("structured_outputs", "this model's format says itself where the answer begins.")
+    if begun and constraint is not None and constraint.calls is not None:
+        raise unsupported("continue_final_message", "a call cannot be enforced amid a message.")
+    offered = _offered(body, conversation.tools) if style.tools is not None else []
+    if not begun and (constraint is not None or budget is not None):
+        if constraint is None and offered:
+            calls = auto_grammar(harmony.TOOLS, offered, tokenizer, at_most_one=True)
+            constraint = StructuredOutputsParams(calls=calls)
+        constraint = framed(constraint, tokenizer, budget)
+    names, reasons = [tool.name for tool in offered], style.reasoning is not None
+    count = (lambda: HarmonyCount(prompt, tokenizer)) if reasons else None
+    return Reading(lambda: HarmonyReader(names, reasons=reasons, begun=begun), constraint, True, count)
 
 
 def _offered(body: ChatRequest, tools: list[JsonObject] | None) -> list[OfferedTool]:
