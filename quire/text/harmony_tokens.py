@@ -50,7 +50,7 @@ class HarmonyCount:
         """Of the message that begins; None inside one."""
         self._is_reasoning = False
         self._n_tokens = 0
-        self.feed(_open_message(prompt, tokenizer)[1:])
+        self.feed(_open_message(prompt, tokenizer))
         self._n_tokens = 0
 
     @property
@@ -79,8 +79,9 @@ class HarmonyCount:
             self._n_tokens += self._is_reasoning
 
     def _says_reasoning(self, head_ids: list[int]) -> bool:
+        text = self._tokenizer.decode(head_ids, skip_special_tokens=False).removeprefix(ROLE)
         try:
-            head = head_at(self._tokenizer.decode(head_ids, skip_special_tokens=False), 0, is_first=True)
+            head = head_at(text, 0, is_first=True)
         except Unfinished:
             return False
         return head is not None and head.is_reasoning
