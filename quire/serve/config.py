@@ -25,6 +25,11 @@ _UNSET = "\0"
 _VARIABLE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){0,16}")
 
+ToolCallParser = Literal[
+    "auto", "none", "hermes", "llama3_json", "mistral", "openai", "deepseek_v3", "deepseek_v31", "glm45",
+    "qwen3_coder", "minimax_m2",
+]  # fmt: skip
+
 
 def _doc(text: str, extra: dict[str, Any] | None = None, **bounds: float) -> Meta:
     # As in config/engine.py: the stubs of msgspec have no overload for this.
@@ -218,7 +223,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = ""
     tool_call_parser: Annotated[
-        Literal["auto", "none", "hermes", "llama3_json", "mistral", "openai"],
+        ToolCallParser,
         _doc(
             "How the model writes tool calls. auto: as its chat template teaches it, if that is one of these; none:"
             " calls stay text."

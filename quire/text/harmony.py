@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
+from quire.text.cursor import MAX_SPACE, Cursor, Unfinished
 from quire.text.message import MessageReader, Piece, PieceKind
 from quire.text.reasoning import partial
 
@@ -30,16 +31,12 @@ ENDS: Final = (END, "<|return|>", "<|call|>")
 ROLE: Final = "assistant"
 FUNCTIONS: Final = "functions."
 """Before the name of a function that a message goes to."""
-MAX_SPACE: Final = 64
-MAX_WORD: Final = 80
 _TO: Final = "to="
 _ANALYSIS: Final = "analysis"
 _CHANNELS: Final = (_ANALYSIS, "commentary", "final")
 _BEGINNINGS: Final = (*ENDS, START, CHANNEL)
 """What may stand first in a head behind a message."""
 _BEGINNING = re.compile("|".join(map(re.escape, _BEGINNINGS)))
-_SPACES = re.compile(rf"[ \t\r\n]{{0,{MAX_SPACE}}}")
-_WORD = re.compile(rf"[a-zA-Z0-9_.\-]{{1,{MAX_WORD + 1}}}")
 
 
 def is_harmony(sources: Iterable[str]) -> bool:
@@ -65,52 +62,12 @@ class Head:
         return self.channel == _ANALYSIS and not self.recipient
 
 
-class Unfinished(Exception):
-    """The text ends where it fits so far."""
-
-
-class _Cursor:
-    """Goes through a text as long as it fits."""
-
-    __slots__ = ("at", "text")
-
-    def __init__(self, text: str, at: int) -> None:
-        self.text, self.at = text, at
-
-    def takes(self, mark: str) -> bool:
-        """Go on behind `mark` if it stands here; Unfinished if it may still come."""
-        if self.text.startswith(mark, self.at):
-            self.at += len(mark)
-            return True
-        if len(self.text) - self.at < len(mark) and mark.startswith(self.text[self.at :]):
-            raise Unfinished
-        return False
-
-    def space(self) -> None:
-        found = _SPACES.match(self.text, self.at)
-        self.at = self.at if found is None else found.end()
-
-    def word(self) -> str:
-        """A name, empty if none stands here, or one that is too long."""
-        found = _WORD.match(self.text, self.at)
-        if found is None:
-            if self.at == len(self.text):
-                raise Unfinished
-            return ""
-        if len(found.group()) > MAX_WORD:
-            return ""
-        if found.end() == len(self.text):
-            raise Unfinished
-        self.at = found.end()
-        return found.group()
-
-
 def head_at(text: str, at: int, *, is_first: bool) -> Head | None:
     """The head that stands here, None if none does. Unfinished while it may still become one.
 
     is_first: nothing but the role stands before it, and that is in the prompt.
     """
-    cursor = _Cursor(text, at)
+    cursor = Cursor(text, at)
     if not is_first:
         any(cursor.takes(mark) for mark in ENDS)
     start = cursor.at
@@ -138,7 +95,7 @@ def head_at(text: str, at: int, *, is_first: bool) -> Head | None:
     return Head(channel, recipient, start, cursor.at) if cursor.takes(MESSAGE) else None
 
 
-def _recipient(cursor: _Cursor) -> str:
+def _recipient(cursor: Cursor) -> str:
     if not cursor.takes(_TO):
         return ""
     name = cursor.word()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from quire.text.harmony import CHANNEL, CONSTRAIN, ENDS, MESSAGE, ROLE, START, Unfinished, head_at
+from quire.text.cursor import Unfinished
+from quire.text.harmony import CHANNEL, CONSTRAIN, ENDS, MESSAGE, ROLE, START, head_at
 from quire.text.tokenizer import HfTokenizer
 
 MAX_HEAD_TOKENS: Final = 64

@@ -13,7 +13,7 @@ from typing import Any
 from quire.text import harmony
 from quire.text.grammar import SPACE_PATTERN, quoted, tagged_text
 from quire.text.tokenizer import HfTokenizer
-from quire.text.tool_calls import FORMATS
+from quire.text.tool_calls import FORMATS, MARK
 
 JsonObject = dict[str, Any]
 
@@ -40,15 +40,26 @@ class _Shape:
     end: str
     separator: str
     """Between two calls."""
-    is_list: bool = False
-    """The mark stands once, before a list of calls."""
+    list_ends: tuple[str, str] | None = None
+    """The mark stands once, before a list of calls, which these surround."""
+
+    @property
+    def is_list(self) -> bool:
+        return self.list_ends is not None
 
 
 _SHAPES = {
     "hermes": _Shape('\n{"name": "', '", "arguments": ', "}\n", "\n"),
     "llama3_json": _Shape('{"name": "', '", "parameters": ', "}", "; "),
-    "mistral": _Shape('{"name": "', '", "arguments": ', "}", ", ", is_list=True),
-}
+    "mistral": _Shape('{"name": "', '", "arguments": ', "}", ", ", ("[", "]")),
+    "deepseek_v3": _Shape(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>", "\n",
+        ("", "<｜tool▁calls▁end｜>"),
+    ),
+    "deepseek_v31": _Shape(
+        "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "", ("", "<｜tool▁calls▁end｜>")
+    ),
+}  # fmt: skip
 
 
 def call_grammar(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenizer, *, at_most_one: bool) -> str:
@@ -56,11 +67,9 @@ def call_grammar(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenize
     if style == harmony.TOOLS:
         return "start: call\n" + _harmony_calls(tools, tokenizer)
     shape = _SHAPES[style]
-    more = "" if at_most_one else f" ({quoted(shape.separator)} call)*"
+    calls = _several(shape, tokenizer, at_most_one=at_most_one)
     if shape.is_list:
-        calls = f'{_literal(FORMATS[style].mark, tokenizer)} "[" call{more} "]"'
-    else:
-        calls = f"call{more}"
+        calls = f"{_literal(FORMATS[style].mark, tokenizer)} {calls}"
     return f"start: {calls}\n" + _calls(style, tools, tokenizer, with_mark=not shape.is_list)
 
 
@@ -71,17 +80,23 @@ def auto_grammar(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenize
         return "start: call | answer\n" + answer + _harmony_calls(tools, tokenizer)
     shape, mark = _SHAPES[style], FORMATS[style].mark
     if not FORMATS[style].needs_mark:
-        more = "" if at_most_one else f" ({quoted(shape.separator)} call)*"
         rules = _calls(style, tools, tokenizer, with_mark=False)
-        return f"start: call{more} | free\nfree: /([^{{](?s:.*))?/\n{rules}"
+        several = _several(shape, tokenizer, at_most_one=at_most_one)
+        return f"start: {several} | free\nfree: /([^{{](?s:.*))?/\n{rules}"
     if shape.is_list:
-        more = "" if at_most_one else f" ({quoted(shape.separator)} call)*"
         rules = _calls(style, tools, tokenizer, with_mark=False)
-        parts = [(mark, mark, f'"[" call{more} "]"', "")]
+        parts = [(mark, mark, _several(shape, tokenizer, at_most_one=at_most_one), "")]
         return tagged_text(parts, lambda text: _literal(text, tokenizer), at_most_one=True) + "\n" + rules
     rules = _calls(style, tools, tokenizer, with_mark=False)
     parts = [(mark, mark, "call", "")]
     return tagged_text(parts, lambda text: _literal(text, tokenizer), at_most_one=at_most_one) + "\n" + rules
+
+
+def _several(shape: _Shape, tokenizer: HfTokenizer, *, at_most_one: bool) -> str:
+    """One call or more, without the mark."""
+    begin, end = shape.list_ends or ("", "")
+    more = "" if at_most_one else f"({_written(shape.separator, tokenizer)} call)*"
+    return " ".join(filter(None, (_written(begin, tokenizer), "call", more, _written(end, tokenizer))))
 
 
 def _calls(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenizer, *, with_mark: bool) -> str:
@@ -91,8 +106,8 @@ def _calls(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenizer, *, 
     closing = f" {_literal('</tool_call>', tokenizer)}" if style == "hermes" else ""
     rules = [f"call: {' | '.join(f'call_{at}' for at in range(len(tools)))}"]
     for at, tool in enumerate(tools):
-        head = quoted(shape.begin + tool.name + shape.middle)
-        rules.append(f"call_{at}: {mark}{head} args_{at} {quoted(shape.end)}{closing}")
+        head = _written(shape.begin + tool.name + shape.middle, tokenizer)
+        rules.append(f"call_{at}: {mark}{head} args_{at} {_written(shape.end, tokenizer)}{closing}")
         rules.append(_arguments(at, tool))
     return "\n".join(rules) + "\n"
 
@@ -131,6 +146,15 @@ def _arguments(at: int, tool: OfferedTool) -> str:
     options = {"whitespace_pattern": SPACE_PATTERN, "lenient": not tool.strict}
     schema = {"type": "object", **tool.parameters, "x-guidance": options}
     return f"args_{at}: %json {json.dumps(schema)}"
+
+
+def _written(text: str, tokenizer: HfTokenizer) -> str:
+    """A text in a grammar, with the marks in it."""
+    parts, at = [], 0
+    for found in MARK.finditer(text):
+        parts += [text[at : found.start()], found.group()]
+        at = found.end()
+    return " ".join(_literal(part, tokenizer) for part in (*parts, text[at:]) if part)
 
 
 def _literal(text: str, tokenizer: HfTokenizer) -> str:

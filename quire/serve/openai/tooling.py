@@ -1,7 +1,7 @@
 """Tools and reasoning of one chat request: how the model's text will be read, and which grammar its choice needs.
 
 Owns the meaning of `tool_choice`, `parallel_tool_calls` and `strict` together with `response_format`, and that of
-`reasoning_effort`. Does not own the formats (`text/tool_calls`) nor their grammars (`text/tool_grammar`).
+`reasoning_effort`. Does not own the formats (`text/tool_formats`) nor their grammars (`text/tool_grammar`).
 Invariants: a choice that forces calls is enforced by a grammar or refused by name, never merely asked of the model; an
 effort is one that the chat template can ask of the model, or it is refused.
 """
@@ -31,8 +31,9 @@ from quire.text.reasoning import BEGIN, END, ReasoningReader
 from quire.text.reasoning_count import CountsReasoning, ReasoningCount
 from quire.text.thinking import after_thinking, ends_by_control_token, ends_with, has_marks
 from quire.text.tokenizer import HfTokenizer
-from quire.text.tool_calls import FORMATS, ToolReader, format_of
+from quire.text.tool_formats import format_of, marks_of, reader_of
 from quire.text.tool_grammar import OfferedTool, auto_grammar, call_grammar
+from quire.text.xml_calls import XML_FORMATS
 
 SWITCHES = ("enable_thinking", "thinking")
 """Variables by which chat templates turn reasoning on and off: Qwen 3 and GLM 4.5; DeepSeek 3.1."""
@@ -49,7 +50,7 @@ class MessageStyle:
     """How the loaded model writes what is not plain content; None: it does not, or nobody knows how."""
 
     tools: str | None = None
-    """A key of `FORMATS`, or `openai`."""
+    """The name of a format, as in `text/tool_formats`, or `openai`."""
     reasoning: str | None = None
     """`deepseek_r1` begins with reasoning unless that is switched off; `qwen3` as its prompt or text says;
     `openai_gptoss` in messages of its own."""
@@ -194,17 +195,16 @@ def reading_of(
     if thinks and (constraint is not None or budget is not None):
         own = None if constraint is None else constraint.begins_within
         constraint = after_thinking(constraint, is_inside=inside, budget=own if budget is None else budget)
-    names = [tool["function"]["name"] for tool in tools or []] if style.tools is not None else []
-    if not names and not thinks:
+    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools or []}
+    calls = style.tools if functions else None
+    if calls is None and not thinks:
         return Reading(None, constraint, False)
 
     def reader() -> MessageReader:
-        return MessageReader(
-            ReasoningReader(inside) if thinks else None,
-            ToolReader(FORMATS[style.tools], names) if names and style.tools is not None else None,
-        )
+        tools_reader = None if calls is None else reader_of(calls, functions)
+        return MessageReader(ReasoningReader(inside) if thinks else None, tools_reader)
 
-    marks = ([FORMATS[style.tools].mark] if names and style.tools is not None else []) + ([END] if thinks else [])
+    marks = (() if calls is None else marks_of(calls)) + ((END,) if thinks else ())
     special = any(tokenizer.token_id(mark) in tokenizer.special_ids for mark in marks)
     return Reading(reader, constraint, special, (lambda: ReasoningCount(inside, tokenizer)) if thinks else None)
 
@@ -269,6 +269,11 @@ def _tool_constraint(
             "response_format" if is_free else "tool_choice" if choice != "auto" else "tools",
             "this model's way of calling tools is not known, so that it cannot be enforced; the operator can name it "
             "with --tool-call-parser.",
+        )
+    if style.tools in XML_FORMATS:
+        raise unsupported(
+            "response_format" if is_free else "tool_choice" if choice != "auto" else "tools",
+            "this model writes arguments as bare text, which cannot be enforced.",
         )
     if choice == "auto" and structured is None:
         return StructuredOutputsParams(calls=auto_grammar(style.tools, tools, tokenizer, at_most_one=at_most_one))

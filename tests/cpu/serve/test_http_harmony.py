@@ -77,7 +77,7 @@ def test_streams_join_to_the_message(server: LiveServer, text: str, n_tokens: in
 
 def test_a_message_has_its_parts(server: LiveServer) -> None:
     message, reason = ask(server, NEXT.join(ALL))
-    assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("Hm, so",) * 2 + ("Let me see.",)
+    assert message["reasoning_content"] == message["reasoning"] == "Hm, so" and message["content"] == "Let me see."
     assert reason == "tool_calls" and message["tool_calls"][0]["function"] == {"name": "add", "arguments": ARGUMENTS}
     message, reason = ask(server, THOUGHT + NEXT + FINAL, tools=None)
     assert (message["reasoning_content"], message["content"], reason) == ("Hm, so", "It is 3.", "stop")

@@ -102,11 +102,17 @@ SAMPLES = {
     "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
     "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
     "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+    '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
 }
+V3, V31 = (SAMPLES[style].removesuffix("<｜tool▁calls▁end｜>") for style in ("deepseek_v3", "deepseek_v31"))
 TWICE = {
     "hermes": SAMPLES["hermes"] + "\n" + SAMPLES["hermes"],
     "llama3_json": SAMPLES["llama3_json"] + "; " + SAMPLES["llama3_json"],
     "mistral": SAMPLES["mistral"][:-1] + ", " + '{"name": "g.h", "arguments": {}}]',
+    "deepseek_v3": V3 + "\n" + SAMPLES["deepseek_v3"].removeprefix("<｜tool▁calls▁begin｜>"),
+    "deepseek_v31": V31 + SAMPLES["deepseek_v31"].removeprefix("<｜tool▁calls▁begin｜>"),
 }
 
 
@@ -119,7 +125,7 @@ def test_forced_calls_are_read_as_calls(compiler: GrammarCompiler, tokenizer: Hf
         assert len(MessageReader(None, ToolReader(FORMATS[style], {"f", "g.h"})).whole(text).calls) == n_calls
     assert fits(compiler, tokenizer, SAMPLES[style], calls=single)
     assert not fits(compiler, tokenizer, TWICE[style], calls=single)
-    for wrong in ("Hello", SAMPLES[style].replace("1", '"x"'), SAMPLES[style].replace('"f"', '"other"')):
+    for wrong in ("Hello", SAMPLES[style].replace("1", '"x"'), re.sub(r"\bf\b", "other", SAMPLES[style])):
         assert not fits(compiler, tokenizer, wrong, calls=forced)
 
 
