@@ -71,6 +71,8 @@ class ChatTemplate:
         """A role that a template has is among the strings that it compares with, as `ipython`."""
         self._wants_parts = {name: self._try_out(name) for name in sources}
         """Whether a template takes content as a list of parts (True), as a string (False), or both (None)."""
+        self._wants_text = {name: self._joins_arguments(name) for name in sources}
+        """Whether a template takes the arguments of a call as JSON text alone, as DeepSeek's does."""
 
     @classmethod
     def load(
@@ -110,7 +112,7 @@ class ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise RequestError("this model's chat templates have no default one", param="messages")
-        chat = _checked_messages(messages, self._wants_parts[name], self._roles)
+        chat = _checked_messages(messages, self._wants_parts[name], self._roles, self._wants_text[name])
         described = None if tools is None else _checked_tools(tools)
         turns = chat
         if is_harmony((self.sources[name],)):
@@ -176,15 +178,8 @@ class ChatTemplate:
         word = "quire"
         found = []
         for content in (word, [{"type": "text", "text": word}]):
-            variables = {
-                **self._special_tokens,
-                "messages": [{"role": "user", "content": content}],
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": True,
-            }
             try:
-                found.append(self._environment.render(self._templates[name], variables))
+                found.append(self._tried(name, [{"role": "user", "content": content}]))
             except (TemplateLimit, OverflowError) as error:
                 raise ConfigError(f"chat template {name!r}, for one short message: {error}") from None
             except _TEMPLATE_FAILS:
@@ -193,6 +188,28 @@ class ChatTemplate:
         if word in as_parts and as_string == as_parts:
             return None
         return word in as_parts and "'type'" not in as_parts and word not in as_string
+
+    def _joins_arguments(self, name: str) -> bool:
+        """Whether a call can be rendered only if its arguments are text; see `_wants_text`."""
+        works = []
+        for arguments in ({"quire": "1"}, '{"quire": "1"}'):
+            call = {"id": "a", "type": "function", "function": {"name": "quire", "arguments": arguments}}
+            turns = [{"role": "user", "content": "quire"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+            try:
+                works.append("quire" in self._tried(name, turns).partition("quire")[2])
+            except (TemplateLimit, *_TEMPLATE_FAILS):
+                works.append(False)
+        return works == [False, True]
+
+    def _tried(self, name: str, messages: list[dict[str, Any]]) -> str:
+        variables = {
+            **self._special_tokens,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        return self._environment.render(self._templates[name], variables)
 
     def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         for name in kwargs:
@@ -243,9 +260,9 @@ def _read(path: pathlib.Path) -> str:
 
 
 def _checked_messages(
-    messages: Sequence[Message], wants_parts: bool | None, roles: frozenset[str]
+    messages: Sequence[Message], wants_parts: bool | None, roles: frozenset[str], wants_text: bool
 ) -> list[dict[str, Any]]:
-    """Plain copies, with content in the form that the template takes and the arguments of tool calls as objects."""
+    """Plain copies, with content in the form that the template takes, and the arguments of tool calls too."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InvalidParameter("messages", messages, "a list with at least one message")
     chat = []
@@ -261,7 +278,7 @@ def _checked_messages(
         if "content" in plain:
             plain["content"] = _content(plain["content"], wants_parts, where)
         if plain.get("tool_calls") is not None:
-            _parse_arguments(plain["tool_calls"], where)
+            _parse_arguments(plain["tool_calls"], where, wants_text)
         chat.append(plain)
     return chat
 
@@ -285,8 +302,8 @@ def _content(content: Any, wants_parts: bool | None, where: str) -> Any:
     return "\n".join(part["text"] for part in parts) if wants_parts is False else content
 
 
-def _parse_arguments(calls: Any, where: str) -> None:
-    """OpenAI clients send arguments as JSON text; templates expect the object.
+def _parse_arguments(calls: Any, where: str, wants_text: bool) -> None:
+    """OpenAI clients send arguments as JSON text; templates expect the object, but for those that want text.
 
     Text that is not JSON stays text: a model wrote it, its client sends it back, and the conversation has to go on.
     """
@@ -296,7 +313,10 @@ def _parse_arguments(calls: Any, where: str) -> None:
         if not isinstance(function, dict):
             raise InvalidParameter(param, call, "a list of objects with a function")
         arguments = function.get("arguments")
-        if isinstance(arguments, str):
+        if wants_text:
+            if not isinstance(arguments, str):
+                function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False)
+        elif isinstance(arguments, str):
             with contextlib.suppress(ValueError, RecursionError):
                 function["arguments"] = json.loads(arguments) if arguments.strip() else {}
 
