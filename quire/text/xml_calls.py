@@ -23,6 +23,11 @@ MAX_KEY: Final = 256
 _KEY = re.compile(rf'[^<>"\n]{{1,{MAX_KEY + 1}}}')
 
 
+def is_key(name: str) -> bool:
+    """Whether an argument can be called so."""
+    return len(name) <= MAX_KEY and name == name.strip() and _KEY.fullmatch(name) is not None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class XmlFormat:
     """How a model writes calls. White space may stand between the tags."""

@@ -50,6 +50,17 @@ def _types(schema: object, root: JsonObject, depth: int) -> frozenset[str] | Non
     return None
 
 
+def resolved(schema: Any, root: JsonObject) -> Any:
+    """What a schema refers to, if that is in the same document."""
+    for _ in range(MAX_DEPTH):
+        target = schema.get("$ref") if isinstance(schema, dict) else None
+        found = _referred(target, root) if isinstance(target, str) else None
+        if not isinstance(found, dict):
+            return schema
+        schema = found
+    return schema
+
+
 def _referred(target: str, root: JsonObject) -> object:
     node: object = root
     for name in target.removeprefix("#/").split("/"):

@@ -33,7 +33,6 @@ from quire.text.thinking import after_thinking, ends_by_control_token, ends_with
 from quire.text.tokenizer import HfTokenizer
 from quire.text.tool_formats import format_of, marks_of, reader_of
 from quire.text.tool_grammar import OfferedTool, auto_grammar, call_grammar
-from quire.text.xml_calls import XML_FORMATS
 
 SWITCHES = ("enable_thinking", "thinking")
 """Variables by which chat templates turn reasoning on and off: Qwen 3 and GLM 4.5; DeepSeek 3.1."""
@@ -269,11 +268,6 @@ def _tool_constraint(
             "response_format" if is_free else "tool_choice" if choice != "auto" else "tools",
             "this model's way of calling tools is not known, so that it cannot be enforced; the operator can name it "
             "with --tool-call-parser.",
-        )
-    if style.tools in XML_FORMATS:
-        raise unsupported(
-            "response_format" if is_free else "tool_choice" if choice != "auto" else "tools",
-            "this model writes arguments as bare text, which cannot be enforced.",
         )
     if choice == "auto" and structured is None:
         return StructuredOutputsParams(calls=auto_grammar(style.tools, tools, tokenizer, at_most_one=at_most_one))

@@ -258,7 +258,7 @@ def test_auto_can_be_switched_off(make_server: Callable[..., LiveServer]) -> Non
 
 
 def test_arguments_as_text_become_json(make_server: Callable[..., LiveServer]) -> None:
-    """Of the function's types, whole and streamed; what would have to enforce them is refused."""
+    """Of the function's types, whole and streamed."""
     server = make_server(tool_call_parser="qwen3_coder", reasoning_parser="qwen3")
     types = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
     text = (

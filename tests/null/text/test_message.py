@@ -47,7 +47,8 @@ CALLS = {
     "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]',
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
     '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
-    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+    '{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
 }
 V3_FIRST = CALLS["deepseek_v3"].removesuffix("<｜tool▁calls▁end｜>")
 V3_SECOND = CALLS["deepseek_v3"].removeprefix("<｜tool▁calls▁begin｜>")

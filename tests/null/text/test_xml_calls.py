@@ -76,6 +76,7 @@ def test_every_format_has_its_cases() -> None:
     assert set(WRITE) == set(XML_FORMATS)
 
 
+MIXED = 'two\nlines "and" \\ é </function> <tool_call>'
 VALUES = [
     ({"text": "Paris"}, {"text": "Paris"}),
     ({"text": "5", "n": "5"}, {"text": "5", "n": 5}),
@@ -88,7 +89,7 @@ VALUES = [
     ({"items": "[1,"}, {"items": "[1,"}),
     ({"unit": "C", "any": "7"}, {"unit": "C", "any": 7}),
     ({"any": "some words", "other": "[NaN]"}, {"any": "some words", "other": "[NaN]"}),
-    ({"text": 'two\nlines "and" \\ é </function> <tool_call>'}, {"text": 'two\nlines "and" \\ é </function> <tool_call>'}),
+    ({"text": MIXED}, {"text": MIXED}),
     ({"text": ""}, {"text": ""}),
     ({"text": "\n\nx\n"}, {"text": "\n\nx\n"}),
     ({}, {}),
