@@ -26,14 +26,16 @@ CHANNEL: Final = "<|channel|>"
 CONSTRAIN: Final = "<|constrain|>"
 MESSAGE: Final = "<|message|>"
 END: Final = "<|end|>"
-ENDS: Final = (END, "<|return|>", "<|call|>")
-"""What closes a message; the last two end the turn."""
+TURN_ENDS: Final = ("<|return|>", "<|call|>")
+ENDS: Final = (END, *TURN_ENDS)
+"""What closes a message."""
 ROLE: Final = "assistant"
 FUNCTIONS: Final = "functions."
 """Before the name of a function that a message goes to."""
 _TO: Final = "to="
 _ANALYSIS: Final = "analysis"
-_CHANNELS: Final = (_ANALYSIS, "commentary", "final")
+_FINAL: Final = "final"
+_CHANNELS: Final = (_ANALYSIS, "commentary", _FINAL)
 _BEGINNINGS: Final = (*ENDS, START, CHANNEL)
 """What may stand first in a head behind a message."""
 _BEGINNING = re.compile("|".join(map(re.escape, _BEGINNINGS)))
@@ -101,6 +103,15 @@ def _recipient(cursor: Cursor) -> str:
     name = cursor.word()
     cursor.space()
     return name
+
+
+def is_answer(begun: str) -> bool:
+    """Whether the message that a prompt leaves open is one to the user."""
+    try:
+        head = head_at(begun, 0, is_first=True)
+    except Unfinished:
+        return False
+    return head is not None and head.channel == _FINAL and not head.recipient
 
 
 class HarmonyReader(MessageReader):

@@ -53,7 +53,8 @@ def _assistant(message: JsonObject, results: list[JsonObject]) -> Iterator[JsonO
     thought = message.get("thinking") or message.get("reasoning_content") or message.get("reasoning")
     calls = message.pop("tool_calls", None) or []
     content = message.get("content") or ""
-    message["content"] = content
+    if message.get("content") is None:
+        message.pop("content", None)
     if thought:
         message["thinking"] = thought
     if not calls:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quire.text.cursor import Unfinished
-from quire.text.harmony import CHANNEL, CONSTRAIN, ENDS, MESSAGE, ROLE, START, head_at
+from quire.text.harmony import CHANNEL, CONSTRAIN, ENDS, MESSAGE, ROLE, START, TURN_ENDS, head_at
 from quire.text.tokenizer import HfTokenizer
 
 MAX_HEAD_TOKENS: Final = 64
@@ -21,6 +21,12 @@ def has_mark_tokens(tokenizer: HfTokenizer) -> bool:
     """Whether each mark that an answer needs is a control token."""
     marks = (START, CHANNEL, CONSTRAIN, MESSAGE, ENDS[0])
     return all(tokenizer.token_id(mark) in tokenizer.special_ids for mark in marks)
+
+
+def turn_ends(tokenizer: HfTokenizer) -> tuple[int, ...]:
+    """The control tokens that end a turn."""
+    found = [tokenizer.token_id(mark) for mark in TURN_ENDS]
+    return tuple(one for one in found if one is not None and one in tokenizer.special_ids)
 
 
 def begun_in(prompt: list[int], tokenizer: HfTokenizer) -> str:

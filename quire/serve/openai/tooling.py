@@ -23,9 +23,9 @@ from quire.serve.http.refusal import Refusal, bad_request, unsupported
 from quire.serve.openai.conversation import Conversation
 from quire.serve.openai.schema import ChatRequest, JsonObject, Thinking
 from quire.text import harmony
-from quire.text.harmony import HarmonyReader, is_harmony
+from quire.text.harmony import HarmonyReader, is_answer, is_harmony
 from quire.text.harmony_frame import framed
-from quire.text.harmony_tokens import HarmonyCount, begun_in, has_mark_tokens
+from quire.text.harmony_tokens import HarmonyCount, begun_in, has_mark_tokens, turn_ends
 from quire.text.message import MessageReader
 from quire.text.reasoning import BEGIN, END, ReasoningReader
 from quire.text.reasoning_count import CountsReasoning, ReasoningCount
@@ -168,6 +168,8 @@ class Reading:
     """Marks of this model are special tokens: they must be in the text to be found."""
     count: Callable[[], CountsReasoning] | None = None
     """Makes what counts the reasoning of each choice; None: there is none."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end a turn, also where the checkpoint's files do not say so."""
 
 
 def reading_of(
@@ -225,8 +227,8 @@ def _reading_of_messages(
         )
     if constraint is not None and (constraint.begins_after or constraint.frame) is not None:
         raise unsupported("structured_outputs", "this model's format says itself where the answer begins.")
-    if begun and constraint is not None and constraint.calls is not None:
-        raise unsupported("continue_final_message", "a call cannot be enforced amid a message.")
+    if begun and constraint is not None and (constraint.calls is not None or not is_answer(begun)):
+        raise unsupported("continue_final_message", "amid a message only the answer is constrained, by no call.")
     offered = _offered(body, conversation.tools) if style.tools is not None else []
     if not begun and (constraint is not None or budget is not None):
         if constraint is None and offered:
@@ -235,7 +237,11 @@ def _reading_of_messages(
         constraint = framed(constraint, tokenizer, budget)
     names, reasons = [tool.name for tool in offered], style.reasoning is not None
     count = (lambda: HarmonyCount(prompt, tokenizer)) if reasons else None
-    return Reading(lambda: HarmonyReader(names, reasons=reasons, begun=begun), constraint, True, count)
+
+    def reader() -> MessageReader:
+        return HarmonyReader(names, reasons=reasons, begun=begun)
+
+    return Reading(reader, constraint, True, count, turn_ends(tokenizer))
 
 
 def _offered(body: ChatRequest, tools: list[JsonObject] | None) -> list[OfferedTool]:

@@ -173,6 +173,16 @@ def test_an_answer_that_is_continued_is_constrained_at_once(server: LiveServer) 
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "continue_final_message"
 
 
+def test_a_call_ends_the_turn_whatever_the_files_say(server: LiveServer) -> None:
+    """Its end token here is <|return|> alone."""
+    tokenizer = server.llm.tokenizer
+    ends = {tokenizer.token_id("<|return|>"), tokenizer.token_id("<|call|>")}  # type: ignore[union-attr]
+    ask(server, CALL)
+    assert set(server.engine.submitted[-1].params.stop_token_ids) == ends
+    ask(server, CALL, ignore_eos=True, max_tokens=100)
+    assert server.engine.submitted[-1].params.stop_token_ids == []
+
+
 def test_parsers_by_name() -> None:
     for options, reasoning, calls in (
         ({"reasoning_parser": "none"}, None, 1),

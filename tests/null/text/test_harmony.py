@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from small_tokenizers import byte_level
 from tokenizers import AddedToken
 
+from quire.core.errors import InvalidParameter
 from quire.core.structured import StructuredOutputsParams
 from quire.text.chat_template import ChatTemplate
 from quire.text.grammar import GrammarCompiler, grammar_of
 from quire.text.grammar_trial import tried
-from quire.text.harmony import HarmonyReader, is_harmony
+from quire.text.harmony import HarmonyReader, is_answer, is_harmony
 from quire.text.harmony_frame import framed
 from quire.text.harmony_tokens import HarmonyCount, begun_in, has_mark_tokens
 from quire.text.leading import lead_bound
@@ -214,6 +215,13 @@ def test_what_stands_before_a_call_stays(fields: dict[str, Any], said: str | Non
     text = rendered([USER, {"role": "assistant", "tool_calls": [call("f", 1)], **fields}, result(1)])
     thought = "" if said is None else f"<|start|>assistant<|channel|>analysis<|message|>{said}<|end|>"
     assert text.startswith(f"<|message|>Go<|end|>{thought}<|start|>assistant to=functions.f")
+
+
+def test_a_call_alone_cannot_be_continued() -> None:
+    turns = [USER, {"role": "assistant", "content": None, "tool_calls": [call("f", 1)]}]
+    with pytest.raises(InvalidParameter, match="continue_final_message"):
+        rendered(turns, add_generation_prompt=False, continue_final_message=True)
+    assert is_answer(FINAL) and not is_answer(THOUGHT) and not is_answer("<|channel|>final") and not is_answer("x")
 
 
 def test_instructions_and_tools_without_descriptions() -> None:
