@@ -194,9 +194,10 @@ class ChatTemplate:
         works = []
         for arguments in ({"quire": "1"}, '{"quire": "1"}'):
             call = {"id": "a", "type": "function", "function": {"name": "quire", "arguments": arguments}}
-            turns = [{"role": "user", "content": "quire"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+            said = {"role": "assistant", "content": "", "tool_calls": [call]}
             try:
-                works.append("quire" in self._tried(name, turns).partition("quire")[2])
+                text = self._tried(name, [{"role": "user", "content": "quire"}, said])
+                works.append("quire" in text.partition("quire")[2])
             except (TemplateLimit, *_TEMPLATE_FAILS):
                 works.append(False)
         return works == [False, True]

@@ -14,7 +14,7 @@ from quire.text.grammar import QUOTE, SPACE_PATTERN, quoted, refused
 from quire.text.grammar_marks import written
 from quire.text.tokenizer import HfTokenizer
 from quire.text.xml_calls import is_key
-from quire.text.xml_values import JsonObject, resolved, types_of
+from quire.text.xml_values import TEXT_ONLY, JsonObject, resolved, types_of
 
 VALUES: Final = {
     "glm45": ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"),
@@ -65,7 +65,7 @@ def _value(
 ) -> tuple[str, list[str]]:
     """(a value with what closes it, rules that it needs)."""
     schema = resolved(parameters["properties"][key], parameters)
-    if types_of(parameters, key) != {"string"}:
+    if types_of(parameters, key) != TEXT_ONLY:
         own: dict[str, Any] = {} if isinstance(schema, bool) else dict(schema)
         own |= {kind: parameters[kind] for kind in ("$defs", "definitions") if kind in parameters}
         own["x-guidance"] = {"whitespace_pattern": SPACE_PATTERN, "lenient": not strict}

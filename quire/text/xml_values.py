@@ -17,6 +17,7 @@ MAX_HELD: Final = 4096
 """Characters of a value that is no plain text: a number, or JSON in which little is written at length."""
 MAX_DEPTH: Final = 8
 _TEXT: Final = "string"
+TEXT_ONLY: Final = frozenset((_TEXT,))
 _BY_KIND: Final = {dict: "object", list: "array", str: _TEXT, bool: "boolean", int: "integer", float: "number"}
 _WORDS: Final = {"true": "boolean", "false": "boolean", "null": "null", "none": "null"}
 
@@ -77,7 +78,7 @@ class ValueWriter:
         self._n_seen = 0
         self._line_end = ""
         """The newest one, which may be the format's."""
-        self._held: str | None = None if types == {_TEXT} else ""
+        self._held: str | None = None if types == TEXT_ONLY else ""
         """None: what comes is written as it comes."""
         self._is_text = True
         self._is_open = False
