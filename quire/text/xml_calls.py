@@ -16,7 +16,7 @@ from typing import Final
 from quire.text.borders import Borders
 from quire.text.cursor import Cursor, Unfinished
 from quire.text.reasoning import SPACE, partial
-from quire.text.tool_calls import MAX_NAME, CallArguments, CallBegin, Found
+from quire.text.tool_calls import MARK, MAX_NAME, CallArguments, CallBegin, Found
 from quire.text.xml_values import JsonObject, ValueWriter, types_of
 
 MAX_KEY: Final = 256
@@ -53,8 +53,9 @@ class XmlFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Tags that are found as they are, each perhaps a token of its own."""
-        return (self.mark, self.end, *self.closes, *self.value, *([self.group_end] if self.group_end else []))
+        """Tags that may be tokens of their own."""
+        tags = (self.mark, self.key, *self.value, self.end, *self.closes, self.group_end)
+        return tuple(tag for tag in tags if MARK.fullmatch(tag))
 
 
 GLM45: Final = XmlFormat(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from quire.core.errors import shown
 from quire.text.grammar import QUOTE, SPACE_PATTERN, quoted, refused
-from quire.text.grammar_marks import written
+from quire.text.grammar_marks import literal, written
 from quire.text.tokenizer import HfTokenizer
 from quire.text.xml_calls import is_key
 from quire.text.xml_values import TEXT_ONLY, JsonObject, resolved, types_of
@@ -36,7 +36,7 @@ def argument_rules(style: str, at: int, parameters: JsonObject, tokenizer: HfTok
     """The rule `args_{at}` and those that it needs. RequestError for a strict schema that cannot be enforced."""
     before, between, end = VALUES[style]
     close = f"{written(end, tokenizer)} {quoted(chr(10))}"
-    text = f"text_{at}{'[lazy]' if close.startswith(QUOTE) else ''}: /(?s:.*)/ {written(end, tokenizer)}"
+    text = f"text_{at}{_until(end, tokenizer)}"
     properties, required = parameters.get("properties"), parameters.get("required")
     needed = set(map(str, required)) if isinstance(required, list) else set()
     others = (parameters.keys() - _KNOWN if strict else set()) | (needed - set(properties or ()))
@@ -58,6 +58,15 @@ def argument_rules(style: str, at: int, parameters: JsonObject, tokenizer: HfTok
         rules += [f"{name}: {written(before + key + between, tokenizer)} {value}", *more]
         names.append(name if key in needed else f"{name}?")
     return [f"args_{at}: {' '.join(names) or quoted('')}", *rules]
+
+
+def _until(end: str, tokenizer: HfTokenizer) -> str:
+    """The rest of a rule for free text up to a tag, and the tag. No text can hold one that is a control token."""
+    tag = end.lstrip("\n")
+    closing, line_ends = literal(tag, tokenizer), "\\n" * (len(end) - len(tag))
+    if closing.startswith(QUOTE):
+        return f"[lazy]: /(?s:.*)/ {quoted(end)}"
+    return f": /(?s:.*){line_ends}/ {closing}"
 
 
 def _value(

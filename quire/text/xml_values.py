@@ -1,7 +1,8 @@
 """Arguments that a model writes as bare text, as JSON. Owns which type a text has.
 
 The function's schema says whether `5` is a number or a text. Invariants: the JSON does not depend on how the text was
-cut; a text for which the schema allows text alone is never held back, any other one up to `MAX_HELD` characters.
+cut; a text for which the schema allows text alone is never held back, any other one up to `MAX_HELD` characters. What
+is longer is text where the schema allows it, and else JSON as the model writes it if it begins as such.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class ValueWriter:
         if len(self._held) <= MAX_HELD:
             return ""
         held, self._held = self._held, None
-        self._is_text = not self._may_be_json(held[: MAX_HELD + 1])
+        self._is_text = not self._is_json(held[: MAX_HELD + 1])
         return self._write(held)
 
     def finish(self) -> str:
@@ -107,7 +108,7 @@ class ValueWriter:
         held, self._held = self._held, None
         if not held:
             return ""
-        self._is_text = (self._types is None or _TEXT in self._types) and not self._may_be_json(held)
+        self._is_text = self._types is None or _TEXT in self._types
         return self._write(held)
 
     def _write(self, text: str) -> str:
@@ -127,9 +128,10 @@ class ValueWriter:
         self._line_end = "\n" if text.endswith("\n") else ""
         return text.removesuffix("\n")
 
-    def _may_be_json(self, text: str) -> bool:
-        first = {"{": "object", "[": "array"}.get(text.lstrip(SPACE)[:1], "")
-        return bool(first) and (self._types is None or first in self._types)
+    def _is_json(self, text: str) -> bool:
+        """Whether a value of which this is the beginning can be nothing else."""
+        first = {"{": "object", "[": "array"}.get(text.lstrip(SPACE)[:1])
+        return self._types is not None and first in self._types and _TEXT not in self._types
 
 
 def json_of(text: str, types: frozenset[str] | None) -> str:

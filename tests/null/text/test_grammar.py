@@ -9,6 +9,8 @@ from typing import Any
 
 import psutil
 import pytest
+from small_tokenizers import byte_level
+from tokenizers import AddedToken
 
 import quire
 from quire.core.errors import RequestError
@@ -21,7 +23,7 @@ from quire.text.message import MessageReader
 from quire.text.schema_support import INSTEAD
 from quire.text.tokenizer import HfTokenizer
 from quire.text.tool_calls import FORMATS
-from quire.text.tool_formats import reader_of
+from quire.text.tool_formats import marks_of, reader_of
 from quire.text.tool_grammar import OfferedTool, auto_grammar, call_grammar
 from quire.text.xml_calls import XML_FORMATS
 from quire.text.xml_grammar import VALUES
@@ -153,6 +155,27 @@ def test_free_text_or_good_calls(compiler: GrammarCompiler, tokenizer: HfTokeniz
     assert fits(compiler, tokenizer, TWICE[style], calls=auto)
     assert not fits(compiler, tokenizer, TWICE[style], calls=single)
     assert not fits(compiler, tokenizer, SAMPLES[style].replace("1", '"x"'), calls=auto)
+
+
+@pytest.mark.parametrize("style", sorted({*FORMATS, *XML_FORMATS} - {"llama3_json"}))
+def test_marks_may_be_control_tokens(style: str) -> None:
+    """Which no text may write, so that the grammar has to name them."""
+    backend = byte_level()
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in marks_of(style)])
+    own = HfTokenizer(backend, {"type": "ByteLevel"}, {"eos_token": "</s>"})
+    compiler = GrammarCompiler(own, len(own), [own.eos_id or 0])
+    tools = [*TOOLS, OfferedTool("s", {"type": "object", "properties": {"t": {"type": "string"}}}, True)]
+    samples = [SAMPLES[style], TWICE[style]]
+    if style in VALUES:
+        before, between, end = VALUES[style]
+        head, _, tail = SAMPLES[style].partition(f"{before}a{between}1{end}")
+        samples.append(re.sub(r"\bf\b", "s", head) + f"{before}t{between}so\nit{end}" + tail)
+    for text in samples:
+        for grammar in (call_grammar, auto_grammar):
+            params = StructuredOutputsParams(calls=grammar(style, tools, own, at_most_one=False))
+            matcher = compiler.compile(grammar_of(params))
+            assert all(matcher.accept(token) for token in own.encode(text, add_special_tokens=False)), text
+            assert matcher.mask()[(own.eos_id or 0) // 8] >> (own.eos_id or 0) % 8 & 1
 
 
 TYPED = OfferedTool(

@@ -199,10 +199,11 @@ def test_long_texts_are_streamed_and_others_bounded(style: str) -> None:
     one = reader(style)
     one.feed(value)
     assert sum(len(piece.text) for _ in range(1000) for piece in one.feed("x" * 1000)) >= 999_999
-    for text, first in (("[" + "1," * MAX_HELD, "["), ("word " * MAX_HELD, '"')):
-        head = value.replace("text", "items")
+    for key, text, first in (("items", "[" + "1," * MAX_HELD, "["), ("items", "word " * MAX_HELD, '"'),
+                             ("any", "[" * 2 * MAX_HELD, '"'), ("any", " " * 2 * MAX_HELD + "{", '"')):  # fmt: skip
+        head = value.replace("text", key)
         message = streamed(style, [head, *[text[at : at + 37] for at in range(0, len(text), 37)], style_.end])
-        assert message.calls[0].arguments.removeprefix('{"items": ').startswith(first)
+        assert message.calls[0].arguments.removeprefix(f'{{"{key}": ').startswith(first)
         assert message == whole(style, head + text + style_.end)
 
 
