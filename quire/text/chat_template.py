@@ -191,16 +191,20 @@ class ChatTemplate:
 
     def _joins_arguments(self, name: str) -> bool:
         """Whether a call can be rendered only if its arguments are text; see `_wants_text`."""
-        works = []
-        for arguments in ({"quire": "1"}, '{"quire": "1"}'):
-            call = {"id": "a", "type": "function", "function": {"name": "quire", "arguments": arguments}}
-            said = {"role": "assistant", "content": "", "tool_calls": [call]}
-            try:
-                text = self._tried(name, [{"role": "user", "content": "quire"}, said])
-                works.append("quire" in text.partition("quire")[2])
-            except (TemplateLimit, *_TEMPLATE_FAILS):
-                works.append(False)
-        return works == [False, True]
+        return any(
+            [self._renders_call(name, content, arguments) for arguments in ({"quire": "1"}, '{"quire": "1"}')]
+            == [False, True]
+            for content in (None, "")
+        )
+
+    def _renders_call(self, name: str, content: str | None, arguments: object) -> bool:
+        call = {"id": "a", "type": "function", "function": {"name": "quire", "arguments": arguments}}
+        said = {"role": "assistant", "content": content, "tool_calls": [call]}
+        try:
+            text = self._tried(name, [{"role": "user", "content": "quire"}, said])
+        except (TemplateLimit, *_TEMPLATE_FAILS):
+            return False
+        return "quire" in text.partition("quire")[2]
 
     def _tried(self, name: str, messages: list[dict[str, Any]]) -> str:
         variables = {

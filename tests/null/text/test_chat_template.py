@@ -80,11 +80,12 @@ JOINING = (
 
 
 @pytest.mark.parametrize("arguments", [{"city": "Köln"}, '{"city": "Köln"}'])
-def test_a_template_that_joins_arguments_gets_text(arguments: object) -> None:
-    """As DeepSeek V3's."""
+@pytest.mark.parametrize("template", [JOINING, JOINING.replace("is defined", "is defined and m['content'] is none")])
+def test_a_template_that_joins_arguments_gets_text(arguments: object, template: str) -> None:
+    """As DeepSeek V3's, and R1's, which has calls only where there is no content."""
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    text = ChatTemplate({"default": JOINING}, {}).render(turns)
+    text = ChatTemplate({"default": template}, {}).render(turns)
     assert text == 'user:Hi<call>f\n{"city": "Köln"}</call>'
 
 
