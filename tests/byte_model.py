@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Sequence
 
 import tokenizers
 
 N_LOGITS = 384
 
 
-def make_tokenizer(folder: pathlib.Path) -> None:
-    """Of 257 tokens."""
+def make_tokenizer(folder: pathlib.Path, marks: Sequence[str] = ()) -> None:
+    """Of 257 tokens. marks: control tokens besides."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<|end|>": 0} | {symbol: i + 1 for i, symbol in enumerate(alphabet)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.add_special_tokens(["<|end|>", *marks])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
 

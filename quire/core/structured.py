@@ -57,6 +57,9 @@ class StructuredOutputsParams(
     begins_within: int | None = None
     """With `begins_after`: at most so many tokens come before that text, which is then written in any case. Given
     without one of `KINDS` what follows is free."""
+    frame: str | None = None
+    """A Lark grammar of the whole text, in which the constraint is named `@body` and that of tool calls `@calls`. It
+    takes the place of what `begins_after` says; together they bound what comes before by `begins_within`."""
     calls: str | None = None
     """A Lark grammar of tool calls. Alone it is what the text must fit; beside one of `KINDS` the text fits either."""
 
@@ -94,6 +97,7 @@ class StructuredOutputsParams(
             ("begins_after", 1024),
             ("may_begin_with", 1024),
             ("calls", 4 * MAX_GRAMMAR_CHARS),
+            ("frame", MAX_EBNF_CHARS),
             ("grammar", MAX_EBNF_CHARS),
             ("json", MAX_GRAMMAR_CHARS),
             ("structural_tag", MAX_GRAMMAR_CHARS),

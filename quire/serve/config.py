@@ -17,12 +17,18 @@ from quire.core import env
 from quire.core.errors import ConfigError, shown
 from quire.serve.http.hosts import Cors, binds_loopback, check_allowed
 from quire.serve.ops.traces import check_endpoint
+from quire.text import harmony
 from quire.text.chat_template import RESERVED
 
 _KEY = re.compile(r"[\x21-\x7e]+")
 _UNSET = "\0"
 _VARIABLE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){0,16}")
+
+ToolCallParser = Literal[
+    "auto", "none", "hermes", "llama3_json", "mistral", "openai", "deepseek_v3", "deepseek_v31", "glm45",
+    "qwen3_coder", "minimax_m2",
+]  # fmt: skip
 
 
 def _doc(text: str, extra: dict[str, Any] | None = None, **bounds: float) -> Meta:
@@ -217,7 +223,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = ""
     tool_call_parser: Annotated[
-        Literal["auto", "none", "hermes", "llama3_json", "mistral"],
+        ToolCallParser,
         _doc(
             "How the model writes tool calls. auto: as its chat template teaches it, if that is one of these; none:"
             " calls stay text."
@@ -227,10 +233,11 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         bool, _doc("Let the model choose whether to call tools; switched off, tool_choice auto is refused.")
     ] = True
     reasoning_parser: Annotated[
-        Literal["auto", "none", "deepseek_r1", "qwen3"],
+        Literal["auto", "none", "deepseek_r1", "qwen3", "openai_gptoss"],
         _doc(
             "How the model marks its reasoning, which is then reasoning_content. auto: <think>...</think> if the chat"
-            " template has these marks; deepseek_r1: the same, for templates that do not open the reasoning themselves."
+            " template has these marks, gpt-oss's channel analysis if it has those; openai_gptoss: the latter;"
+            " deepseek_r1: the former, for templates that do not open the reasoning themselves."
         ),
     ] = "auto"
     ssl_certfile: Annotated[str, _doc("PEM file with the certificate; with --ssl-keyfile it turns HTTPS on.")] = ""
@@ -251,6 +258,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 "give visible ASCII characters, or leave the option and the variable out to serve without a key"
             )
         check_default_kwargs(self.default_chat_template_kwargs)
+        _check_parsers(self.tool_call_parser, self.reasoning_parser)
         if not _ROOT_PATH.fullmatch(self.root_path):
             raise ConfigError(
                 f"root_path = {shown(self.root_path)} must begin with / and not end with it, and have letters, digits"
@@ -281,6 +289,18 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.api_key is not None:
             fields["api_key"] = "***"
         return f"ServerConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+
+def _check_parsers(tools: str, reasoning: str) -> None:
+    """gpt-oss writes calls and reasoning in one format, which goes with no other."""
+    either = ("auto", "none")
+    if (tools == harmony.TOOLS and reasoning not in (*either, harmony.REASONING)) or (
+        reasoning == harmony.REASONING and tools not in (*either, harmony.TOOLS)
+    ):
+        raise ConfigError(
+            f"tool_call_parser = {tools} and reasoning_parser = {reasoning} are of different models: {harmony.TOOLS} "
+            f"and {harmony.REASONING} go together; leave one of them out"
+        )
 
 
 def check_default_kwargs(kwargs: dict[str, Any]) -> None:

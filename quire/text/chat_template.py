@@ -19,6 +19,8 @@ import jinja2.meta
 from quire.core.errors import ConfigError, InvalidParameter, RequestError, shown
 from quire.core.files import read_regular
 from quire.core.prompts import ROLES
+from quire.text.harmony import is_harmony
+from quire.text.harmony_history import turns_of, with_descriptions
 from quire.text.origin import MIXTURES, Origin, TracedText, origins_of, plain, texts_of, traced
 from quire.text.sandbox import MAX_SOURCE_CHARS, ChatEnvironment, TemplateLimit
 from quire.text.tokenizer import read_tokenizer_config, special_strings
@@ -69,6 +71,8 @@ class ChatTemplate:
         """A role that a template has is among the strings that it compares with, as `ipython`."""
         self._wants_parts = {name: self._try_out(name) for name in sources}
         """Whether a template takes content as a list of parts (True), as a string (False), or both (None)."""
+        self._wants_text = {name: self._joins_arguments(name) for name in sources}
+        """Whether a template takes the arguments of a call as JSON text alone, as DeepSeek's does."""
 
     @classmethod
     def load(
@@ -108,19 +112,22 @@ class ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise RequestError("this model's chat templates have no default one", param="messages")
-        chat = _checked_messages(messages, self._wants_parts[name], self._roles)
+        chat = _checked_messages(messages, self._wants_parts[name], self._roles, self._wants_text[name])
         described = None if tools is None else _checked_tools(tools)
+        turns = chat
+        if is_harmony((self.sources[name],)):
+            turns, described = turns_of(chat), with_descriptions(described)
         if not isinstance(kwargs, Mapping | None):
             raise InvalidParameter("chat_template_kwargs", kwargs, "an object")
         if continue_final_message:
             if add_generation_prompt:
                 limit = "false when continue_final_message is true"
                 raise InvalidParameter("add_generation_prompt", add_generation_prompt, limit)
-            _mark_end(chat)
+            _mark_end(turns)
         variables = {
             **self._special_tokens,
             **self._checked_kwargs(kwargs or {}),
-            "messages": [self._traced_message(message) for message in chat],
+            "messages": [self._traced_message(message) for message in turns],
             "tools": None if described is None else self._traced(described),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -171,15 +178,8 @@ class ChatTemplate:
         word = "quire"
         found = []
         for content in (word, [{"type": "text", "text": word}]):
-            variables = {
-                **self._special_tokens,
-                "messages": [{"role": "user", "content": content}],
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": True,
-            }
             try:
-                found.append(self._environment.render(self._templates[name], variables))
+                found.append(self._tried(name, [{"role": "user", "content": content}]))
             except (TemplateLimit, OverflowError) as error:
                 raise ConfigError(f"chat template {name!r}, for one short message: {error}") from None
             except _TEMPLATE_FAILS:
@@ -188,6 +188,33 @@ class ChatTemplate:
         if word in as_parts and as_string == as_parts:
             return None
         return word in as_parts and "'type'" not in as_parts and word not in as_string
+
+    def _joins_arguments(self, name: str) -> bool:
+        """Whether a call can be rendered only if its arguments are text; see `_wants_text`."""
+        return any(
+            [self._renders_call(name, content, arguments) for arguments in ({"quire": "1"}, '{"quire": "1"}')]
+            == [False, True]
+            for content in (None, "")
+        )
+
+    def _renders_call(self, name: str, content: str | None, arguments: object) -> bool:
+        call = {"id": "a", "type": "function", "function": {"name": "quire", "arguments": arguments}}
+        said = {"role": "assistant", "content": content, "tool_calls": [call]}
+        try:
+            text = self._tried(name, [{"role": "user", "content": "quire"}, said])
+        except (TemplateLimit, *_TEMPLATE_FAILS):
+            return False
+        return "quire" in text.partition("quire")[2]
+
+    def _tried(self, name: str, messages: list[dict[str, Any]]) -> str:
+        variables = {
+            **self._special_tokens,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        return self._environment.render(self._templates[name], variables)
 
     def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         for name in kwargs:
@@ -238,9 +265,9 @@ def _read(path: pathlib.Path) -> str:
 
 
 def _checked_messages(
-    messages: Sequence[Message], wants_parts: bool | None, roles: frozenset[str]
+    messages: Sequence[Message], wants_parts: bool | None, roles: frozenset[str], wants_text: bool
 ) -> list[dict[str, Any]]:
-    """Plain copies, with content in the form that the template takes and the arguments of tool calls as objects."""
+    """Plain copies, with content in the form that the template takes, and the arguments of tool calls too."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InvalidParameter("messages", messages, "a list with at least one message")
     chat = []
@@ -256,7 +283,7 @@ def _checked_messages(
         if "content" in plain:
             plain["content"] = _content(plain["content"], wants_parts, where)
         if plain.get("tool_calls") is not None:
-            _parse_arguments(plain["tool_calls"], where)
+            _parse_arguments(plain["tool_calls"], where, wants_text)
         chat.append(plain)
     return chat
 
@@ -280,8 +307,8 @@ def _content(content: Any, wants_parts: bool | None, where: str) -> Any:
     return "\n".join(part["text"] for part in parts) if wants_parts is False else content
 
 
-def _parse_arguments(calls: Any, where: str) -> None:
-    """OpenAI clients send arguments as JSON text; templates expect the object.
+def _parse_arguments(calls: Any, where: str, wants_text: bool) -> None:
+    """OpenAI clients send arguments as JSON text; templates expect the object, but for those that want text.
 
     Text that is not JSON stays text: a model wrote it, its client sends it back, and the conversation has to go on.
     """
@@ -291,7 +318,10 @@ def _parse_arguments(calls: Any, where: str) -> None:
         if not isinstance(function, dict):
             raise InvalidParameter(param, call, "a list of objects with a function")
         arguments = function.get("arguments")
-        if isinstance(arguments, str):
+        if wants_text:
+            if not isinstance(arguments, str):
+                function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False)
+        elif isinstance(arguments, str):
             with contextlib.suppress(ValueError, RecursionError):
                 function["arguments"] = json.loads(arguments) if arguments.strip() else {}
 

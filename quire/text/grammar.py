@@ -194,6 +194,8 @@ def grammar_of(params: StructuredOutputsParams) -> str:
             body = {"lark_grammar": params.calls or ""}
         case _:
             body = {"lark_grammar": _tags(params)}
+    if params.frame is not None:
+        return json.dumps({"grammars": _framed(params.frame, body, params)})
     grammars = [body]
     if params.calls is not None and params.kind != "calls":
         grammars = [{"lark_grammar": "start: @body | @calls"}, {"name": "body", **body}]
@@ -207,6 +209,16 @@ def grammar_of(params: StructuredOutputsParams) -> str:
         grammars[0] = {"name": "rest", **grammars[0]}
         grammars.insert(0, {"lark_grammar": lead})
     return json.dumps({"grammars": grammars})
+
+
+def _framed(frame: str, body: JsonObject, params: StructuredOutputsParams) -> list[JsonObject]:
+    """The frame, and what it names."""
+    grammars: list[JsonObject] = [{"lark_grammar": frame}]
+    if params.kind != "calls":
+        grammars.append({"name": "body", **body})
+    if params.calls is not None:
+        grammars.append({"name": "calls", "lark_grammar": params.calls})
+    return grammars
 
 
 def refused(reason: str) -> RequestError:

@@ -42,8 +42,9 @@ def tried(compiler: GrammarCompiler, params: StructuredOutputsParams, before_wal
     start_s = time.process_time()
     matchers: list[Matcher] = []
     try:
-        if params.begins_after is not None:  # what follows is not reached by a look at the beginning
-            matchers.append(compiler.compile(grammar_of(msgspec.structs.replace(params, begins_after=None))))
+        if (params.begins_after, params.frame) != (None, None):  # what follows is not reached from the beginning
+            bare = msgspec.structs.replace(params, begins_after=None, frame=None)
+            matchers.append(compiler.compile(grammar_of(bare)))
         grammar = grammar_of(params)
         matchers.append(compiler.compile(grammar))
     except RequestError as error:

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 
 from quire.text.reasoning import ReasoningReader
-from quire.text.tool_calls import CallArguments, CallBegin, ToolReader
+from quire.text.tool_calls import CallArguments, CallBegin, ReadsCalls
 
 
 @enum.unique
@@ -68,7 +68,7 @@ class WholeMessage:
 class MessageReader:
     """Reads one message. Either part may be absent: its text is content then."""
 
-    def __init__(self, reasoning: ReasoningReader | None = None, tools: ToolReader | None = None) -> None:
+    def __init__(self, reasoning: ReasoningReader | None = None, tools: ReadsCalls | None = None) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self._n_calls = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from quire.text.reasoning import BEGIN, END, MAX_SPACE, SPACE
 from quire.text.tokenizer import Tokenizer
@@ -17,6 +17,17 @@ from quire.text.tokenizer import Tokenizer
 _BEGIN, _END, _SPACE = BEGIN.encode(), END.encode(), SPACE.encode()
 _MOST_HELD: Final = len(_END) - 1
 """Last bytes of a text in which a mark may have begun."""
+
+
+class CountsReasoning(Protocol):
+    """Counts in the tokens of one output."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of reasoning in what was fed."""
+
+    def feed(self, token_ids: Sequence[int]) -> None:
+        """The next tokens of the output."""
 
 
 class ReasoningCount:

@@ -12,14 +12,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Collection
+from typing import Final, Protocol
 
+from quire.text.borders import Borders
 from quire.text.reasoning import SPACE, partial
 
 MAX_SPACE: Final = 64
 MAX_NAME: Final = 64
 _NAME_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+MARK: Final = re.compile(r"<[|｜/]?[^<>\s]+[|｜]?>|\[[A-Z_]+\]")
+"""A mark in the text of a format."""
 _BRACKET = re.compile(r'["{}\[\]]')
 _STRING_END = re.compile(r'["\\]')
 
@@ -60,6 +63,12 @@ class ToolFormat:
     needs_mark: bool = True
     """False: a text may also begin with a call."""
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts in it that may be tokens of their own."""
+        steps = [step for one in (*self.heads, *self.ends, *self.follows) for step in one if isinstance(step, str)]
+        return (self.mark, *dict.fromkeys(mark for step in steps for mark in MARK.findall(step)))
+
 
 HERMES: Final = ToolFormat(
     "<tool_call>",
@@ -87,7 +96,34 @@ MISTRAL: Final = ToolFormat(
     follows=tuple((_S, "}", _S, ",", _S, *head) for head in _HEADS),
 )
 """Mistral's list of objects, and the newer name[ARGS]{...}, in which nothing closes a call."""
-FORMATS: Final = {"hermes": HERMES, "llama3_json": LLAMA3_JSON, "mistral": MISTRAL}
+_DEEPSEEK_CALL: Final = "<｜tool▁call▁begin｜>"
+_DEEPSEEK_END: Final = "<｜tool▁call▁end｜>"
+_DEEPSEEK_ENDS: Final = "<｜tool▁calls▁end｜>"
+
+
+def _deepseek(call: Steps, closing: Steps) -> ToolFormat:
+    """A mark before all calls. call: from the mark of one to its arguments. closing: between these and its end."""
+    return ToolFormat(
+        "<｜tool▁calls▁begin｜>",
+        heads=((_S, *call),),
+        ends=((*closing, _DEEPSEEK_END, _S, _DEEPSEEK_ENDS), (*closing, _DEEPSEEK_END)),
+        follows=((*closing, _DEEPSEEK_END, _S, *call),),
+    )
+
+
+DEEPSEEK_V3: Final = _deepseek(
+    (_DEEPSEEK_CALL, "function<｜tool▁sep｜>", _Any.NAME, _S, "```json", _S, "{"), (_S, "```", _S)
+)
+"""DeepSeek V3 and R1: a block of code for the arguments."""
+DEEPSEEK_V31: Final = _deepseek((_DEEPSEEK_CALL, _Any.NAME, "<｜tool▁sep｜>", _S, "{"), (_S,))
+"""DeepSeek V3.1, without a block."""
+FORMATS: Final = {
+    "hermes": HERMES,
+    "llama3_json": LLAMA3_JSON,
+    "mistral": MISTRAL,
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v31": DEEPSEEK_V31,
+}
 """By vLLM's names."""
 
 
@@ -106,6 +142,16 @@ class CallArguments:
 
 
 Found = str | CallBegin | CallArguments
+
+
+class ReadsCalls(Protocol):
+    """Reads the text of one message."""
+
+    def feed(self, text: str) -> list[Found]:
+        """Text, beginnings of calls and their arguments, in order."""
+
+    def finish(self) -> list[Found]:
+        """What was held back, at the end of the text."""
 
 
 class _Track:
@@ -189,10 +235,7 @@ class ToolReader:
         self._names = frozenset(names)
         self._held = ""
         """Text that may be part of a mark or head."""
-        self._space = ""
-        """White space at the beginning or behind a call, of which it is not known yet whether text follows."""
-        self._at_border = True
-        self._n_calls = 0
+        self._borders = Borders()
         self._tracks: list[_Track] = []
         self._n_tracked = 0
         """Characters of `_held` that the tracks have seen."""
@@ -221,8 +264,8 @@ class ToolReader:
             self._held = self._held[self._ended_at :] if self._ended_at else ""
         self._after, self._tracks, self._arguments = [], [], None
         self._text(self._held)
-        if self._space and not self._n_calls:
-            self._found.append(self._space)
+        rest = self._borders.finish()
+        self._found += [rest] if rest else []
         found, self._found, self._held = self._found, [], ""
         return found
 
@@ -266,9 +309,8 @@ class ToolReader:
 
     def _begin(self, name: str) -> None:
         """The head is complete: what is held behind it are arguments."""
-        self._space, self._at_border = "", True
+        self._borders.call()
         self._found += [CallBegin(name), CallArguments("{")]
-        self._n_calls += 1
         self._held = self._held[self._n_tracked :]
         self._tracks, self._after, self._n_tracked, self._n_mark = [], [], 0, 0
         self._arguments = _Arguments()
@@ -325,29 +367,6 @@ class ToolReader:
         return None
 
     def _text(self, text: str) -> None:
-        """Emit text; white space at a border waits for what follows."""
-        if self._at_border:
-            text = self._space + text
-            self._space = ""
-            if not text.strip(SPACE) and len(text) <= MAX_SPACE:
-                self._space = text
-                return
-            self._at_border = False
+        text = self._borders.text(text)
         if text:
             self._found.append(text)
-
-
-def format_of(sources: Sequence[str]) -> str | None:
-    """The name of the format that these chat templates teach their model, if it is one that is known here."""
-    for source in sources:
-        if "[TOOL_CALLS]" in source:
-            return "mistral"
-        if "<|python_tag|>" in source:
-            return "llama3_json"
-        if (
-            "<tool_call>" in source
-            and "arguments" in source
-            and not any(other in source for other in ("<function=", "<arg_key>", "<parameter="))
-        ):
-            return "hermes"
-    return None

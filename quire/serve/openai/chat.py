@@ -100,6 +100,8 @@ async def chat_job(
         reading = reading_of(body, style, tokenizer, conversation, prompt, params.structured_outputs)
         params.structured_outputs = reading.structured
         params.skip_special_tokens &= not reading.shows_special
+        if not params.ignore_eos:
+            params.stop_token_ids = [*params.stop_token_ids, *reading.stop_ids]
         return reading
 
     reading = await state.parse(read, exchange.body_bytes)

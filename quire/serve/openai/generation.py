@@ -32,7 +32,7 @@ from quire.serve.openai.schema import JsonObject
 from quire.serve.ops.traces import RequestTrace
 from quire.serve.state import ServerState
 from quire.text.message import MessageReader
-from quire.text.reasoning_count import ReasoningCount
+from quire.text.reasoning_count import CountsReasoning
 
 logger = logging.getLogger("quire.serve")
 
@@ -64,7 +64,7 @@ class Job:
     """Label of the client's user, with whom the others of its key share fairly."""
     reader: Callable[[], MessageReader] | None = None
     """Makes a reader for the text of each sequence: it has more than content. None: it is content."""
-    count: Callable[[], ReasoningCount] | None = None
+    count: Callable[[], CountsReasoning] | None = None
     """Makes what counts the reasoning of each sequence; None: there is none."""
     pooling: Pooling | None = None
     """A vector of each prompt is wanted instead of text."""
@@ -244,7 +244,7 @@ class Generation:
     async def _pump(self, index: int, stream: RequestStream, writer: EventStreamWriter, frames: FrameSource) -> None:
         now_s = asyncio.get_running_loop().time
         last_s, n_tokens = 0.0, 0
-        counts: dict[int, ReasoningCount] = {}
+        counts: dict[int, CountsReasoning] = {}
         async for output in stream:
             self._check(output)
             self._count_reasoning(counts, output)
@@ -271,7 +271,7 @@ class Generation:
             if part.finish_reason == "abort":
                 raise unavailable("aborted", "The request was ended by the server.")
 
-    def _count_reasoning(self, counts: dict[int, ReasoningCount], output: RequestOutput) -> None:
+    def _count_reasoning(self, counts: dict[int, CountsReasoning], output: RequestOutput) -> None:
         """counts: of each choice of this prompt, as far as it has come."""
         if self.job.count is None:
             return

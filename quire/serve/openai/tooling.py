@@ -1,7 +1,7 @@
 """Tools and reasoning of one chat request: how the model's text will be read, and which grammar its choice needs.
 
 Owns the meaning of `tool_choice`, `parallel_tool_calls` and `strict` together with `response_format`, and that of
-`reasoning_effort`. Does not own the formats (`text/tool_calls`) nor their grammars (`text/tool_grammar`).
+`reasoning_effort`. Does not own the formats (`text/tool_formats`) nor their grammars (`text/tool_grammar`).
 Invariants: a choice that forces calls is enforced by a grammar or refused by name, never merely asked of the model; an
 effort is one that the chat template can ask of the model, or it is refused.
 """
@@ -22,12 +22,16 @@ from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
 from quire.serve.openai.conversation import Conversation
 from quire.serve.openai.schema import ChatRequest, JsonObject, Thinking
+from quire.text import harmony
+from quire.text.harmony import HarmonyReader, is_answer, is_harmony
+from quire.text.harmony_frame import framed
+from quire.text.harmony_tokens import HarmonyCount, begun_in, has_mark_tokens, turn_ends
 from quire.text.message import MessageReader
 from quire.text.reasoning import BEGIN, END, ReasoningReader
-from quire.text.reasoning_count import ReasoningCount
+from quire.text.reasoning_count import CountsReasoning, ReasoningCount
 from quire.text.thinking import after_thinking, ends_by_control_token, ends_with, has_marks
 from quire.text.tokenizer import HfTokenizer
-from quire.text.tool_calls import FORMATS, ToolReader, format_of
+from quire.text.tool_formats import format_of, marks_of, reader_of
 from quire.text.tool_grammar import OfferedTool, auto_grammar, call_grammar
 
 SWITCHES = ("enable_thinking", "thinking")
@@ -45,15 +49,21 @@ class MessageStyle:
     """How the loaded model writes what is not plain content; None: it does not, or nobody knows how."""
 
     tools: str | None = None
-    """A key of `FORMATS`."""
+    """The name of a format, as in `text/tool_formats`, or `openai`."""
     reasoning: str | None = None
-    """`deepseek_r1` begins with reasoning unless that is switched off; `qwen3` as its prompt or text says."""
+    """`deepseek_r1` begins with reasoning unless that is switched off; `qwen3` as its prompt or text says;
+    `openai_gptoss` in messages of its own."""
     auto_tools: bool = True
     """Whether the model may choose to call tools."""
     switch: str | None = None
     """The chat template's variable that turns reasoning on and off."""
     has_efforts: bool = False
     """The chat template knows `reasoning_effort`."""
+
+    @property
+    def is_harmony(self) -> bool:
+        """The model answers in messages."""
+        return self.tools == harmony.TOOLS or self.reasoning == harmony.REASONING
 
     @property
     def efforts(self) -> tuple[str, ...]:
@@ -85,11 +95,14 @@ def style_of(config: ServerConfig, llm: AsyncLLM) -> MessageStyle:
     """What the options say, and by default what the chat template teaches the model."""
     sources = [] if llm.chat_template is None else list(llm.chat_template.sources.values())
     tools: str | None = config.tool_call_parser
-    if tools == "auto":
-        tools = format_of(sources)
     reasoning: str | None = config.reasoning_parser
+    in_messages = tools == harmony.TOOLS or reasoning == harmony.REASONING
+    if tools in ("auto", "none") and reasoning in ("auto", "none"):
+        in_messages = is_harmony(sources)
+    if tools == "auto":
+        tools = harmony.TOOLS if in_messages else format_of(sources)
     if reasoning == "auto":
-        reasoning = "qwen3" if has_marks(sources) else None
+        reasoning = harmony.REASONING if in_messages else "qwen3" if has_marks(sources) else None
     variables = frozenset[str]() if llm.chat_template is None else llm.chat_template.variables
     return MessageStyle(
         None if tools == "none" else tools,
@@ -153,8 +166,10 @@ class Reading:
     structured: StructuredOutputsParams | None
     shows_special: bool
     """Marks of this model are special tokens: they must be in the text to be found."""
-    count: Callable[[], ReasoningCount] | None = None
+    count: Callable[[], CountsReasoning] | None = None
     """Makes what counts the reasoning of each choice; None: there is none."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end a turn, also where the checkpoint's files do not say so."""
 
 
 def reading_of(
@@ -170,6 +185,8 @@ def reading_of(
     if tokenizer is None:
         return Reading(None, structured, False)
     constraint = _tool_constraint(body, style, tokenizer, _offered(body, tools), structured)
+    if style.is_harmony:
+        return _reading_of_messages(body, style, tokenizer, conversation, prompt, constraint)
     thinks = style.reasoning is not None and not ends_with(END, prompt, tokenizer)
     is_off = style.switch is not None and conversation.kwargs.get(style.switch) is False
     inside = thinks and (ends_with(BEGIN, prompt, tokenizer) or (style.reasoning == "deepseek_r1" and not is_off))
@@ -179,19 +196,52 @@ def reading_of(
     if thinks and (constraint is not None or budget is not None):
         own = None if constraint is None else constraint.begins_within
         constraint = after_thinking(constraint, is_inside=inside, budget=own if budget is None else budget)
-    names = [tool["function"]["name"] for tool in tools or []] if style.tools is not None else []
-    if not names and not thinks:
+    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools or []}
+    calls = style.tools if functions else None
+    if calls is None and not thinks:
         return Reading(None, constraint, False)
 
     def reader() -> MessageReader:
-        return MessageReader(
-            ReasoningReader(inside) if thinks else None,
-            ToolReader(FORMATS[style.tools], names) if names and style.tools is not None else None,
-        )
+        tools_reader = None if calls is None else reader_of(calls, functions)
+        return MessageReader(ReasoningReader(inside) if thinks else None, tools_reader)
 
-    marks = ([FORMATS[style.tools].mark] if names and style.tools is not None else []) + ([END] if thinks else [])
+    marks = (() if calls is None else marks_of(calls)) + ((END,) if thinks else ())
     special = any(tokenizer.token_id(mark) in tokenizer.special_ids for mark in marks)
     return Reading(reader, constraint, special, (lambda: ReasoningCount(inside, tokenizer)) if thinks else None)
+
+
+def _reading_of_messages(
+    body: ChatRequest,
+    style: MessageStyle,
+    tokenizer: HfTokenizer,
+    conversation: Conversation,
+    prompt: list[int],
+    constraint: StructuredOutputsParams | None,
+) -> Reading:
+    """The same in the Harmony format. constraint: as it is for the answer alone."""
+    begun, budget = begun_in(prompt, tokenizer), thinking_budget(body)
+    if (constraint is not None or budget is not None) and not has_mark_tokens(tokenizer):
+        raise unsupported(
+            "response_format" if budget is None else "thinking_token_budget",
+            "nothing can be enforced in this model's messages, whose marks are no tokens of its own.",
+        )
+    if constraint is not None and (constraint.begins_after or constraint.frame) is not None:
+        raise unsupported("structured_outputs", "this model's format says itself where the answer begins.")
+    if begun and constraint is not None and (constraint.calls is not None or not is_answer(begun)):
+        raise unsupported("continue_final_message", "amid a message only the answer is constrained, by no call.")
+    offered = _offered(body, conversation.tools) if style.tools is not None else []
+    if not begun and (constraint is not None or budget is not None):
+        if constraint is None and offered:
+            calls = auto_grammar(harmony.TOOLS, offered, tokenizer, at_most_one=True)
+            constraint = StructuredOutputsParams(calls=calls)
+        constraint = framed(constraint, tokenizer, budget)
+    names, reasons = [tool.name for tool in offered], style.reasoning is not None
+    count = (lambda: HarmonyCount(prompt, tokenizer)) if reasons else None
+
+    def reader() -> MessageReader:
+        return HarmonyReader(names, reasons=reasons, begun=begun)
+
+    return Reading(reader, constraint, True, count, turn_ends(tokenizer))
 
 
 def _offered(body: ChatRequest, tools: list[JsonObject] | None) -> list[OfferedTool]:

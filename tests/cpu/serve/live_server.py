@@ -24,14 +24,16 @@ from quire.serve.state import ServerState
 class LiveServer:
     """The server, its fake engine, and ways to reach both."""
 
-    def __init__(self, config: ServerConfig, *, loaded: bool = True, **engine_options: Any) -> None:
+    def __init__(
+        self, config: ServerConfig, *, loaded: bool = True, engine: FakeEngine | None = None, **engine_options: Any
+    ) -> None:
         self.config = config
         self._loaded = loaded
         self._engine_options = engine_options
         self._listener = bind(config)
         self.port: int = self._listener.getsockname()[1]
         self.base = f"{'https' if config.ssl_certfile else 'http'}://127.0.0.1:{self.port}"
-        self.engine = FakeEngine()
+        self.engine = engine or FakeEngine()
         self.state = ServerState(config)
         self.state.loop_monitor.limit_s = math.inf  # threads of the tests keep the interpreter too
         self.llm: AsyncLLM

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -67,13 +67,13 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer() -> HfTokenizer:
-    """One token a byte, and three special ones."""
+def byte_tokenizer(marks: Sequence[str] = ()) -> HfTokenizer:
+    """One token a byte, and three special ones; marks: more of these."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>"])
+    backend.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>", *marks])
     return HfTokenizer(backend, {"type": "ByteLevel"}, {"eos_token": "<|end|>"})
 
 
@@ -86,7 +86,9 @@ def reply_to(prompt: list[int], index: int = 0, seed: int | None = None) -> str:
 class FakeEngine:
     """Takes the place of `EngineLink`: one token a sequence every `delay_s`."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Sequence[str] = (), end: int = END) -> None:
+        """marks: further control tokens of its tokenizer. end: its end token."""
+        self.end = end
         self.delay_s = 0.0
         self.tokens_a_step = 1
         self.held = False
@@ -115,7 +117,7 @@ class FakeEngine:
         self.failure: str | None = None
         self.grammar = ""
         """Of the last constrained request."""
-        self._tokenizer = byte_tokenizer()
+        self.tokenizer = byte_tokenizer(marks)
         self._compiler: GrammarCompiler | None = None
         self._outputs: asyncio.Queue[StepOutputs | Explained | Done | None] = asyncio.Queue()
         self._n_prompt_tokens = self._n_generated = 0
@@ -265,7 +267,7 @@ class FakeEngine:
     def _tried(self, params: StructuredOutputsParams) -> tuple[str, QuireError | None]:
         """What the engine's trial says, without a process."""
         if self._compiler is None:
-            self._compiler = GrammarCompiler(self._tokenizer, LOGITS_WIDTH, [END])
+            self._compiler = GrammarCompiler(self.tokenizer, LOGITS_WIDTH, [self.end])
         verdict = tried(self._compiler, params, lambda: None)
         return verdict.grammar, verdict.error()
 
@@ -281,9 +283,9 @@ class FakeEngine:
     def _tokens(self, request: Request, index: int) -> list[int]:
         seed = request.params.seed
         text = self.text if self.text is not None else reply_to(request.prompt_token_ids, index, seed)
-        tokens = self._tokenizer.encode(text)
+        tokens = self.tokenizer.encode(text)
         if self.text is not None and request.end_token_ids:
-            tokens.append(END)
+            tokens.append(self.end)
         return tokens[: request.max_tokens]
 
     def _delta(self, request: Request, index: int, reply: list[int], start: int, stop: int) -> SeqDelta:
@@ -295,9 +297,9 @@ class FakeEngine:
             rows = [_row(token, params.prompt_logprobs) for token in request.prompt_token_ids[1:]]
             delta.prompt_logprobs = PackedLogprobs.of(rows)
         if stop == len(reply):
-            ended = reply[-1] == END
+            ended = reply[-1] == self.end
             delta.finish_reason = FinishReason.STOP if ended else FinishReason.LENGTH
-            delta.stop_token = END if ended else None
+            delta.stop_token = self.end if ended else None
         return delta
 
 
@@ -317,14 +319,14 @@ async def make_llm(
     engine: FakeEngine, defaults: dict[str, float] | None = None, template: str = TEMPLATE, **options: object
 ) -> AsyncLLM:
     """An `AsyncLLM` over `engine`."""
-    tokenizer = byte_tokenizer()
+    tokenizer = engine.tokenizer
     config = EngineConfig(served_model_name=["fake", "fake-alias"], **{"max_num_waiting": 64, **options})
     frontend = Frontend(
         config=config,
         model_name="fake",
         tokenizer=tokenizer,
         chat_template=ChatTemplate({"default": template}, {}, traces=not config.allow_special_tokens_in_text),
-        generation=GenerationDefaults((END,), defaults or {}),
+        generation=GenerationDefaults((engine.end,), defaults or {}),
     )
     ready = EngineReady(MAX_MODEL_LEN, 4096, page_size=16, logits_width=LOGITS_WIDTH, device="fake", model=FACTS)
     return AsyncLLM(frontend.attach(ready), engine)

@@ -257,6 +257,23 @@ def test_auto_can_be_switched_off(make_server: Callable[..., LiveServer]) -> Non
         assert http.post(CHAT, json={**body, "tool_choice": "none", "max_tokens": 1}).status_code == 200
 
 
+def test_arguments_as_text_become_json(make_server: Callable[..., LiveServer]) -> None:
+    """Of the function's types, whole and streamed."""
+    server = make_server(tool_call_parser="qwen3_coder", reasoning_parser="qwen3")
+    types = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+    text = (
+        "<think>Hm</think>Sure.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n"
+        "</parameter>\n</function>\n</tool_call>"
+    )
+    tools = [tool("add", parameters=types)]
+    message, reason = ask(server, text, tools=tools)
+    assert (message["content"], message["reasoning_content"], reason) == ("Sure.\n", "Hm", "tool_calls")
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1, "b": "2"}'}
+    for n_tokens in (1, 7, 1000):
+        streamed, _ = ask_in_pieces(server, text, n_tokens, tools=tools)
+        assert streamed["tool_calls"] == [message["tool_calls"][0]["function"]]
+
+
 @pytest.mark.parametrize(
     ("code", "status"), [("empty_mask", 400), ("grammar_failed", 400), ("grammar_too_slow", 400), ("engine_error", 500)]
 )

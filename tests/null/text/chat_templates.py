@@ -214,3 +214,54 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
         {"role": "user", "content": "<i>why</i>?"},
     ],
 ]
+
+HARMONY = """{%- macro about() -%}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+    {{- "Reasoning: " + reasoning_effort + "\\n\\n# Valid channels: analysis, commentary, final." }}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" + about() + "<|end|>" }}
+{%- set turns = messages %}
+{%- set told = "" %}
+{%- if messages[0].role in ("system", "developer") %}
+    {%- set told = messages[0].content %}
+    {%- set turns = messages[1:] %}
+{%- endif %}
+{%- if told or tools %}
+    {{- "<|start|>developer<|message|>" + told }}
+    {%- for tool in tools or [] %}
+        {{- "// " + tool.function.description + "\\ntype " + tool.function.name + ";" }}
+    {%- endfor %}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in turns %}
+    {%- if message.role == "assistant" %}
+        {%- if "content" in message and "<|channel|>final<|message|>" in message.content %}
+            {{- raise_exception("marks in content") }}
+        {%- endif %}
+        {%- if "tool_calls" in message %}
+            {%- set call = message.tool_calls[0].function %}
+            {%- if message.content and message.thinking %}
+                {{- raise_exception("Cannot pass both content and thinking") }}
+            {%- elif message.content or message.thinking %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + (message.content or message.thinking) }}
+                {{- "<|end|>" }}
+            {%- endif %}
+            {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary json<|message|>" }}
+            {{- call.arguments | tojson + "<|call|>" }}
+            {%- set last.name = call.name %}
+        {%- else %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+            {%- set last.name = none %}
+        {%- endif %}
+    {%- elif message.role == "tool" %}
+        {%- if last.name is none %}{{- raise_exception("no call before") }}{%- endif %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" }}
+        {{- message.content | tojson + "<|end|>" }}
+    {%- elif message.role == "user" %}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|start|>assistant" }}{%- endif %}"""
+"""As gpt-oss's: reasoning is `thinking`, a message has one call, results follow the name of the newest."""
+HARMONY_MARKS = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"]

@@ -72,6 +72,23 @@ def test_text_parts_become_what_the_template_takes() -> None:
     assert ChatTemplate({"default": only_parts}, {}).render(plain) == "one\ntwo;"
 
 
+JOINING = (
+    "{% for m in messages %}{% if m['tool_calls'] is defined %}{% for tool in m['tool_calls'] %}"
+    "{{ '<call>' + tool['function']['name'] + '\\n' + tool['function']['arguments'] + '</call>' }}{% endfor %}"
+    "{% else %}{{ m['role'] + ':' + m['content'] }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Köln"}, '{"city": "Köln"}'])
+@pytest.mark.parametrize("template", [JOINING, JOINING.replace("is defined", "is defined and m['content'] is none")])
+def test_a_template_that_joins_arguments_gets_text(arguments: object, template: str) -> None:
+    """As DeepSeek V3's, and R1's, which has calls only where there is no content."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    text = ChatTemplate({"default": template}, {}).render(turns)
+    assert text == 'user:Hi<call>f\n{"city": "Köln"}</call>'
+
+
 def test_arguments_of_tool_calls_may_be_json_text() -> None:
     template = ChatTemplate({"default": LLAMA}, SPECIAL)
     written = copy.deepcopy(CONVERSATIONS[3])

@@ -9,6 +9,8 @@ from typing import Any
 
 import psutil
 import pytest
+from small_tokenizers import byte_level
+from tokenizers import AddedToken
 
 import quire
 from quire.core.errors import RequestError
@@ -20,8 +22,11 @@ from quire.text.grammar_trial import tried
 from quire.text.message import MessageReader
 from quire.text.schema_support import INSTEAD
 from quire.text.tokenizer import HfTokenizer
-from quire.text.tool_calls import FORMATS, ToolReader
+from quire.text.tool_calls import FORMATS
+from quire.text.tool_formats import marks_of, reader_of
 from quire.text.tool_grammar import OfferedTool, auto_grammar, call_grammar
+from quire.text.xml_calls import XML_FORMATS
+from quire.text.xml_grammar import VALUES
 
 FOLDER = pathlib.Path(quire.__file__).parent / "_models" / "demo"
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="needs the bundled model's tokenizer")
@@ -102,28 +107,46 @@ SAMPLES = {
     "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
     "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
     "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+    '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+    '{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
 }
+XML_SAMPLES = {
+    "glm45": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+}
+SAMPLES |= XML_SAMPLES
+V3, V31 = (SAMPLES[style].removesuffix("<｜tool▁calls▁end｜>") for style in ("deepseek_v3", "deepseek_v31"))
 TWICE = {
     "hermes": SAMPLES["hermes"] + "\n" + SAMPLES["hermes"],
     "llama3_json": SAMPLES["llama3_json"] + "; " + SAMPLES["llama3_json"],
     "mistral": SAMPLES["mistral"][:-1] + ", " + '{"name": "g.h", "arguments": {}}]',
+    "deepseek_v3": V3 + "\n" + SAMPLES["deepseek_v3"].removeprefix("<｜tool▁calls▁begin｜>"),
+    "glm45": XML_SAMPLES["glm45"] + "\n" + "<tool_call>g.h\n</tool_call>",
+    "qwen3_coder": XML_SAMPLES["qwen3_coder"] + "\n<tool_call>\n<function=g.h>\n</function>\n</tool_call>",
+    "minimax_m2": XML_SAMPLES["minimax_m2"].replace("</mini", '<invoke name="g.h">\n</invoke>\n</mini'),
+    "deepseek_v31": V31 + SAMPLES["deepseek_v31"].removeprefix("<｜tool▁calls▁begin｜>"),
 }
 
 
-@pytest.mark.parametrize("style", sorted(FORMATS))
+@pytest.mark.parametrize("style", sorted((*FORMATS, *XML_FORMATS)))
 def test_forced_calls_are_read_as_calls(compiler: GrammarCompiler, tokenizer: HfTokenizer, style: str) -> None:
     forced = call_grammar(style, TOOLS, tokenizer, at_most_one=False)
     single = call_grammar(style, TOOLS, tokenizer, at_most_one=True)
     for text, n_calls in ((SAMPLES[style], 1), (TWICE[style], 2)):
         assert fits(compiler, tokenizer, text, calls=forced)
-        assert len(MessageReader(None, ToolReader(FORMATS[style], {"f", "g.h"})).whole(text).calls) == n_calls
+        reader = reader_of(style, {one.name: one.parameters for one in TOOLS})
+        assert len(MessageReader(None, reader).whole(text).calls) == n_calls
     assert fits(compiler, tokenizer, SAMPLES[style], calls=single)
     assert not fits(compiler, tokenizer, TWICE[style], calls=single)
-    for wrong in ("Hello", SAMPLES[style].replace("1", '"x"'), SAMPLES[style].replace('"f"', '"other"')):
+    for wrong in ("Hello", SAMPLES[style].replace("1", '"x"'), re.sub(r"\bf\b", "other", SAMPLES[style])):
         assert not fits(compiler, tokenizer, wrong, calls=forced)
 
 
-@pytest.mark.parametrize("style", sorted(FORMATS))
+@pytest.mark.parametrize("style", sorted((*FORMATS, *XML_FORMATS)))
 def test_free_text_or_good_calls(compiler: GrammarCompiler, tokenizer: HfTokenizer, style: str) -> None:
     auto = auto_grammar(style, TOOLS, tokenizer, at_most_one=False)
     single = auto_grammar(style, TOOLS, tokenizer, at_most_one=True)
@@ -132,6 +155,85 @@ def test_free_text_or_good_calls(compiler: GrammarCompiler, tokenizer: HfTokeniz
     assert fits(compiler, tokenizer, TWICE[style], calls=auto)
     assert not fits(compiler, tokenizer, TWICE[style], calls=single)
     assert not fits(compiler, tokenizer, SAMPLES[style].replace("1", '"x"'), calls=auto)
+
+
+@pytest.mark.parametrize("style", sorted({*FORMATS, *XML_FORMATS} - {"llama3_json"}))
+def test_marks_may_be_control_tokens(style: str) -> None:
+    """Which no text may write, so that the grammar has to name them."""
+    backend = byte_level()
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in marks_of(style)])
+    own = HfTokenizer(backend, {"type": "ByteLevel"}, {"eos_token": "</s>"})
+    compiler = GrammarCompiler(own, len(own), [own.eos_id or 0])
+    tools = [*TOOLS, OfferedTool("s", {"type": "object", "properties": {"t": {"type": "string"}}}, True)]
+    samples = [SAMPLES[style], TWICE[style]]
+    if style in VALUES:
+        before, between, end = VALUES[style]
+        head, _, tail = SAMPLES[style].partition(f"{before}a{between}1{end}")
+        samples.append(re.sub(r"\bf\b", "s", head) + f"{before}t{between}so\nit{end}" + tail)
+    for text in samples:
+        for grammar in (call_grammar, auto_grammar):
+            params = StructuredOutputsParams(calls=grammar(style, tools, own, at_most_one=False))
+            matcher = compiler.compile(grammar_of(params))
+            assert all(matcher.accept(token) for token in own.encode(text, add_special_tokens=False)), text
+            assert matcher.mask()[(own.eos_id or 0) // 8] >> (own.eos_id or 0) % 8 & 1
+
+
+TYPED = OfferedTool(
+    "f",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "unit": {"$ref": "#/$defs/unit"},
+            "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "tags": {"type": "array", "items": {"$ref": "#/$defs/unit"}},
+        },
+        "required": ["city", "tags"],
+        "$defs": {"unit": {"enum": ["C", "F"]}},
+    },
+    True,
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"city": "Köln </tool_call>", "tags": '["C"]'}, {"city": "Köln </tool_call>", "tags": ["C"]}),
+        ({"city": "5", "unit": "F", "days": "7", "tags": "[]"}, {"city": "5", "unit": "F", "days": 7, "tags": []}),
+        ({"city": "", "days": "null", "tags": "[]"}, {"city": "", "days": None, "tags": []}),
+        ({"city": "x"}, None),
+        ({"city": "x", "unit": "K", "tags": "[]"}, None),
+        ({"city": "x", "days": "soon", "tags": "[]"}, None),
+        ({"city": "x", "tags": '["K"]'}, None),
+        ({"city": "x", "tags": "[]", "more": "1"}, None),
+    ],
+)
+@pytest.mark.parametrize("style", sorted(XML_FORMATS))
+def test_text_in_tags_fits_its_schema(
+    compiler: GrammarCompiler, tokenizer: HfTokenizer, style: str, values: dict[str, str], expected: Any
+) -> None:
+    before, between, end = VALUES[style]
+    head, _, tail = XML_SAMPLES[style].partition(f"{before}a{between}1{end}\n")
+    text = head + "".join(f"{before}{key}{between}{value}{end}\n" for key, value in values.items()) + tail
+    forced = call_grammar(style, [TYPED], tokenizer, at_most_one=True)
+    assert fits(compiler, tokenizer, text, calls=forced) is (expected is not None)
+    if expected is not None:
+        (call,) = MessageReader(None, reader_of(style, {"f": TYPED.parameters})).whole(text).calls
+        assert json.loads(call.arguments) == expected
+
+
+@pytest.mark.parametrize("style", sorted(XML_FORMATS))
+def test_bounds_of_bare_text_are_refused_where_they_are_strict(tokenizer: HfTokenizer, style: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}}
+    with pytest.raises(RequestError, match="'a' as bare text, which cannot be bounded"):
+        call_grammar(style, [OfferedTool("f", schema, True)], tokenizer, at_most_one=True)
+    assert call_grammar(style, [OfferedTool("f", schema, False)], tokenizer, at_most_one=True)
+    for bad in ({"required": ["z"]}, {"minProperties": 1}):
+        with pytest.raises(RequestError, match="cannot be enforced"):
+            call_grammar(style, [OfferedTool("f", {"type": "object", **bad}, True)], tokenizer, at_most_one=True)
+    odd = {"type": "object", "properties": {"a<b": {"type": "integer"}}, "required": ["a<b"]}
+    with pytest.raises(RequestError, match="no text may name the argument 'a<b'"):
+        call_grammar(style, [OfferedTool("f", odd, False)], tokenizer, at_most_one=True)
 
 
 def test_strict_refuses_what_loose_leaves_out(compiler: GrammarCompiler, tokenizer: HfTokenizer) -> None:

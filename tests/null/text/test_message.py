@@ -11,7 +11,8 @@ from hypothesis import given, settings
 
 from quire.text.message import MessageReader, PieceKind, WholeMessage
 from quire.text.reasoning import ReasoningReader
-from quire.text.tool_calls import FORMATS, ToolReader, format_of
+from quire.text.tool_calls import FORMATS, ToolReader
+from quire.text.tool_formats import format_of
 
 NAMES = ("get_weather", "f", "a.b-c")
 
@@ -44,7 +45,14 @@ CALLS = {
     "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
     "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
     "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]',
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+    '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+    '{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
 }
+V3_FIRST = CALLS["deepseek_v3"].removesuffix("<｜tool▁calls▁end｜>")
+V3_SECOND = CALLS["deepseek_v3"].removeprefix("<｜tool▁calls▁begin｜>")
+V31_FIRST = CALLS["deepseek_v31"].removesuffix("<｜tool▁calls▁end｜>")
 TRICKY = [
     "<tool_call>",
     "</tool_call>",
@@ -74,6 +82,11 @@ TRICKY = [
     "é",
     "word",
     '{"name": "nobody", "arguments": {',
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    "```",
     *CALLS.values(),
 ]
 texts = st.lists(st.sampled_from(TRICKY), max_size=12).map("".join)
@@ -139,6 +152,13 @@ def test_one_call(style: str) -> None:
         ("mistral", '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]get_weather[ARGS]{"b": [2]}', 2, None),
         ("mistral", "[TOOL_CALLS][TOOL_CALLS]f{}", 1, "[TOOL_CALLS]"),
         ("mistral", "[1, 2]", 0, "[1, 2]"),
+        ("deepseek_v3", f"Sure.\n{CALLS['deepseek_v3']}", 1, "Sure.\n"),
+        ("deepseek_v3", f"{V3_FIRST}\n{V3_SECOND}", 2, None),
+        ("deepseek_v3", f"{V3_FIRST} Done.", 1, " Done."),
+        ("deepseek_v3", CALLS["deepseek_v31"], 0, CALLS["deepseek_v31"]),
+        ("deepseek_v31", CALLS["deepseek_v3"], 0, CALLS["deepseek_v3"]),
+        ("deepseek_v31", CALLS["deepseek_v31"].replace(">f<", ">nobody<"), 0, None),
+        ("deepseek_v31", f"{V31_FIRST}<｜tool▁call▁begin｜>f<｜tool▁sep｜>{{}}<｜tool▁call▁end｜>", 2, None),
     ],
 )
 def test_cases(style: str, text: str, calls: int, content: str | None) -> None:
@@ -169,6 +189,7 @@ def test_a_call_that_is_cut_is_a_call() -> None:
         " ",
         '<tool_call>{"name":"f"',
         "<tool_call>" + " " * 50,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
     ],
 )
 def test_very_many_marks_takes_linear_time(style: str, unit: str) -> None:
@@ -217,5 +238,10 @@ def test_formats_are_known_by_their_templates() -> None:
     assert format_of(['... <tool_call>\n{"name": <function-name>, "arguments": <args>}']) == "hermes"
     assert format_of(["<|python_tag|> ... parameters"]) == "llama3_json"
     assert format_of(["{{ '[TOOL_CALLS]' }}"]) == "mistral"
-    assert format_of(["<tool_call><function=name><parameter=x> arguments"]) is None
+    assert format_of(["<tool_call><function=name><parameter=x> arguments"]) == "qwen3_coder"
+    assert format_of(["<tool_call>{function-name}\n<arg_key>"]) == "glm45"
+    assert format_of(['<minimax:tool_call>\n<invoke name="tool-name-1">']) == "minimax_m2"
+    assert format_of(["'<｜tool▁calls▁begin｜>' ... '```json'"]) == "deepseek_v3"
+    assert format_of(["'<｜tool▁calls▁begin｜>'"]) == "deepseek_v31"
+    assert format_of(["<tool_call><function=name> arguments"]) is None
     assert format_of(["plain"]) is None

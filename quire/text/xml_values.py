@@ -1,0 +1,151 @@
+"""Arguments that a model writes as bare text, as JSON. Owns which type a text has.
+
+The function's schema says whether `5` is a number or a text. Invariants: the JSON does not depend on how the text was
+cut; a text for which the schema allows text alone is never held back, any other one up to `MAX_HELD` characters. What
+is longer is text where the schema allows it, and else JSON as the model writes it if it begins as such.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import msgspec
+
+from quire.text.reasoning import SPACE
+
+MAX_HELD: Final = 4096
+"""Characters of a value that is no plain text: a number, or JSON in which little is written at length."""
+MAX_DEPTH: Final = 8
+_TEXT: Final = "string"
+TEXT_ONLY: Final = frozenset((_TEXT,))
+_BY_KIND: Final = {dict: "object", list: "array", str: _TEXT, bool: "boolean", int: "integer", float: "number"}
+_WORDS: Final = {"true": "boolean", "false": "boolean", "null": "null", "none": "null"}
+
+JsonObject = dict[str, Any]
+
+
+def types_of(parameters: JsonObject, key: str) -> frozenset[str] | None:
+    """JSON types that a function's schema allows for an argument; None: any."""
+    properties = parameters.get("properties")
+    schema = properties.get(key) if isinstance(properties, dict) else None
+    return _types(schema, parameters, 0)
+
+
+def _types(schema: object, root: JsonObject, depth: int) -> frozenset[str] | None:
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+        return None
+    named = schema.get("type")
+    if isinstance(named, str | list):
+        return frozenset([named] if isinstance(named, str) else [one for one in named if isinstance(one, str)])
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return frozenset(_BY_KIND.get(type(one), "null") for one in values)
+    target = schema.get("$ref")
+    if isinstance(target, str):
+        return _types(_referred(target, root), root, depth + 1)
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list):
+            found = [_types(one, root, depth + 1) for one in schema[name][:MAX_HELD]]
+            known = [one for one in found if one is not None]
+            return frozenset[str]().union(*known) if len(known) == len(found) else None
+    return None
+
+
+def resolved(schema: Any, root: JsonObject) -> Any:
+    """What a schema refers to, if that is in the same document."""
+    for _ in range(MAX_DEPTH):
+        target = schema.get("$ref") if isinstance(schema, dict) else None
+        found = _referred(target, root) if isinstance(target, str) else None
+        if not isinstance(found, dict):
+            return schema
+        schema = found
+    return schema
+
+
+def _referred(target: str, root: JsonObject) -> object:
+    node: object = root
+    for name in target.removeprefix("#/").split("/"):
+        node = node.get(name) if isinstance(node, dict) else None
+    return node
+
+
+class ValueWriter:
+    """One value. types: as `types_of` says. trims: a line end at each side belongs to the format."""
+
+    def __init__(self, types: frozenset[str] | None, *, trims: bool) -> None:
+        self._types = types
+        self._trims = trims
+        self._n_seen = 0
+        self._line_end = ""
+        """The newest one, which may be the format's."""
+        self._held: str | None = None if types == TEXT_ONLY else ""
+        """None: what comes is written as it comes."""
+        self._is_text = True
+        self._is_open = False
+
+    def feed(self, text: str) -> str:
+        """JSON of what this text completes."""
+        if self._trims:
+            text = self._trimmed(text)
+        if self._held is None:
+            return self._write(text)
+        self._held += text
+        if len(self._held) <= MAX_HELD:
+            return ""
+        held, self._held = self._held, None
+        self._is_text = not self._is_json(held[: MAX_HELD + 1])
+        return self._write(held)
+
+    def finish(self) -> str:
+        """The rest."""
+        if self._held is None:
+            return (self._write("") + '"') if self._is_text else ""
+        return json_of(self._held, self._types)
+
+    def cut(self) -> str:
+        """The rest, where the value has no end: it stays open."""
+        held, self._held = self._held, None
+        if not held:
+            return ""
+        self._is_text = self._types is None or _TEXT in self._types
+        return self._write(held)
+
+    def _write(self, text: str) -> str:
+        if not self._is_text:
+            return text
+        begin = "" if self._is_open else '"'
+        self._is_open = True
+        return begin + json.dumps(text, ensure_ascii=False)[1:-1]
+
+    def _trimmed(self, text: str) -> str:
+        if text and not self._n_seen:
+            self._n_seen = 1
+            text = text.removeprefix("\n")
+        if not text:
+            return ""
+        text = self._line_end + text
+        self._line_end = "\n" if text.endswith("\n") else ""
+        return text.removesuffix("\n")
+
+    def _is_json(self, text: str) -> bool:
+        """Whether a value of which this is the beginning can be nothing else."""
+        first = {"{": "object", "[": "array"}.get(text.lstrip(SPACE)[:1])
+        return self._types is not None and first in self._types and _TEXT not in self._types
+
+
+def json_of(text: str, types: frozenset[str] | None) -> str:
+    """A whole value as JSON: as it is where it is JSON of an allowed type, else as a text."""
+    bare = text.strip(SPACE)
+    word = _WORDS.get(bare.lower())
+    if word is not None and types is not None and word in types:
+        return "null" if word == "null" else bare.lower()
+    try:
+        found = _BY_KIND.get(type(msgspec.json.decode(bare)), "null")
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    fits = types is None or found in types or (found in ("integer", "number") and not types.isdisjoint(_NUMBERS))
+    return bare if fits else json.dumps(text, ensure_ascii=False)
+
+
+_NUMBERS: Final = frozenset(("integer", "number"))

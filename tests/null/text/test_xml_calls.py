@@ -1,0 +1,227 @@
+"""Calls with arguments as bare text: JSON by the function's schema, whatever the cut, and quoted tags stay text."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from quire.text.message import MessageReader, PieceKind, WholeMessage
+from quire.text.tool_formats import marks_of, reader_of
+from quire.text.xml_calls import XML_FORMATS
+from quire.text.xml_values import MAX_HELD, json_of, types_of
+
+F: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "n": {"type": "integer"},
+        "x": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "maybe": {"type": ["string", "null"]},
+        "items": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+        "shape": {"$ref": "#/$defs/shape"},
+        "unit": {"enum": ["C", "F"]},
+        "any": {},
+    },
+    "$defs": {"shape": {"type": "object"}},
+}
+FUNCTIONS = {"f": F, "a.b-c": {}}
+
+
+def glm(name: str, **values: str) -> str:
+    pairs = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in values.items())
+    return f"<tool_call>{name}\n{pairs}</tool_call>"
+
+
+def qwen(name: str, **values: str) -> str:
+    pairs = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in values.items())
+    return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
+
+
+def minimax(name: str, **values: str) -> str:
+    pairs = "".join(f'<parameter name="{key}">{text}</parameter>\n' for key, text in values.items())
+    return f'<minimax:tool_call>\n<invoke name="{name}">\n{pairs}</invoke>\n</minimax:tool_call>'
+
+
+WRITE = {"glm45": glm, "qwen3_coder": qwen, "minimax_m2": minimax}
+STYLES = sorted(XML_FORMATS)
+
+
+def reader(style: str) -> MessageReader:
+    return MessageReader(None, reader_of(style, FUNCTIONS))
+
+
+def whole(style: str, text: str) -> WholeMessage:
+    return reader(style).whole(text)
+
+
+def streamed(style: str, chunks: list[str]) -> WholeMessage:
+    one, message, newest = reader(style), WholeMessage(), -1
+    for chunk in [*chunks, None]:
+        for piece in one.finish() if chunk is None else one.feed(chunk):
+            assert piece.text
+            newest += piece.kind is PieceKind.CALL
+            if piece.kind in (PieceKind.CALL, PieceKind.ARGUMENTS):
+                assert piece.call == newest
+            message.add(piece)
+    return message
+
+
+def test_every_format_has_its_cases() -> None:
+    assert set(WRITE) == set(XML_FORMATS)
+
+
+MIXED = 'two\nlines "and" \\ é </function> <tool_call>'
+VALUES = [
+    ({"text": "Paris"}, {"text": "Paris"}),
+    ({"text": "5", "n": "5"}, {"text": "5", "n": 5}),
+    ({"n": "five"}, {"n": "five"}),
+    ({"x": "1e3", "flag": "True"}, {"x": 1e3, "flag": True}),
+    ({"flag": "no"}, {"flag": "no"}),
+    ({"maybe": "null"}, {"maybe": None}),
+    ({"maybe": "12"}, {"maybe": "12"}),
+    ({"items": '["a", 1]', "shape": '{"k": [1]}'}, {"items": ["a", 1], "shape": {"k": [1]}}),
+    ({"items": "[1,"}, {"items": "[1,"}),
+    ({"unit": "C", "any": "7"}, {"unit": "C", "any": 7}),
+    ({"any": "some words", "other": "[NaN]"}, {"any": "some words", "other": "[NaN]"}),
+    ({"text": MIXED}, {"text": MIXED}),
+    ({"text": ""}, {"text": ""}),
+    ({"text": "\n\nx\n"}, {"text": "\n\nx\n"}),
+    ({}, {}),
+]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("values", "expected"), VALUES)
+def test_arguments_are_json_of_the_schema(style: str, values: dict[str, str], expected: dict[str, Any]) -> None:
+    if style == "minimax_m2":  # whose tags stand directly at a value, and that is read with line ends around it too
+        values = {key: f"\n{text}\n" if text.startswith("\n") else text for key, text in values.items()}
+    text = "Sure.\n" + WRITE[style]("f", **values)
+    message = whole(style, text)
+    assert message.content == "Sure.\n"
+    assert [(one.name, json.loads(one.arguments)) for one in message.calls] == [("f", expected)]
+    for at in range(len(text) + 1):
+        assert streamed(style, [text[:at], text[at:]]) == message
+    assert streamed(style, list(text)) == message
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_tag_may_be_quoted(style: str) -> None:
+    """It closes nothing where no tag of the format follows."""
+    said = f'write {XML_FORMATS[style].end} and then "go on"'
+    message = whole(style, WRITE[style]("f", text=said, n="1"))
+    assert json.loads(message.calls[0].arguments) == {"text": said, "n": 1}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_several_calls_and_what_follows(style: str) -> None:
+    twice = WRITE[style]("f", n="1") + "\n" + WRITE[style]("a.b-c", y="2")
+    message = whole(style, twice + " Done.")
+    assert [(one.name, json.loads(one.arguments)) for one in message.calls] == [("f", {"n": 1}), ("a.b-c", {"y": 2})]
+    assert message.content == " Done." and whole(style, twice).content is None
+
+
+def test_a_series_behind_one_mark() -> None:
+    one = '<invoke name="f">\n<parameter name="n">1</parameter>\n</invoke>\n'
+    for text, content in (
+        (f"<minimax:tool_call>\n{one}{one}</minimax:tool_call>", None),
+        (f"<minimax:tool_call>{one}{one}</minimax:tool_", None),
+        (f"<minimax:tool_call>{one}{one}Done.", "\nDone."),
+        (f'<minimax:tool_call>{one}{one}<invoke name="nobody">', '\n<invoke name="nobody">'),
+    ):
+        message = streamed("minimax_m2", list(text))
+        assert [json.loads(one.arguments) for one in message.calls] == [{"n": 1}] * 2
+        assert message.content == content
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_what_is_no_call_stays_text(style: str) -> None:
+    mark = XML_FORMATS[style].mark
+    cut_head = WRITE[style]("f", n="1").partition("n")[0]
+    for text in (mark, f"Calls begin with {mark} here.", WRITE[style]("nobody", n="1"), f"{mark}f and so on",
+                 cut_head, f'{mark}{{"name": "f", "arguments": {{}}}}'):  # fmt: skip
+        message = whole(style, text)
+        assert message.content == text and not message.calls
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_call_that_is_cut_is_a_call(style: str) -> None:
+    text = WRITE[style]("f", text="abc", n="12")
+    end = text.index("abc") + 3
+    assert whole(style, text[:end]).calls[0].arguments == '{"text": "abc'
+    assert whole(style, text[: text.index("12") + 1]).calls[0].arguments == '{"text": "abc", "n": 1'
+    ended = text.rindex(XML_FORMATS[style].closes[0]) + len(XML_FORMATS[style].closes[0])
+    assert json.loads(whole(style, text[:ended]).calls[0].arguments) == {"text": "abc", "n": 12}
+    open_call = text[: text.rindex(XML_FORMATS[style].end) + len(XML_FORMATS[style].end)]
+    assert whole(style, open_call).calls[0].arguments == '{"text": "abc", "n": 12'
+
+
+def test_a_missing_tag_of_two_is_forgiven() -> None:
+    head = "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n"
+    for end, content in (("</tool_call>", None), ("</function>", None), ("</function>\nDone.", "\nDone.")):
+        message = whole("qwen3_coder", head + end)
+        assert json.loads(message.calls[0].arguments) == {"n": 1} and message.content == content
+
+
+TRICKY = [
+    *(write("f", text="x", n="1") for write in WRITE.values()), *(tag for style in STYLES for tag in marks_of(style)),
+    "<function=f>", "<parameter=n>", '<invoke name="f">', '<parameter name="text">', "<arg_key>n</arg_key>", "f\n",
+    "<", "</", "</para", "\n", " ", "word", "é", '"', "\\", "5", "{",
+]  # fmt: skip
+
+
+@settings(max_examples=600)
+@given(
+    parts=st.lists(st.sampled_from(TRICKY), max_size=12),
+    places=st.lists(st.integers(0, 400), max_size=8),
+    style=st.sampled_from(STYLES),
+)
+def test_any_cut_gives_the_same_message(parts: list[str], places: list[int], style: str) -> None:
+    text = "".join(parts)
+    cut = sorted(min(place, len(text)) for place in places)
+    message = whole(style, text)
+    assert streamed(style, [text[a:b] for a, b in zip([0, *cut], [*cut, len(text)], strict=True)]) == message
+    assert streamed(style, list(text)) == message
+    if not message.calls:
+        assert (message.content or "") == text
+    said = (message.content or "") + "".join(one.arguments for one in message.calls)
+    assert said.count("word") == text.count("word") and said.count("é") == text.count("é")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_long_texts_are_streamed_and_others_bounded(style: str) -> None:
+    style_, value = XML_FORMATS[style], WRITE[style]("f", text="@").partition("@")[0]
+    one = reader(style)
+    one.feed(value)
+    assert sum(len(piece.text) for _ in range(1000) for piece in one.feed("x" * 1000)) >= 999_999
+    for key, text, first in (("items", "[" + "1," * MAX_HELD, "["), ("items", "word " * MAX_HELD, '"'),
+                             ("any", "[" * 2 * MAX_HELD, '"'), ("any", " " * 2 * MAX_HELD + "{", '"')):  # fmt: skip
+        head = value.replace("text", key)
+        message = streamed(style, [head, *[text[at : at + 37] for at in range(0, len(text), 37)], style_.end])
+        assert message.calls[0].arguments.removeprefix(f'{{"{key}": ').startswith(first)
+        assert message == whole(style, head + text + style_.end)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("at_value", [False, True])
+def test_very_many_marks_take_linear_time(style: str, at_value: bool) -> None:
+    for unit in ("<", *marks_of(style), f"{XML_FORMATS[style].mark}f", f"{XML_FORMATS[style].end}\n", " "):
+        text = (WRITE[style]("f", text="@").partition("@")[0] if at_value else "") + unit * (100_000 // len(unit))
+        one, started_s = reader(style), time.process_time()
+        for at in range(0, len(text), 37):
+            one.feed(text[at : at + 37])
+        one.finish()
+        assert time.process_time() - started_s < 4
+
+
+def test_types() -> None:
+    assert types_of(F, "shape") == {"object"} and types_of(F, "items") == {"array", "null"}
+    assert types_of(F, "any") is None and types_of(F, "missing") is None and types_of({"properties": 5}, "x") is None
+    loop = {"properties": {"a": {"$ref": "#/properties/a"}}}
+    assert types_of(loop, "a") is None
+    assert json_of("[" * 100_000, None).startswith('"') and json_of("null", frozenset({"string"})) == '"null"'
