@@ -81,7 +81,8 @@ def share_memory(source: pathlib.Path, declared: str, name: str) -> None:
 def emulated_library(source: pathlib.Path, name: str, *options: str) -> ctypes.CDLL:
     """A source of such a folder, compiled with these options under a name of its own."""
     made = source.parent / f"{name}.so"
-    _compile(*options, "-include", str(_standard()), f"-I{source.parent}", "-shared", "-x", "c++", str(source), made=made)
+    included = ("-include", str(_standard()), f"-I{source.parent}")
+    _compile(*options, *included, "-shared", "-x", "c++", str(source), made=made)
     return ctypes.CDLL(str(made))
 
 
