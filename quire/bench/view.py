@@ -24,8 +24,8 @@ from quire.config.resolve import NOT_ROUNDED, resolve
 from quire.engine.build import device_of
 from quire.engine.expert_load import Loads
 from quire.engine.step_record import StepRecord
-from quire.planner.accelerators import accelerator_seen
-from quire.planner.formats import formats_named
+from quire.planner.accelerators import USUAL_CPU, accelerator_seen, host_accelerator
+from quire.planner.engine_cost import engine_formats
 
 
 class View:
@@ -37,15 +37,16 @@ class View:
         limits = resolve(config, arch, self._device)
         dtype = getattr(torch, limits.dtype)
         self._timer = timer(self._device)
-        self._dtypes = [dtype] if config.quantization in NOT_ROUNDED else [dtype, torch.int8]
-        weights = limits.dtype if config.quantization in NOT_ROUNDED else config.quantization
-        formats = formats_named(weights, limits.kv_dtype, limits.dtype)
-        mesh = mesh_of(config)
-        mesh = mesh if mesh.dp == 1 else Mesh()  # a step is of all data-parallel ranks together
-        self._case = Case(arch=arch, formats=formats, page_size=config.block_size, mesh=mesh)
+        may_be_integers = arch.codings is not None or config.quantization not in NOT_ROUNDED
+        self._dtypes = [dtype, torch.int8] if may_be_integers else [dtype]
         self._found = probe(self._timer, self._dtypes)
         accelerator = accelerator_seen(self._found.device)
         self._link_bytes_per_s = 0.0 if accelerator is None else accelerator.link_bytes_per_s
+        kept_by = host_accelerator(USUAL_CPU) if self._device == "cpu" else accelerator
+        formats = engine_formats(config, limits, arch, kept_by)
+        mesh = mesh_of(config)
+        mesh = mesh if mesh.dp == 1 else Mesh()  # a step is of all data-parallel ranks together
+        self._case = Case(arch=arch, formats=formats, page_size=config.block_size, mesh=mesh)
         self._captures: list[Capture] = []
 
     def probe_again(self) -> None:

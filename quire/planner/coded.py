@@ -47,7 +47,7 @@ class CodedMatrices(msgspec.Struct, frozen=True, kw_only=True):
         """Of a layer's matrix; None: it is decoded, or was never coded."""
         found = {self.codings.implied(name, *filter(None, [matrix.whole])) for name, _ in matrix.parts}
         coding = found.pop()
-        if found or coding is None or (coding.layout is Layout.MXFP4 and not matrix.bank):
+        if found or coding is None:
             return None
         rows = [n_rows for _, n_rows in matrix.parts[:-1]]
         if self.on_gpu:

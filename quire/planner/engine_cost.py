@@ -35,9 +35,10 @@ def engine_cost(
     )  # fmt: skip
 
 
-def engine_formats(config: EngineConfig, limits: EngineLimits, arch: ModelArch, device: Accelerator) -> Formats:
-    """In what its weights, keys and values are kept. ConfigError for a format without a name."""
-    if config.quantization == "auto":
+def engine_formats(config: EngineConfig, limits: EngineLimits, arch: ModelArch, device: Accelerator | None) -> Formats:
+    """In what its weights, keys and values are kept; device: None, which is not known, keeps nothing as a checkpoint has
+    it. ConfigError for a format without a name."""
+    if config.quantization == "auto" and device is not None:
         return formats_of(arch, "auto", limits.kv_dtype, device, limits.dtype)
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
     return formats_named(weights, limits.kv_dtype, limits.dtype)

@@ -18,6 +18,7 @@ from quire.planner.accelerators import accelerator_named
 from quire.planner.coded import formats_of
 
 CHANNELS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+FLOATS = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
 INPUTS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
 
 
@@ -44,6 +45,7 @@ CONFIGS = {
     "int8 alone": compressed("int-quantized", CHANNELS, None, "lm_head", "re:.*self_attn.*"),
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]},
     "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "mxfp4 packed": compressed("mxfp4-pack-quantized", FLOATS, None, "lm_head"),
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
 }
 
