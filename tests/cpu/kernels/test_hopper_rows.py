@@ -1,4 +1,4 @@
-"""The row kernels for Hopper without a GPU: emulated on host threads against the references, and that they compile."""
+"""The row kernels for Hopper without a GPU: emulated on the host against the references, and that they compile."""
 
 from __future__ import annotations
 

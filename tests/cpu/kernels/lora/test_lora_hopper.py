@@ -1,4 +1,4 @@
-"""Products with adapters on Hopper without a GPU: emulated on host threads, against float64 and against themselves.
+"""Products with adapters on Hopper without a GPU: emulated on the host, against float64 and against themselves.
 
 Not shown: how fast they are, blocks that wait for one another (slices of K, clusters), that copies and products are
 ordered as on a GPU.

@@ -1,4 +1,4 @@
-"""The kernels of latent attention for Hopper, emulated on host threads: attention to lines, and what is around it."""
+"""The kernels of latent attention for Hopper, emulated on the host: attention to lines, and what is around it."""
 
 from __future__ import annotations
 

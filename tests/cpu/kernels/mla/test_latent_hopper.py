@@ -1,4 +1,4 @@
-"""The kernel of latent attention for Hopper without a GPU: emulated on host threads, against float64."""
+"""The kernel of latent attention for Hopper without a GPU: emulated on the host, against float64."""
 
 from __future__ import annotations
 

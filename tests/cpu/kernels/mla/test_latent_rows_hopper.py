@@ -1,4 +1,4 @@
-"""What stands around attention to lines, for Hopper without a GPU: emulated on host threads, against float64."""
+"""What stands around attention to lines, for Hopper without a GPU: emulated on the host, against float64."""
 
 from __future__ import annotations
 

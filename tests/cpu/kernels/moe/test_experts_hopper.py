@@ -1,4 +1,4 @@
-"""The kernels of experts on Hopper without a GPU: emulated on host threads, against float64.
+"""The kernels of experts on Hopper without a GPU: emulated on the host, against float64.
 
 Not shown: how fast they are, blocks that wait for one another, that copies and products are ordered as on a GPU.
 """

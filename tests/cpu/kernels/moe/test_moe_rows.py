@@ -1,4 +1,4 @@
-"""What stands around the products of experts (moe_rows.cu) without a GPU: emulated on host threads.
+"""What stands around the products of experts (moe_rows.cu) without a GPU: emulated on the host.
 
 Not shown: that blocks at once count in the same place.
 """

@@ -1,4 +1,4 @@
-"""The choice of experts in one launch, without a GPU: emulated on host threads against float64, and that it compiles.
+"""The choice of experts in one launch, without a GPU: emulated on the host against float64, and that it compiles.
 
 Not shown: that blocks of a cluster see what the others have stored.
 """

@@ -1,4 +1,4 @@
-"""Sums over ranks without a GPU: the kernel emulated on host threads, three ranks at once, and that it compiles.
+"""Sums over ranks without a GPU: the kernel emulated on the host, three ranks at once, and that it compiles.
 
 Each rank has a copy of the library. Not shown: clusters of blocks, dependent launch, what NVLink does.
 """

@@ -1,4 +1,4 @@
-"""`collect` for Hopper without a GPU: emulated on host threads, against sums and lists made in float64."""
+"""`collect` for Hopper without a GPU: emulated on the host, against sums and lists made in float64."""
 
 from __future__ import annotations
 

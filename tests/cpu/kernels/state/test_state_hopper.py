@@ -1,4 +1,4 @@
-"""The delta rule for Hopper without a GPU: emulated on host threads against the reference in float64."""
+"""The delta rule for Hopper without a GPU: emulated on the host against the reference in float64."""
 
 from __future__ import annotations
 

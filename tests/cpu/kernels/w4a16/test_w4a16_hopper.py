@@ -1,4 +1,4 @@
-"""Products of 4-bit codes on Hopper without a GPU: emulated on host threads, against float64.
+"""Products of 4-bit codes on Hopper without a GPU: emulated on the host, against float64.
 
 Not shown: how fast they are, clusters, that copies and products are ordered as on a GPU.
 """

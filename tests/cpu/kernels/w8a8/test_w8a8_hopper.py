@@ -1,4 +1,4 @@
-"""Products in e4m3 on Hopper without a GPU: emulated on host threads, against float64.
+"""Products in e4m3 on Hopper without a GPU: emulated on the host, against float64.
 
 Not shown: how fast they are, clusters, that copies and products are ordered as on a GPU.
 """

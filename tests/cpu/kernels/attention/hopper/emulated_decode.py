@@ -1,4 +1,4 @@
-"""decode.cu on host threads in place of the launcher's libraries."""
+"""decode.cu on the host in place of the launcher's libraries."""
 
 from __future__ import annotations
 

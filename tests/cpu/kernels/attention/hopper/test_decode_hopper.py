@@ -1,4 +1,4 @@
-"""The kernel of small lines for Hopper without a GPU: emulated on host threads, against float64, with pages of q's type
+"""The kernel of small lines for Hopper without a GPU: emulated on the host, against float64, with pages of q's type
 and of e4m3.
 
 Not shown: how fast it is, that copies are ordered as on a GPU, dependent launch.
