@@ -130,6 +130,8 @@ def write_family(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    if config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state)
     return path
 
