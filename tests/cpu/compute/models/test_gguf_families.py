@@ -124,6 +124,16 @@ def test_the_gate_of_a_shared_expert_may_be_a_vector(tmp_path: pathlib.Path, too
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", ["F32", "Q4_0"])
+def test_experts_may_be_apart(dtype: str, tmp_path: pathlib.Path, tools: Tools) -> None:
+    """A tensor for each, as the first files of Mixtral have them."""
+    oracle, path = made("mixtral", tmp_path, lambda _: dtype)
+    old = write_family(tmp_path / "old.gguf", oracle, "llama", lambda _: dtype, apart=True)
+    assert "blk.0.ffn_gate.4.weight" in read_header(old).tensors
+    ours, theirs = (tools["run_chunks"](tools["load"](one), torch.float32, IDS, [len(IDS)]) for one in (old, path))
+    assert torch.equal(ours, theirs)
+
+
 def test_the_layer_of_a_module_is_left_out(tmp_path: pathlib.Path, tools: Tools) -> None:
     """Files of GLM-4.5 count its layer among the blocks."""
     one = np.ones((8, 8), np.float32)
