@@ -98,11 +98,15 @@ def write_family(
     architecture: str,
     dtype: Callable[[str], str] = lambda name: "F32",
     tokens: dict[str, Any] | None = None,
+    apart: bool = False,
     **changes: Any,
 ) -> pathlib.Path:
-    """Write a model of transformers, and give it the numbers that the file has. dtype: name in a file → type of a
-    matrix. tokens: key after 'tokenizer.' → value. changes: key after the architecture's → another value, None for
-    none, and '__' for '.'; a tensor's name → its numbers, None for none."""
+    """Write a model of transformers, and give it the numbers that the file has.
+
+    dtype: name in a file → type of a matrix. tokens: key after 'tokenizer.' → value. apart: a tensor for each expert.
+    changes: key after the architecture's → another value, None for none, and '__' for '.'; a tensor's name → its
+    numbers, None for none.
+    """
     config, state = model.config, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     writer = gguf.GGUFWriter(path, architecture)
@@ -124,12 +128,18 @@ def write_family(
         stored = stored.replace(CORRECTION, "e_score_correction.bias")
         name = table.get_name(stored, try_suffixes=(".weight", ".bias"))
         assert name is not None, stored
-        if name not in changes:
+        if apart and "_exps" in name:
+            parts = [(name.replace("_exps", f".{expert}"), one) for expert, one in enumerate(view)]
+            for own, one in parts:
+                one.copy_(add_tensor(writer, own, one, dtype(name)))
+        elif name not in changes:
             view.copy_(decode(add_tensor(writer, name, encode(view.float()), dtype(name))))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    if config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state)
     return path
 

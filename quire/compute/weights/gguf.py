@@ -54,6 +54,9 @@ ONE_ROW: Final = ".mlp.shared_expert_gate.weight"
 """End of the name of a matrix of one row, which older files have as a vector."""
 _BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,5})\.((?:nextn\.)?\w+)\.(weight|bias)")
 
+_EXPERT: Final = re.compile(r"blk\.(0|[1-9]\d{0,5})\.ffn_(gate|up|down)\.(0|[1-9]\d{0,5})\.weight")
+"""A matrix of one expert, as the first files of Mixtral have it."""
+
 
 def open_gguf(path: pathlib.Path) -> Shard:
     """The tensors of a GGUF file as one shard, named as in a checkpoint folder. Raises LoadError."""
@@ -72,6 +75,9 @@ def open_gguf(path: pathlib.Path) -> Shard:
 
 def _checkpoint_name(name: str, names: Mapping[str, str]) -> str:
     """names: of a block's tensors. A name that is not known stays, and the loader refuses it."""
+    match = _EXPERT.fullmatch(name)
+    if match:
+        return f"model.layers.{match[1]}.mlp.experts.{match[3]}.{match[2]}_proj.weight"
     match = _BLOCK.fullmatch(name)
     if match and f"{match[2]}.{match[3]}" in OF_NO_KIND:
         return f"model.layers.{match[1]}.{OF_NO_KIND[f'{match[2]}.{match[3]}']}"

@@ -22,7 +22,7 @@ from quire.compute.schemes.scheme import FilledScheme, Product
 from quire.compute.weights.checkpoint import read_into
 from quire.compute.weights.gguf_blocks import nibbles
 from quire.compute.weights.header import Entry
-from quire.compute.weights.names import separate_halves
+from quire.compute.weights.names import Rows, rearrange
 from quire.config.shares import Region
 from quire.core.errors import LoadError
 from quire.kernels.mxfp4.weight import VALUES
@@ -43,7 +43,7 @@ class Place:
     product: Product
     first_row: int
 
-    def put(self, first: int, blocks: torch.Tensor, dtype: str, n_interleaved: int) -> None:
+    def put(self, first: int, blocks: torch.Tensor, dtype: str, rows: Rows) -> None:
         """uint8 [rows, blocks, bytes], from row `first` of the tensor on. Raises ValueError where a scale is not
         finite."""
         product = self.product
@@ -51,9 +51,8 @@ class Place:
         codes, scales = _codes(blocks, dtype, in_nibbles=in_nibbles)
         if not bool(scales.float().isfinite().all()):
             raise ValueError("NaN or infinite scales")
-        if n_interleaved:
-            separate_halves(codes, n_interleaved)
-            separate_halves(scales, n_interleaved)
+        rearrange(codes, rows)
+        rearrange(scales, rows)
         if isinstance(product, PackedProduct):
             padding = (0, 0, 0, -len(codes) % packing.TILE)
             packing.lay_out(product.packed, self.first_row + first, *(F.pad(one, padding) for one in (codes, scales)))
@@ -81,25 +80,25 @@ def places(model: Decoder, entries: Mapping[str, Entry]) -> dict[str, Place]:
 
 
 def fill(
-    descriptor: int, entry: Entry, place: Place, n_interleaved: int, path: pathlib.Path, region: Region | None = None
+    descriptor: int, entry: Entry, place: Place, rows: Rows, path: pathlib.Path, region: Region | None = None
 ) -> Iterator[int]:
     """Read a tensor's blocks, or those of a rank's part, into their place; yields the bytes read, piece by piece.
 
-    n_interleaved: as `separate_halves` for the whole tensor, 0 if rows are in order. region: None: all; its columns are
-    whole blocks. Raises LoadError where a scale is not finite.
+    rows: how those of the whole tensor are ordered. region: None: all; its columns are whole blocks.
+    Raises LoadError where a scale is not finite.
     """
     n_all, row_bytes = entry.shape[0], entry.n_bytes // entry.shape[0]
     ((first_row, n_rows),), columns = (((0, n_all),), None) if region is None else (region.rows, region.columns)
     first_block, n_blocks = (one // BLOCK_LEN for one in columns or (0, entry.shape[1]))
-    n_interleaved = n_interleaved * n_rows // n_all
-    step = n_rows if n_interleaved else PIECE_ROWS
+    own = rows.of_part(n_rows, n_all)
+    step = PIECE_ROWS if own.is_ours else n_rows
     raw = torch.empty(min(step, n_rows) * row_bytes, dtype=torch.uint8)
     for first in range(0, n_rows, step):
         piece = raw[: min(step, n_rows - first) * row_bytes]
         read_into(descriptor, piece.numpy().data, entry.start + (first_row + first) * row_bytes, path)
         blocks = piece.view(-1, entry.shape[1] // BLOCK_LEN, row_bytes * BLOCK_LEN // entry.shape[1])
         try:
-            place.put(first, blocks[:, first_block : first_block + n_blocks], entry.dtype, n_interleaved)
+            place.put(first, blocks[:, first_block : first_block + n_blocks], entry.dtype, own)
         except ValueError as error:
             raise LoadError(f"tensor {entry.name} in {path} has {error}") from None
         yield len(piece)

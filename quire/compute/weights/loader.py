@@ -283,9 +283,7 @@ def _read_tensors(
         for copy in copies:
             if copy.target in targets.places and not copy.compare:
                 place, region = targets.places[copy.target], targets.regions.get(copy.target)
-                for n_bytes in gguf_exact.fill(
-                    descriptor, copy.entry, place, copy.rows.n_interleaved, shard.path, region
-                ):
+                for n_bytes in gguf_exact.fill(descriptor, copy.entry, place, copy.rows, shard.path, region):
                     advance(n_bytes if copy.target != TABLE else 0)
                 if copy.target != TABLE:
                     targets.filled(copy.target)

@@ -245,6 +245,13 @@ def test_marks_of_phi3_take_the_line_behind_them(sentence_piece: Any, tmp_path: 
     assert other.encode(text, add_special_tokens=False) != found.encode(text, add_special_tokens=False)
     text = "<|endoftext|>\nquick"
     assert found.encode(text) == other.encode(text) and found.encode(text)[-len(dog) :] != dog
+    template = "{% for m in messages %}<|user|>\n{{ m.content }}<|end|>\n{% endfor %}<|assistant|>\n"
+    path = write(tmp_path / "chat.gguf", "phi3", chat_template=template, **keys)
+    found, chat = HfTokenizer.load(path), ChatTemplate.load(path)
+    assert chat is not None
+    found.learn_marks(chat.sources.values())
+    rendered = chat.render([{"role": "user", "content": "The lazy dog "}])
+    assert found.encode(rendered, add_special_tokens=False) == [user, *the, end, assistant]
 
 
 def test_scores_decide_and_not_ids(sentence_piece: Any, tmp_path: pathlib.Path) -> None:

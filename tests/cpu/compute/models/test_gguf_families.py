@@ -124,6 +124,16 @@ def test_the_gate_of_a_shared_expert_may_be_a_vector(tmp_path: pathlib.Path, too
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", ["F32", "Q4_0"])
+def test_experts_may_be_apart(dtype: str, tmp_path: pathlib.Path, tools: Tools) -> None:
+    """A tensor for each, as the first files of Mixtral have them."""
+    oracle, path = made("mixtral", tmp_path, lambda _: dtype)
+    old = write_family(tmp_path / "old.gguf", oracle, "llama", lambda _: dtype, apart=True)
+    assert "blk.0.ffn_gate.4.weight" in read_header(old).tensors
+    ours, theirs = (tools["run_chunks"](tools["load"](one), torch.float32, IDS, [len(IDS)]) for one in (old, path))
+    assert torch.equal(ours, theirs)
+
+
 def test_the_layer_of_a_module_is_left_out(tmp_path: pathlib.Path, tools: Tools) -> None:
     """Files of GLM-4.5 count its layer among the blocks."""
     one = np.ones((8, 8), np.float32)
@@ -140,6 +150,23 @@ def test_the_layer_of_a_module_is_left_out(tmp_path: pathlib.Path, tools: Tools)
     assert torch.equal(ours, theirs)
     with pytest.raises(LoadError, match=r"model\.layers\.3\."):
         tools["load"](write_family(tmp_path / "o.gguf", oracle, "glm4moe", **keys))
+
+
+@pytest.mark.parametrize("case", FILES)
+@pytest.mark.skipif(native.library() is None, reason="blocks are kept by compiled kernels")
+def test_kept_blocks_are_those_that_are_decoded(case: str, tmp_path: pathlib.Path, tools: Tools) -> None:
+    """Rows in their places, of whatever order a file has them in; of decoded ones transformers gives the logits."""
+    sizes = {"shared_expert_intermediate_size": 64} if case == "qwen2_moe" else {}
+    oracle, path = made(case, tmp_path, lambda _: "Q8_0", sizes)
+    plain, model = (tools["load"](path, max_model_len=64, quantization=one) for one in ("none", "auto"))
+    schemes = {linear.scheme.name for linear in model.linears()}
+    assert "int8-g32" in schemes
+    for ours, theirs in zip(model.linears(), plain.linears(), strict=True):
+        assert torch.equal(ours.product.packed.dequantized(), theirs.product.packed.dequantized()), ours.matrix.name
+    found = tools["run_chunks"](plain, torch.float32, IDS, [len(IDS)])
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([IDS])).logits[0]
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q4_K"])
