@@ -115,7 +115,9 @@ def _on_gpu(coding: Coding, has_e4m3: bool, rows: list[int], *, in_bank: bool) -
 
 
 def _on_cpu(coding: Coding, rows: list[int]) -> WeightFormat | None:
-    """Whole numbers alone."""
+    """Whole numbers, and MXFP4, whose halves are."""
+    if coding.layout is Layout.MXFP4:
+        return None if any(n % TILE for n in rows) else _int4(coding.group)
     are_integers = coding.layout in CPU_INTEGERS and not coding.is_float
     if not are_integers or not coding.symmetric or coding.act_order or any(n % TILE for n in rows):
         return None

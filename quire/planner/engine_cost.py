@@ -36,8 +36,8 @@ def engine_cost(
 
 
 def engine_formats(config: EngineConfig, limits: EngineLimits, arch: ModelArch, device: Accelerator | None) -> Formats:
-    """In what its weights, keys and values are kept; device: None, which is not known, keeps nothing as a checkpoint has
-    it. ConfigError for a format without a name."""
+    """In what its weights, keys and values are kept; device: None, one that is not known, keeps nothing as a checkpoint
+    has it. ConfigError for a format without a name."""
     if config.quantization == "auto" and device is not None:
         return formats_of(arch, "auto", limits.kv_dtype, device, limits.dtype)
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)

@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from quire.compute.schemes import integers
 from quire.compute.schemes.coded import Source
 from quire.compute.schemes.fp4 import Fp4
 from quire.compute.schemes.holding import holding, in_banks
@@ -134,4 +135,6 @@ def _allowed(quantization: str, device: torch.device, dtype: torch.dtype) -> Hel
 
 def held_on(device: torch.device, dtype: torch.dtype) -> Held:
     """On a GPU Q4_0 is whole numbers of 4 bits in groups of 32, and MXFP4 what it is; other types are decoded."""
-    return HELD if device.type == "cpu" else {Int4(dtype, 32): ("Q4_0",), Fp4(nv=False): ("MXFP4",)}
+    if device.type == "cpu":
+        return {**HELD, integers.MXFP4: ("MXFP4",)}
+    return {Int4(dtype, 32): ("Q4_0",), Fp4(nv=False): ("MXFP4",)}

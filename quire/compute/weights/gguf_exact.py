@@ -53,14 +53,13 @@ class Place:
             raise ValueError("NaN or infinite scales")
         rearrange(codes, rows)
         rearrange(scales, rows)
-        if isinstance(product, PackedProduct):
+        if dtype == "MXFP4":
+            self.scheme.put(product, self.first_row + first, Coded(codes, scales, BLOCK_LEN, table=VALUES))
+        elif isinstance(product, PackedProduct):
             padding = (0, 0, 0, -len(codes) % packing.TILE)
             packing.lay_out(product.packed, self.first_row + first, *(F.pad(one, padding) for one in (codes, scales)))
         else:
-            coded = Coded(codes, scales, BLOCK_LEN, zero=MIDDLE)
-            if dtype == "MXFP4":
-                coded = Coded(codes, scales, BLOCK_LEN, table=VALUES)
-            self.scheme.put(product, self.first_row + first, coded)
+            self.scheme.put(product, self.first_row + first, Coded(codes, scales, BLOCK_LEN, zero=MIDDLE))
 
 
 def places(model: Decoder, entries: Mapping[str, Entry]) -> dict[str, Place]:

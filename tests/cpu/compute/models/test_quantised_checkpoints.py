@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pathlib
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from quire.kernels.w8a8 import reference as w8a8
 Tools = dict[str, Callable[..., Any]]
 KEPT = {
     "packed-g128": "int4-g128", "packed-channel": "int4-g128", "packed-8": "int8-g32", "gptq-g128": "int4-g128",
-    "gptq-v2-8": "int8", "int8": "int8",
+    "gptq-v2-8": "int8", "int8": "int8", "mxfp4": "int4-g32",
 }  # fmt: skip
 """Coding → form of the CPU's kernels that holds its integers."""
 
@@ -140,16 +141,23 @@ def test_experts_are_those_of_the_numbers(
         quantise(tmp_path / "floating", tmp_path / "coded", form, tmp_path / "plain")
     oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
     expected = oracle(torch.tensor([IDS])).logits[0]
-    model = tools["load"](tmp_path / "coded", quantization="none")
-    found = tools["run_chunks"](model, torch.float32, IDS, [len(IDS)])
+    plain = tools["load"](tmp_path / "coded", quantization="none")
+    found = tools["run_chunks"](plain, torch.float32, IDS, [len(IDS)])
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
     with caplog.at_level(logging.INFO):
         model = tools["load"](tmp_path / "coded", quantization="auto")
-    ffn = model.layers[1].ffn
-    assert isinstance(ffn, Experts)
-    kept = case == "qwen3_moe" and native.library() is not None
+    ffn, decoded = model.layers[1].ffn, plain.layers[1].ffn
+    assert isinstance(ffn, Experts) and isinstance(decoded, Experts)
+    kept = case in ("gpt_oss", "qwen3_moe", "mxfp4") and native.library() is not None
     assert {linear.scheme.name for linear in ffn.up.linears} == {"int4-g32" if kept else "float32"}
     assert ("kept as int4-g32" if kept else "decoded into float32, once") in caplog.text
+    if kept:
+        pairs = (zip(a.linears, b.linears, strict=True) for a, b in ((ffn.up, decoded.up), (ffn.down, decoded.down)))
+        for one, other in itertools.chain(*pairs):
+            numbers = [linear.product.packed.dequantized() for linear in (one, other)]
+            assert torch.equal(*numbers), one.matrix.name
+        found = tools["run_chunks"](model, torch.float32, IDS, [len(IDS)])
+        assert float((found - expected).norm() / expected.norm()) < 0.1
     monkeypatch.setitem(holding.HOLDERS, "cpu", holding.HOLDERS["cuda"])
     model = tools["load"](tmp_path / "coded", quantization="auto")
     ffn = model.layers[1].ffn

@@ -13,10 +13,12 @@ from coded_checkpoints import Format, fp8, gptq, mxfp4, nvfp4, packed, quantise
 from family_cases import random_checkpoint
 from safetensors.torch import load_file, save_file
 
-from quire.compute.schemes import holding
+from quire.compute.schemes import holding, integers
+from quire.compute.schemes.coded import Coded
 from quire.compute.weights.loader import load_model
 from quire.config.model import read_arch
 from quire.core.errors import LoadError
+from quire.kernels.mxfp4.weight import VALUES
 
 Tensors = dict[str, torch.Tensor]
 UP = "model.layers.0.mlp.up_proj"
@@ -141,7 +143,7 @@ def test_nvfp4_that_contradicts_itself(change: Callable[[Tensors], None], said: 
         (with_tensor(f"{UP}.weight_scale", torch.Tensor.half), "weight_scale has dtype F16; MXFP4 in groups of 32 im"),
         (
             with_tensor(f"{UP}.weight_scale", lambda one: one | 255),
-            f"{UP} has NaN or infinite values as torch.bfloat16",
+            f"{UP}' has NaN or infinite scales",
         ),
     ],
     ids=["lacking", "codes", "both", "scales", "odd", "dtype", "nan"],
@@ -150,6 +152,26 @@ def test_mxfp4_that_contradicts_itself(change: Callable[[Tensors], None], said: 
     with pytest.raises(LoadError) as caught:
         load(changed(tmp_path, mxfp4(), change))
     assert said in caught.value.message
+
+
+def test_powers_of_two_are_held_by_the_kernels_of_a_cpu() -> None:
+    """The least and the greatest; a block of zeros may have any."""
+    codes = torch.arange(96, dtype=torch.uint8)[None] % 16
+    codes[:, 64:] = 8
+
+    def held(*exponents: int) -> tuple[torch.Tensor, torch.Tensor]:
+        scales = torch.tensor([[127 + one for one in exponents]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        coded, product = Coded(codes, scales, 32, table=VALUES), integers.MXFP4.begin(1, 96, torch.device("cpu"))
+        integers.MXFP4.put(product, 0, coded)
+        decoded = torch.empty(1, 96)
+        coded.decode(decoded)
+        return product.packed.dequantized(), decoded
+
+    assert torch.equal(*held(-31, 8, -127))
+    with pytest.raises(ValueError, match="a scale is NaN, infinite or beyond 511"):
+        held(-31, 9, 0)
+    found, decoded = held(-40, 0, 0)
+    assert torch.equal(found[:, 32:], decoded[:, 32:]) and float((found - decoded).abs().max()) < 1e-8
 
 
 def test_scales_that_kernels_cannot_hold_are_refused_with_what_decodes_them(tmp_path: pathlib.Path) -> None:
