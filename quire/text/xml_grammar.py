@@ -38,11 +38,13 @@ def argument_rules(style: str, at: int, parameters: JsonObject, tokenizer: HfTok
     close = f"{written(end, tokenizer)} {quoted(chr(10))}"
     text = f"text_{at}{_until(end, tokenizer)}"
     properties, required = parameters.get("properties"), parameters.get("required")
+    if not isinstance(properties, dict | None):
+        raise refused(f"the properties of a function's parameters are {shown(properties)}, and no object")
     needed = set(map(str, required)) if isinstance(required, list) else set()
     others = (parameters.keys() - _KNOWN if strict else set()) | (needed - set(properties or ()))
     if others:
         raise refused(f"this model writes arguments as bare text, for which {shown(min(others))} cannot be enforced")
-    if not isinstance(properties, dict) or not properties:
+    if not properties:
         if parameters.get("additionalProperties") is False:
             return [f"args_{at}: {quoted('')}"]
         head = f"{written(before, tokenizer)} {_ANY_KEY} {written(between, tokenizer)}"
