@@ -371,13 +371,10 @@ class ReplicaLink:
         self._chooser.silent = frozenset(late)
 
     async def _give_up_left(self, now_s: float) -> None:
-        """What those had that have left and are silent: one that was stopped ends no request, and the fleet cannot end
-        it. One that still speaks ends what it has."""
-        for name, left_s in list(self._left_s.items()):
-            if now_s - max(left_s, self._heard_s.get(name, 0.0)) <= SILENT_S:
-                continue
+        """What those had that have left and are silent: one that was stopped ends nothing, and the fleet cannot."""
+        spoke_s = {name: max(left_s, self._heard_s.get(name, 0.0)) for name, left_s in self._left_s.items()}
+        for name in [name for name, last_s in spoke_s.items() if now_s - last_s > SILENT_S]:
             del self._left_s[name]
-            self._heard_s.pop(name, None)
             attempts = [one for one in self._wires.values() if self._is_at(one, name)]
             await self._lose(attempts, LEFT)
             for attempt in attempts:
