@@ -262,8 +262,7 @@ class ReplicaLink:
         """Deal with one message."""
         replica, event = await self._inbox.receive()
         self._heard_s[replica] = time.monotonic()
-        if replica in self._chooser.silent:
-            self._chooser.silent -= {replica}
+        self._chooser.silent -= {replica}
         match event:
             case None:
                 self._questions.miss(replica)
