@@ -76,6 +76,8 @@ def _value(
 ) -> tuple[str, list[str]]:
     """(a value with what closes it, rules that it needs)."""
     schema = resolved(parameters["properties"][key], parameters)
+    if not isinstance(schema, dict | bool):
+        raise refused(f"the schema of the argument {shown(key)} is {shown(schema)}, and no object")
     if types_of(parameters, key) != TEXT_ONLY:
         own: dict[str, Any] = {} if isinstance(schema, bool) else dict(schema)
         own |= {kind: parameters[kind] for kind in ("$defs", "definitions") if kind in parameters}

@@ -234,7 +234,7 @@ def test_bounds_of_bare_text_are_refused_where_they_are_strict(tokenizer: HfToke
     odd = {"type": "object", "properties": {"a<b": {"type": "integer"}}, "required": ["a<b"]}
     with pytest.raises(RequestError, match="no text may name the argument 'a<b'"):
         call_grammar(style, [OfferedTool("f", odd, False)], tokenizer, at_most_one=True)
-    for properties in ([{"a": 1}], 5):
+    for properties in ([{"a": 1}], 5, {"a": 5}, {"a": [1]}):
         with pytest.raises(RequestError, match="and no object"):
             call_grammar(style, [OfferedTool("f", {"properties": properties}, False)], tokenizer, at_most_one=True)
 
