@@ -82,7 +82,7 @@ class ValueWriter:
     def __init__(self, types: frozenset[str] | None, *, trims: bool) -> None:
         self._types = types
         self._trims = trims
-        self._n_seen = 0
+        self._has_begun = False
         self._line_end = ""
         """The newest one, which may be the format's."""
         self._held: str | None = None if types == TEXT_ONLY else ""
@@ -125,8 +125,8 @@ class ValueWriter:
         return begin + json.dumps(text, ensure_ascii=False)[1:-1]
 
     def _trimmed(self, text: str) -> str:
-        if text and not self._n_seen:
-            self._n_seen = 1
+        if text and not self._has_begun:
+            self._has_begun = True
             text = text.removeprefix("\n")
         if not text:
             return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import typing
 from typing import Any
 
 import psutil
@@ -16,7 +17,9 @@ import quire
 from quire.core.errors import RequestError
 from quire.core.failure import Code
 from quire.core.structured import StructuredOutputsParams
+from quire.serve.config import ToolCallParser
 from quire.text import grammar as grammars
+from quire.text import harmony
 from quire.text.grammar import GrammarCompiler, grammar_of
 from quire.text.grammar_trial import tried
 from quire.text.message import MessageReader
@@ -220,6 +223,11 @@ def test_text_in_tags_fits_its_schema(
     if expected is not None:
         (call,) = MessageReader(None, reader_of(style, {"f": TYPED.parameters})).whole(text).calls
         assert json.loads(call.arguments) == expected
+
+
+def test_every_name_that_can_be_given_has_a_reader_and_a_grammar() -> None:
+    named = {*typing.get_args(ToolCallParser)} - {"auto", "none", harmony.TOOLS}
+    assert named == FORMATS.keys() | XML_FORMATS.keys() == SAMPLES.keys() and VALUES.keys() == XML_FORMATS.keys()
 
 
 @pytest.mark.parametrize("style", sorted(XML_FORMATS))
