@@ -36,10 +36,9 @@ cat >"$pack/use.sh" <<'USE'
 # To be sourced in a checkout's root; see benchmarks/pack.sh. Fills /tmp/quire-site once.
 pack=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) site=/tmp/quire-site
 if [ ! -e $site/done ]; then
-  python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target $site "$pack"/wheels/*.whl
-  tar -xJf "$pack/transformers.tar.xz" -C $site
-  mkdir -p $site-fla && mv $site/fla $site/fla_core-* $site/einops* $site-fla/
-  touch $site/done
+  python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target $site "$pack"/wheels/*.whl &&
+    tar -xJf "$pack/transformers.tar.xz" -C $site &&
+    mkdir -p $site-fla && mv $site/fla $site/fla_core-* $site/einops* $site-fla/ && touch $site/done
 fi
 mkdir -p quire/kernels/_native && cp -n "$pack"/native/* quire/kernels/_native/
 if [ -e "$pack/before.tar.xz" ]; then

@@ -49,7 +49,7 @@ from quire.planner.accelerators import (
 from quire.planner.calibration import Calibration, load_calibration
 from quire.planner.coded import formats_of
 from quire.planner.expert_loads import ExpertLoads, read_loads
-from quire.planner.formats import formats_named
+from quire.planner.formats import FORMATS, formats_named
 from quire.planner.mesh import n_experts_of
 from quire.planner.placement import Limits
 from quire.planner.search import MOST_DEVICES, Task
@@ -82,7 +82,9 @@ NAMED = {
     "plot": "a file", "check": "a file",
 }  # fmt: skip
 """Flags whose text is never empty → what it is."""
-KEPT_BLOCKS = {"cpu": {"Q8_0": "int8-g32", "Q4_0": "int4-g32"}, "cuda": {"Q4_0": "int4-g32"}}
+KEPT_BLOCKS = {
+    "cpu": {"Q8_0": "int8-g32", "Q4_0": "int4-g32"}, "cuda": {"Q4_0": "int4-g32", "MXFP4": "mxfp4"},
+}  # fmt: skip
 """Types of a GGUF file's blocks that stay as they are on such a device → the format that is as large."""
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
@@ -214,8 +216,10 @@ def _kept_blocks(files: dict[str, Any], task: Task) -> Iterator[str]:
     """What is planned decoded of a GGUF file, and stays as it is on the device (docs/gguf.md)."""
     for dtype, weights in KEPT_BLOCKS["cpu" if task.device.is_host else "cuda"].items():
         if task.weights == "auto" and dtype in files.get("numbers", {}):
-            planned = task.formats.weights.name
-            yield f"matrices in {dtype} stay so, and are planned in {planned}: --weights {weights} plans all as kept"
+            what = "experts" if FORMATS[weights].of_experts else "all"
+            is_asked = what == "all" or any(map(n_experts_of, task.arch.layers))
+            instead = f": --weights {weights} plans {what} as kept" if is_asked else ""
+            yield f"matrices in {dtype} stay so, and are planned in {task.formats.weights.name}{instead}"
 
 
 def _hub_files(model: str) -> dict[str, Any] | None:
@@ -275,7 +279,7 @@ def _task(namespace: argparse.Namespace) -> Task:
     if namespace.max_num_seqs:
         limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs)
     formats = formats_of(arch, namespace.weights, namespace.kv_cache_dtype, device)
-    if formats.weights.of_experts and not any(map(n_experts_of, arch.layers)):
+    if formats.coded is None and formats.weights.of_experts and not any(map(n_experts_of, arch.layers)):
         raise ConfigError(
             f"--weights {formats.weights.name} is of experts alone, and {arch.family} has none: give another format"
         )

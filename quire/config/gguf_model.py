@@ -221,7 +221,7 @@ def _head_dim(header: Header, layout: Gguf, values: dict[str, Any], config: dict
     head_dim = config.get("head_dim", _width_by_heads(config))
     same = ("attention.value_length",) if PARTIAL in layout.optional else ("attention.value_length", ROTATED)
     for key in same:
-        if head_dim is not None and values.get(key, head_dim) != head_dim:
+        if head_dim is not None and key in values and values[key] != head_dim:
             raise LoadError(
                 f"{header.path}: {layout.architecture}.{key} = {shown(values[key])} must be {shown(head_dim)}, the"
                 " width of a head"

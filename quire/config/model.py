@@ -163,6 +163,8 @@ def _with_divisors(arch: ModelArch, divisors: tuple[float, ...], header: Header)
         if rope is not None and isinstance(layer.mixer, AttentionSpec):
             mixer = replace(layer.mixer, rope=replace(rope, type=DIVIDED, divisors=divisors))
             layers.append(replace(layer, mixer=mixer))
+        else:
+            layers.append(layer)  # some layers of SmolLM 3 have no positions
     return replace(arch, layers=tuple(layers))
 
 

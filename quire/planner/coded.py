@@ -14,7 +14,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.codings import Coding, Codings, Layout
-from quire.config.parameters import HEAD, Kept, Matrix, layer_parameters
+from quire.config.parameters import HEAD, LAYER, Kept, Matrix, layer_parameters
 from quire.config.pattern import PatternError
 from quire.core.errors import ConfigError
 from quire.planner.accelerators import Accelerator
@@ -42,10 +42,14 @@ class CodedMatrices(msgspec.Struct, frozen=True, kw_only=True):
     """It multiplies it, as GPUs do from Ada on."""
     head: WeightFormat | None = None
     """None: floating numbers, or the embedding."""
+    layer: int = 0
+    """A plan names matrices of all layers as the first's. What the checkpoint says of this one holds for them: one in
+    the middle, as writers mostly leave the first and the last as they were."""
 
     def of(self, matrix: Matrix) -> WeightFormat | None:
         """Of a layer's matrix; None: it is decoded, or was never coded."""
-        found = {self.codings.implied(name, *filter(None, [matrix.whole])) for name, _ in matrix.parts}
+        whole = [self._named(matrix.whole)] if matrix.whole else []
+        found = {self.codings.implied(self._named(name), *whole) for name, _ in matrix.parts}
         coding = found.pop()
         if found or coding is None:
             return None
@@ -53,6 +57,10 @@ class CodedMatrices(msgspec.Struct, frozen=True, kw_only=True):
         if self.on_gpu:
             return _on_gpu(coding, self.has_e4m3, rows, in_bank=bool(matrix.bank))
         return _on_cpu(coding, rows)
+
+    def _named(self, name: str) -> str:
+        first = LAYER.format(0)
+        return LAYER.format(self.layer) + name.removeprefix(first) if name.startswith(first) else name
 
 
 def formats_of(arch: ModelArch, weights: str, kv: str, device: Accelerator, dtype: str = "") -> Formats:
@@ -65,7 +73,8 @@ def formats_of(arch: ModelArch, weights: str, kv: str, device: Accelerator, dtyp
     if weights != "auto" or arch.codings is None:
         return formats
     coded = CodedMatrices(
-        codings=arch.codings, on_gpu=not device.is_host, has_e4m3=not device.is_host and "fp8" in device.flops_per_s
+        codings=arch.codings, on_gpu=not device.is_host, has_e4m3=not device.is_host and "fp8" in device.flops_per_s,
+        layer=arch.n_layers // 2,
     )  # fmt: skip
     try:
         if not arch.tie_embeddings:
@@ -81,11 +90,11 @@ def _main(arch: ModelArch, coded: CodedMatrices) -> WeightFormat | None:
     """The format of most weights that are kept as they are; None: none is."""
     numbers: dict[WeightFormat, int] = collections.Counter()
     banks: dict[tuple[str, int], WeightFormat | None] = {}  # experts are alike, and there may be hundreds
-    for layer, (spec, n_layers) in enumerate(layer_kinds(arch)):
+    for kind, (spec, n_layers) in enumerate(layer_kinds(arch)):
         for one in layer_parameters(spec, arch.hidden_size, 0).matrices:
             if one.kept is not Kept.BY_SCHEME:
                 continue
-            bank = (one.bank or one.name, layer)
+            bank = (one.bank or one.name, kind)
             kept = banks[bank] if bank in banks else banks.setdefault(bank, coded.of(one))
             if kept is not None:
                 numbers[kept] += n_layers * one.n_in * one.n_out

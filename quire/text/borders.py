@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from quire.text.reasoning import SPACE
-
-MAX_SPACE: Final = 64
+from quire.text.reasoning import MAX_SPACE, SPACE
 
 
 class Borders:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-MAX_SPACE: Final = 64
+from quire.text.reasoning import MAX_SPACE
+
 MAX_WORD: Final = 80
 _SPACES = re.compile(rf"[ \t\r\n]{{0,{MAX_SPACE}}}")
 _WORD = re.compile(rf"[a-zA-Z0-9_.\-]{{1,{MAX_WORD + 1}}}")

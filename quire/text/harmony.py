@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from quire.text.cursor import MAX_SPACE, Cursor, Unfinished
+from quire.text.cursor import Cursor, Unfinished
 from quire.text.message import MessageReader, Piece, PieceKind
 from quire.text.reasoning import partial
 
@@ -162,7 +162,7 @@ class HarmonyReader(MessageReader):
             if self._kind is not None:
                 found = _BEGINNING.search(text, at)
                 if found is None:
-                    cut = len(text) - max(partial(text[at:][-MAX_SPACE:], one) for one in _BEGINNINGS)
+                    cut = len(text) - max(partial(text[at:][-len(one) :], one) for one in _BEGINNINGS)
                     self._text(text[at:cut], pieces)
                     return cut
                 self._text(text[at : found.start()], pieces)

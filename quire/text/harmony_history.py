@@ -63,11 +63,12 @@ def _assistant(message: JsonObject, results: list[JsonObject]) -> Iterator[JsonO
         return
     if thought and content:
         message |= {"thinking": f"{thought}\n\n{content}", "content": ""}
-    left = list(results)
+    left, ids = list(results), {call.get("id") for call in calls}
     for at, call in enumerate(calls):
         first = message if at == 0 else {"role": message["role"], "content": ""}
         yield {**first, "tool_calls": [call]}
-        own = next((one for one in left if one.get("tool_call_id") == call.get("id")), left[0] if left else None)
+        nameless = (one for one in left if one.get("tool_call_id") not in ids)
+        own = next((one for one in left if one.get("tool_call_id") == call.get("id")), next(nameless, None))
         if own is not None:
             left.remove(own)
             yield own

@@ -1,6 +1,6 @@
 """A model's text as a message: reasoning, content and tool calls, piece by piece.
 
-Owns the pieces and their order. Does not own the formats (`reasoning.py`, `tool_calls.py`).
+Owns the pieces and their order. Does not own the formats (`reasoning.py`, `tool_formats.py`).
 Invariants: the pieces of a text do not depend on how it was cut into chunks, except that those of one kind may be cut
 too; text that fits no format stays content; what is held back is bounded.
 """

@@ -16,9 +16,8 @@ from collections.abc import Collection
 from typing import Final, Protocol
 
 from quire.text.borders import Borders
-from quire.text.reasoning import SPACE, partial
+from quire.text.reasoning import MAX_SPACE, SPACE, partial
 
-MAX_SPACE: Final = 64
 MAX_NAME: Final = 64
 _NAME_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 MARK: Final = re.compile(r"<[|｜/]?[^<>\s]+[|｜]?>|\[[A-Z_]+\]")

@@ -1,5 +1,5 @@
-"""Grammars that make a model call tools in its own format. Owns their text for each format of `tool_calls.py`.
-
+"""Grammars that make a model call tools in its own format. Owns their text for each format of `tool_formats.py`.
+Does not own arguments as bare text (`xml_grammar.py`), nor where calls stand in a Harmony answer (`harmony_frame.py`).
 Invariant: what fits a grammar made here is read by the format's reader as calls of the tools that it was made for.
 """
 

@@ -7,7 +7,7 @@ Invariant: what fits is read by `xml_calls.py` as arguments that fit the schema,
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
 from quire.core.errors import shown
 from quire.text.grammar import QUOTE, SPACE_PATTERN, quoted, refused
@@ -38,11 +38,13 @@ def argument_rules(style: str, at: int, parameters: JsonObject, tokenizer: HfTok
     close = f"{written(end, tokenizer)} {quoted(chr(10))}"
     text = f"text_{at}{_until(end, tokenizer)}"
     properties, required = parameters.get("properties"), parameters.get("required")
+    if not isinstance(properties, dict | None):
+        raise refused(f"the properties of a function's parameters are {shown(properties)}, and no object")
     needed = set(map(str, required)) if isinstance(required, list) else set()
     others = (parameters.keys() - _KNOWN if strict else set()) | (needed - set(properties or ()))
     if others:
         raise refused(f"this model writes arguments as bare text, for which {shown(min(others))} cannot be enforced")
-    if not isinstance(properties, dict) or not properties:
+    if not properties:
         if parameters.get("additionalProperties") is False:
             return [f"args_{at}: {quoted('')}"]
         head = f"{written(before, tokenizer)} {_ANY_KEY} {written(between, tokenizer)}"
@@ -73,10 +75,12 @@ def _value(
     name: str, parameters: JsonObject, key: str, close: str, free: str, *, strict: bool
 ) -> tuple[str, list[str]]:
     """(a value with what closes it, rules that it needs)."""
-    schema = resolved(parameters["properties"][key], parameters)
+    found = resolved(parameters["properties"][key], parameters)
+    if not isinstance(found, dict | bool):
+        raise refused(f"the schema of the argument {shown(key)} is {shown(found)}, and no object")
+    schema: JsonObject = {} if isinstance(found, bool) else found
     if types_of(parameters, key) != TEXT_ONLY:
-        own: dict[str, Any] = {} if isinstance(schema, bool) else dict(schema)
-        own |= {kind: parameters[kind] for kind in ("$defs", "definitions") if kind in parameters}
+        own = schema | {kind: parameters[kind] for kind in ("$defs", "definitions") if kind in parameters}
         own["x-guidance"] = {"whitespace_pattern": SPACE_PATTERN, "lenient": not strict}
         return f"{name}_json {close}", [f"{name}_json: %json {json.dumps(own)}"]
     if strict and any(bound in schema for bound in _BOUNDS):

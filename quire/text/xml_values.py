@@ -29,10 +29,13 @@ def types_of(parameters: JsonObject, key: str) -> frozenset[str] | None:
     """JSON types that a function's schema allows for an argument; None: any."""
     properties = parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, dict) else None
-    return _types(schema, parameters, 0)
+    return _types(schema, parameters, {}, 0)
 
 
-def _types(schema: object, root: JsonObject, depth: int) -> frozenset[str] | None:
+def _types(
+    schema: object, root: JsonObject, referred: dict[str, frozenset[str] | None], depth: int
+) -> frozenset[str] | None:
+    """referred: of what was referred to so far, so that time is linear in the schema."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return None
     named = schema.get("type")
@@ -43,10 +46,13 @@ def _types(schema: object, root: JsonObject, depth: int) -> frozenset[str] | Non
         return frozenset(_BY_KIND.get(type(one), "null") for one in values)
     target = schema.get("$ref")
     if isinstance(target, str):
-        return _types(_referred(target, root), root, depth + 1)
+        if target not in referred:
+            referred[target] = None  # what refers to itself allows any
+            referred[target] = _types(_referred(target, root), root, referred, depth + 1)
+        return referred[target]
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list):
-            found = [_types(one, root, depth + 1) for one in schema[name][:MAX_HELD]]
+            found = [_types(one, root, referred, depth + 1) for one in schema[name]]
             known = [one for one in found if one is not None]
             return frozenset[str]().union(*known) if len(known) == len(found) else None
     return None
@@ -76,7 +82,7 @@ class ValueWriter:
     def __init__(self, types: frozenset[str] | None, *, trims: bool) -> None:
         self._types = types
         self._trims = trims
-        self._n_seen = 0
+        self._has_begun = False
         self._line_end = ""
         """The newest one, which may be the format's."""
         self._held: str | None = None if types == TEXT_ONLY else ""
@@ -119,8 +125,8 @@ class ValueWriter:
         return begin + json.dumps(text, ensure_ascii=False)[1:-1]
 
     def _trimmed(self, text: str) -> str:
-        if text and not self._n_seen:
-            self._n_seen = 1
+        if text and not self._has_begun:
+            self._has_begun = True
             text = text.removeprefix("\n")
         if not text:
             return ""

@@ -102,7 +102,8 @@ def choose(
         held = {} if arch is None else holding(quantization, device, dtype, arch, sources or {})
         return schemes_on(device, dtype, default, held)
     allowed = _allowed(quantization, device, dtype)
-    found = {matrix.name: holder(parts_of(matrix, arch, entries).values(), allowed) for matrix in matrices(arch)}
+    by_scheme = (matrix for matrix in matrices(arch) if matrix.kept is Kept.BY_SCHEME)
+    found = {matrix.name: holder(parts_of(matrix, arch, entries).values(), allowed) for matrix in by_scheme}
     own = {name: scheme for name, scheme in found.items() if scheme is not None}
     return schemes_on(device, dtype, default, in_banks(own, arch) if device.type == "cuda" else own)
 

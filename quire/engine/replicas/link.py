@@ -262,8 +262,7 @@ class ReplicaLink:
         """Deal with one message."""
         replica, event = await self._inbox.receive()
         self._heard_s[replica] = time.monotonic()
-        if replica in self._chooser.silent:
-            self._chooser.silent -= {replica}
+        self._chooser.silent -= {replica}
         match event:
             case None:
                 self._questions.miss(replica)
@@ -371,8 +370,9 @@ class ReplicaLink:
         self._chooser.silent = frozenset(late)
 
     async def _give_up_left(self, now_s: float) -> None:
-        """What those had that have left: one that was stopped ends no request, and the fleet cannot end it."""
-        for name in [name for name, left_s in self._left_s.items() if now_s - left_s > SILENT_S]:
+        """What those had that have left and are silent: one that was stopped ends nothing, and the fleet cannot."""
+        spoke_s = {name: max(left_s, self._heard_s.get(name, 0.0)) for name, left_s in self._left_s.items()}
+        for name in [name for name, last_s in spoke_s.items() if now_s - last_s > SILENT_S]:
             del self._left_s[name]
             attempts = [one for one in self._wires.values() if self._is_at(one, name)]
             await self._lose(attempts, LEFT)

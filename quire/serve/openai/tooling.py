@@ -229,6 +229,8 @@ def _reading_of_messages(
         raise unsupported("structured_outputs", "this model's format says itself where the answer begins.")
     if begun and constraint is not None and (constraint.calls is not None or not is_answer(begun)):
         raise unsupported("continue_final_message", "amid a message only the answer is constrained, by no call.")
+    if begun and budget is not None and not is_answer(begun):
+        raise unsupported("thinking_token_budget", "reasoning that is continued has no bound of its own.")
     offered = _offered(body, conversation.tools) if style.tools is not None else []
     if not begun and (constraint is not None or budget is not None):
         if constraint is None and offered:

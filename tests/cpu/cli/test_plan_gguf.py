@@ -13,6 +13,7 @@ from quire.cli.command import run
 
 @pytest.mark.parametrize(("dtype", "gpu", "said"), [
     ("Q4_0", "h200", "matrices in Q4_0 stay so, and are planned in bfloat16: --weights int4-g32 plans all as kept"),
+    ("MXFP4", "h200", "matrices in MXFP4 stay so, and are planned in bfloat16\n"),
     ("Q8_0", "h200", ""), ("Q6_K", "h200", ""), ("BF16", "h200", ""),
 ])  # fmt: skip
 def test_blocks_that_stay_are_said(

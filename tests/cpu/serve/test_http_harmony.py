@@ -162,7 +162,7 @@ def test_constraints_stand_behind_the_reasoning(server: LiveServer, fields: dict
 
 
 def test_an_answer_that_is_continued_is_constrained_at_once(server: LiveServer) -> None:
-    history = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
+    history: list[dict[str, Any]] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
     fields = {"messages": history, "add_generation_prompt": False, "continue_final_message": True}
     message, _ = ask(server, " 3.", tools=None, structured_outputs={"choice": [" 3."]}, **fields)
     assert message["content"] == " 3." and prompt_of(server).endswith("<|channel|>final<|message|>It is")
@@ -171,6 +171,11 @@ def test_an_answer_that_is_continued_is_constrained_at_once(server: LiveServer) 
     with server.client() as http:
         answer = http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "continue_final_message"
+    function = {"name": "add", "arguments": "{}"}
+    history[1] |= {"tool_calls": [{"id": "a", "type": "function", "function": function}]}  # its content is a thought
+    with server.client() as http:
+        answer = http.post("/v1/chat/completions", json={"model": "fake", **fields, "thinking_token_budget": 5})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "thinking_token_budget"
 
 
 def test_a_call_ends_the_turn_whatever_the_files_say(server: LiveServer) -> None:

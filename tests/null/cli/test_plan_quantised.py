@@ -44,6 +44,25 @@ def test_a_quantised_checkpoint_is_planned_as_it_is_kept(
     assert "weights 60.77 GiB" in planned(capsys, model), "its card says 60.8"
 
 
+def test_mxfp4_of_compressed_tensors_needs_no_experts(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+    coded = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "ignore": ["lm_head"]}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    model = quantised(tmp_path, "qwen3-8b", quantization_config=coded | {"config_groups": groups})
+    assert "kept so where it is quantised, as mxfp4" in planned(capsys, model, "--gpu", "h100", "--slo", "none")
+
+
+def test_layers_that_are_left_out_at_the_ends_stand_for_no_others(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    """They were taken for all, which were planned as decoded."""
+    left = {"modules_to_not_convert": ["model.layers.0", "model.layers.35", "lm_head"]}
+    model = quantised(tmp_path, "qwen3-8b", quantization_config=FP8["quantization_config"] | left)
+    assert "kept so where it is quantised, as fp8-block128" in planned(capsys, model, "--gpu", "h100", "--slo", "none")
+
+
 def test_a_pattern_of_a_quantised_checkpoint_that_is_not_read_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:

@@ -184,6 +184,12 @@ def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
         refused(write(tmp_path, [("rope_freqs.weight", (4,), 0, struct.pack("<4f", 1, 2, bad, 8))]), "rope_freqs")
     refused(write(tmp_path, [("rope_freqs.weight", (2,), 0, bytes(8))]), "rope_freqs.weight", "(4,)")
     refused(write(tmp_path, [freqs], **linear), "both rope_freqs.weight and rope scaling")
+    other = {key.replace("llama.", "smollm3."): value for key, value in KEYS.items()} | {"smollm3.block_count": 4}
+    path = tmp_path / "m.gguf"
+    path.write_bytes(packed(other | {"general.architecture": "smollm3"}, [EMBEDDING, freqs]))
+    assert [layer.mixer.rope is None for layer in read_arch(path).layers] == [False, False, False, True]
+    odd = {"llama__attention__key_length": float("nan"), "llama__rope__dimension_count": None}
+    refused(write(tmp_path, **odd), "attention.key_length")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import typing
 from typing import Any
 
 import psutil
@@ -16,7 +17,9 @@ import quire
 from quire.core.errors import RequestError
 from quire.core.failure import Code
 from quire.core.structured import StructuredOutputsParams
+from quire.serve.config import ToolCallParser
 from quire.text import grammar as grammars
+from quire.text import harmony
 from quire.text.grammar import GrammarCompiler, grammar_of
 from quire.text.grammar_trial import tried
 from quire.text.message import MessageReader
@@ -222,6 +225,11 @@ def test_text_in_tags_fits_its_schema(
         assert json.loads(call.arguments) == expected
 
 
+def test_every_name_that_can_be_given_has_a_reader_and_a_grammar() -> None:
+    named = {*typing.get_args(ToolCallParser)} - {"auto", "none", harmony.TOOLS}
+    assert named == FORMATS.keys() | XML_FORMATS.keys() == SAMPLES.keys() and VALUES.keys() == XML_FORMATS.keys()
+
+
 @pytest.mark.parametrize("style", sorted(XML_FORMATS))
 def test_bounds_of_bare_text_are_refused_where_they_are_strict(tokenizer: HfTokenizer, style: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}}
@@ -234,6 +242,9 @@ def test_bounds_of_bare_text_are_refused_where_they_are_strict(tokenizer: HfToke
     odd = {"type": "object", "properties": {"a<b": {"type": "integer"}}, "required": ["a<b"]}
     with pytest.raises(RequestError, match="no text may name the argument 'a<b'"):
         call_grammar(style, [OfferedTool("f", odd, False)], tokenizer, at_most_one=True)
+    for properties in ([{"a": 1}], 5, {"a": 5}, {"a": [1]}):
+        with pytest.raises(RequestError, match="and no object"):
+            call_grammar(style, [OfferedTool("f", {"properties": properties}, False)], tokenizer, at_most_one=True)
 
 
 def test_strict_refuses_what_loose_leaves_out(compiler: GrammarCompiler, tokenizer: HfTokenizer) -> None:

@@ -200,6 +200,8 @@ def test_history_is_what_the_template_takes() -> None:
         '<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"n": 2}<|call|>'
         '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"r2"<|end|><|start|>assistant'
     )
+    text = rendered([USER, turn, result(2)])
+    assert text.index("to=functions.get_weather<") < text.index('"r2"'), "no result of the call before it"
 
 
 @pytest.mark.parametrize(

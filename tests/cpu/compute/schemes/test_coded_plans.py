@@ -44,6 +44,9 @@ CONFIGS = {
     "int8 with a head": compressed("int-quantized", CHANNELS, INPUTS),
     "int8 alone": compressed("int-quantized", CHANNELS, None, "lm_head", "re:.*self_attn.*"),
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]},
+    "mxfp4 packed": compressed(
+        "mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, None, "lm_head"
+    ),
     "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "mxfp4 packed": compressed("mxfp4-pack-quantized", FLOATS, None, "lm_head"),
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
@@ -54,8 +57,8 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("gpu", ["", "a100-80", "h100"])
 def test_what_is_kept(monkeypatch: pytest.MonkeyPatch, shape: str, name: str, gpu: str) -> None:
-    if (name == "mxfp4") != (shape == "gpt-oss-20b"):
-        pytest.skip("MXFP4 is gpt-oss's")
+    if name != "mxfp4 packed" and (name == "mxfp4") != (shape == "gpt-oss-20b"):
+        pytest.skip("this MXFP4 is gpt-oss's")
     device = accelerator_named(gpu or "h200")
     if not gpu:
         device = msgspec.structs.replace(device, is_host=True)

@@ -13,14 +13,19 @@ from gguf_experts import as_on_gpus, checkpoints, ffns, numbers_of, schemes, wri
 from gguf_families import write_family
 from test_rank_weights import RankOf, numbers
 
+from quire.bench.shape import FOLDER
 from quire.compute.dist.comm import SoloComm
 from quire.compute.models.decoder import Decoder
+from quire.compute.schemes.choice import choose
+from quire.compute.schemes.packed import Blocks
 from quire.compute.weights.footprint import Weights
+from quire.compute.weights.header import Entry
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.mesh import placed
 from quire.config.model import read_arch
+from quire.config.parameters import Kept, matrices
 from quire.core.errors import LoadError
 from quire.kernels.moe import CodedMatrices
 
@@ -54,6 +59,19 @@ def test_experts_are_the_numbers_of_the_package(folder: pathlib.Path, tmp_path: 
                 bank = ffn.up if linear is up else ffn.down
                 own = linear.product.packed.dequantized() if bank.matrices is None else bank.matrices[expert]
                 assert torch.equal(own, expected), (number, expert)
+
+
+def test_routers_are_kept_in_no_blocks() -> None:
+    """They are never rounded, nor are their activations."""
+    arch = read_arch(FOLDER / "qwen3-30b-a3b", {"num_hidden_layers": 1})
+    entries = {
+        f"{name}.weight": Entry(f"{name}.weight", "Q8_0", (n_rows, one.n_in), 0, n_rows * one.n_in // 32 * 34)
+        for one in matrices(arch) for name, n_rows in one.parts
+    }  # fmt: skip
+    schemes = choose("auto", CPU, torch.bfloat16, arch, entries)
+    routers = [one for one in matrices(arch) if one.kept is not Kept.BY_SCHEME]
+    assert routers and not any(isinstance(schemes.of(one), Blocks) for one in routers)
+    assert isinstance(schemes.of(next(matrices(arch))), Blocks)
 
 
 @pytest.mark.parametrize("rank", [None, 0, 1])

@@ -162,6 +162,30 @@ async def test_what_a_replica_had_that_was_stopped_and_replaced_runs_elsewhere(m
         await replica.stop()
 
 
+class Hesitant(ToyReplica):
+    """It says nothing for a while, and goes on."""
+
+    async def run(self, message: bytes) -> None:
+        if self is self.hesitant:
+            self._tasks.pop().cancel()
+            await asyncio.sleep(3)
+            self._tasks.append(asyncio.create_task(self._report()))
+        await super().run(message)
+
+    hesitant: ToyReplica | None = None
+
+
+async def test_a_replica_that_leaves_and_speaks_again_ends_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.engine.replicas.link.SILENT_S", 1.5)
+    async with serving(2, Hesitant, max_num_seqs=64) as (llm, fleet, _):
+        monkeypatch.setattr(Hesitant, "hesitant", fleet.replicas["r0"])
+        longs = [asyncio.create_task(complete(llm, [100 + number], LONG)) for number in range(2)]
+        await busy(fleet, 2)
+        await fleet.retire("r0")
+        assert [len(ids) for ids in await asyncio.gather(*longs)] == [900] * 2
+        assert fleet.n_runs == {"r0": 1, "r1": 1}
+
+
 async def test_cancelling_reaches_the_replica() -> None:
     async with serving(2) as (llm, _, chooser):
         tasks = [asyncio.create_task(complete(llm, [number], STREAMED)) for number in range(1, 9)]
