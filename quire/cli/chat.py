@@ -21,12 +21,16 @@ from quire.config.flags import add_flags
 from quire.core.errors import RequestError
 from quire.core.sampling import OutputKind
 from quire.core.spelling import did_you_mean
+from quire.text.harmony import HarmonyReader
+from quire.text.harmony_tokens import has_mark_tokens, turn_ends
+from quire.text.message import MessageReader, PieceKind
 
 if TYPE_CHECKING:
     from quire.core.outputs import RequestOutput
 
 Message = dict[str, str]
 Answer = Callable[[list[Message]], "Iterator[RequestOutput]"]
+FAINT = "\x1b[2m{}\x1b[0m"
 
 HELP = """/help            this list
 /clear           forget the conversation, keep the system message
@@ -66,6 +70,10 @@ def run(namespace: argparse.Namespace) -> int:
     llm = load_text_llm(config)
     try:
         params = sampling_params(namespace, OutputKind.DELTA, llm)
+        in_messages = has_mark_tokens(llm.tokenizer)
+        if in_messages:  # as gpt-oss does
+            params.skip_special_tokens = False
+            params.stop_token_ids = [*params.stop_token_ids, *turn_ends(llm.tokenizer)]
         interactive = sys.stdin.isatty()
         if interactive:
             print("Type a message; /help lists commands.", file=sys.stderr)
@@ -74,7 +82,8 @@ def run(namespace: argparse.Namespace) -> int:
         def answer(messages: list[Message]) -> Iterator[RequestOutput]:
             return llm.stream(llm.render_chat(messages), params, adapter)
 
-        converse(lines, stoppable(answer) if interactive else answer, sys.stdout, ChatHistory(namespace.system))
+        told = (lambda: HarmonyReader(())) if in_messages else None
+        converse(lines, stoppable(answer) if interactive else answer, sys.stdout, ChatHistory(namespace.system), told)
     finally:
         llm.shutdown()
     return 0
@@ -105,8 +114,12 @@ def stoppable(answer: Answer) -> Answer:
     return stopping
 
 
-def converse(lines: Iterator[str], answer: Answer, target: TextIO, conversation: ChatHistory) -> None:
-    """Answer each line; a refused message is reported and forgotten, the conversation goes on."""
+def converse(
+    lines: Iterator[str], answer: Answer, target: TextIO, conversation: ChatHistory,
+    reader: Callable[[], MessageReader] | None = None,
+) -> None:  # fmt: skip
+    """Answer each line; a refused message is reported and forgotten, the conversation goes on. reader: of one answer;
+    None: its text is what is said."""
     for line in lines:
         text = line.strip()
         if not text:
@@ -117,12 +130,37 @@ def converse(lines: Iterator[str], answer: Answer, target: TextIO, conversation:
             continue
         conversation.turns.append({"role": "user", "content": text})
         try:
-            reply = print_stream(answer(conversation.messages), target)
+            outputs = answer(conversation.messages)
+            reply = print_stream(outputs, target) if reader is None else print_message(outputs, target, reader())
         except RequestError as error:
             conversation.turns.pop()
             target.write(f"refused: {error} (/clear starts afresh)\n")
             continue
         conversation.turns.append({"role": "assistant", "content": reply})
+
+
+def print_message(outputs: Iterator[RequestOutput], target: TextIO, reader: MessageReader) -> str:
+    """As `print_stream`, of an answer that says what in it is reasoning: that is shown faint, on a terminal alone, and
+    is no part of what is returned."""
+    content, is_thinking, shows = "", False, target.isatty()
+
+    def said() -> Iterator[RequestOutput]:
+        nonlocal content, is_thinking
+        for output in outputs:
+            part = output.outputs[0]
+            pieces = [*reader.feed(part.text), *(reader.finish() if part.finish_reason else [])]
+            part.text = ""
+            for piece in pieces:
+                if piece.kind is PieceKind.REASONING:
+                    is_thinking = shows
+                    part.text += FAINT.format(piece.text) if shows else ""
+                    continue
+                part.text += "\n\n" * is_thinking + piece.text
+                content, is_thinking = content + piece.text, False
+            yield output
+
+    print_stream(said(), target)
+    return content
 
 
 def obey(text: str, conversation: ChatHistory, target: TextIO) -> bool:

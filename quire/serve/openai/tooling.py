@@ -193,6 +193,8 @@ def reading_of(
     budget = thinking_budget(body) if thinks else None
     if budget is not None and ends_by_control_token(tokenizer):
         raise unsupported("thinking_token_budget", "this model ends its reasoning with a control token.")
+    if thinks and constraint is not None and constraint.frame is not None:
+        raise unsupported("structured_outputs", "frame says where the answer begins; here reasoning does.")
     if thinks and (constraint is not None or budget is not None):
         own = None if constraint is None else constraint.begins_within
         constraint = after_thinking(constraint, is_inside=inside, budget=own if budget is None else budget)

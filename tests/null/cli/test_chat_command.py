@@ -13,6 +13,7 @@ from quire.cli.generate import print_all, print_stream, read_prompt
 from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError
 from quire.core.failure import Code, Failure
 from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.text.harmony import HarmonyReader
 
 
 def outputs(*texts: str) -> RequestOutput:
@@ -46,6 +47,28 @@ def test_history_grows_by_both_turns() -> None:
     assert text == "hello\nbye\n"
     assert [message["role"] for message in parrot.seen[1]] == ["user", "assistant", "user"]
     assert conversation.turns[-1] == {"role": "assistant", "content": "bye"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("target", [io.StringIO(), Terminal()])
+def test_reasoning_is_not_what_was_said(target: io.StringIO) -> None:
+    """In gpt-oss's format, cut amid a mark: shown faint on a terminal, and no part of the history."""
+    conversation = ChatHistory()
+
+    def answer(messages: list[Message]) -> Iterator[RequestOutput]:
+        text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>It is 3.<|return|>"
+        last = outputs(text[50:])
+        last.outputs[0].finish_reason = "stop"
+        yield from (outputs(text[:50]), last)
+
+    converse(iter(["1 + 2"]), answer, target, conversation, lambda: HarmonyReader(()))
+    assert conversation.turns[-1] == {"role": "assistant", "content": "It is 3."}
+    shown = "\x1b[2mhm\x1b[0m\n\n" if target.isatty() else ""
+    assert target.getvalue() == f"{shown}It is 3.\n"
 
 
 def test_system_message_leads() -> None:

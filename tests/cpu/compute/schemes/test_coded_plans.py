@@ -18,7 +18,6 @@ from quire.planner.accelerators import accelerator_named
 from quire.planner.coded import formats_of
 
 CHANNELS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
-FLOATS = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
 INPUTS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
 
 
@@ -48,7 +47,6 @@ CONFIGS = {
         "mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, None, "lm_head"
     ),
     "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-    "mxfp4 packed": compressed("mxfp4-pack-quantized", FLOATS, None, "lm_head"),
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
 }
 

@@ -112,7 +112,8 @@ inline void run_one() {
 inline void run(std::vector<Fiber>& threads, const std::function<void()>& what) {
     work = &what, n_left = threads.size(), ready.clear();
     while (stacks.size() < threads.size())
-        stacks.push_back(mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        mprotect(stacks.emplace_back(mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)),
+                 4096, PROT_NONE);  // what overflows it ends
     for (size_t i = 0; i < threads.size(); ++i) {
         getcontext(&threads[i].begin);
         threads[i].begin.uc_stack.ss_sp = stacks[i], threads[i].begin.uc_stack.ss_size = STACK_BYTES;
