@@ -65,20 +65,25 @@ def test_a_thread_that_keeps_the_interpreter_is_told_apart(
 ) -> None:
     """One call into C that does not let go of the interpreter holds the loop as if it ran there."""
     monkeypatch.setattr(loop_monitor, "delayed_s", lambda before, now: 0.0)  # the machine may be busy
-    lists, ended = [DATA] * 300, threading.Event()
+    lists = [DATA] * 300
 
-    def keep() -> None:
-        sum(map(sum, lists))
-        ended.wait(60)
+    def lines_of_one() -> list[str]:
+        ended = threading.Event()
 
-    def work() -> None:
-        threading.Thread(target=keep, name="keeper").start()
+        def keep() -> None:
+            sum(map(sum, lists))
+            ended.wait(60)
 
-    lag = worst(watched(work, 3.0))
-    ended.set()
-    assert lag.interpreter_s > LIMIT_S > lag.loop_s
-    lines = [record.getMessage() for record in caplog.records]
-    assert any("; keeper computed for " in line for line in lines), lines
+        caplog.clear()
+        lag = worst(watched(lambda: threading.Thread(target=keep, name="keeper").start(), 3.0))
+        ended.set()
+        assert lag.interpreter_s > LIMIT_S > lag.loop_s
+        return [record.getMessage() for record in caplog.records]
+
+    tries = [lines_of_one()]
+    while not any("; keeper computed for " in line for line in tries[-1]):
+        assert len(tries) < 8 and "nobody looked in time" in str(tries[-1]), tries  # which a busy machine may say
+        tries.append(lines_of_one())
 
 
 def test_a_thread_that_keeps_the_interpreter_without_a_core_is_no_fault(

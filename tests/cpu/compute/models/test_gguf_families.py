@@ -191,7 +191,7 @@ def test_experts_of_any_type(dtype: str, tmp_path: pathlib.Path, tools: Tools) -
         (ffn,) = ffns(tools["load"](path, quantization=quantization))
         gate, up, down = (numbers_of(path, f"blk.0.ffn_{part}_exps.weight") for part in ("gate", "up", "down"))
         for expert, (first, last) in enumerate(zip(ffn.up.linears, ffn.down.linears, strict=True)):
-            kept = quantization == "auto" and dtype in ("Q4_0", "Q8_0") and native.library() is not None
+            kept = quantization == "auto" and dtype in ("Q4_0", "Q8_0", "MXFP4") and native.library() is not None
             assert (first.scheme.name in ("int4-g32", "int8-g32")) == kept
             for bank, linear, expected in (
                 (ffn.up, first, torch.cat([gate[expert], up[expert]])),

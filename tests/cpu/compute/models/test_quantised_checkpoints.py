@@ -157,7 +157,7 @@ def test_experts_are_those_of_the_numbers(
             numbers = [linear.product.packed.dequantized() for linear in (one, other)]
             assert torch.equal(*numbers), one.matrix.name
         found = tools["run_chunks"](model, torch.float32, IDS, [len(IDS)])
-        assert float((found - expected).norm() / expected.norm()) < 0.1
+        assert float((found - expected).norm() / expected.norm()) < 0.15
     monkeypatch.setitem(holding.HOLDERS, "cpu", holding.HOLDERS["cuda"])
     model = tools["load"](tmp_path / "coded", quantization="auto")
     ffn = model.layers[1].ffn
