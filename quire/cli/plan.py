@@ -83,7 +83,8 @@ NAMED = {
 }  # fmt: skip
 """Flags whose text is never empty → what it is."""
 KEPT_BLOCKS = {
-    "cpu": {"Q8_0": "int8-g32", "Q4_0": "int4-g32"}, "cuda": {"Q4_0": "int4-g32", "MXFP4": "mxfp4"},
+    "cpu": {"Q8_0": "int8-g32", "Q4_0": "int4-g32", "MXFP4": "int4-g32"},
+    "cuda": {"Q4_0": "int4-g32", "MXFP4": "mxfp4"},
 }  # fmt: skip
 """Types of a GGUF file's blocks that stay as they are on such a device → the format that is as large."""
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"

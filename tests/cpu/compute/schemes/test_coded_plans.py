@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from quire.bench.shape import FOLDER
+from quire.cli.plan import KEPT_BLOCKS
 from quire.compute.schemes import w8a8
+from quire.compute.schemes.choice import held_on
 from quire.compute.schemes.holding import holding
 from quire.compute.weights.dummy import implied
 from quire.config.model import read_arch
@@ -76,3 +78,9 @@ def test_what_is_kept(monkeypatch: pytest.MonkeyPatch, shape: str, name: str, gp
         if scheme is not None:
             n_bytes = scheme.n_bytes(matrix.n_out, matrix.n_in)
             assert kept.n_bytes(matrix.n_out, matrix.n_in) == pytest.approx(n_bytes, rel=0.035), matrix.name
+
+
+@pytest.mark.parametrize("device", KEPT_BLOCKS)
+def test_blocks_of_gguf_files_that_stay_are_those_of_the_engine(device: str) -> None:
+    held = held_on(torch.device(device), torch.bfloat16).values()
+    assert set(KEPT_BLOCKS[device]) == {dtype for types in held for dtype in types}
