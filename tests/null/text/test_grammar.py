@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from reading import matcher_behind
 from small_tokenizers import byte_level
 from tokenizers import AddedToken
 
@@ -47,14 +48,8 @@ def compiler(tokenizer: HfTokenizer) -> GrammarCompiler:
 
 def fits(compiler: GrammarCompiler, tokenizer: HfTokenizer, text: str, **kind: object) -> bool:
     """Whether the whole text is allowed token by token, and the end after it, and only there where it is complete."""
-    params = StructuredOutputsParams(**kind)
-    params.verify()
-    matcher = compiler.compile(grammar_of(params))
-    for token in tokenizer.encode(text, add_special_tokens=False):
-        if not matcher.mask()[token // 8] >> token % 8 & 1:
-            return False
-        assert matcher.accept(token)
-    return bool(matcher.mask()[0] >> 2 & 1)
+    matcher = matcher_behind(compiler, tokenizer, text, StructuredOutputsParams(**kind))
+    return matcher is not None and bool(matcher.mask()[0] >> 2 & 1)
 
 
 @pytest.mark.parametrize(

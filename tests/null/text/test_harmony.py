@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from chat_templates import HARMONY, HARMONY_MARKS
 from hypothesis import given, settings
+from reading import joined, matcher_behind
 from small_tokenizers import byte_level
 from tokenizers import AddedToken
 
@@ -24,7 +25,7 @@ from quire.text.harmony_frame import framed
 from quire.text.harmony_tokens import HarmonyCount, begun_in, has_mark_tokens
 from quire.text.leading import lead_bound
 from quire.text.matchers import Matchers
-from quire.text.message import PieceKind, WholeMessage
+from quire.text.message import WholeMessage
 from quire.text.tokenizer import HfTokenizer
 from quire.text.tool_grammar import OfferedTool, auto_grammar, call_grammar
 
@@ -46,16 +47,7 @@ def whole(text: str, begun: str = "") -> WholeMessage:
 
 
 def streamed(chunks: list[str], begun: str = "") -> WholeMessage:
-    one, message, newest = reader(begun), WholeMessage(), -1
-    for chunk in [*chunks, None]:
-        for piece in one.finish() if chunk is None else one.feed(chunk):
-            assert piece.text
-            newest += piece.kind is PieceKind.CALL
-            if piece.kind in (PieceKind.CALL, PieceKind.ARGUMENTS):
-                assert piece.call == newest
-            message.add(piece)
-    assert one.n_calls == newest + 1
-    return message
+    return joined(reader(begun), chunks)
 
 
 @pytest.mark.parametrize(
@@ -255,12 +247,9 @@ TOOLS = [
 
 def fits(compiler: GrammarCompiler, tokenizer: HfTokenizer, text: str, params: StructuredOutputsParams) -> bool:
     """Whether the text is allowed token by token, and each end of a turn behind it."""
-    params.verify()
-    matcher = compiler.compile(grammar_of(params))
-    for token in tokenizer.encode(text, add_special_tokens=False):
-        if not matcher.mask()[token // 8] >> token % 8 & 1:
-            return False
-        assert matcher.accept(token)
+    matcher = matcher_behind(compiler, tokenizer, text, params)
+    if matcher is None:
+        return False
     mask, ends = matcher.mask(), [tokenizer.token_id(one) for one in ("<|return|>", "<|call|>")]
     return all(one is not None and mask[one // 8] >> one % 8 & 1 for one in ends)
 

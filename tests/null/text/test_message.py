@@ -8,8 +8,9 @@ import time
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from reading import joined
 
-from quire.text.message import MessageReader, PieceKind, WholeMessage
+from quire.text.message import MessageReader, WholeMessage
 from quire.text.reasoning import ReasoningReader
 from quire.text.tool_calls import FORMATS, ToolReader
 from quire.text.tool_formats import format_of
@@ -27,18 +28,7 @@ def whole(style: str | None, text: str, inside: bool | None = None) -> WholeMess
 
 
 def streamed(style: str | None, chunks: list[str], inside: bool | None = None) -> WholeMessage:
-    """What a client joins: begins come before their arguments, and calls are numbered in order."""
-    one, message, newest = reader(style, inside), WholeMessage(), -1
-    for chunk in [*chunks, None]:
-        for piece in one.finish() if chunk is None else one.feed(chunk):
-            if piece.kind is PieceKind.CALL:
-                assert piece.call == newest + 1
-                newest = piece.call
-            elif piece.kind is PieceKind.ARGUMENTS:
-                assert piece.call == newest
-            assert piece.text
-            message.add(piece)
-    return message
+    return joined(reader(style, inside), chunks)
 
 
 CALLS = {

@@ -9,8 +9,9 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from reading import joined
 
-from quire.text.message import MessageReader, PieceKind, WholeMessage
+from quire.text.message import MessageReader, WholeMessage
 from quire.text.tool_formats import marks_of, reader_of
 from quire.text.xml_calls import XML_FORMATS
 from quire.text.xml_values import MAX_HELD, json_of, types_of
@@ -61,15 +62,7 @@ def whole(style: str, text: str) -> WholeMessage:
 
 
 def streamed(style: str, chunks: list[str]) -> WholeMessage:
-    one, message, newest = reader(style), WholeMessage(), -1
-    for chunk in [*chunks, None]:
-        for piece in one.finish() if chunk is None else one.feed(chunk):
-            assert piece.text
-            newest += piece.kind is PieceKind.CALL
-            if piece.kind in (PieceKind.CALL, PieceKind.ARGUMENTS):
-                assert piece.call == newest
-            message.add(piece)
-    return message
+    return joined(reader(style), chunks)
 
 
 def test_every_format_has_its_cases() -> None:
