@@ -73,6 +73,8 @@ class ChatTemplate:
         """Whether a template takes content as a list of parts (True), as a string (False), or both (None)."""
         self._wants_text = {name: self._joins_arguments(name) for name in sources}
         """Whether a template takes the arguments of a call as JSON text alone, as DeepSeek's does."""
+        self._in_messages = {name: is_harmony((source,)) for name, source in self.sources.items()}
+        """Whether a template writes the messages of Harmony."""
 
     @classmethod
     def load(
@@ -115,7 +117,7 @@ class ChatTemplate:
         chat = _checked_messages(messages, self._wants_parts[name], self._roles, self._wants_text[name])
         described = None if tools is None else _checked_tools(tools)
         turns = chat
-        if is_harmony((self.sources[name],)):
+        if self._in_messages[name]:
             turns, described = turns_of(chat), with_descriptions(described)
         if not isinstance(kwargs, Mapping | None):
             raise InvalidParameter("chat_template_kwargs", kwargs, "an object")

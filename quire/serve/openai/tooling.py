@@ -184,9 +184,11 @@ def reading_of(
     tools = conversation.tools
     if tokenizer is None:
         return Reading(None, structured, False)
-    constraint = _tool_constraint(body, style, tokenizer, _offered(body, tools), structured)
+    offered = _offered(body, tools)
+    constraint = _tool_constraint(body, style, tokenizer, offered, structured)
     if style.is_harmony:
-        return _reading_of_messages(body, style, tokenizer, conversation, prompt, constraint)
+        offered = offered if style.tools is not None else []
+        return _reading_of_messages(body, style, tokenizer, offered, prompt, constraint)
     thinks = style.reasoning is not None and not ends_with(END, prompt, tokenizer)
     is_off = style.switch is not None and conversation.kwargs.get(style.switch) is False
     inside = thinks and (ends_with(BEGIN, prompt, tokenizer) or (style.reasoning == "deepseek_r1" and not is_off))
@@ -216,11 +218,12 @@ def _reading_of_messages(
     body: ChatRequest,
     style: MessageStyle,
     tokenizer: HfTokenizer,
-    conversation: Conversation,
+    offered: list[OfferedTool],
     prompt: list[int],
     constraint: StructuredOutputsParams | None,
 ) -> Reading:
-    """The same in the Harmony format. constraint: as it is for the answer alone."""
+    """The same in the Harmony format. offered: functions whose calls are read. constraint: as it is for the answer
+    alone."""
     begun, budget = begun_in(prompt, tokenizer), thinking_budget(body)
     if (constraint is not None or budget is not None) and not has_mark_tokens(tokenizer):
         raise unsupported(
@@ -233,7 +236,6 @@ def _reading_of_messages(
         raise unsupported("continue_final_message", "amid a message only the answer is constrained, by no call.")
     if begun and budget is not None and not is_answer(begun):
         raise unsupported("thinking_token_budget", "reasoning that is continued has no bound of its own.")
-    offered = _offered(body, conversation.tools) if style.tools is not None else []
     if not begun and (constraint is not None or budget is not None):
         if constraint is None and offered:
             calls = auto_grammar(harmony.TOOLS, offered, tokenizer, at_most_one=True)
