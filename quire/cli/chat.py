@@ -73,7 +73,8 @@ def run(namespace: argparse.Namespace) -> int:
         in_messages = has_mark_tokens(llm.tokenizer)
         if in_messages:  # as gpt-oss does
             params.skip_special_tokens = False
-            params.stop_token_ids = [*params.stop_token_ids, *turn_ends(llm.tokenizer)]
+            if not params.ignore_eos:
+                params.stop_token_ids = [*params.stop_token_ids, *turn_ends(llm.tokenizer)]
         interactive = sys.stdin.isatty()
         if interactive:
             print("Type a message; /help lists commands.", file=sys.stderr)

@@ -7,11 +7,13 @@ mere characters are somebody's text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quire.text.cursor import Unfinished
 from quire.text.harmony import CHANNEL, CONSTRAIN, ENDS, MESSAGE, ROLE, START, TURN_ENDS, head_at
-from quire.text.tokenizer import HfTokenizer
+
+if TYPE_CHECKING:  # `quire chat` imports no tokenizer before it loads one
+    from quire.text.tokenizer import HfTokenizer
 
 MAX_HEAD_TOKENS: Final = 64
 """More tokens than this without `<|message|>` are no head."""
