@@ -32,7 +32,7 @@ run() { # name, command...
   local name=$1 status=0
   [ -z "$is_check" ] || return 0
   shift
-  timeout -k 15 "${LIMIT_S:-250}" "$python" -m "$@" >"$out/$name.log" 2>&1 || status=$? failed=1
+  timeout -s INT -k 15 "${LIMIT_S:-250}" "$python" -m "$@" >"$out/$name.log" 2>&1 || status=$? failed=1
   say "$name: exit $status"
   grep -vE 'it/s|Loading|^$|^  (warnings|/)' "$out/$name.log" | tail -n "${LINES_SHOWN:-14}" | cut -c1-240
 }

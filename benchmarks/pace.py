@@ -2,8 +2,8 @@
 
     python -m benchmarks.pace --lengths w3_lengths.json [--factors 0 1.5 2] [--budgets 8192 512]
 
-For each policy: W3 all at once, W3 at shares of that rate (Poisson), and gaps between tokens of 64 streams beside a
-prompt of 16k tokens, these also for other speeds of arithmetic than the estimate behind the factor takes.
+For each policy: W2 and W3 all at once, W3 at shares of that rate (Poisson), and gaps between tokens of 64 streams
+beside a prompt of 16k tokens, these also for other speeds of arithmetic than the estimate behind the factor takes.
 A factor is `Pace.factor` (0: none), a budget is `max_num_batched_tokens`.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quire.bench.datasets import BenchRequest, from_lengths, read_lengths
+from quire.bench.datasets import BenchRequest, from_lengths, nano_vllm, read_lengths
 from quire.bench.loadgen import arrival_offsets_s
 from quire.bench.report import build_report, write_report
 from quire.bench.shape import FOLDER
@@ -190,6 +190,8 @@ def main(argv: Sequence[str]) -> int:
         row: dict[str, object] = {"factor": factor, "budget": budget, "stall": Simulation(factor, budget).stall()}
         at_once = Simulation(factor, budget).run(from_lengths(lengths, 10_000, 3)(0), [0.0] * len(lengths))
         row["at_once"] = at_once
+        w2 = nano_vllm(0)
+        row["w2_at_once"] = Simulation(factor, budget).run(w2, [0.0] * len(w2))
         capacity = capacity or at_once["requests_per_s"]
         for load in args.loads:
             offsets_s = arrival_offsets_s(len(lengths), load * capacity, 1.0, 0)

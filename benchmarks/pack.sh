@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Pack what a machine that has GPUs, torch and Triton, but no network, needs for benchmarks/gpu.sh (about 25 MB).
+# Pack what a machine that has GPUs, torch and Triton, but no network, needs for benchmarks/gpu.sh (about 20 MB).
 # Usage: benchmarks/pack.sh FOLDER [COMMIT]; take FOLDER there with the checkout, and in the checkout's root:
 #   . FOLDER/use.sh && benchmarks/gpu.sh OUTPUT_FOLDER ...
-# In it: wheels as constraints.txt pins them, for CPython 3.12 on x86-64 Linux; transformers, the oracle of tests;
+# In it: packages as constraints.txt pins them, for CPython 3.12 on x86-64 Linux; transformers, the oracle of tests;
 # Quire's native CPU library as built here; and, if a COMMIT is named, its checkout, which use.sh names in BEFORE.
 # PYTHON (.venv/bin/python): one with pip and an index.  MACHINE_PYTHON (3.12): the version there.
 
@@ -20,15 +20,13 @@ server="msgspec pyzmq starlette uvicorn httptools python-multipart uvloop promet
 clients="aiohttp aiosignal aiohappyeyeballs attrs frozenlist multidict propcache yarl httpx httpcore h11 anyio sniffio"
 others="idna certifi click psutil einops fla_core==0.6.0 transformers"
 
-rm -rf "$pack/wheels" "$pack/native" "$pack"/*.tar.xz && mkdir "$pack/wheels"
+rm -rf "$pack/wheels" "$pack/native" "$pack"/*.tar.xz
 platforms=$(for n in 17 24 26 27 28 31 34 35; do echo "--platform manylinux_2_${n}_x86_64"; done)
-"$python" -m pip download -q -c constraints.txt --no-deps --only-binary :all: --implementation cp \
-  --python-version "${MACHINE_PYTHON:-3.12}" $platforms --platform manylinux2014_x86_64 -d "$pack/wheels" \
+site=$(mktemp -d) && trap 'rm -rf "$site"' EXIT
+"$python" -m pip install -q -c constraints.txt --no-deps --only-binary :all: --implementation cp --no-compile \
+  --python-version "${MACHINE_PYTHON:-3.12}" $platforms --platform manylinux2014_x86_64 --target "$site" \
   $tests $server $clients $others
-unpacked=$(mktemp -d) && trap 'rm -rf "$unpacked"' EXIT
-"$python" -m zipfile -e "$pack"/wheels/transformers-*.whl "$unpacked"
-tar -C "$unpacked" --exclude=transformers/cli -c . | xz -9e -T0 >"$pack/transformers.tar.xz"
-rm "$pack"/wheels/transformers-*.whl
+tar -C "$site" --exclude=transformers/cli -c . | xz -9e -T0 >"$pack/site.tar.xz"
 cp -r quire/kernels/_native "$pack/native"
 [ -z "${2:-}" ] || git archive "$2" quire csrc benchmarks packaging setup.py pyproject.toml constraints.txt \
   ':!quire/_models' ':!benchmarks/results' | xz -9e -T0 >"$pack/before.tar.xz"
@@ -36,9 +34,8 @@ cat >"$pack/use.sh" <<'USE'
 # To be sourced in a checkout's root; see benchmarks/pack.sh. Fills /tmp/quire-site once.
 pack=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) site=/tmp/quire-site
 if [ ! -e $site/done ]; then
-  python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target $site "$pack"/wheels/*.whl &&
-    tar -xJf "$pack/transformers.tar.xz" -C $site &&
-    mkdir -p $site-fla && mv $site/fla $site/fla_core-* $site/einops* $site-fla/ && touch $site/done
+  mkdir -p $site $site-fla && tar -xJf "$pack/site.tar.xz" -C $site &&
+    mv $site/fla $site/fla_core-* $site/einops* $site-fla/ && touch $site/done
 fi
 mkdir -p quire/kernels/_native && cp -n "$pack"/native/* quire/kernels/_native/
 if [ -e "$pack/before.tar.xz" ]; then

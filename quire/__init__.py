@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 
+from quire.core.version import __version__
+
 TYPE_CHECKING = False  # as that of typing, which takes as long to import as all that comes before `main` guards Ctrl-C
 
 if TYPE_CHECKING:
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from quire.engine.args import AsyncEngineArgs, EngineArgs
     from quire.engine.async_llm import AsyncLLM
     from quire.engine.llm import LLM
-
-__version__ = "0.1.0"
 
 _PLACES = {
     "LLM": "quire.engine.llm",

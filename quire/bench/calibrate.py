@@ -40,7 +40,8 @@ from quire.planner.operators import prefill_spans, step_operators, totals
 from quire.planner.timing import StepTimer
 
 VOCABULARY = 1000
-MAX_LEN = 2048
+MAX_TOKENS = 1 << 18
+"""Prompt tokens of a batch that decodes, at most."""
 OF_STEPS = (
     "device", "source", "read_bytes_per_s", "attention", "row_kernels", "step_s", "row_s", "first_token_s", "captured",
 )  # fmt: skip
@@ -88,6 +89,7 @@ class Cases:
     output_len: int = 24
     """Of a batch that decodes. Its prompts come in steps of `max_num_batched_tokens`, and who is first must not have
     ended when the last one is there."""
+    max_len: int = 2048
     decode_rounds: int = 1 << 30
     """Rounds in which batches that decode are timed, at most: prompts of theirs take most of the time, and each round
     times many steps."""
@@ -103,9 +105,9 @@ CASES = {
     ),
     "cuda": Cases(
         models=(Model("qwen3-0.6b", 28, "none"), Model("llama-3.1-8b", 16, "none")),
-        batches=(1, 8, 32, 128, 256), contexts=(128, 1024), prompts=(128, 512, 1024, 2040),
-        rows=(1, 32, 256, 512, 1024, 2040), fixed=(0, 1, 2, 3), rates=(2, 3, 4, 5), tile=64,
-        output_len=64, decode_rounds=2,
+        batches=(1, 8, 32, 128, 256, 512), contexts=(128, 1024), prompts=(128, 512, 1024, 2040, 8184),
+        rows=(1, 32, 256, 512, 1024, 2040, 8184), fixed=(0, 1, 2, 3), rates=(2, 3, 4, 5, 6), tile=64,
+        output_len=64, max_len=8192, decode_rounds=2,
     ),
 }  # fmt: skip
 
@@ -188,13 +190,16 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int, end_s: float 
     arch = read_arch(pathlib.Path(str(options["model"])), model.overrides)
     config = make_options(EngineConfig, options | {
         "hf_overrides": model.overrides, "device": device, "dtype": "bfloat16", "quantization": model.quantization,
-        "max_model_len": MAX_LEN, "max_num_seqs": max(cases.batches), "disable_log_stats": True,
+        "max_model_len": cases.max_len, "max_num_seqs": max(cases.batches), "disable_log_stats": True,
         "enable_prefix_caching": False,
     })  # fmt: skip
     llm = LLM.of_command_line(config)
     weights = "auto" if model.quantization == "none" else model.quantization
     formats = formats_named(weights, "auto", "bfloat16")
-    shapes = [(batch, context, cases.output_len) for context in cases.contexts for batch in cases.batches]
+    shapes = [
+        (batch, context, cases.output_len)
+        for context in cases.contexts for batch in cases.batches if batch * context <= MAX_TOKENS
+    ]  # fmt: skip
     shapes += [(1, prompt, 1) for prompt in cases.prompts]
     times: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
     spans: dict[tuple[int, int, int], Spans] = {}

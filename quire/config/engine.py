@@ -140,8 +140,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         float,
         _doc(
             "While sequences decode, prompts are cut so that a step takes at most so many times as long as without"
-            " them, by an estimate from the model's shape. 0 chooses: 1.75 in a server on a GPU, otherwise no limit,"
-            " which is best for throughput; 1000 is no limit either.",
+            " them, by an estimate from the model's shape; longer where many prompts wait beside few that decode, as in"
+            " a burst. 0 chooses: 1.75 in a server on a GPU, otherwise no limit; 1000 is no limit either.",
             ge=0,
         ),
     ] = 0.0

@@ -335,12 +335,14 @@ def _keep_pace(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None
     pace, starts, budgets = live.config.pace, builder.plan.spans.starts, builder.budgets
     if pace is None:
         return
+    n_prompts = len(prompts) + min(len(live.waiting), sum(map(len, live.free_slots)))
+    n_behind = max(0, n_prompts - 1) / len(starts)
     for dp_rank, budget in enumerate(budgets):
         own = starts
         if len(budgets) > 1:
             own = [start for seq, start in zip(builder.seqs, starts, strict=True) if seq.dp_rank == dp_rank]
         context = max((seq.planned for seq in prompts if seq.dp_rank == dp_rank), default=0)
-        budgets[dp_rank] = min(budget, pace.prompt_tokens(len(own), sum(own), context))
+        budgets[dp_rank] = min(budget, pace.prompt_tokens(len(own), sum(own), context, n_behind))
 
 
 def _plan_prompts(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None:

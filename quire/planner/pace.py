@@ -3,6 +3,7 @@
 Stall-free batching with a budget by cost, not by tokens (Agrawal et al. 2024, "Sarathi-Serve", section 4.2): a prompt
 token far into a long prompt costs more, and a step with many sequences has room for more. Owns the estimate; where it
 is applied is the scheduler's. Products and attention are taken to run one after the other, each at its roofline.
+Where many wait beside few that decode, streams bear more: else a burst of requests fills its batch too slowly.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weight
 
 EFFICIENCY = 0.65
 """Share of the ceiling of arithmetic that products of a few hundred rows and attention of short chunks reach."""
+WAITING_WEIGHT = 8.0
+"""A prompt behind the first counts as so many sequences that decode: docs/decisions/0006."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,8 @@ class Pace:
     """Costs of one model on one device, and how much longer a step may get by prompt tokens."""
 
     factor: float
-    """A step with prompt tokens takes at most so many times as long as without them; above 1."""
+    """A step with prompt tokens takes at most so many times as long as without them, if hardly anybody waits; above
+    1."""
     weights_s: float
     """Reading all weights once."""
     token_s: float
@@ -40,9 +44,15 @@ class Pace:
         products_s = max(self.weights_s, (n_decodes + n_prompt) * self.token_s)
         return products_s + n_cached * self.cached_s + n_prompt * context * self.pair_s
 
-    def prompt_tokens(self, n_decodes: int, n_cached: int, context: int) -> int:
-        """The most prompt tokens with which the step takes `factor` times its time without; at least `min_tokens`."""
-        spare_s = self.factor * self.step_s(n_decodes, n_cached, 0, 0) - n_cached * self.cached_s
+    def stretch(self, n_behind: float) -> float:
+        """How many times as long a step may take. n_behind: prompts that wait behind the first, those that could begin
+        too, for each sequence that decodes."""
+        return 1 + (self.factor - 1) * (1 + WAITING_WEIGHT * n_behind)
+
+    def prompt_tokens(self, n_decodes: int, n_cached: int, context: int, n_behind: float = 0.0) -> int:
+        """The most prompt tokens with which the step takes `stretch` times its time without; at least `min_tokens`.
+        n_behind: see `stretch`."""
+        spare_s = self.stretch(n_behind) * self.step_s(n_decodes, n_cached, 0, 0) - n_cached * self.cached_s
         attention_s = context * self.pair_s
         n = (spare_s - n_decodes * self.token_s) / (self.token_s + attention_s)
         if attention_s > 0:

@@ -23,14 +23,13 @@ import msgspec
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
 from quire.core.events import EndKind
+from quire.core.version import __version__
 from quire.engine.ranks.ring import Standing
 
 MAGIC: Final = b"quire-nodes-1\n"
 """Both ends begin with it."""
 BEAT_S: Final = 0.25
 """No end says nothing for longer."""
-ALIKE: Final = ("quire", "torch")
-"""Packages of which all nodes must have one version."""
 MAX_BYTES: Final = 1 << 30
 OTHERS_S: Final = 0.1
 """A thread that sends takes less, unless nobody hears it."""
@@ -137,8 +136,8 @@ _standings: Final = msgspec.msgpack.Decoder(dict[int, tuple[int, float, int, int
 
 
 def versions() -> dict[str, str]:
-    """Of what nodes must have alike."""
-    return {name: importlib.metadata.version(name) for name in ALIKE}
+    """Of packages that nodes must have alike."""
+    return {"quire": __version__, "torch": importlib.metadata.version("torch")}
 
 
 def model_digest(checkpoint: pathlib.Path) -> str:

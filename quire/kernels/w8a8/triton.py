@@ -18,6 +18,8 @@ from quire.kernels.w8a8.reference import BLOCK, LARGEST
 
 LEAST_FP8 = (8, 9)
 """The compute capability from which there are conversions to e4m3."""
+N_TILES = 128
+"""Where fewer tiles would cover the result they are made narrower: a GPU has about as many processors."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,16 +82,29 @@ def linear_fp8(
     rounded = round_rows(x, weight.dtype, blocks, x_scale)
     m, (n, k) = x.shape[0], weight.shape
     y = torch.empty(m, n, dtype=x.dtype, device=x.device)
-    bm = 64 if are_rows_alone() else min(128, max(16, triton.next_power_of_2(m)))
-    bn = 64 if bm < 128 else 128
+    bm, bn, bk = tile(m, n, are_rows_alone(), is_int=weight.dtype is torch.int8)
     if m:
         kernels.product[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
             rounded.codes, rounded.codes.stride(0), rounded.scales, rounded.scales.shape[-1],
             weight, weight_scale, bias, y, m, n, K=k, X_STEP=0 if x_scale is not None else 1,
             W_STEP=0 if weight_scale.numel() == 1 else 1, BLOCKS=blocks, INT=weight.dtype is torch.int8,
-            BM=bm, BN=bn, BK=BLOCK, num_warps=8 if bm == 128 else 4, num_stages=4 if bm < 128 else 3,
+            BM=bm, BN=bn, BK=bk, num_warps=8 if bm == 128 else 4, num_stages=4 if bm < 128 else 3,
         )  # fmt: skip
     return around.finish(y, residual, silu_mul, out)
 
 
 linear_int8 = linear_fp8
+
+
+def tile(m: int, n: int, rows_alone: bool, *, is_int: bool) -> tuple[int, int, int]:
+    """Rows of x, rows of the weight and columns of both that are multiplied at once.
+
+    rows_alone: what a row gets must not depend on m. is_int: sums are exact, so the order of columns is free.
+    """
+    if rows_alone:
+        return 64, 64, BLOCK
+    bm = min(128, max(16, triton.next_power_of_2(m)))
+    bn = 64 if bm < 128 else 128
+    while bn > 32 and triton.cdiv(m, bm) * triton.cdiv(n, bn) < N_TILES:
+        bn //= 2
+    return bm, bn, 2 * BLOCK if is_int and bm <= 32 and bn == 32 else BLOCK

@@ -64,15 +64,16 @@ def test_a_machine_that_was_not_calibrated_says_so(capsys: pytest.CaptureFixture
 def test_every_batch_of_a_gpu_decodes_as_a_whole_for_some_steps() -> None:
     """The first sequences go on while the prompts of the last ones are computed."""
     cases = calibrate.CASES["cuda"]
-    assert max(*cases.prompts, max(cases.contexts) + cases.output_len) < calibrate.MAX_LEN
+    assert max(*cases.prompts, max(cases.contexts) + cases.output_len) < cases.max_len
     llm = LLM(
-        **shape_options("qwen3-0.6b"), device="null", max_num_seqs=max(cases.batches), max_model_len=calibrate.MAX_LEN,
+        **shape_options("qwen3-0.6b"), device="null", max_num_seqs=max(cases.batches), max_model_len=cases.max_len,
         enable_prefix_caching=False,
     )  # fmt: skip
-    batch, context = max(cases.batches), max(cases.contexts)
-    run_ = timed_run(llm, from_lengths([(context, cases.output_len)] * batch, 1000, "whole")(0), 0.0)
+    for batch, context in ((max(cases.batches), min(cases.contexts)), (256, max(cases.contexts))):
+        assert batch * context <= calibrate.MAX_TOKENS
+        run_ = timed_run(llm, from_lengths([(context, cases.output_len)] * batch, 1000, "whole")(0), 0.0)
+        assert len(decode_steps(run_.timeline, batch)) >= 16
     llm.shutdown()
-    assert len(decode_steps(run_.timeline, batch)) >= 16
 
 
 def test_a_batch_that_never_decodes_as_a_whole_is_left_out() -> None:

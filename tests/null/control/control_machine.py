@@ -153,6 +153,14 @@ def mask_bits(device: FaultyDevice, plan: StepPlan, seqs: list[Seq]) -> bytes:
     return bits
 
 
+def n_behind_first(before: dict[Seq, tuple[SeqState, int, int]], n_running_prompts: int, n_slots: int) -> int:
+    """Prompts beside the first that a step could compute, those of preempted sequences too."""
+    running = [seq for seq, (state, _, _) in before.items() if state is SeqState.RUNNING]
+    n_preempted = sum(seq.state is SeqState.WAITING for seq in running)
+    n_waiting = len(before) - len(running) + n_preempted
+    return max(0, n_running_prompts + min(n_waiting, n_slots - len(running) + n_preempted) - 1)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """See the module."""
 
@@ -423,7 +431,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.config.pace is None or not decodes:
             return
         contexts = [start for state, start, end in before.values() if state is SeqState.RUNNING and start < end]
-        allowed = self.config.pace.prompt_tokens(len(decodes), sum(decodes), max(contexts, default=0))
+        n_behind = n_behind_first(before, len(contexts), self.config.n_slots) / len(decodes)
+        allowed = self.config.pace.prompt_tokens(len(decodes), sum(decodes), max(contexts, default=0), n_behind)
         n_prompt_tokens = plan.n_tokens - len(decodes) - sum(plan.spans.n_drafts)
         assert n_prompt_tokens <= allowed, "prompts stall the decodes beside them"
 

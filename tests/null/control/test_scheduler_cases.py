@@ -19,6 +19,7 @@ from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.digests import null_reference
 from quire.engine.executors.null import NullExecutor
+from quire.planner import pace as pace_module
 from quire.planner.pace import Pace
 
 VOCAB = 100
@@ -160,8 +161,9 @@ def test_one_prompt_takes_at_most_its_threshold() -> None:
     rig.run()
 
 
-def test_prompts_keep_pace_with_the_decodes_beside_them() -> None:
+def test_prompts_keep_pace_with_the_decodes_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token costs 1: beside three decodes a factor of 2 leaves three tokens, at a context of 6 half of them."""
+    monkeypatch.setattr(pace_module, "WAITING_WEIGHT", 0.0)
     pace = Pace(factor=2.0, weights_s=0.0, token_s=1.0, cached_s=0.0, pair_s=1 / 6, min_tokens=1)
     rig = Rig(pace=pace, enable_prefix_caching=False, max_model_len=64)
     for name in "abc":
@@ -174,6 +176,21 @@ def test_prompts_keep_pace_with_the_decodes_beside_them() -> None:
     assert rig.turn().spans.lengths == [1, 1, 1, 1]
     rig.run()
     assert len(rig.said["long", 0]) == len(rig.said["next", 0]) == 1
+
+
+@pytest.mark.parametrize("n_slots, lengths", [(8, [1, 1, 1, 9, 9, 9, 8]), (4, [1, 1, 1, 3])])
+def test_decodes_bear_more_where_many_wait(n_slots: int, lengths: list[int]) -> None:
+    """Of a burst, those for whom there is a slot count: with four behind the first three decodes leave 35 tokens of a
+    cost of 1, with none behind it three."""
+    pace = Pace(factor=2.0, weights_s=0.0, token_s=1.0, cached_s=0.0, pair_s=0.0, min_tokens=1)
+    rig = Rig(pace=pace, enable_prefix_caching=False, max_model_len=64, max_num_seqs=n_slots, n_pages=64)
+    for name in "abc":
+        rig.submit(name, [1] * 10, 12)
+    rig.turn()
+    for name in "defghi":
+        rig.submit(name, [2] * 9, 1)
+    assert rig.turn().spans.lengths == lengths
+    rig.run()
 
 
 def test_a_prompt_is_found_in_the_plan_that_writes_it() -> None:
