@@ -44,10 +44,10 @@ SHARED: Final = {"W5": 2048}
 FIRST, SEVERAL, OTHERS, FITTED = 0.15, 0.12, 0.10, 0.05
 """Limits, see the module."""
 BEYOND: Final = {
-    ("qwen3-0.6b", "W1, tok/s"), ("llama-3.1-8b", "W3, tok/s"), ("llama-3.1-8b", "W5, tok/s"),
+    ("qwen3-0.6b", "W1, tok/s"), ("gpt-oss-20b mxfp4", "W2, tok/s"),
     ("gpt-oss-20b", "1 x 1,024: decode, ms"), ("gpt-oss-20b", "8 x 1,024: decode, ms"),
-    ("gpt-oss-20b", "256 x 1,024: decode, ms"), ("gemma-3-1b", "1 x 32,000: decode, ms"),
-    ("qwen3-30b-a3b even", "32 x 1,024: first token, ms"),
+    *(("gpt-oss-20b mxfp4", f"{n} x 1,024: decode, ms") for n in (8, 32, 128, 256)),
+    ("gemma-3-1b", "1 x 32,000: decode, ms"), ("qwen3-30b-a3b even", "32 x 1,024: first token, ms"),
     ("gemma-3-1b", "1 x 32,000: first token, ms"), ("gemma-3-1b", "32 x 32,000: first token, ms"),
 }  # fmt: skip
 """(shape, figure) that do not hold; docs/plan.md says why."""
@@ -112,7 +112,9 @@ def shape_of(one: Figure) -> str:
     words = [options["model"], options.get("quantization", "")]
     words += [f"kv {options['kv_cache_dtype']}"] if "kv_cache_dtype" in options else []
     words += [f"{flag[1:]} {options[name]}" for flag, name in RANKS.items() if name in options]
-    words += ["even"] if options.get("hf_overrides", {}).get("even_routing") else []
+    given = options.get("hf_overrides", {})
+    words += [str(given["quantization_config"]["quant_method"])] if "quantization_config" in given else []
+    words += ["even"] if given.get("even_routing") else []
     return " ".join(filter(None, words))
 
 
@@ -133,7 +135,7 @@ def limit_of(one: Figure) -> float:
 def cost_of(config: tuple[tuple[str, Any], ...]) -> CostModel:
     """Of steps of a run."""
     options = {name: json.loads(value) for name, value in config}
-    return cost_of_result({"config": options}, accelerator_named("h200"))
+    return cost_of_result({"config": {"quantization": "auto"} | options}, accelerator_named("h200"))
 
 
 def requests_of(workload: str) -> list[SimRequest]:

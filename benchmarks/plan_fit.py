@@ -47,6 +47,10 @@ microseconds. A profiled step of a moment is 10 % faster, and no engine has such
 ATTENTION_US = ((512, 400, 196.4), (256, 1024, 244.4), (64, 1024, 68.1), (8, 1024, 13.2), (1, 300, 6.1),
                 (64, 16384, 945.0))  # fmt: skip
 """(sequences, tokens, microseconds) of decode attention in a layer of the 8B shape, after, in section 14."""
+STEPS_MS = {("w6", 256): (14.79, 14.91, 14.97, 15.66)}
+"""(file, batch) → the step on four chips, in w6.json and dense_pairs.json: chips at their power limit differ."""
+PROMPTS_MS = (180.6, 181.5, 186.6)
+"""A step of prompts on three of them, see `prompts_going_on`."""
 MOST_ROWS, PROMPT = 8192, 1024
 """Of a step, and a prompt of W6."""
 PRODUCT_ROWS = (1, 32, 256, 512, 1024, 8192)
@@ -77,9 +81,14 @@ def cases() -> list[Case]:
         for row in json.loads((RESULTS / f"{name}.json").read_text())["results"]["cases"]:
             batch, n_in, n_out = row["batch_size"], row["input_len"], row["output_len"]
             spans = decode_spans(batch, n_in + n_out // 2) if n_out > 1 else prefill_spans(n_in)
+            step_ms, device = row.get("decode_step_ms"), row["breakdown"]["device_ms"]
+            if (name, batch) in STEPS_MS:
+                mean_ms = statistics.mean(STEPS_MS[name, batch])
+                device = {part: ms * mean_ms / step_ms for part, ms in device.items()}
+                step_ms = mean_ms
             found.append({
                 "file": name, "arch": arch, "batch": batch, "input": n_in, "decodes": n_out > 1, "spans": spans,
-                "device": row["breakdown"]["device_ms"], "step_ms": row.get("decode_step_ms"),
+                "device": device, "step_ms": step_ms,
                 "first_ms": row["median_ttft_ms"], "is_fitted": (name, batch) in FITTED,
             })  # fmt: skip
     return found
@@ -117,17 +126,16 @@ def loss(calibration: Calibration, fitted: list[Case]) -> float:
 
 @functools.cache
 def prompts_going_on() -> tuple[Spans, float]:
-    """A step of W6 at 256 in the middle of its prompts, and its seconds: the chip is at its power limit by then, as in
-    any engine that has work. Eight prompts beside sequences that decode."""
+    """A step of W6 at 256 in the middle of its prompts, and its seconds, the mean of `PROMPTS_MS`: the chip is at its
+    power limit by then, as in any engine that has work. Eight prompts beside sequences that decode."""
     line = json.loads((RESULTS / "w6.json").read_text())["timeline"]
     steps = list(zip(line["time_s"], line["time_s"][1:], line["n_tokens"][1:], line["n_running"][1:], strict=False))
-    whole = [(after - before, n_running) for before, after, n_rows, n_running in steps if n_rows == MOST_ROWS]
-    seconds = statistics.median(one for one, _ in whole)
-    n_decodes = round(statistics.median(n for _, n in whole)) - MOST_ROWS // PROMPT
+    n_running = [n for _, _, n_rows, n in steps if n_rows == MOST_ROWS]
+    n_decodes = round(statistics.median(n_running)) - MOST_ROWS // PROMPT
     spans = decode_spans(n_decodes, PROMPT + n_decodes // 16)
     for i in range(MOST_ROWS // PROMPT):
         spans.add(n_decodes + i, 0, PROMPT - (n_decodes if i == 0 else 0), True)
-    return spans, seconds
+    return spans, 1e-3 * statistics.mean(PROMPTS_MS)
 
 
 @functools.cache

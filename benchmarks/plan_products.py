@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import statistics
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +26,8 @@ PLAIN, ALONE = "bfloat16", "bf16"
 """The format, and its form of the file."""
 FEW_ROWS, MANY_ROWS = 128, 512
 """Up to two tiles, and from where on arithmetic binds any format's products."""
+SUSTAINED_ROWS = 1024
+"""A step of so many sequences goes on for long; with more rows it has prompts, whose rate whole steps tell."""
 GOING_ON: Final = {"fp8": 1300 / 723, "int8": 1.0}
 """Rates of products that go on, to bfloat16's: 8,192 rows by channels, 8,192 x 8,192 (docs/lab-notes.md). Codes of 4
 bits are multiplied as bfloat16."""
@@ -113,10 +116,19 @@ def filled(
     plain: Curve, fitted: tuple[int, ...], calibration: Calibration, report: dict[str, Any] | None = None
 ) -> Curve:
     """bfloat16's, which whole steps tell at the rows of `fitted`, with what its kernel takes alone between `FEW_ROWS`
-    and `MANY_ROWS`. At 128 and 256 rows that is within 1 % of what an engine takes. Between them there is no line, as
-    tiles fill the processors now well and now badly."""
+    and `SUSTAINED_ROWS`: at 128 and 256 rows that is within 1 % of what an engine takes, and from `MANY_ROWS` on it is
+    made longer as it is where whole steps tell. Between them there is no line, as tiles fill the processors now well
+    and now badly."""
     alone = times_of(json.loads(FILE.read_text()) if report is None else report, ALONE)
-    between = {n: times for n, times in alone.items() if FEW_ROWS < n < MANY_ROWS and n not in fitted}
+    between = {n: times for n, times in alone.items() if FEW_ROWS < n < SUSTAINED_ROWS and n not in fitted}
+    ends = [n for n in (MANY_ROWS, SUSTAINED_ROWS) if n in alone]
+    longer = [
+        sum(seconds(plain, FORMATS[PLAIN], one, n, calibration) for one in alone[n]) / sum(alone[n].values())
+        for n in ends
+    ]
+    for n_rows in [n for n in between if n > MANY_ROWS]:
+        times = max(1.0, statistics.mean(longer))
+        between[n_rows] = {one: times * s for one, s in between[n_rows].items()}
     knots, fixed_s = sorted({*fitted, *between, *([FEW_ROWS] if between else [])}), []
     known = at_rows(plain, fitted)
     for n_rows in knots:

@@ -22,12 +22,12 @@ COPIES: Final = "one two one two one two one two "
 REGEX: Final = "[a-c]{3,9}-(\\d\\d|x+)"
 
 
-def checkpoint(name: str, folder: pathlib.Path) -> str:
-    """With weights of a fixed seed and a tokenizer of bytes."""
+def checkpoint(name: str, folder: pathlib.Path, **more: Any) -> str:
+    """With weights of a fixed seed and a tokenizer of bytes. more: of config.json, beside the family's."""
     family, fields = CASES.get(name, ("Qwen3", {"head_dim": 32}))
     if not folder.exists():
         folder.mkdir()
-        random_checkpoint(folder, family, **{**fields, "vocab_size": byte_model.N_LOGITS, "eos_token_id": 0})
+        random_checkpoint(folder, family, **{**fields, "vocab_size": byte_model.N_LOGITS, "eos_token_id": 0, **more})
         byte_model.make_tokenizer(folder)
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
     return str(folder)

@@ -184,9 +184,9 @@ def test_data_parallel_ranks_say_what_one_says(name: str, n_ranks: int, n_beside
 @pytest.mark.parametrize("n_stages, n_beside", [(2, 1), (3, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "deepseek_v2"])
 def test_stages_say_what_one_says(name: str, n_stages: int, n_beside: int, folder: pathlib.Path) -> None:
-    """Eager and captured; asleep between."""
+    """Eager and captured; asleep between. A model has as many layers as stages at least."""
     needs(n_stages * n_beside)
-    model = checkpoint(name, folder / name)
+    model = checkpoint(name, folder / f"{name}-4", num_hidden_layers=4)
     mesh = {"pipeline_parallel_size": n_stages, "tensor_parallel_size": n_beside, "enable_sleep_mode": True}
     cases: list[dict[str, Any]] = [{**mesh, "enforce_eager": True}, mesh]
     for options in cases:
