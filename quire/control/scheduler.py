@@ -335,14 +335,23 @@ def _keep_pace(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None
     pace, starts, budgets = live.config.pace, builder.plan.spans.starts, builder.budgets
     if pace is None:
         return
-    n_prompts = len(prompts) + min(len(live.waiting), sum(map(len, live.free_slots)))
-    n_behind = max(0, n_prompts - 1) / len(starts)
+    n_behind = max(0, len(prompts) + _n_ready(live) - 1) / len(starts)
     for dp_rank, budget in enumerate(budgets):
         own = starts
         if len(budgets) > 1:
             own = [start for seq, start in zip(builder.seqs, starts, strict=True) if seq.dp_rank == dp_rank]
         context = max((seq.planned for seq in prompts if seq.dp_rank == dp_rank), default=0)
         budgets[dp_rank] = min(budget, pace.prompt_tokens(len(own), sum(own), context, n_behind))
+
+
+def _n_ready(live: LiveSeqs) -> int:
+    """Waiting sequences that could begin, by slots and by pages if all need as many as the first in the queue."""
+    first = live.waiting.peek()
+    if first is None:
+        return 0
+    n_pages = sum(live.config.pages_of(min(len(first.tokens) + 1, first.limit)))
+    n_available = sum(cache.n_available for cache in live.caches)
+    return min(len(live.waiting), sum(map(len, live.free_slots)), n_available // n_pages)
 
 
 def _plan_prompts(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None:

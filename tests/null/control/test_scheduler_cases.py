@@ -178,12 +178,14 @@ def test_prompts_keep_pace_with_the_decodes_beside_them(monkeypatch: pytest.Monk
     assert len(rig.said["long", 0]) == len(rig.said["next", 0]) == 1
 
 
-@pytest.mark.parametrize("n_slots, lengths", [(8, [1, 1, 1, 9, 9, 9, 8]), (4, [1, 1, 1, 3])])
-def test_decodes_bear_more_where_many_wait(n_slots: int, lengths: list[int]) -> None:
-    """Of a burst, those for whom there is a slot count: with four behind the first three decodes leave 35 tokens of a
-    cost of 1, with none behind it three."""
+@pytest.mark.parametrize("n_slots, n_pages, lengths", [
+    (8, 64, [1, 1, 1, 9, 9, 9, 8]), (4, 64, [1, 1, 1, 3]), (8, 14, [1, 1, 1, 3]),
+])  # fmt: skip
+def test_decodes_bear_more_where_many_wait(n_slots: int, n_pages: int, lengths: list[int]) -> None:
+    """Of a burst, those count for whom there is a slot and pages: with four behind the first three decodes leave 35
+    tokens of a cost of 1, with none behind it three."""
     pace = Pace(factor=2.0, weights_s=0.0, token_s=1.0, cached_s=0.0, pair_s=0.0, min_tokens=1)
-    rig = Rig(pace=pace, enable_prefix_caching=False, max_model_len=64, max_num_seqs=n_slots, n_pages=64)
+    rig = Rig(pace=pace, enable_prefix_caching=False, max_model_len=64, max_num_seqs=n_slots, n_pages=n_pages)
     for name in "abc":
         rig.submit(name, [1] * 10, 12)
     rig.turn()
