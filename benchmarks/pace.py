@@ -1,10 +1,11 @@
 """Policies for prompts beside decodes, simulated: the real scheduler on the null device and an H200's virtual clock.
 
-    python -m benchmarks.pace --lengths w3_lengths.json [--factors 0 1.5 2] [--budgets 8192 512]
+    python -m benchmarks.pace --lengths w3_lengths.json [--factors 0 1.5 2] [--budgets 8192 512] [--weights 0 8]
 
 For each policy: W2 and W3 all at once, W3 at shares of that rate (Poisson), and gaps between tokens of 64 streams
 beside a prompt of 16k tokens, these also for other speeds of arithmetic than the estimate behind the factor takes.
-A factor is `Pace.factor` (0: none), a budget is `max_num_batched_tokens`.
+A factor is `Pace.factor` (0: none), a budget is `max_num_batched_tokens`. For each weight of who waits, at the factor
+of a server: W2 at once again, and rates of `quire simulate --capacity` (chats, 8B shape) at some limits.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ from quire.bench.datasets import BenchRequest, from_lengths, nano_vllm, read_len
 from quire.bench.loadgen import arrival_offsets_s
 from quire.bench.report import build_report, write_report
 from quire.bench.shape import FOLDER
+from quire.bench.simulate.figures import Slo
+from quire.bench.simulate.options import SimulateOptions
+from quire.bench.simulate.session import Variant, capacity
 from quire.bench.summary import percentile
 from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
+from quire.config.resolve import DEFAULT_STALL_FACTOR
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import VirtualClock
@@ -32,8 +38,10 @@ from quire.core.plan import Spans
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.null import NullExecutor
+from quire.engine.simulated import SimulatedMachine
+from quire.planner.accelerators import accelerator_named
 from quire.planner.calibration import Ceilings, calibration_of
-from quire.planner.pace import pace_for
+from quire.planner.pace import WAITING_WEIGHT, pace_for
 from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights
 
 RESULTS = pathlib.Path(__file__).with_name("results")
@@ -41,6 +49,8 @@ PAGE_SIZE, N_PAGES = 16, 1 << 16
 N_SEQS, MODEL_LEN = 512, 20480
 N_STREAMS, STREAM_LEN, PROMPT_LEN = 64, 1024, 16384
 WARM_STEPS = 20
+LIMITS_S = ((0.2, 0.01), (0.5, 0.02), (1.0, 0.01), (0.3, 0.012))
+"""Of first tokens, and of the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +89,16 @@ class SerialCost:
 class Simulation:
     """One scheduler and the token times of its requests, on a clock that its steps move."""
 
-    def __init__(self, factor: float, budget: int, arithmetic: float = SerialCost.arithmetic) -> None:
+    def __init__(
+        self, factor: float, budget: int, arithmetic: float = SerialCost.arithmetic, weight: float = WAITING_WEIGHT
+    ) -> None:
         arch, ceilings = read_arch(FOLDER / "llama-3.1-8b"), calibration_of("h200")
         assert ceilings is not None
         self.clock = VirtualClock()
+        pace = dataclasses.replace(pace_for(arch, ceilings, factor), waiting_weight=weight) if factor else None
         config = SchedulerConfig(
             n_pages=N_PAGES, page_size=PAGE_SIZE, max_num_seqs=N_SEQS, max_num_batched_tokens=budget,
-            max_model_len=MODEL_LEN, pipeline_depth=1, pace=pace_for(arch, ceilings, factor) if factor else None,
+            max_model_len=MODEL_LEN, pipeline_depth=1, pace=pace,
         )  # fmt: skip
         self.scheduler = Scheduler(config, self.clock)
         self.executor = NullExecutor(
@@ -132,7 +145,7 @@ class Simulation:
         ttft = [1000 * (one[0] - offset_s) for one, offset_s in zip(times, offsets_s, strict=True)]
         tpot = [1000 * (one[-1] - one[0]) / (len(one) - 1) for one in times if len(one) > 1]
         itl = [1000 * (b - a) for one in times for a, b in itertools.pairwise(one)]
-        figures = {"requests_per_s": n / self.clock.now_s()}
+        figures = {"requests_per_s": n / self.clock.now_s(), "longest_itl_ms": max(itl)}
         for name, values in (("ttft_ms", ttft), ("tpot_ms", tpot), ("itl_ms", itl)):
             figures |= {f"p{share}_{name}": percentile(values, share) for share in (50, 99)}
         return figures
@@ -162,6 +175,17 @@ class Simulation:
         }
 
 
+def kept_rate(weight: float, ttft_s: float, tpot_s: float) -> float:
+    """Requests a second at which 99 % of chats keep both limits."""
+    config, options = EngineConfig(model=str(FOLDER / "llama-3.1-8b")), SimulateOptions(num_prompts=600)
+    memory_bytes = int(accelerator_named("h200").memory_bytes)
+    machine = SimulatedMachine.of(config, read_arch(FOLDER / "llama-3.1-8b"), "h200", memory_bytes, is_server=True)
+    assert machine.pace is not None
+    machine = dataclasses.replace(machine, pace=dataclasses.replace(machine.pace, waiting_weight=weight))
+    requests, _ = msgspec.structs.replace(options, workload="sharegpt").requests(config.seed)
+    return float(capacity(Variant("", options, machine), requests, Slo(ttft_s, tpot_s), 0.99)["capacity"] or 0)
+
+
 def policies(args: argparse.Namespace) -> list[tuple[float, int]]:
     """(factor, budget): each factor with the first budget, and the other budgets without a factor."""
     first, *others = args.budgets
@@ -175,6 +199,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--budgets", type=int, nargs="+", default=[8192, 2048, 512])
     parser.add_argument("--loads", type=float, nargs="*", default=[0.5, 0.9], help="shares of the first policy's rate")
     parser.add_argument("--arithmetic", type=float, nargs="*", default=[0.45, 0.55, 0.65, 0.75, 0.85])
+    parser.add_argument("--weights", type=float, nargs="*", default=[0.0, 1.0, 2.0, 4.0, 8.0], help="see Pace")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--output", default=str(RESULTS / "pace.json"))
     args = parser.parse_args(argv)
@@ -198,7 +223,14 @@ def main(argv: Sequence[str]) -> int:
             row[f"load {load:g}"] = Simulation(factor, budget).run(from_lengths(lengths, 10_000, 4)(0), offsets_s)
         rows.append(row)
         print(msgspec.json.encode(row).decode(), flush=True)
-    results = {"policies": rows, "sensitivity": sensitivity}
+    weights: list[dict[str, object]] = []
+    for weight in args.weights:
+        rates = {f"{ttft_s:g} s, {tpot_s:g} s": kept_rate(weight, ttft_s, tpot_s) for ttft_s, tpot_s in LIMITS_S}
+        w2 = nano_vllm(0)
+        found = Simulation(DEFAULT_STALL_FACTOR["cuda"], args.budgets[0], weight=weight).run(w2, [0.0] * len(w2))
+        weights.append({"weight": weight, "w2_at_once": found, "kept_rates": rates})
+        print(msgspec.json.encode(weights[-1]).decode(), flush=True)
+    results = {"policies": rows, "sensitivity": sensitivity, "weights": weights}
     write_report(args.output, build_report("pace", vars(args), results, argv=["benchmarks.pace", *argv]))
     return 0
 

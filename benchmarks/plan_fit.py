@@ -2,8 +2,9 @@
 `--kernels --write` only the curves of kernels that were timed alone are made anew.
 
 Fitted: W4 of both shapes and W6 of the 8B shape at batches of 32 and 256, by the parts of their profiled steps, and
-the prompts of the latter; of docs/lab-notes.md the products that go on for 0.35 s at 512 and 1,024 rows (section 12)
-and decode attention (section 14). Kernels that the 8B and the 0.6B in bfloat16 have not are those of `plan_kernels`.
+the prompts of the latter, at 256 as long as the mean of several chips; of docs/lab-notes.md the products that go on for
+0.35 s at 512 and 1,024 rows (section 12) and decode attention (section 14). Kernels that the 8B and the 0.6B in
+bfloat16 have not are those of `plan_kernels`.
 All else that docs/plan.md compares is predicted. Prints every case beside what was measured.
 """
 
@@ -47,10 +48,8 @@ microseconds. A profiled step of a moment is 10 % faster, and no engine has such
 ATTENTION_US = ((512, 400, 196.4), (256, 1024, 244.4), (64, 1024, 68.1), (8, 1024, 13.2), (1, 300, 6.1),
                 (64, 16384, 945.0))  # fmt: skip
 """(sequences, tokens, microseconds) of decode attention in a layer of the 8B shape, after, in section 14."""
-STEPS_MS = {("w6", 256): (14.79, 14.91, 14.97, 15.66)}
-"""(file, batch) → the step on four chips, in w6.json and dense_pairs.json: chips at their power limit differ."""
-PROMPTS_MS = (180.6, 181.5, 186.6)
-"""A step of prompts on three of them, see `prompts_going_on`."""
+ON_CHIPS = ("w6", 256)
+"""(file, batch) of a step that is the mean of several chips, which differ at their power limit: `chips`."""
 MOST_ROWS, PROMPT = 8192, 1024
 """Of a step, and a prompt of W6."""
 PRODUCT_ROWS = (1, 32, 256, 512, 1024, 8192)
@@ -82,8 +81,8 @@ def cases() -> list[Case]:
             batch, n_in, n_out = row["batch_size"], row["input_len"], row["output_len"]
             spans = decode_spans(batch, n_in + n_out // 2) if n_out > 1 else prefill_spans(n_in)
             step_ms, device = row.get("decode_step_ms"), row["breakdown"]["device_ms"]
-            if (name, batch) in STEPS_MS:
-                mean_ms = statistics.mean(STEPS_MS[name, batch])
+            if (name, batch) == ON_CHIPS:
+                mean_ms = statistics.mean(step_ms for step_ms, _ in chips())
                 device = {part: ms * mean_ms / step_ms for part, ms in device.items()}
                 step_ms = mean_ms
             found.append({
@@ -124,18 +123,34 @@ def loss(calibration: Calibration, fitted: list[Case]) -> float:
     return total + 10 * (timer.step_s(spans) / seconds - 1) ** 2  # most of what engines do to prompts
 
 
+def whole_steps() -> list[tuple[float, int]]:
+    """(milliseconds, sequences) of the steps of w6.json that are full of prompts."""
+    line = json.loads((RESULTS / "w6.json").read_text())["timeline"]
+    steps = zip(line["time_s"], line["time_s"][1:], line["n_tokens"][1:], line["n_running"][1:], strict=False)
+    return [(1e3 * (after - before), n) for before, after, n_rows, n in steps if n_rows == MOST_ROWS]
+
+
+def chips() -> list[tuple[float, float]]:
+    """Milliseconds of W6 at 256 on each chip on record: (a decode step, a step of prompts, or 0 if nobody kept it)."""
+    own = json.loads((RESULTS / "w6.json").read_text())["results"]["cases"][-1]["decode_step_ms"]
+    found = {"": (float(own), statistics.median(ms for ms, _ in whole_steps()))}
+    for run in json.loads((RESULTS / "dense_pairs.json").read_text())["runs"]:
+        is_plain = "--workload W6" in run["command"] and "--quantization" not in run["command"]
+        if is_plain and run["commit"] != "fe7ad41f":
+            step_ms = run["results"]["cases"][-1]["decode_step_ms"]
+            found.setdefault(run["chip"], (float(step_ms), float(run.get("prompt_step_ms", 0))))
+    return list(found.values())
+
+
 @functools.cache
 def prompts_going_on() -> tuple[Spans, float]:
-    """A step of W6 at 256 in the middle of its prompts, and its seconds, the mean of `PROMPTS_MS`: the chip is at its
-    power limit by then, as in any engine that has work. Eight prompts beside sequences that decode."""
-    line = json.loads((RESULTS / "w6.json").read_text())["timeline"]
-    steps = list(zip(line["time_s"], line["time_s"][1:], line["n_tokens"][1:], line["n_running"][1:], strict=False))
-    n_running = [n for _, _, n_rows, n in steps if n_rows == MOST_ROWS]
-    n_decodes = round(statistics.median(n_running)) - MOST_ROWS // PROMPT
+    """A step of W6 at 256 in the middle of its prompts, and its seconds, the mean of the `chips` that were watched: a
+    chip is at its power limit by then, as in any engine that has work. Eight prompts beside sequences that decode."""
+    n_decodes = round(statistics.median(n for _, n in whole_steps())) - MOST_ROWS // PROMPT
     spans = decode_spans(n_decodes, PROMPT + n_decodes // 16)
     for i in range(MOST_ROWS // PROMPT):
         spans.add(n_decodes + i, 0, PROMPT - (n_decodes if i == 0 else 0), True)
-    return spans, 1e-3 * statistics.mean(PROMPTS_MS)
+    return spans, 1e-3 * statistics.mean(prompt_ms for _, prompt_ms in chips() if prompt_ms)
 
 
 @functools.cache
@@ -184,7 +199,7 @@ def main(say: Callable[[str], None] = print) -> None:
     known = cases()
     fitted = load_calibration(FILE) if options.kernels else fit(START, [one for one in known if one["is_fitted"]])
     found = with_kernels(fitted)
-    source = "benchmarks/plan_fit.py: W4 of both shapes, W6 8B at 32 and 256 (2e00f5b); kernels timed alone"
+    source = "benchmarks/plan_fit.py: W4 of both shapes, W6 8B at 32, and at 256 on four H200s; kernels timed alone"
     found = msgspec.structs.replace(found, source=source)
     for case in known:
         timer = StepTimer(case["arch"], found, Formats(), Mesh())

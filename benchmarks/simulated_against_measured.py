@@ -9,6 +9,7 @@ runs are benchmarks/results/h200/w1.json, w2, w3, w5 (all at once), w6 (batches)
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import math
@@ -40,13 +41,20 @@ Row = dict[str, Any]
 
 
 def simulate(
-    config: dict[str, Any], requests: Sequence[SimRequest], gpu: str, *, is_server: bool = False
+    config: dict[str, Any],
+    requests: Sequence[SimRequest],
+    gpu: str,
+    *,
+    is_server: bool = False,
+    waiting_weight: float | None = None,
 ) -> tuple[Run, Timeline]:
-    """The run of an engine with a recorded configuration, and its steps."""
+    """The run of an engine with a recorded configuration, and its steps. waiting_weight: of `Pace`, if not today's."""
     known = {name: value for name, value in config.items() if name in EngineConfig.__struct_fields__}
     engine = msgspec.convert(known | {"model": config["model"]}, EngineConfig)
     arch = read_arch(pathlib.Path(engine.model), engine.hf_overrides)
     machine = SimulatedMachine.of(engine, arch, gpu, int(accelerator_named(gpu).memory_bytes), is_server=is_server)
+    if waiting_weight is not None and machine.pace is not None:
+        machine = dataclasses.replace(machine, pace=dataclasses.replace(machine.pace, waiting_weight=waiting_weight))
     run = Fleet([EngineReplica(machine)], RoundRobin(1)).run(requests)
     return run, run.logs[0].timeline
 
@@ -117,7 +125,8 @@ def latency_rows(gpu: str) -> Iterator[Row]:
 
 
 def online_rows(lengths: str, gpu: str) -> Iterator[Row]:
-    """The server at four rates: its answers go over HTTP, which is not simulated."""
+    """The server at four rates: its answers go over HTTP, which is not simulated, and its streams bore as much whoever
+    waited (docs/decisions/0006)."""
     report = recorded("online")
     config = report["config"] | {"max_model_len": 20480}
     assert report["config"]["serve_options"] == ["--max-model-len", "20480"]
@@ -125,7 +134,7 @@ def online_rows(lengths: str, gpu: str) -> Iterator[Row]:
     for measured in report["results"]["rates"]:
         rate, n = measured["request_rate"], measured["n_requests"]
         requests = at_rate(of_lengths([drawn[i % len(drawn)] for i in range(n)]), rate, 1.0, report["config"]["seed"])
-        found = figures(simulate(config, requests, gpu, is_server=True)[0])
+        found = figures(simulate(config, requests, gpu, is_server=True, waiting_weight=0.0)[0])
         for name in ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms", "p99_itl_ms"):
             yield row(f"{rate:g} requests/s", name.replace("_", " "), measured[name], float(found[name] or 0))
 

@@ -335,7 +335,8 @@ def _keep_pace(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None
     pace, starts, budgets = live.config.pace, builder.plan.spans.starts, builder.budgets
     if pace is None:
         return
-    n_behind = max(0, len(prompts) + _n_ready(live) - 1) / len(starts)
+    n_decoding = max(1, len(live.running) - len(prompts))  # of a pipeline's stages, this step has some of them
+    n_behind = max(0, len(prompts) + _n_ready(live, builder, prompts) - 1) / n_decoding
     for dp_rank, budget in enumerate(budgets):
         own = starts
         if len(budgets) > 1:
@@ -344,14 +345,21 @@ def _keep_pace(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None
         budgets[dp_rank] = min(budget, pace.prompt_tokens(len(own), sum(own), context, n_behind))
 
 
-def _n_ready(live: LiveSeqs) -> int:
-    """Waiting sequences that could begin, by slots and by pages if all need as many as the first in the queue."""
+def _n_ready(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> int:
+    """Waiting requests that could begin, by slots and by pages beyond what running prompts will take, if all need as
+    many as the first in the queue. None in a step that took pages from somebody."""
     first = live.waiting.peek()
-    if first is None:
+    if first is None or builder.tight:
         return 0
+    needed = live.cache.needed
+    claimed = sum(needed(seq.prefill_end, seq.tables, seq.held_from) for seq in prompts)
     n_pages = sum(live.config.pages_of(min(len(first.tokens) + 1, first.limit)))
-    n_available = sum(cache.n_available for cache in live.caches)
-    return min(len(live.waiting), sum(map(len, live.free_slots)), n_available // n_pages)
+    n_fit = max(0, sum(cache.n_available for cache in live.caches) - claimed) // n_pages
+    n_slots = sum(map(len, live.free_slots))
+    if min(n_fit, n_slots) == 0:
+        return 0
+    begun = {seq.request.request_id for seq in live.running}  # samples of theirs fork, and compute one token each
+    return min(len(live.waiting), len(live.requests) - len(begun), n_slots, n_fit)
 
 
 def _plan_prompts(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None:

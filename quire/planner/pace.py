@@ -16,8 +16,8 @@ from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weight
 
 EFFICIENCY = 0.65
 """Share of the ceiling of arithmetic that products of a few hundred rows and attention of short chunks reach."""
-WAITING_WEIGHT = 8.0
-"""A prompt behind the first counts as so many sequences that decode: docs/decisions/0006."""
+WAITING_WEIGHT, MOST_BEHIND = 8.0, 1.0
+"""A prompt behind the first counts as so many sequences that decode, up to one for each: docs/decisions/0006."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,7 @@ class Pace:
     """Costs of one model on one device, and how much longer a step may get by prompt tokens."""
 
     factor: float
-    """A step with prompt tokens takes at most so many times as long as without them, if hardly anybody waits; above
-    1."""
+    """A step with prompt tokens takes at most so many times as long as without them, unless many wait; above 1."""
     weights_s: float
     """Reading all weights once."""
     token_s: float
@@ -35,6 +34,7 @@ class Pace:
     """Reading the K/V of one token."""
     pair_s: float
     """Attention of one prompt token to one token before it."""
+    waiting_weight: float = WAITING_WEIGHT
     min_tokens: int = 32
     """A step takes at least so many prompt tokens: whatever the estimate says, a prompt goes on."""
 
@@ -45,9 +45,9 @@ class Pace:
         return products_s + n_cached * self.cached_s + n_prompt * context * self.pair_s
 
     def stretch(self, n_behind: float) -> float:
-        """How many times as long a step may take. n_behind: prompts that wait behind the first, those that could begin
-        too, for each sequence that decodes."""
-        return 1 + (self.factor - 1) * (1 + WAITING_WEIGHT * n_behind)
+        """How many times as long a step may take. n_behind: requests whose prompts wait behind the first, for each
+        sequence that decodes."""
+        return 1 + (self.factor - 1) * (1 + self.waiting_weight * min(n_behind, MOST_BEHIND))
 
     def prompt_tokens(self, n_decodes: int, n_cached: int, context: int, n_behind: float = 0.0) -> int:
         """The most prompt tokens with which the step takes `stretch` times its time without; at least `min_tokens`.

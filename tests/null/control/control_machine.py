@@ -153,12 +153,14 @@ def mask_bits(device: FaultyDevice, plan: StepPlan, seqs: list[Seq]) -> bytes:
     return bits
 
 
-def n_behind_first(before: dict[Seq, tuple[SeqState, int, int]], n_running_prompts: int, n_slots: int) -> int:
-    """Prompts beside the first that a step could compute, those of preempted sequences too."""
+def most_behind(before: dict[Seq, tuple[SeqState, int, int]], n_prompts: int, n_slots: int) -> float:
+    """Prompts beside the first that a step could compute, those of preempted sequences too, for each sequence that
+    decodes: at most, as pages and samples may leave fewer. n_prompts: that run."""
     running = [seq for seq, (state, _, _) in before.items() if state is SeqState.RUNNING]
     n_preempted = sum(seq.state is SeqState.WAITING for seq in running)
     n_waiting = len(before) - len(running) + n_preempted
-    return max(0, n_running_prompts + min(n_waiting, n_slots - len(running) + n_preempted) - 1)
+    n_behind = max(0, n_prompts + min(n_waiting, n_slots - len(running) + n_preempted) - 1)
+    return n_behind / max(1, len(running) - n_preempted - n_prompts)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -431,7 +433,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.config.pace is None or not decodes:
             return
         contexts = [start for state, start, end in before.values() if state is SeqState.RUNNING and start < end]
-        n_behind = n_behind_first(before, len(contexts), self.config.n_slots) / len(decodes)
+        n_behind = most_behind(before, len(contexts), self.config.n_slots)
         allowed = self.config.pace.prompt_tokens(len(decodes), sum(decodes), max(contexts, default=0), n_behind)
         n_prompt_tokens = plan.n_tokens - len(decodes) - sum(plan.spans.n_drafts)
         assert n_prompt_tokens <= allowed, "prompts stall the decodes beside them"

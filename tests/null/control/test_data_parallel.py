@@ -379,3 +379,21 @@ def test_a_sample_without_room_beside_its_sibling_holds_nobody_up() -> None:
         rig.turn()
         n_turns += 1
         assert n_turns < 60
+
+
+def test_prompts_wait_behind_each_other_wherever_there_is_room() -> None:
+    """Two decode, one on each rank; four wait, for whom there is room on both: three behind the first, which is as many
+    as one for each that decodes. A token costs 1, so a rank's step of one token may take ten."""
+    pace = Pace(factor=2.0, weights_s=0.0, token_s=1.0, cached_s=0.0, pair_s=0.0, waiting_weight=8.0, min_tokens=1)
+    for n_free, most in ((3, 10), (1, 2 + 4)):
+        rig = Rig(config_of(n_pages=60, max_num_seqs=1 + n_free, max_num_batched_tokens=12, pace=pace))
+        for i in range(2):
+            rig.submit(Request(request_id="", prompt_token_ids=[i] * 9, params=SamplingParams(), max_tokens=9, seed=0))
+        rig.turn()
+        for i in range(4):
+            rig.submit(Request(request_id="", prompt_token_ids=[i] * 20, params=SamplingParams(), max_tokens=2, seed=0))
+        plan = rig.turn()
+        assert plan is not None
+        rows = [sum(part_of(plan, rank, 1 + n_free).spans.lengths) for rank in range(2)]
+        assert rows == [most, most]
+        rig.drain()

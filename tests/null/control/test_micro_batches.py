@@ -8,6 +8,7 @@ import pytest
 from test_scheduler_cases import Rig
 
 from quire.core.plan import StepPlan
+from quire.planner.pace import Pace
 
 
 class Pipeline(Rig):
@@ -94,3 +95,20 @@ def test_one_alone_is_planned_before_its_token_is_known() -> None:
     while rig.scheduler.has_work():
         rig.go()
     rig.check(request)
+
+
+def test_what_prompts_may_take_follows_from_all_that_decode() -> None:
+    """Four decode, two in each step, and three wait, two behind the first: a step of two tokens may take six times as
+    long, where a token costs 1. Half of those that decode would make it ten times."""
+    pace = Pace(factor=2.0, weights_s=0.0, token_s=1.0, cached_s=0.0, pair_s=0.0, waiting_weight=8.0, min_tokens=1)
+    rig = Pipeline(2, pace=pace, enable_prefix_caching=False)
+    for i in range(4):
+        rig.submit(str(i), [i + 1] * 5, 60)
+    for _ in range(12):
+        rig.go()
+    for name in "abc":
+        rig.submit(name, [9] * 20, 2)
+    found = [plan for plan, _ in (rig.go() for _ in range(2)) if plan is not None]
+    assert len(found[0].spans) == 3 and sum(found[0].spans.lengths) == 12
+    while rig.scheduler.has_work():
+        rig.go()

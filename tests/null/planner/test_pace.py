@@ -22,10 +22,10 @@ def test_the_answer_is_the_largest_number_within_the_factor() -> None:
         pace = dataclasses.replace(PACE, factor=factor, min_tokens=1)
         n_decodes, context = rng.randint(1, 512), rng.choice([0, 100, 16_000, 120_000])
         n_cached = n_decodes * rng.randint(1, 4000)
-        n_behind = rng.choice([0.0, 0.02, 3.0])
+        n_behind = rng.choice([0.0, 0.02, 0.7, 3.0])
         limit_s = pace.stretch(n_behind) * pace.step_s(n_decodes, n_cached, 0, 0)
         n = pace.prompt_tokens(n_decodes, n_cached, context, n_behind)
-        assert pace.stretch(0.0) == factor
+        assert pace.stretch(0.0) == factor and pace.stretch(99.0) == pace.stretch(1.0) == 1 + 9 * (factor - 1)
         assert n == 1 or pace.step_s(n_decodes, n_cached, n, context) <= limit_s * (1 + 1e-9)
         assert pace.step_s(n_decodes, n_cached, n + 1, context) > limit_s * (1 - 1e-9)
 
