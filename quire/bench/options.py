@@ -135,7 +135,9 @@ class ServeBenchOptions(DatasetOptions, kw_only=True):
     endpoint: Annotated[str, _doc("Path of its completions.")] = "/v1/completions"
     model: Annotated[str, _doc("Model name in the requests; default: the first that /v1/models lists.")] = ""
     api_key: Annotated[str, _doc("Bearer key; default: QUIRE_API_KEY.")] = ""
-    request_rate: Annotated[float, _doc("Requests a second, at random gaps; inf: all at once.", gt=0)] = float("inf")
+    request_rate: Annotated[float, _doc(
+        "Requests a second, at random gaps; inf: all at once.", gt=0, extra={"may_be_inf": True},
+    )] = float("inf")
     burstiness: Annotated[float, _doc("Shape of the gaps: 1 is Poisson, less is burstier.", ge=1e-6, le=1e6)] = 1.0
     max_concurrency: Annotated[int, _doc("Most requests in flight; 0 sets no limit.", ge=0)] = 0
     temperature: Annotated[Temperature, _doc("Sampling temperature.")] = 0.0

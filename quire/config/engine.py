@@ -140,8 +140,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         float,
         _doc(
             "While sequences decode, prompts are cut so that a step takes at most so many times as long as without"
-            " them, by an estimate from the model's shape; longer where many prompts wait beside few that decode, as in"
-            " a burst. 0 chooses: 1.75 in a server on a GPU, otherwise no limit; 1000 is no limit either.",
+            " them, by an estimate from the model's shape. What is above 1 grows up to nine times where prompts wait"
+            " behind the first, by how many wait for each sequence that decodes: 1.75 becomes 7.75 in a burst, 1.1"
+            " becomes 1.9. 0 chooses: 1.75 in a server on a GPU, otherwise no limit; 1000 is no limit either. Else give"
+            " more than 1.",
             ge=0,
         ),
     ] = 0.0

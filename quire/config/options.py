@@ -107,7 +107,7 @@ class Option:
         except (msgspec.ValidationError, ValueError, RecursionError):
             hint = did_you_mean(str(value), (str(choice) for choice in self.choices))
             raise ValueError(f"{shown(value)} is not allowed: it must be {limit(self)}{hint}") from None
-        if isinstance(made, float) and math.isnan(made):
+        if isinstance(made, float) and not (math.isfinite(made) or (made == math.inf and self.extra.get("may_be_inf"))):
             raise ValueError(f"{shown(value)} is not allowed: it must be {limit(self)}")
         return made
 

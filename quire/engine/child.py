@@ -15,11 +15,11 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 from quire.core.errors import EngineError
+from quire.core.interpreter import python
 from quire.core.shortage import shortage
 from quire.engine.process_state import is_stopped
 from quire.engine.stdio import STACKS_SIGNAL
@@ -85,7 +85,7 @@ class Child:
             try:
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
                 self._process = subprocess.Popen(
-                    [sys.executable, *command], stdin=subprocess.PIPE, pass_fds=(writing, *inherited),
+                    python(*command), stdin=subprocess.PIPE, pass_fds=(writing, *inherited),
                     start_new_session=True,
                 )  # fmt: skip
             except OSError:

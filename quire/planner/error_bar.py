@@ -75,8 +75,11 @@ def error_words(timer: StepTimer) -> str:
     worst, _ = farthest(kinds_of(timer), timer.calibration)
     if worst is None or worst.error <= MOST_USUAL:
         return ""
+    kinds = ", ".join(worst.kinds) or "plain models"
+    if not worst.farthest:  # of a machine that somebody calibrated
+        return f"{kinds}: nine of ten steps of the calibration are within {100 * worst.error:.0f} % of what it expects"
     return (
-        f"{', '.join(worst.kinds)}: expectations are worse than of other models; of {worst.n_figures} figures on"
+        f"{kinds}: expectations are worse than of other models; of {worst.n_figures} figures on"
         f" record the farthest, {worst.farthest}, is {100 * worst.error:.0f} % off (docs/plan.md says why)"
     )
 

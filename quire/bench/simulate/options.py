@@ -53,7 +53,10 @@ class SimulateOptions(DatasetOptions, kw_only=True):
     ] = "none"
     request_rate: Annotated[
         list[Annotated[float, Meta(gt=0)]],
-        _doc("Requests a second, at random gaps; several make a curve; inf: all at once. A trace is stretched to it."),
+        _doc(
+            "Requests a second, at random gaps; several make a curve; inf: all at once. A trace is stretched to it.",
+            extra={"may_be_inf": True},
+        ),
     ] = []
     burstiness: Annotated[float, _doc("Shape of the gaps: 1 is Poisson, less is burstier.", ge=1e-6, le=1e6)] = 1.0
     gpu: Annotated[str, _doc("The machine: a name that `quire plan --gpu` knows, or cpu.")] = "h200"

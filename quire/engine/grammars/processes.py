@@ -10,12 +10,12 @@ import contextlib
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Final
 
 from quire.core.errors import EngineError
+from quire.core.interpreter import python
 from quire.engine.child import status_text
 from quire.engine.grammars.wire import LEFT_ALONE, Channel, Died, GrammarSettings, Report, decode_report, encode
 
@@ -83,7 +83,7 @@ class GrammarProcesses:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, *self._command, str(theirs.fileno())],
+                    python(*self._command, str(theirs.fileno())),
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,

@@ -10,13 +10,13 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import Final
 
 import msgspec
 
 from quire.core.events import EndKind
+from quire.core.interpreter import python
 from quire.engine import stdio
 from quire.engine.child import DUMP_S, KILLED_S, LOOK_S, status_text
 from quire.engine.executors.executor import RanksLost
@@ -48,7 +48,7 @@ class LocalRank:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, *RANK_COMMAND], stdin=subprocess.PIPE, stderr=stderr, pass_fds=start.fds,
+                python(*RANK_COMMAND), stdin=subprocess.PIPE, stderr=stderr, pass_fds=start.fds,
                 start_new_session=True,
             )  # fmt: skip
         except OSError:

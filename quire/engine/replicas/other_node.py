@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import subprocess
-import sys
 from typing import Final
 
 import msgspec
 
 from quire.config.engine import EngineConfig
+from quire.core.interpreter import python
 from quire.engine.child import status_text
 
 logger = logging.getLogger("quire.engine")
@@ -41,7 +41,7 @@ class OtherNode:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, *NODE_COMMAND], stdin=subprocess.PIPE, start_new_session=True
+            python(*NODE_COMMAND), stdin=subprocess.PIPE, start_new_session=True
         )  # fmt: skip
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it is gone, which `check` sees

@@ -23,6 +23,8 @@ class Sample(msgspec.Struct, kw_only=True):
     kind: Annotated[Literal["zeta", "alpha"], Meta(description="A kind.")] = "zeta"
     page: Annotated[Literal[1, 16], Meta(description="A page.")] = 16
     seed: Annotated[int | None, Meta(description="A seed.")] = None
+    factor: Annotated[float, Meta(description="A factor.", ge=0)] = 0.0
+    rate: Annotated[float, Meta(description="A rate.", gt=0, extra={"may_be_inf": True})] = 1.0
     enable_it: Annotated[bool, Meta(description="A switch.")] = True
 
 
@@ -44,6 +46,11 @@ def test_nothing_given_leaves_the_defaults() -> None:
     assert parse(options=EngineConfig) == EngineConfig()
 
 
+def test_only_some_numbers_may_be_infinite() -> None:
+    """JSON, in which a server passes its options on, has no word for them."""
+    assert parse("--rate", "inf") == Sample(rate=float("inf"))
+
+
 def test_every_type_is_converted() -> None:
     made = parse(
         "--n-things", "4", "--share", "0.25", "--names", "a", "b", "--sizes", "1", "2", "--kind", "alpha",
@@ -60,6 +67,7 @@ def test_every_type_is_converted() -> None:
     (["--n-things=2.5"], ["'2.5'", "an integer"]),
     (["--share", "0"], ["--share", "'0'", "a number above 0 and of at most 1"]),
     (["--share", "nan"], ["--share", "'nan'"]),
+    (["--factor", "inf"], ["--factor", "'inf'", "a number of at least 0"]),
     (["--sizes", "1", "-3"], ["--sizes", "'-3'", "an integer of at least 0"]),
     (["--kind", "alpa"], ["one of zeta, alpha", "did you mean alpha?"]),
     (["--page", "2"], ["one of 1, 16"]),
