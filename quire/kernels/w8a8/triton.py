@@ -15,11 +15,10 @@ from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
 from quire.kernels.w8a8 import triton_kernels as kernels
 from quire.kernels.w8a8.reference import BLOCK, LARGEST
+from quire.kernels.w8a8.triton_tiles import tile
 
 LEAST_FP8 = (8, 9)
 """The compute capability from which there are conversions to e4m3."""
-N_TILES = 128
-"""Where fewer tiles would cover the result they are made narrower: a GPU has about as many processors."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,17 +93,3 @@ def linear_fp8(
 
 
 linear_int8 = linear_fp8
-
-
-def tile(m: int, n: int, rows_alone: bool, *, is_int: bool) -> tuple[int, int, int]:
-    """Rows of x, rows of the weight and columns of both that are multiplied at once.
-
-    rows_alone: what a row gets must not depend on m. is_int: sums are exact, so the order of columns is free.
-    """
-    if rows_alone:
-        return 64, 64, BLOCK
-    bm = min(128, max(16, triton.next_power_of_2(m)))
-    bn = 64 if bm < 128 else 128
-    while bn > 32 and triton.cdiv(m, bm) * triton.cdiv(n, bn) < N_TILES:
-        bn //= 2
-    return bm, bn, 2 * BLOCK if is_int and bm <= 32 and bn == 32 else BLOCK

@@ -15,6 +15,7 @@ from quire.kernels import mxfp4, nibbles, w4a16, w8a8
 from quire.kernels.mxfp4 import reference as fp4_reference
 from quire.kernels.w4a16.plan import Int4Shape, plan, shared_bytes
 from quire.kernels.w8a8 import builds
+from quire.kernels.w8a8.triton_tiles import tile
 
 HERE = pathlib.Path(__file__).parent
 
@@ -110,3 +111,15 @@ def test_products_of_few_rows_have_plans() -> None:
             assert shared_bytes(product, made, made.n_stages) <= 232_448
             assert made.n_clusters * made.cluster <= 132
     assert "multiples of 8 and 128" in str(builds.static_obstacle(64, 192, torch.bfloat16, False))
+
+
+@pytest.mark.parametrize("m, n, is_int, found", [
+    (1, 4096, True, (16, 32, 256)), (1, 4096, False, (16, 32, 128)), (64, 4096, True, (64, 32, 128)),
+    (1, 28672, True, (16, 64, 128)), (256, 4096, True, (128, 64, 128)), (8192, 8192, True, (128, 128, 128)),
+])  # fmt: skip
+def test_tiles_of_8_bits_are_narrower_where_few_cover_the_result(
+    m: int, n: int, is_int: bool, found: tuple[int, int, int]
+) -> None:
+    """Only integers may be summed in another order; in a deterministic step m says nothing."""
+    assert tile(m, n, False, is_int=is_int) == found
+    assert tile(m, n, True, is_int=is_int) == (64, 64, 128)

@@ -88,6 +88,14 @@ def test_words_say_which_plans_are_worse() -> None:
         assert error_words(timer(name)) == ""
 
 
+def test_a_calibration_of_ones_own_has_no_runs_to_name() -> None:
+    """`quire bench calibrate` writes how far off its steps are, and compares no models."""
+    plain = timer("llama-3.1-8b")
+    own = msgspec.structs.replace(plain.calibration, records=(Record(kinds=(), n_figures=16, error=0.42),))
+    words = error_words(StepTimer(plain.arch, own, plain.formats, Mesh()))
+    assert words == "plain models: nine of ten steps of the calibration are within 42 % of what it expects"
+
+
 def test_a_factor_counts_either_way() -> None:
     found = record_of(frozenset({"b", "a"}), [(1.2, "slower"), (0.5, "faster")])
     assert found == Record(kinds=("a", "b"), n_figures=2, error=1.0, farthest="faster")
