@@ -229,6 +229,7 @@ async def test_stop_string_ends_the_sequence_in_the_engine(served: AsyncLLM) -> 
 
 async def test_a_killed_engine_fails_open_requests_soon(checkpoint: pathlib.Path) -> None:
     async with engine(checkpoint, max_engine_restarts=0) as served:
+        os.kill(served._supervisor.pid, signal.SIGSTOP)  # lest it has answered before it is killed
         stream = await served.submit([1, 2, 3], SamplingParams(max_tokens=500, ignore_eos=True))
         os.kill(served._supervisor.pid, signal.SIGKILL)
         start_s = time.monotonic()
