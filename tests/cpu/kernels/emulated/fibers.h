@@ -111,9 +111,14 @@ inline void run_one() {
 // Runs `what` as each of these threads, until all are over.
 inline void run(std::vector<Fiber>& threads, const std::function<void()>& what) {
     work = &what, n_left = threads.size(), ready.clear();
-    while (stacks.size() < threads.size())
-        mprotect(stacks.emplace_back(mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)),
-                 4096, PROT_NONE);  // what overflows it ends
+    while (stacks.size() < threads.size()) {
+        void* stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (stack == MAP_FAILED || mprotect(stack, 4096, PROT_NONE)) {  // what overflows it ends
+            std::perror("the stack of an emulated thread");
+            std::abort();
+        }
+        stacks.push_back(stack);
+    }
     for (size_t i = 0; i < threads.size(); ++i) {
         getcontext(&threads[i].begin);
         threads[i].begin.uc_stack.ss_sp = stacks[i], threads[i].begin.uc_stack.ss_size = STACK_BYTES;
