@@ -177,12 +177,13 @@ class Simulation:
 
 def kept_rate(weight: float, ttft_s: float, tpot_s: float) -> float:
     """Requests a second at which 99 % of chats keep both limits."""
-    config, options = EngineConfig(model=str(FOLDER / "llama-3.1-8b")), SimulateOptions(num_prompts=600)
+    config = EngineConfig(model=str(FOLDER / "llama-3.1-8b"))
+    options = SimulateOptions(workload="sharegpt", num_prompts=600)
     memory_bytes = int(accelerator_named("h200").memory_bytes)
     machine = SimulatedMachine.of(config, read_arch(FOLDER / "llama-3.1-8b"), "h200", memory_bytes, is_server=True)
     assert machine.pace is not None
     machine = dataclasses.replace(machine, pace=dataclasses.replace(machine.pace, waiting_weight=weight))
-    requests, _ = msgspec.structs.replace(options, workload="sharegpt").requests(config.seed)
+    requests, _ = options.requests(config.seed)
     return float(capacity(Variant("", options, machine), requests, Slo(ttft_s, tpot_s), 0.99)["capacity"] or 0)
 
 
@@ -209,24 +210,23 @@ def main(argv: Sequence[str]) -> int:
         sensitivity.append({"factor": factor, "arithmetic": share, **figures})
         print(msgspec.json.encode(sensitivity[-1]).decode(), flush=True)
     lengths = read_lengths(args.lengths, args.requests)
+    w2 = nano_vllm(0)
     rows: list[dict[str, object]] = []
-    capacity = 0.0
+    full_rate = 0.0
     for factor, budget in policies(args):
         row: dict[str, object] = {"factor": factor, "budget": budget, "stall": Simulation(factor, budget).stall()}
         at_once = Simulation(factor, budget).run(from_lengths(lengths, 10_000, 3)(0), [0.0] * len(lengths))
         row["at_once"] = at_once
-        w2 = nano_vllm(0)
         row["w2_at_once"] = Simulation(factor, budget).run(w2, [0.0] * len(w2))
-        capacity = capacity or at_once["requests_per_s"]
+        full_rate = full_rate or at_once["requests_per_s"]
         for load in args.loads:
-            offsets_s = arrival_offsets_s(len(lengths), load * capacity, 1.0, 0)
+            offsets_s = arrival_offsets_s(len(lengths), load * full_rate, 1.0, 0)
             row[f"load {load:g}"] = Simulation(factor, budget).run(from_lengths(lengths, 10_000, 4)(0), offsets_s)
         rows.append(row)
         print(msgspec.json.encode(row).decode(), flush=True)
     weights: list[dict[str, object]] = []
     for weight in args.weights:
         rates = {f"{ttft_s:g} s, {tpot_s:g} s": kept_rate(weight, ttft_s, tpot_s) for ttft_s, tpot_s in LIMITS_S}
-        w2 = nano_vllm(0)
         found = Simulation(DEFAULT_STALL_FACTOR["cuda"], args.budgets[0], weight=weight).run(w2, [0.0] * len(w2))
         weights.append({"weight": weight, "w2_at_once": found, "kept_rates": rates})
         print(msgspec.json.encode(weights[-1]).decode(), flush=True)
