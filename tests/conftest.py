@@ -20,7 +20,7 @@ TEXT = [
     "0123456789 αβγ 漢字 🙂",
 ] * 3
 
-pytest_plugins = ["second_look"]
+pytest_plugins = ["second_look", "lost_worker"]
 
 N_BESIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if N_BESIDE > 1:

@@ -170,6 +170,7 @@ def test_a_second_node_of_a_number_is_refused(port: int) -> None:
     head = Nodes(EngineConfig(pipeline_parallel_size=3, nnodes=3, master_port=port), Mesh(pp=3), DEMO, is_server=False)
     started(head)
     first = come(port, hello(n_nodes=3))
+    assert first.receive(10)[0] is Kind.BEAT, "it is in before the next one comes"
     kind, body = answer(come(port, hello(n_nodes=3)))
     assert kind is Kind.REFUSED and body == (
         b"--node-rank 1 is taken by node 1 (other, 127.0.0.1): give this one another, up to 2, or end that one first"
