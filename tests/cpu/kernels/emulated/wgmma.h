@@ -20,7 +20,7 @@ template <class T> T __ldg(const T* x) { return *x; }
 
 namespace emulated {
 constexpr uint32_t MEMORY_BYTES = 1 << 18;
-alignas(1024) inline char memories[MOST_CTAS][MEMORY_BYTES];
+alignas(1024) static char memories[MOST_CTAS][MEMORY_BYTES];  // of this library, near whatever else is shared in it
 struct Memory {  // of this block
     operator char*() const { return memories[cta]; }
 };
@@ -78,7 +78,11 @@ namespace quire {
 constexpr float LN2 = 0.6931471805599453f;
 constexpr uint64_t L2_EVICT_FIRST = 1, L2_EVICT_NORMAL = 0, L2_EVICT_LAST = 2;
 
-inline uint32_t shared_address(const void* x) { return static_cast<const char*>(x) - emulated::memory; }
+inline uint32_t shared_address(const void* x) {
+    const ptrdiff_t at = static_cast<const char*>(x) - emulated::memory;
+    if (at != int32_t(at)) std::abort();  // it is of another library
+    return at;
+}
 inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 inline emulated::Barrier& named_barrier(int barrier, int n_threads) {
     auto& place = emulated::named[{barrier + 16 * emulated::cta, n_threads}];
