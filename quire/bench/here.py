@@ -1,4 +1,4 @@
-"""`quire plan --gpu here`: this machine as an accelerator of the table, probed. Needs torch.
+"""`quire plan --gpu here` or `cpu`: this machine as an accelerator of the table, probed. Needs torch.
 
 Owns what is assumed where no calibration was measured. Does not own the probes (`ceilings`).
 """
@@ -23,9 +23,9 @@ HOST_CURVE = Curve(rows=(1, 64), fixed_s=(5e-6, 2e-5), bytes_share=0.85, flops_s
 KINDS = (torch.bfloat16, torch.int8)
 
 
-def this_machine() -> tuple[Accelerator, Calibration]:
-    """Its GPU if torch sees one, else its CPU; the calibration has measured peaks and assumed shares of them."""
-    return _gpu() if device_of(EngineConfig()) == "cuda" else _cpu()
+def this_machine(is_cpu: bool) -> tuple[Accelerator, Calibration]:
+    """Its CPU if that is wanted or torch sees no GPU; the calibration has measured peaks and assumed shares of them."""
+    return _cpu() if is_cpu or device_of(EngineConfig()) == "cpu" else _gpu()
 
 
 def _gpu() -> tuple[Accelerator, Calibration]:

@@ -182,6 +182,19 @@ def arch_of_result(model: str, overrides: Mapping[str, Any] | None = None) -> Mo
     return read_arch(folder, overrides)
 
 
+def check_model(result: Mapping[str, Any], arch: ModelArch, name: str) -> None:
+    """ConfigError if the run was of another model than this one, as far as that can be seen here."""
+    config = result["config"]
+    try:
+        ran = arch_of_result(config.get("model", ""), config.get("hf_overrides"))
+    except ConfigError:  # its folder was on another machine
+        return
+    if ran.n_parameters != arch.n_parameters:
+        raise ConfigError(
+            f"the result is of the model {shown(config['model'])}, and {shown(name)} is another one: leave MODEL out"
+        )
+
+
 def compare(result: Mapping[str, Any], cost: CostModel, dataset_path: str = "") -> list[Comparison]:
     """Every figure of a report that the model has an expectation of."""
     name = str(result["benchmark"]).partition(" ")[0]

@@ -55,10 +55,10 @@ from quire.planner.placement import Limits
 from quire.planner.search import MOST_DEVICES, Task
 from quire.planner.workload import Workload, check_price, parse_objective, workload_named
 
-HERE = "here"
+HERE, CPU = "here", "cpu"
 DEMO = "demo"
 """The model where none is named, as in `quire serve`."""
-INSTEAD = "; `here` measures this machine, and a file of `quire bench calibrate` can be given with --calibration"
+INSTEAD = "; `here` measures this machine, `cpu` its CPU, and a file of `quire bench calibrate` can be given with --calibration"
 """Of the name of an accelerator."""
 ABOUT_DEVICES = (
     "price", "count", "mesh", "slo", "workload", "calibration", "max_num_seqs", "max_model_len", "expert_loads",
@@ -100,7 +100,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="folder with config.json, .gguf file, hub name, or shape:NAME",
     )
-    add("--gpu", default=None, help="accelerator, such as h200; here: measure this machine")
+    add("--gpu", default=None, help="accelerator, such as h200; here: measure this machine; cpu: its CPU")
     add("--count", type=int, default=None, help="how many of them (default: 1)")
     add("--mesh", default=None, help="only this one, such as tp=4,pp=2; otherwise all of --count are compared")
     add("--weights", default="auto", help="format of weights, such as fp8, int8, int4-g128 (default: the model's type)")
@@ -172,6 +172,8 @@ def _check(namespace: argparse.Namespace) -> int:
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
     device = _device(namespace)[0] if namespace.gpu or given else None
     arch = find_arch(namespace.model) if namespace.model else None
+    if arch is not None:
+        plan_check.check_model(result, arch, namespace.model)
     cost = plan_check.cost_of_result(result, device, given, arch)
     found = plan_check.compare(result, cost, namespace.dataset_path)
     if namespace.json:
@@ -343,17 +345,19 @@ def _check_counts(namespace: argparse.Namespace) -> None:
 
 def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
-    if namespace.gpu != HERE:
+    if namespace.gpu not in (HERE, CPU):
         device = accelerator_named(namespace.gpu or REFERENCE, INSTEAD)
         if given is not None and namespace.gpu:
             check_calibrated(given, device)
         return device, given or calibration_for(device)
     if given is not None and given.device == "cpu":
         return host_accelerator(given), given
+    if given is not None and namespace.gpu == CPU:
+        raise ConfigError(f"--calibration was measured on the {given.device}, and --gpu is cpu: leave one of them out")
     with instant_exit():
         from quire.bench.here import this_machine  # the only place that needs torch
 
-        device, found = this_machine()
+        device, found = this_machine(namespace.gpu == CPU)
     return device, given or found
 
 

@@ -147,7 +147,7 @@ def test_ctrl_c_ends_a_plan_of_this_machine_where_what_measures_would_swallow_it
     code = """
 import sys, time, types
 module = types.ModuleType("quire.bench.here")
-def this_machine():
+def this_machine(is_cpu):
     print("ready", flush=True)
     try:
         time.sleep(30)

@@ -274,7 +274,7 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--check", "w6.json", "--price", "3"], "--price changes nothing beside --check"),
         (["--check", "w6.json", "--weights", "fp8"], "--weights changes nothing beside --check"),
         (["--dataset-path", "l.json"], "--dataset-path has the lengths of what --check compares"),
-        (["--gpu", "tpu"], "`here` measures this machine"),
+        (["--gpu", "tpu"], "`here` measures this machine, `cpu` its CPU"),
         (["--gpu", "h200", "--mesh", "tp=x"], "'tp=x' cannot be read"),
         (["--gpu", "h200", "--mesh", f"tp={'9' * 5000}"], "each from 1 to 1,024"),
         (["--gpu", "h200", "--mesh", "tp=2,tp=4"], "says tp twice"),
@@ -416,6 +416,17 @@ def test_times_of_a_cpu_are_none_of_a_gpu(capsys: pytest.CaptureFixture[str], tm
     (tmp_path / "cpu.json").write_text(json.dumps(found))
     said = refused(capsys, "demo", "--gpu", "h200", "--calibration", str(tmp_path / "cpu.json"))
     assert "measured on a CPU, and --gpu is h200: give --gpu here, or leave --calibration out" in said
+
+
+def test_times_of_a_gpu_are_none_of_this_machines_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "demo", "--gpu", "cpu", "--calibration", str(CALIBRATIONS / "h200.json"))
+    assert "measured on the h200, and --gpu is cpu: leave one of them out" in said
+
+
+def test_a_result_is_checked_with_its_own_model(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "demo", "--check", str(RESULTS / "w1.json"))
+    assert "is of the model 'quire/bench/shapes/qwen3-0.6b', and 'demo' is another one: leave MODEL out" in said
+    assert "worst: W1" in planned(capsys, "shape:qwen3-0.6b", "--check", str(RESULTS / "w1.json"))
 
 
 def test_the_margin_of_a_tiny_model_is_wide_and_figures_are_offered(capsys: pytest.CaptureFixture[str]) -> None:
