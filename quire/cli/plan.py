@@ -58,9 +58,7 @@ from quire.planner.workload import Workload, check_price, parse_objective, workl
 HERE, CPU = "here", "cpu"
 DEMO = "demo"
 """The model where none is named, as in `quire serve`."""
-INSTEAD = (
-    "; `here` measures this machine, `cpu` its CPU, and a file of `quire bench calibrate` can be given with --calibration"
-)
+INSTEAD = "; `here` measures this machine, `cpu` its CPU; a file of `quire bench calibrate` is given with --calibration"
 """Of the name of an accelerator."""
 ABOUT_DEVICES = (
     "price", "count", "mesh", "slo", "workload", "calibration", "max_num_seqs", "max_model_len", "expert_loads",
