@@ -24,6 +24,7 @@ from quire.control.gauges import Counters, page_map, read_stats, tree_shape
 from quire.control.history import History
 from quire.control.live_seqs import LiveSeqs
 from quire.control.micro_batches import micro_batch
+from quire.control.pacing import keep_pace
 from quire.control.plan_builder import PlanBuilder
 from quire.control.preemption import fit_chunk, make_room
 from quire.control.seen_costs import StepKind
@@ -154,7 +155,7 @@ class Scheduler:
         if live.cache.snapshots is not None:
             _save_decodes(live, builder)
         if n_decodes and (prompts or n_waiting):
-            _keep_pace(live, builder, prompts)
+            keep_pace(live, builder, prompts, self.backoff.n_seqs)
         if prompts:
             _plan_prompts(live, builder, prompts)
         if n_waiting and (dp_ranks := with_room(live, builder)):
@@ -327,39 +328,6 @@ def _save_decodes(live: LiveSeqs, builder: PlanBuilder) -> None:
         cache = live.caches[seq.dp_rank]
         if cache.snapshots is not None and cache.snapshots.is_due(seq.planned):
             builder.save_decoded(cache, cache.snapshots, seq)
-
-
-def _keep_pace(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None:
-    """Leave the prompts of this step no more tokens than the decodes in it can bear, priced at the longest context. A
-    step takes as long as the data-parallel rank that has the most of it."""
-    pace, starts, budgets = live.config.pace, builder.plan.spans.starts, builder.budgets
-    if pace is None:
-        return
-    n_decoding = max(1, len(live.running) - len(prompts))  # of a pipeline's stages, this step has some of them
-    n_behind = max(0, len(prompts) + _n_ready(live, builder, prompts) - 1) / n_decoding
-    for dp_rank, budget in enumerate(budgets):
-        own = starts
-        if len(budgets) > 1:
-            own = [start for seq, start in zip(builder.seqs, starts, strict=True) if seq.dp_rank == dp_rank]
-        context = max((seq.planned for seq in prompts if seq.dp_rank == dp_rank), default=0)
-        budgets[dp_rank] = min(budget, pace.prompt_tokens(len(own), sum(own), context, n_behind))
-
-
-def _n_ready(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> int:
-    """Waiting requests that could begin, by slots and by pages beyond what running prompts will take, if all need as
-    many as the first in the queue. None in a step that took pages from somebody."""
-    first = live.waiting.peek()
-    if first is None or builder.tight:
-        return 0
-    needed = live.cache.needed
-    claimed = sum(needed(seq.prefill_end, seq.tables, seq.held_from) for seq in prompts)
-    n_pages = sum(live.config.pages_of(min(len(first.tokens) + 1, first.limit)))
-    n_fit = max(0, sum(cache.n_available for cache in live.caches) - claimed) // n_pages
-    n_slots = sum(map(len, live.free_slots))
-    if min(n_fit, n_slots) == 0:
-        return 0
-    begun = {seq.request.request_id for seq in live.running}  # samples of theirs fork, and compute one token each
-    return min(len(live.waiting), len(live.requests) - len(begun), n_slots, n_fit)
 
 
 def _plan_prompts(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None:

@@ -16,8 +16,11 @@ from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weight
 
 EFFICIENCY = 0.65
 """Share of the ceiling of arithmetic that products of a few hundred rows and attention of short chunks reach."""
-WAITING_WEIGHT, MOST_BEHIND = 8.0, 1.0
-"""A prompt behind the first counts as so many sequences that decode, up to one for each: docs/decisions/0006."""
+WAITING_WEIGHT = 8.0
+"""So many times its factor a step may take longer where as many prompts wait behind the first as sequences decode:
+docs/decisions/0006."""
+MOST_BEHIND = 1.0
+"""Prompts behind the first that count, for each sequence that decodes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Pace:
     pair_s: float
     """Attention of one prompt token to one token before it."""
     waiting_weight: float = WAITING_WEIGHT
+    most_behind: float = MOST_BEHIND
     min_tokens: int = 32
     """A step takes at least so many prompt tokens: whatever the estimate says, a prompt goes on."""
 
@@ -44,15 +48,15 @@ class Pace:
         products_s = max(self.weights_s, (n_decodes + n_prompt) * self.token_s)
         return products_s + n_cached * self.cached_s + n_prompt * context * self.pair_s
 
-    def stretch(self, n_behind: float) -> float:
-        """How many times as long a step may take. n_behind: requests whose prompts wait behind the first, for each
-        sequence that decodes."""
-        return 1 + (self.factor - 1) * (1 + self.waiting_weight * min(n_behind, MOST_BEHIND))
+    def stretch(self, behind_per_decode: float) -> float:
+        """How many times as long a step may take. behind_per_decode: requests whose prompts wait behind the first, for
+        each sequence that decodes."""
+        return 1 + (self.factor - 1) * (1 + self.waiting_weight * min(behind_per_decode, self.most_behind))
 
-    def prompt_tokens(self, n_decodes: int, n_cached: int, context: int, n_behind: float = 0.0) -> int:
+    def prompt_tokens(self, n_decodes: int, n_cached: int, context: int, behind_per_decode: float = 0.0) -> int:
         """The most prompt tokens with which the step takes `stretch` times its time without; at least `min_tokens`.
-        n_behind: see `stretch`."""
-        spare_s = self.stretch(n_behind) * self.step_s(n_decodes, n_cached, 0, 0) - n_cached * self.cached_s
+        behind_per_decode: see `stretch`."""
+        spare_s = self.stretch(behind_per_decode) * self.step_s(n_decodes, n_cached, 0, 0) - n_cached * self.cached_s
         attention_s = context * self.pair_s
         n = (spare_s - n_decodes * self.token_s) / (self.token_s + attention_s)
         if attention_s > 0:

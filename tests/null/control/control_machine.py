@@ -433,8 +433,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.config.pace is None or not decodes:
             return
         contexts = [start for state, start, end in before.values() if state is SeqState.RUNNING and start < end]
-        n_behind = most_behind(before, len(contexts), self.config.n_slots)
-        allowed = self.config.pace.prompt_tokens(len(decodes), sum(decodes), max(contexts, default=0), n_behind)
+        behind = most_behind(before, len(contexts), self.config.n_slots)
+        allowed = self.config.pace.prompt_tokens(len(decodes), sum(decodes), max(contexts, default=0), behind)
         n_prompt_tokens = plan.n_tokens - len(decodes) - sum(plan.spans.n_drafts)
         assert n_prompt_tokens <= allowed, "prompts stall the decodes beside them"
 

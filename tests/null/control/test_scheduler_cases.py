@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 
 import pytest
@@ -20,7 +19,6 @@ from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.digests import null_reference
 from quire.engine.executors.null import NullExecutor
-from quire.planner.pace import Pace
 
 VOCAB = 100
 
@@ -158,72 +156,6 @@ def test_one_prompt_takes_at_most_its_threshold() -> None:
     rig.submit("a", [1] * 12, 1)
     rig.submit("b", [2] * 12, 1)
     assert [rig.turn().spans.lengths for _ in range(3)] == [[5, 5], [5, 5], [2, 2]]
-    rig.run()
-
-
-BESIDE = Pace(factor=2.0, weights_s=0.0, token_s=1.0, cached_s=0.0, pair_s=0.0, waiting_weight=9.0, min_tokens=1)
-"""A token costs 1: beside three decodes prompts have three, and nine more for each of up to three behind the first."""
-
-
-def decoding(n: int = 3, **limits: object) -> Rig:
-    """So many sequences decode."""
-    rig = Rig(**{"pace": BESIDE, "enable_prefix_caching": False, "max_model_len": 64, "n_pages": 200, **limits})
-    for i in range(n):
-        rig.submit(f"stream {i}", [1] * 10, 12)
-    assert rig.turn().spans.lengths == [10] * n, "nobody decodes yet: whole prompts"
-    return rig
-
-
-def test_prompts_keep_pace_with_the_decodes_beside_them() -> None:
-    """At a context of 3 a token costs half as much again, at 5 five sixths."""
-    rig = decoding(pace=dataclasses.replace(BESIDE, pair_s=1 / 6))
-    rig.submit("long", [2] * 9, 1)
-    assert [rig.turn().spans.lengths[3:] for _ in range(4)] == [[3], [2], [1], [1]]
-    rig.run()
-    assert len(rig.said["long", 0]) == 1
-
-
-@pytest.mark.parametrize("n_waiting, limits, n_tokens", [
-    (1, {}, 3), (2, {}, 3 + 9), (3, {}, 3 + 18), (4, {}, 3 + 27), (6, {"max_num_seqs": 16}, 3 + 27),
-    (6, {"max_num_seqs": 5}, 3 + 9), (6, {"max_num_seqs": 4}, 3), (6, {"n_pages": 14}, 3), (6, {"n_pages": 17}, 3 + 9),
-])  # fmt: skip
-def test_decodes_bear_more_where_many_wait(n_waiting: int, limits: dict[str, int], n_tokens: int) -> None:
-    """Those count for whom there are slots and pages."""
-    rig = decoding(**limits)
-    for i in range(n_waiting):
-        rig.submit(f"waits {i}", [2] * 9, 1)
-    assert sum(rig.turn().spans.lengths[3:]) == min(n_tokens, 9 * n_waiting)
-    rig.run()
-
-
-def test_who_runs_but_is_not_done_counts_too() -> None:
-    rig = decoding()
-    rig.submit("first", [2] * 30, 1)
-    assert rig.turn().spans.lengths[3:] == [3]
-    for name in "de":
-        rig.submit(name, [2] * 30, 1)
-    assert rig.turn().spans.lengths[3:] == [3 + 18]
-    rig.run()
-
-
-def test_samples_of_one_request_do_not_wait_behind_each_other() -> None:
-    """They fork, and compute a token each."""
-    rig = decoding(max_num_seqs=16)
-    rig.submit("four", [2] * 9, 2, n=4)
-    assert [sum(rig.turn().spans.lengths[3:]) for _ in range(3)] == [3, 3, 3]
-    rig.submit("eight", [3] * 9, 2, n=8)
-    assert sum(rig.turn().spans.lengths) - rig.scheduler.stats().n_running <= 3
-    rig.run()
-
-
-def test_a_step_that_takes_pages_from_somebody_does_not_take_longer() -> None:
-    """Nobody enters it."""
-    rig = decoding(5, n_pages=16)
-    for i in range(2):
-        rig.submit(f"waits {i}", [2] * 4, 1)
-    while not rig.scheduler.live.preemptions:
-        lengths = rig.turn().spans.lengths
-    assert max(lengths) == 1
     rig.run()
 
 
