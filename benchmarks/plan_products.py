@@ -126,7 +126,10 @@ def filled(
         sum(seconds(plain, FORMATS[PLAIN], one, n, calibration) for one in alone[n]) / sum(alone[n].values())
         for n in ends
     ]
-    for n_rows in [n for n in between if n > MANY_ROWS]:
+    many = [n for n in between if n >= MANY_ROWS]
+    if many and not ends:
+        raise ValueError(f"{many} rows were timed, and of {MANY_ROWS} and {SUSTAINED_ROWS} neither, which tell of them")
+    for n_rows in many:
         times = max(1.0, statistics.mean(longer))
         between[n_rows] = {one: times * s for one, s in between[n_rows].items()}
     knots, fixed_s = sorted({*fitted, *between, *([FEW_ROWS] if between else [])}), []

@@ -183,15 +183,18 @@ def arch_of_result(model: str, overrides: Mapping[str, Any] | None = None) -> Mo
 
 
 def check_model(result: Mapping[str, Any], arch: ModelArch, name: str) -> None:
-    """ConfigError if the run was of another model than this one, as far as that can be seen here."""
+    """ConfigError if the run was of a bundled shape, or of a folder that is here, and `arch`, which `name` has, is of
+    another model."""
     config = result["config"]
-    try:
-        ran = arch_of_result(config.get("model", ""), config.get("hf_overrides"))
-    except ConfigError:  # its folder was on another machine
+    model = str(config.get("model", ""))
+    is_here = (pathlib.Path(model) / "config.json").is_file()
+    if not (is_here or model.startswith(PREFIX) or pathlib.Path(model).parts[-3:-1] == FOLDER.parts[-2:]):
         return
+    ran = arch_of_result(model, config.get("hf_overrides"))
     if ran.n_parameters != arch.n_parameters:
         raise ConfigError(
-            f"the result is of the model {shown(config['model'])}, and {shown(name)} is another one: leave MODEL out"
+            f"the result is of the model {shown(model)} with {ran.n_parameters:,} parameters, and {shown(name)} has"
+            f" {arch.n_parameters:,}: leave MODEL out"
         )
 
 

@@ -169,11 +169,10 @@ def _check(namespace: argparse.Namespace) -> int:
         if flag != "calibration" and getattr(namespace, flag) not in (None, False, "auto"):
             raise ConfigError(f"{dashed(flag)} changes nothing beside --check, which takes what was run: leave it out")
     result = plan_check.read_result(namespace.check)
-    given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
-    device = _device(namespace)[0] if namespace.gpu or given else None
     arch = find_arch(namespace.model) if namespace.model else None
     if arch is not None:
         plan_check.check_model(result, arch, namespace.model)
+    device, given = _device(namespace) if namespace.gpu or namespace.calibration else (None, None)
     cost = plan_check.cost_of_result(result, device, given, arch)
     found = plan_check.compare(result, cost, namespace.dataset_path)
     if namespace.json:

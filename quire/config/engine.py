@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import math
+
 import msgspec
 from msgspec import Meta
 
@@ -321,6 +323,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def verify(self) -> None:
         """Check values that need no model; raises ConfigError naming the field, the value and the limit."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{name} = {value} is not allowed: it must be finite")
         try:
             msgspec.convert(msgspec.to_builtins(self), EngineConfig)
         except msgspec.ValidationError as error:

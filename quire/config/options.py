@@ -108,7 +108,7 @@ class Option:
             hint = did_you_mean(str(value), (str(choice) for choice in self.choices))
             raise ValueError(f"{shown(value)} is not allowed: it must be {limit(self)}{hint}") from None
         if isinstance(made, float) and not (math.isfinite(made) or (made == math.inf and self.extra.get("may_be_inf"))):
-            raise ValueError(f"{shown(value)} is not allowed: it must be {limit(self)}")
+            raise ValueError(f"{shown(value)} is not allowed: it must be finite, {limit(self)}")
         return made
 
     def _plain(self, value: object) -> object:

@@ -8,6 +8,8 @@ import tomllib
 
 import pytest
 
+from quire.core.version import __version__
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "quire"
 
@@ -24,3 +26,9 @@ def test_all_files_of_the_package_are_installed() -> None:
     installed = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
     assert (PACKAGE / "planner" / "calibrations" / "h200.json") in kept
     assert {str(path.relative_to(ROOT)) for path in kept - installed if path.exists()} == set()
+
+
+def test_the_package_says_the_version_that_it_is_published_as() -> None:
+    """Nodes compare it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__

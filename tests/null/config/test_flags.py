@@ -67,7 +67,7 @@ def test_every_type_is_converted() -> None:
     (["--n-things=2.5"], ["'2.5'", "an integer"]),
     (["--share", "0"], ["--share", "'0'", "a number above 0 and of at most 1"]),
     (["--share", "nan"], ["--share", "'nan'"]),
-    (["--factor", "inf"], ["--factor", "'inf'", "a number of at least 0"]),
+    (["--factor", "inf"], ["--factor", "'inf'", "it must be finite, a number of at least 0"]),
     (["--sizes", "1", "-3"], ["--sizes", "'-3'", "an integer of at least 0"]),
     (["--kind", "alpa"], ["one of zeta, alpha", "did you mean alpha?"]),
     (["--page", "2"], ["one of 1, 16"]),

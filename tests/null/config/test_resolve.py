@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 
 import pytest
@@ -29,6 +30,12 @@ def test_a_factor_that_leaves_no_time_is_refused(factor: float) -> None:
     with pytest.raises(ConfigError, match=f"max_stall_factor = {factor:g} leaves no time"):
         EngineConfig(max_stall_factor=factor).verify()
     EngineConfig(max_stall_factor=1.01).verify()
+
+
+@pytest.mark.parametrize("factor", [math.inf, math.nan])
+def test_numbers_that_cannot_be_sent_are_refused(factor: float) -> None:
+    with pytest.raises(ConfigError, match=f"^max_stall_factor = {factor} is not allowed: it must be finite$"):
+        EngineConfig(max_stall_factor=factor).verify()
 
 
 def test_drafts_need_a_model() -> None:
