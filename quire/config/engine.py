@@ -6,9 +6,8 @@ Owns names, types, defaults, bounds and meaning. Does not own what depends on th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
 import math
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta

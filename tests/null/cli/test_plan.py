@@ -426,7 +426,7 @@ def test_times_of_a_gpu_are_none_of_this_machines_cpu(capsys: pytest.CaptureFixt
 def test_a_result_is_checked_with_its_own_model(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "demo", "--check", str(RESULTS / "w1.json"))
     assert (
-        "of the model 'quire/bench/shapes/qwen3-0.6b' with 596,049,920 parameters, and 'demo' has 8,917,248: leave" in said
+        "'quire/bench/shapes/qwen3-0.6b' with 596,049,920 parameters, and 'demo' has 8,917,248:" in said
     )
     assert "worst: W1" in planned(capsys, "shape:qwen3-0.6b", "--check", str(RESULTS / "w1.json"))
 
