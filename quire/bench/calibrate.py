@@ -2,13 +2,14 @@
 
 Owns which steps are timed and in which order. Does not own the search (`planner/fitting`). Models are bundled shapes
 with fewer layers and random weights. A busy machine only makes steps longer, so of each step the fast ones count.
-It ran once on an H200; what its knobs find of the H200's own expected steps is tested.
+What its knobs find of the H200's own expected steps is tested.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import pathlib
 import statistics
@@ -48,6 +49,7 @@ OF_STEPS = (
 """What the steps of a GPU tell, beside products in bfloat16."""
 MOST_ERROR = 0.25
 """Of nine steps of ten; beyond it other programs were measured."""
+NARROW = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2}
 FAST_SHARE = 4
 """Of the times of a step, the median of the fastest quarter counts."""
 
@@ -61,12 +63,19 @@ class Model:
     quantization: str
     vocab_size: int = 32_768
     """Rows of the head: fewer than the shape's, to load and multiply less of what is like any product."""
+    narrow: bool = False
+    """With layers of the size of the demo's, of which little but fixed costs is seen."""
 
     @property
     def overrides(self) -> dict[str, Any]:
         """`hf_overrides`."""
         return {"num_hidden_layers": self.n_layers, "vocab_size": self.vocab_size, "eos_token_id": 2,
-                "bos_token_id": 1}  # fmt: skip
+                "bos_token_id": 1} | (NARROW if self.narrow else {})  # fmt: skip
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{'narrow ' * self.narrow}{self.shape} {self.n_layers} layers {self.quantization}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,6 +109,7 @@ CASES = {
         models=(
             Model("qwen3-0.6b", 3, "none"), Model("llama-3.2-1b", 2, "none"),
             Model("qwen3-0.6b", 3, "int8"), Model("llama-3.2-1b", 2, "int8"),
+            Model("llama-3.2-1b", 8, "none", vocab_size=4096, narrow=True),
         ),
         batches=(1, 4, 16), contexts=(64, 384), prompts=(64, 512), rows=(1, 4, 16, 64, 256),
     ),
@@ -127,7 +137,7 @@ def calibrate(
     for number, model in enumerate(cases.models, start=1):
         end_s = begin_s + time_limit_s * number / len(cases.models) if time_limit_s else math.inf
         samples += _samples(model, device, cases, rounds, end_s)
-        say(f"{model.shape}, {model.n_layers} layers, {model.quantization}: {len(samples)} steps timed so far")
+        say(f"{model.title}: {len(samples)} steps timed so far")
     flops, best = dict(ceilings.flops_per_s), ceilings.read_bytes_per_s
     for one in samples:  # a ceiling that was probed in a busy moment is at least what a step reached
         n_bytes, n_flops, _ = totals(step_operators(one.arch, one.spans, formats=one.formats))
@@ -204,7 +214,7 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int, end_s: float 
     times: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
     spans: dict[tuple[int, int, int], Spans] = {}
     try:
-        for turn in ticked(range(rounds + 1), f"turns of {model.shape}, {model.quantization}"):
+        for turn in ticked(range(rounds + 1), f"turns of {model.title}"):
             if turn > 1 and time.perf_counter() > end_s:
                 break
             for shape in shapes:
@@ -218,18 +228,18 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int, end_s: float 
                     spans[shape] = _spans(run, batch, n_in, n_out)
     finally:
         llm.shutdown()
-    title = f"{model.shape} {model.n_layers} layers {model.quantization}"
     return [
-        Sample(name=f"{title}: {batch} x {n_in}{'' if n_out > 1 else ' prompt'}", arch=arch, formats=formats,
+        Sample(name=f"{model.title}: {batch} x {n_in}{'' if n_out > 1 else ' prompt'}", arch=arch, formats=formats,
                spans=spans[batch, n_in, n_out], seconds=_fast(times[batch, n_in, n_out]), waits=n_out == 1)
         for batch, n_in, n_out in spans
     ]  # fmt: skip
 
 
 def _seconds(run: TimedRun, batch: int, n_out: int) -> Iterator[float]:
-    """Of decode steps of the whole batch, or until the first token."""
+    """Of decode steps of the whole batch, two of them in the mean, or until the first token. Where a step was heard of
+    late, the next one seems the shorter: two in a row tell how long they took."""
     if n_out > 1:
-        yield from decode_step_times_s(run.timeline, batch)
+        yield from (sum(pair) / 2 for pair in itertools.pairwise(decode_step_times_s(run.timeline, batch)))
     else:
         yield from (
             one.metrics.first_token_s - one.metrics.arrival_s for one in run.outputs if one.metrics.first_token_s

@@ -18,7 +18,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.mesh import mesh_of
 from quire.config.model import read_arch
-from quire.config.shapes import FOLDER, PREFIX
+from quire.config.shapes import BUNDLED, FOLDER, MODELS, PREFIX
 from quire.core.errors import ConfigError, shown
 from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
@@ -170,15 +170,13 @@ def cost_of_result(
 
 
 def arch_of_result(model: str, overrides: Mapping[str, Any] | None = None) -> ModelArch:
-    """Of shape:NAME, of a bundled shape's folder as it was on that machine, or of a folder that is here. ConfigError
-    for all else."""
-    folder = pathlib.Path(model)
-    if model and not (folder / "config.json").is_file():
+    """Of the demo, of shape:NAME, of a bundled shape's folder as it was on that machine, or of a folder that is here.
+    ConfigError for all else."""
+    folder = MODELS / BUNDLED[model] if model in BUNDLED else pathlib.Path(model)
+    if not (folder / "config.json").is_file():
         folder = FOLDER / pathlib.Path(model.removeprefix(PREFIX)).name
-    if not model or not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"the result is of the model {shown(model or 'demo')}, which is not a folder here: name MODEL"
-        )
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"the result is of the model {shown(model)}, which is not a folder here: name MODEL")
     return read_arch(folder, overrides)
 
 
@@ -187,7 +185,7 @@ def check_model(result: Mapping[str, Any], arch: ModelArch, name: str) -> None:
     another model."""
     config = result["config"]
     model = str(config.get("model", ""))
-    is_here = (pathlib.Path(model) / "config.json").is_file()
+    is_here = model in BUNDLED or (pathlib.Path(model) / "config.json").is_file()
     if not (is_here or model.startswith(PREFIX) or pathlib.Path(model).parts[-3:-1] == FOLDER.parts[-2:]):
         return
     ran = arch_of_result(model, config.get("hf_overrides"))

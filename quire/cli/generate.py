@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, TextIO
 from quire.bench.shape import PREFIX
 from quire.cli.model import add_engine_flags, engine_config, load_llm
 from quire.cli.sampling import SamplingFlags, check_sampling, sampling_params
-from quire.compute.weights.hub import BUNDLED
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags
+from quire.config.shapes import BUNDLED
 from quire.core.adapters import LoRARequest, lora_module
 from quire.core.errors import ConfigError, EngineError, shown
 from quire.core.sampling import OutputKind

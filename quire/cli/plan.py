@@ -35,6 +35,7 @@ from quire.config.gguf import is_gguf, read_header
 from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.config.resolve import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS
+from quire.config.shapes import BUNDLED, MODELS
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.spelling import did_you_mean
 from quire.planner import chart, report, tables
@@ -87,7 +88,6 @@ KEPT_BLOCKS = {
     "cuda": {"Q4_0": "int4-g32", "MXFP4": "mxfp4"},
 }  # fmt: skip
 """Types of a GGUF file's blocks that stay as they are on such a device → the format that is as large."""
-MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -187,8 +187,8 @@ def find_arch(model: str) -> ModelArch:
     if model.startswith(PREFIX):
         shape_options(model)
         return read_arch(FOLDER / model.removeprefix(PREFIX))
-    if model in ("", DEMO):
-        return read_arch(MODELS / DEMO)
+    if model in BUNDLED:
+        return read_arch(MODELS / BUNDLED[model])
     path = pathlib.Path(model).expanduser()
     if path.is_dir() or (path.is_file() and is_gguf(path)):
         return read_arch(path)

@@ -1,4 +1,4 @@
-"""Where the bundled model shapes are: `shape:NAME` is a config.json of this folder, without weights or a tokenizer."""
+"""Where bundled models are, and shapes: `shape:NAME` is a config.json of a folder, without weights or a tokenizer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import pathlib
 from typing import Final
 
 PREFIX: Final = "shape:"
+MODELS: Final = pathlib.Path(__file__).resolve().parents[1] / "_models"
+BUNDLED: Final = {"": "demo", "demo": "demo"}
+"""Model argument → folder of `MODELS`. A local folder of such a name is reached as ./demo."""
 FOLDER: Final = pathlib.Path(__file__).resolve().parents[1] / "bench" / "shapes"
 
 

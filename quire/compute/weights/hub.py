@@ -13,19 +13,16 @@ from typing import Final
 from quire.compute.weights.checkpoint import PICKLED
 from quire.config.advice import no_model
 from quire.config.gguf import is_gguf
-from quire.config.shapes import shape_folder
+from quire.config.shapes import BUNDLED, MODELS, shape_folder
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.ticker import ticking
 
-BUNDLED: Final = {"": "demo", "demo": "demo"}
-"""Model argument → folder of `quire/_models`. A local folder of such a name is reached as ./demo."""
 WANTED: Final = ("*.safetensors", "*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja")
 UNWANTED: Final = ("*/*", "consolidated*")
 """Subfolders and second copies of the weights in other layouts."""
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 _CACHED: Final = re.compile(r".*/models--(.+)--(.+)/snapshots/[^/]+/?")
 """A model's folder in a cache of huggingface_hub."""
-_MODELS: Final = pathlib.Path(__file__).resolve().parents[2] / "_models"
 
 
 def find_checkpoint(model: str, revision: str = "", download_dir: str = "") -> pathlib.Path:
@@ -37,7 +34,7 @@ def find_checkpoint(model: str, revision: str = "", download_dir: str = "") -> p
     Raises LoadError if there is no such folder or it cannot be fetched, ConfigError for a revision elsewhere.
     """
     if model in BUNDLED:
-        path = _MODELS / BUNDLED[model]
+        path = MODELS / BUNDLED[model]
         if not path.is_dir():
             raise LoadError(f"the bundled model is missing: {path} is not a folder; reinstall Quire or name a model")
     else:

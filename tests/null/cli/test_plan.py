@@ -431,6 +431,19 @@ def test_a_result_is_checked_with_its_own_model(capsys: pytest.CaptureFixture[st
     assert "worst: W1" in planned(capsys, "shape:qwen3-0.6b", "--check", str(RESULTS / "w1.json"))
 
 
+@pytest.mark.parametrize("model", ["", "demo"])
+def test_results_of_the_demo_are_known(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, model: str) -> None:
+    case = {"batch_size": 1, "input_len": 8, "output_len": 8, "median_ttft_ms": 1.5}
+    result = {
+        "benchmark": "latency", "config": {"model": model}, "hardware": {"gpus": [{"name": "NVIDIA H200"}]},
+        "results": {"cases": [case]},
+    }  # fmt: skip
+    (tmp_path / "r.json").write_text(json.dumps(result))
+    assert "1 x 8 in, 8 out: first token" in planned(capsys, "--check", str(tmp_path / "r.json"))
+    said = refused(capsys, "shape:qwen3-0.6b", "--check", str(tmp_path / "r.json"))
+    assert "with 8,917,248 parameters, and 'shape:qwen3-0.6b' has 596,049,920: leave MODEL out" in said
+
+
 def test_the_margin_of_a_tiny_model_is_wide_and_figures_are_offered(capsys: pytest.CaptureFixture[str]) -> None:
     text = planned(capsys, "demo", "--gpu", "h200")
     assert "so small a model" in text and bar() not in text

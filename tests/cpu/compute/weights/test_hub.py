@@ -30,7 +30,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[dict[
 
 
 def test_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    monkeypatch.setattr(hub, "_MODELS", tmp_path)
+    monkeypatch.setattr(hub, "MODELS", tmp_path)
     with pytest.raises(LoadError, match="bundled model is missing"):
         find_checkpoint("")
     (tmp_path / "demo").mkdir()
@@ -39,7 +39,7 @@ def test_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Non
 
 def test_bundled_folder_is_inside_the_package() -> None:
     package = pathlib.Path(hub.__file__).parents[2]
-    assert package.name == "quire" and package / "_models" == hub._MODELS
+    assert package.name == "quire" and package / "_models" == hub.MODELS
 
 
 def test_local(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]) -> None:
