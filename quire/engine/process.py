@@ -329,8 +329,12 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
             build = functools.partial(build_engine, place=folder_of(start.address))  # which is removed with the socket
             logger.info("torch is loaded; loading %s", called(config.model))
         core, ready = build(fetch(config, status), is_server=True, is_restart=bool(start.ends))
+    except RanksLost as loss:
+        status.say(EngineFailed(loss.message, loss.kind))
+        return 1
     except QuireError as error:
-        status.say(EngineFailed(error.message))
+        kind = EndKind.FAILED if isinstance(error, EngineError) else EndKind.REFUSED
+        status.say(EngineFailed(error.message, kind))
         return 1
     except (OSError, MemoryError, ImportError, RuntimeError) as error:
         reason = shortage(error)
