@@ -212,3 +212,28 @@ def test_ctrl_c_while_ranks_start_ends_all(model: str, temporary: pathlib.Path) 
     while is_there(ranks[0]) and time.monotonic() < end_s:
         time.sleep(0.02)
     assert not is_there(ranks[0]) and not list(temporary.glob("quire*"))
+
+
+@pytest.mark.parametrize("number, whom", [
+    (signal.SIGTERM, ""), (signal.SIGKILL, ""), (signal.SIGKILL, ENGINE),
+], ids=["server is told to end", "server killed", "rank 0 killed"])  # fmt: skip
+def test_a_rank_that_is_stopped_before_it_can_notice_anything_does_not_outlive_a_server(
+    number: signal.Signals, whom: str, model: str, temporary: pathlib.Path, tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It has no death signal yet, and reads no end of file."""
+    inject(f"import os, signal, sys\nif {RANK!r} in sys.orig_argv: os.kill(os.getpid(), 19)", tmp_path, monkeypatch)
+    words = [sys.executable, "-m", "quire", "serve", model, "--device", "cpu", "-tp", "2", "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
+        while not (ranks := ranks_below(server.pid)) or ranks[0].status() != psutil.STATUS_STOPPED:
+            assert server.poll() is None
+            time.sleep(0.02)
+        engine = psutil.Process(ranks[0].ppid())
+        os.kill(engine.pid if whom else server.pid, number)
+        assert server.wait(60) == (1 if whom else 0 if number == signal.SIGTERM else -number)
+    end_s = time.monotonic() + 10
+    while (left := list(filter(is_there, [ranks[0], engine]))) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    for one in left:
+        one.kill()
+    assert not left and not list(temporary.glob("quire*"))

@@ -70,7 +70,7 @@ async def test_only_what_is_refused_is_a_wrong_option(kind: EndKind, tmp_path: p
     command = engine_script(tmp_path, f"say({encode_status(EngineFailed('why', kind))!r})")
     supervisor = EngineSupervisor(EngineConfig(device="null"), command)
     try:
-        with pytest.raises(QuireError, match="^why$") as error:
+        with pytest.raises(QuireError, match=r"^why$") as error:
             await supervisor.start()
         assert type(error.value) is (ConfigError if kind is EndKind.REFUSED else EngineError)
     finally:
