@@ -17,7 +17,7 @@ from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser, add_flags, given_values
 from quire.config.model import read_arch
 from quire.config.options import make_options
-from quire.config.resolve import check_length
+from quire.config.resolve import check_length, check_rounding
 from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, QuireError, shown
 
@@ -42,11 +42,13 @@ def add_engine_flags(
         parser.knows_others = True
 
 
-def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineConfig:
+def engine_config(namespace: argparse.Namespace, *, uses_device: bool = True, **defaults: object) -> EngineConfig:
     """The engine's options as given; `defaults` stand in for flags that were not given.
 
-    `shape:<name>` as a model becomes a bundled config.json with random weights and no tokenizer.
-    Raises ConfigError when MODEL and --model disagree, a value is out of range, or ranks cannot share the model.
+    `shape:<name>` as a model becomes a bundled config.json with random weights and no tokenizer. uses_device: whether
+    `device` is where the command computes.
+    Raises ConfigError when MODEL and --model disagree, a value is out of range, ranks cannot share the model, or the
+    device does not round its weights so.
     """
     given = given_values(namespace, EngineConfig)
     values = defaults | given
@@ -58,6 +60,8 @@ def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineCo
     if model.startswith(PREFIX):
         values = values | shape_options(model) | {"model": model}  # as it was written, which is its name in the API
     config = make_options(EngineConfig, values)
+    if uses_device and config.device != "auto":  # said before torch is imported
+        check_rounding(config, config.device)
     _check_adapters(config)
     _check_model(config)
     return config

@@ -99,7 +99,7 @@ def _config(namespace: argparse.Namespace, options: SimulateOptions, **changes: 
     if options.workload in WORKLOADS:
         workload = WORKLOADS[options.workload]
         fixed = {"model": workload.model, "max_model_len": workload.max_model_len}
-    return msgspec.structs.replace(engine_config(namespace, **fixed), **changes)
+    return msgspec.structs.replace(engine_config(namespace, uses_device=False, **fixed), **changes)
 
 
 def _variant(name: str, config: EngineConfig, options: SimulateOptions, at_once: bool) -> Variant:
