@@ -42,14 +42,21 @@ def add_engine_flags(
         parser.knows_others = True
 
 
-def engine_config(namespace: argparse.Namespace, *, uses_device: bool = True, **defaults: object) -> EngineConfig:
+def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineConfig:
     """The engine's options as given; `defaults` stand in for flags that were not given.
 
-    `shape:<name>` as a model becomes a bundled config.json with random weights and no tokenizer. uses_device: whether
-    `device` is where the command computes.
+    `shape:<name>` as a model becomes a bundled config.json with random weights and no tokenizer.
     Raises ConfigError when MODEL and --model disagree, a value is out of range, ranks cannot share the model, or the
     device does not round its weights so.
     """
+    config = simulated_config(namespace, **defaults)
+    if config.device != "auto":  # said before torch is imported
+        check_rounding(config, config.device)
+    return config
+
+
+def simulated_config(namespace: argparse.Namespace, **defaults: object) -> EngineConfig:
+    """The same of an engine that is not built, for which `device` says nothing."""
     given = given_values(namespace, EngineConfig)
     values = defaults | given
     argument = getattr(namespace, "model_argument", "")
@@ -60,8 +67,6 @@ def engine_config(namespace: argparse.Namespace, *, uses_device: bool = True, **
     if model.startswith(PREFIX):
         values = values | shape_options(model) | {"model": model}  # as it was written, which is its name in the API
     config = make_options(EngineConfig, values)
-    if uses_device and config.device != "auto":  # said before torch is imported
-        check_rounding(config, config.device)
     _check_adapters(config)
     _check_model(config)
     return config

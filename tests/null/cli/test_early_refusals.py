@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from quire.cli.model import add_engine_flags, engine_config
+from quire.cli.model import add_engine_flags, engine_config, simulated_config
 from quire.config.flags import FlagParser
 from quire.core.errors import ConfigError
 
@@ -70,7 +70,7 @@ def test_a_rounding_that_the_device_does_not_do(device: str, quantization: str, 
     words = parsed("demo", "--device", device, "--quantization", quantization)
     with pytest.raises(ConfigError, match=re.escape(said)) if said else contextlib.nullcontext():
         assert engine_config(words).quantization == quantization
-    assert engine_config(words, uses_device=False).quantization == quantization
+    assert simulated_config(words).quantization == quantization
 
 
 @pytest.mark.parametrize("words, said", [
