@@ -267,5 +267,9 @@ def lines(calibration: Calibration, samples: Sequence[Sample]) -> list[str]:
         for one in samples
     ]
     if calibration.error > MOST_ERROR:
-        text.append("the steps contradict each other: this machine was busy; calibrate again when it rests")
+        text.append(
+            "the steps contradict each other: this machine was busy. The file has that error in it, ±"
+            f" {100 * calibration.error:.0f} %, and no plan made with it shows a smaller error bar; calibrate again"
+            " when the machine rests"
+        )
     return text

@@ -183,7 +183,12 @@ class CalibrateOptions(msgspec.Struct, kw_only=True):
     ] = "auto"  # fmt: skip
     rounds: Annotated[int, _doc("Times that every step is timed, in turns, after one that warms up.", ge=1)] = 4
     time_limit: Annotated[
-        float, _doc("Seconds after which no further turn begins; each step is timed once at least. 0: no limit.", ge=0)
+        float,
+        _doc(
+            "Seconds after which no further turn begins; each model is loaded, and each step timed once after a turn"
+            " that warms up, however long that takes: on two cores of a CPU 50 to 80 s and more. 0: no limit.",
+            ge=0,
+        ),
     ] = 110.0
     output: Annotated[str, _doc("File for the calibration, which `quire plan --calibration FILE` reads.")] = (
         "calibration.json"

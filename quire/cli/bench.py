@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -222,12 +223,18 @@ def run_calibrate(namespace: argparse.Namespace) -> int:
     from quire.bench.calibrate import calibrate, lines
     from quire.engine.build import device_of
 
-    device = device_of(EngineConfig(device=options.device))
+    began_s, device = time.perf_counter(), device_of(EngineConfig(device=options.device))
     found, samples = calibrate(device, options.rounds, print, options.time_limit)
     print("\n".join(lines(found, samples)))
     print(found.source)
     write_output(options.output, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     print(f"written: {options.output}; quire plan MODEL --gpu here --calibration {options.output}")
+    took_s = time.perf_counter() - began_s
+    if options.time_limit and took_s > options.time_limit:
+        print(
+            f"it took {took_s:.0f} s, more than --time-limit {options.time_limit:g}: turns that have begun are ended,"
+            " and each step is timed once"
+        )
     return 0
 
 

@@ -17,7 +17,7 @@ from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser, add_flags, given_values
 from quire.config.model import read_arch
 from quire.config.options import make_options
-from quire.config.resolve import check_length
+from quire.config.resolve import check_length, check_rounding
 from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, QuireError, shown
 
@@ -46,8 +46,17 @@ def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineCo
     """The engine's options as given; `defaults` stand in for flags that were not given.
 
     `shape:<name>` as a model becomes a bundled config.json with random weights and no tokenizer.
-    Raises ConfigError when MODEL and --model disagree, a value is out of range, or ranks cannot share the model.
+    Raises ConfigError when MODEL and --model disagree, a value is out of range, ranks cannot share the model, or the
+    device does not round its weights so.
     """
+    config = simulated_config(namespace, **defaults)
+    if config.device != "auto":  # said before torch is imported
+        check_rounding(config, config.device)
+    return config
+
+
+def simulated_config(namespace: argparse.Namespace, **defaults: object) -> EngineConfig:
+    """The same of an engine that is not built, for which `device` says nothing."""
     given = given_values(namespace, EngineConfig)
     values = defaults | given
     argument = getattr(namespace, "model_argument", "")

@@ -16,7 +16,7 @@ from quire.bench.simulate.options import ABOUT_REQUESTS, SimulateOptions, is_kno
 from quire.bench.simulate.requests import SimRequest
 from quire.bench.simulate.session import PICTURED, Figures, Point, Variant, baseline_rates, baselines, capacity, points
 from quire.bench.workloads import WORKLOADS
-from quire.cli.model import add_engine_flags, engine_config
+from quire.cli.model import add_engine_flags, simulated_config
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.command_line import dashed
 from quire.config.engine import EngineConfig
@@ -99,7 +99,7 @@ def _config(namespace: argparse.Namespace, options: SimulateOptions, **changes: 
     if options.workload in WORKLOADS:
         workload = WORKLOADS[options.workload]
         fixed = {"model": workload.model, "max_model_len": workload.max_model_len}
-    return msgspec.structs.replace(engine_config(namespace, **fixed), **changes)
+    return msgspec.structs.replace(simulated_config(namespace, **fixed), **changes)
 
 
 def _variant(name: str, config: EngineConfig, options: SimulateOptions, at_once: bool) -> Variant:

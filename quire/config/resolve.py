@@ -78,14 +78,7 @@ def resolve(
     is_server: latency counts as well as throughput. on_hopper: see `EngineLimits`.
     """
     check_length(config, arch)
-    if config.quantization not in NOT_ROUNDED and not rounds_to(config.quantization, device):
-        devices = ROUNDED_ON[config.quantization]
-        other = " and ".join({"cpu": "the CPU", "cuda": "GPUs"}[one] for one in devices)
-        instead = "add --device cpu, or leave --quantization out" if "cpu" in devices else "leave --quantization out"
-        raise ConfigError(
-            f"quantization = {config.quantization!r} works on {other} only and the device is {device}: {instead}",
-            param="quantization",
-        )
+    check_rounding(config, device)
     speculative = read_speculative(config.speculative_config)
     _check_speculative(config, speculative, device)
     max_num_seqs = config.max_num_seqs or DEFAULT_SEQS[device]
@@ -111,6 +104,19 @@ def check_length(config: EngineConfig, arch: ModelArch) -> None:
             f"max_model_len = {config.max_model_len} exceeds the {arch.max_position_scaled} positions of this model: "
             "lower it, or add rope scaling to config.json"
         )
+
+
+def check_rounding(config: EngineConfig, device: str) -> None:
+    """ConfigError where weights are not rounded to `quantization` on 'cuda', 'cpu' or 'null'."""
+    if config.quantization in NOT_ROUNDED or rounds_to(config.quantization, device):
+        return
+    devices = ROUNDED_ON[config.quantization]
+    other = " and ".join({"cpu": "the CPU", "cuda": "GPUs"}[one] for one in devices)
+    instead = "add --device cpu, or leave --quantization out" if "cpu" in devices else "leave --quantization out"
+    raise ConfigError(
+        f"quantization = {config.quantization!r} works on {other} only and the device is {device}: {instead}",
+        param="quantization",
+    )
 
 
 def _adapter_limits(config: EngineConfig, device: str) -> AdapterLimits | None:

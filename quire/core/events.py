@@ -259,6 +259,8 @@ class EndKind(enum.Enum):
     """By a signal that others send, as the system does when memory runs out."""
     FAILED = "failed"
     """It gave up and said so, after it had answered every request with an error."""
+    REFUSED = "refused"
+    """Options or the checkpoint were in the way, and it said so: another one with the same would end so, too."""
 
 
 class EngineFailed(msgspec.Struct, tag="failed"):
@@ -266,7 +268,7 @@ class EngineFailed(msgspec.Struct, tag="failed"):
 
     message: str
     kind: EndKind = EndKind.FAILED
-    """FAILED only if every open request was told."""
+    """FAILED only if every open request was told; REFUSED only if it was not loaded."""
 
 
 class Working(msgspec.Struct, array_like=True):

@@ -108,8 +108,8 @@ class AsyncLLM(Orders):
 
     @classmethod
     async def create(cls, config: EngineConfig, engine_command: tuple[str, ...] = ENGINE_COMMAND) -> AsyncLLM:
-        """Start an engine process and wait until it is loaded. Raises ConfigError or LoadError if it cannot be.
-        engine_command: what Python runs instead of the engine's own module; for tests."""
+        """Start an engine process and wait until it is loaded. Raises ConfigError or LoadError if it cannot be,
+        EngineError if it died. engine_command: what Python runs instead of the engine's own module; for tests."""
         config.verify()
         supervisor = EngineSupervisor(config, engine_command)
         link = EngineLink(supervisor.address, config.engine_stall_timeout)

@@ -31,7 +31,7 @@ from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
 from quire.config.stages import layer_range, stage_arch, stage_layout
 from quire.core.clock import MonotonicClock, VirtualClock
 from quire.core.errors import ConfigError
-from quire.core.events import EngineReady, ModelFacts
+from quire.core.events import EndKind, EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
 from quire.engine.adapters import AdapterReader, registry_of
@@ -49,7 +49,7 @@ from quire.engine.capacity import (
 from quire.engine.concurrency import with_fitting_seqs
 from quire.engine.core import EngineCore
 from quire.engine.executors.balancing import BalancingExecutor
-from quire.engine.executors.executor import Executor
+from quire.engine.executors.executor import Executor, RanksLost
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
 from quire.engine.executors.ranks import RanksExecutor
@@ -82,7 +82,7 @@ def build_engine(
     """Load everything. is_server: defaults for streams that people wait for, not for batches. is_restart: an engine
     before this one has served with these options. place: for temporary files, if not the usual one.
 
-    Raises ConfigError or LoadError saying what does not fit.
+    Raises ConfigError or LoadError saying what does not fit, RanksLost where another rank is gone.
     """
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     arch = read_arch(folder, config.hf_overrides, logger)
@@ -103,7 +103,12 @@ def build_engine(
         if shape.n_ranks > 1:
             group = RankGroup(config, shape, folder, is_server=is_server, place=place)
             undo.callback(group.stop)
-        built = _build(config, folder, arch, group, undo, is_server=is_server, is_restart=is_restart)
+        try:
+            built = _build(config, folder, arch, group, undo, is_server=is_server, is_restart=is_restart)
+        except RanksLost as loss:
+            if loss.kind is EndKind.REFUSED:
+                raise ConfigError(loss.message) from None
+            raise
         undo.pop_all()
         if group is not None:
             group.has_served = True

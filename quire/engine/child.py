@@ -3,7 +3,8 @@
 Owns the process and both pipes. Does not own what is said, nor when it ends (`supervisor.py`,
 `serve/api_processes.py`).
 Invariants: it leaves when this process is gone (end of file on its standard input); it gets signals only once it can
-deal with them; nothing here waits for it but `end`, and that for `KILLED_S` at most.
+deal with them; nothing here waits for it but `end`, and that for `KILLED_S` at most; what it has started in its process
+group ends with it.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Child:
         """When it reported last."""
         self._hear = hear
         self._unread = b""
+        self._is_killed = False
         # A session of its own: Ctrl-C in a terminal reaches only this process, which decides what it means. Signals
         # that would end it before it has handlers wait until it lets them in; the mask outlives exec.
         waiting = {STACKS_SIGNAL, signal.SIGHUP}
@@ -146,8 +148,12 @@ class Child:
         return self.code
 
     async def end(self) -> int | None:
-        """Kill it if it lives, and free everything (idempotent); its exit status, None if it cannot be ended."""
-        self.signal(signal.SIGKILL)
+        """Kill it if it lives, with its process group, and free everything (idempotent); its exit status, None if it
+        cannot be ended."""
+        if not self._is_killed:  # once: later another group may have the number of one that is gone
+            self._is_killed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         code = await self.wait(KILLED_S)
         if code is None:
             logger.error("process %d was killed and does not end", self.pid)

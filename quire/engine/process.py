@@ -294,6 +294,8 @@ def follow_parent(address: str, unread: bytes) -> None:
             if not data:
                 break
         shutil.rmtree(folder_of(address), ignore_errors=True)
+        if os.getpgrp() == os.getpid():  # with a rank that was stopped before it could have noticed
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True, name="quire-parent-watch").start()
@@ -329,8 +331,12 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
             build = functools.partial(build_engine, place=folder_of(start.address))  # which is removed with the socket
             logger.info("torch is loaded; loading %s", called(config.model))
         core, ready = build(fetch(config, status), is_server=True, is_restart=bool(start.ends))
+    except RanksLost as loss:
+        status.say(EngineFailed(loss.message, loss.kind))
+        return 1
     except QuireError as error:
-        status.say(EngineFailed(error.message))
+        kind = EndKind.FAILED if isinstance(error, EngineError) else EndKind.REFUSED
+        status.say(EngineFailed(error.message, kind))
         return 1
     except (OSError, MemoryError, ImportError, RuntimeError) as error:
         reason = shortage(error)

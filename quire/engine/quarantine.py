@@ -76,7 +76,7 @@ class Quarantine:
         for end in ends:
             if end.engine > self._last_engine:
                 self._last_engine = end.engine
-                if end.kind is not EndKind.FAILED:
+                if end.kind not in (EndKind.FAILED, EndKind.REFUSED):
                     self._judge(end)
 
     def check(self, request: Request) -> Trial | None:

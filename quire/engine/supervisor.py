@@ -85,11 +85,14 @@ class EngineSupervisor:
         return self._child.pid if self._child is not None else None
 
     async def start(self) -> EngineReady:
-        """Start the first engine. Raises ConfigError with its reason if it cannot load."""
+        """Start the first engine. Raises ConfigError with its reason if it cannot load, EngineError where that was a
+        fault of the moment, such as a killed process: the next start may succeed."""
         try:
             ready = await self._start()
         except EngineError as error:
-            raise ConfigError(error.message) from None
+            if self._end_kind is EndKind.REFUSED:
+                raise ConfigError(error.message) from None
+            raise
         self._watcher = asyncio.create_task(self._watch(ready.device), name="quire-supervisor")
         return ready
 
@@ -146,7 +149,7 @@ class EngineSupervisor:
                 return self._ready.result()
             if not gone.done():
                 await child.abort()
-                self._end_kind = EndKind.STALL
+                self._end_kind = EndKind.REFUSED  # by an option, `load_timeout`
                 self._said = (
                     f"the model was not loaded within load_timeout = {self._config.load_timeout:g} s, downloads from "
                     "the hub not counted; the stacks in the log say what it waits for: mostly a disk or network file "

@@ -2,8 +2,8 @@
 
 Owns exit codes, what is printed, and what signals (`signals.py`) lead to. Does not own HTTP or the engine.
 Invariants: a taken port is reported before anything is loaded; the engine process never outlives this one; Ctrl-C
-never shows a traceback. Exit codes: 0 after SIGINT or SIGTERM, 1 engine lost or nobody left to serve, 2 bad options,
-port or checkpoint, 130 when a second signal cut the drain short.
+never shows a traceback. Exit codes: 0 after SIGINT or SIGTERM, 1 engine lost, also while it was started, or nobody left
+to serve, 2 bad options, port or checkpoint, 130 when a second signal cut the drain short.
 """
 
 from __future__ import annotations

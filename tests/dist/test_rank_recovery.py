@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import psutil
 import pytest
 from rank_cases import SIZE, checkpoint
 
-from benchmarks.rank_faults import HANGING, INJECTION, RANK, is_there
+from benchmarks.rank_faults import ENGINE, HANGING, INJECTION, RANK, is_there
 from quire import LLM, SamplingParams
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
@@ -148,8 +149,27 @@ def test_a_start_that_fails_half_way_leaves_nothing(
 
 def test_every_rank_looks_whether_its_part_fits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "RANK_COMMAND", ("-c", SMALL))
-    with pytest.raises(EngineError, match=r"rank 1: .* does not fit: "):
+    with pytest.raises(ConfigError, match=r"rank 1: .* does not fit: "):
         LLM(model, **SIZE, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("command, code, status, said", [
+    (RANK, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 1, r"rank 1 \(process \d+\) ended with SIGKILL"),
+    (RANK, SMALL.partition("from quire.engine")[0], 2, "rank 1: .* does not fit: "),
+    (ENGINE, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 1, "the engine process ended with SIGKILL"),
+], ids=["killed", "refused", "rank 0"])  # fmt: skip
+def test_a_killed_rank_ends_the_start_of_a_server_as_a_fault_and_not_as_wrong_options(
+    command: str, code: str, status: int, said: str, model: str, temporary: pathlib.Path, tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """With status 2 `packaging/quire.service` does not start it again."""
+    lines = [f"    {line}" for line in code.strip().splitlines()]
+    inject("\n".join(["import sys", f"if {command!r} in sys.orig_argv:", *lines]), tmp_path, monkeypatch)
+    words = [sys.executable, "-m", "quire", "serve", model, "--device", "cpu", "-tp", "2", "--port", "0"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=90)
+    assert ended.returncode == status, ended.stderr
+    assert re.search(f"^quire: error: {said}", ended.stderr, re.MULTILINE), ended.stderr
+    assert not list(temporary.glob("quire*"))
 
 
 DEAF = """
@@ -192,3 +212,28 @@ def test_ctrl_c_while_ranks_start_ends_all(model: str, temporary: pathlib.Path) 
     while is_there(ranks[0]) and time.monotonic() < end_s:
         time.sleep(0.02)
     assert not is_there(ranks[0]) and not list(temporary.glob("quire*"))
+
+
+@pytest.mark.parametrize("number, whom", [
+    (signal.SIGTERM, ""), (signal.SIGKILL, ""), (signal.SIGKILL, ENGINE),
+], ids=["server is told to end", "server killed", "rank 0 killed"])  # fmt: skip
+def test_a_rank_that_is_stopped_before_it_can_notice_anything_does_not_outlive_a_server(
+    number: signal.Signals, whom: str, model: str, temporary: pathlib.Path, tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It has no death signal yet, and reads no end of file."""
+    inject(f"import os, signal, sys\nif {RANK!r} in sys.orig_argv: os.kill(os.getpid(), 19)", tmp_path, monkeypatch)
+    words = [sys.executable, "-m", "quire", "serve", model, "--device", "cpu", "-tp", "2", "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
+        while not (ranks := ranks_below(server.pid)) or ranks[0].status() != psutil.STATUS_STOPPED:
+            assert server.poll() is None
+            time.sleep(0.02)
+        engine = psutil.Process(ranks[0].ppid())
+        os.kill(engine.pid if whom else server.pid, number)
+        assert server.wait(60) == (1 if whom else 0 if number == signal.SIGTERM else -number)
+    end_s = time.monotonic() + 10
+    while (left := list(filter(is_there, [ranks[0], engine]))) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    for one in left:
+        one.kill()
+    assert not left and not list(temporary.glob("quire*"))

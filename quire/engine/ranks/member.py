@@ -36,11 +36,18 @@ class LocalRank:
     """A process of this machine."""
 
     def __init__(
-        self, start: RankStart, status_fd: int, memory: RankMemory, place: str = "", stderr: int | None = None
+        self,
+        start: RankStart,
+        status_fd: int,
+        memory: RankMemory,
+        place: str = "",
+        stderr: int | None = None,
+        *,
+        in_own_session: bool = True,
     ) -> None:
         """Start it, and close what only it needs. status_fd: where it is read why it ends. memory: in which it says
-        where it is. place: where messages say it is. stderr: None: that of this process. OSError: there is no room;
-        nothing is open that was given to it."""
+        where it is. place: where messages say it is. stderr: None: that of this process. in_own_session: else whoever
+        ends this process group ends it, too. OSError: there is no room; nothing is open that was given to it."""
         self.number = start.rank
         self.status_fd = status_fd
         self._memory, self._place = memory, place
@@ -49,7 +56,7 @@ class LocalRank:
         try:
             self.process = subprocess.Popen(
                 python(*RANK_COMMAND), stdin=subprocess.PIPE, stderr=stderr, pass_fds=start.fds,
-                start_new_session=True,
+                start_new_session=in_own_session,
             )  # fmt: skip
         except OSError:
             os.close(status_fd)

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from quire.core.errors import ConfigError, DeviceOutOfMemory, QuireError
+from quire.core.errors import ConfigError, DeviceOutOfMemory, LoadError, QuireError
 from quire.core.events import EndKind
 from quire.engine import logs, stdio
 from quire.engine.child import read_start
@@ -79,8 +79,8 @@ def be_killed_with_parent() -> None:
 def failure(start: RankStart, error: Exception) -> RankFailed:
     """What to say of an error that ends the rank."""
     name = f"rank {start.rank}" + (f" on node {start.config.node_rank}" if start.config.nnodes > 1 else "")
-    if isinstance(error, ConfigError):
-        return RankFailed(f"{name}: {error.message}", EndKind.FAILED)
+    if isinstance(error, (ConfigError, LoadError)):
+        return RankFailed(f"{name}: {error.message}", EndKind.REFUSED)
     reason = error.message if isinstance(error, QuireError) else f"{type(error).__name__}: {error}".partition("\n")[0]
     reason += place_of(error)
     if isinstance(error, DeviceOutOfMemory) or is_out_of_memory(error):

@@ -48,7 +48,7 @@ class EngineReplica:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Load the engine and tell the endpoint. Raises ConfigError if it cannot be loaded."""
+        """Load the engine and tell the endpoint. Raises ConfigError if it cannot be loaded, EngineError if it died."""
         try:
             await self._supervisor.start()
             self._outbox.send(await self._link.wait_ready())

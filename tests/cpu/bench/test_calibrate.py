@@ -20,7 +20,7 @@ from quire.cli.command import run
 from quire.config.model import read_arch
 from quire.engine.llm import LLM
 from quire.planner import fitting
-from quire.planner.accelerators import accelerator_named, calibration_for
+from quire.planner.accelerators import USUAL_CPU, accelerator_named, calibration_for
 from quire.planner.calibration import load_calibration
 from quire.planner.formats import formats_named
 from quire.planner.operators import decode_spans, prefill_spans
@@ -47,6 +47,23 @@ def test_it_writes_what_plan_reads(
     }, "of both error bars are those of these steps"  # fmt: skip
     assert run(["plan", "demo", "--gpu", "here", "--calibration", str(path), "--slo", "none"]) == 0  # however busy
     assert "1 x CPU" in capsys.readouterr().out
+
+
+def test_steps_that_contradict_each_other_and_a_limit_that_was_passed_are_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is written, and a plan made with it shows that it is worth little."""
+    path = tmp_path / "cpu.json"
+    for error, limit_s in ((0.63, 1e-9), (0.2, 0), (0.2, 1000)):
+        found = msgspec.structs.replace(USUAL_CPU, source="quire bench calibrate", error=error)
+        monkeypatch.setattr(calibrate, "calibrate", lambda *_, made=found: (made, []))
+        words = ["bench", "calibrate", "--device", "cpu", "--output", str(path), "--time-limit", str(limit_s)]
+        assert run(words) == 0
+        text = capsys.readouterr().out
+        assert ("The file has that error in it, ± 63 %, and no plan" in text) == (error == 0.63)
+        assert ("s, more than --time-limit 1e-09" in text.splitlines()[-1]) == (limit_s == 1e-9) == ("it took" in text)
+        assert run(["plan", "shape:qwen3-0.6b", "--gpu", "here", "--calibration", str(path), "--slo", "none"]) == 0
+        assert f"± {100 * error:.0f} %" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_not_there_is_said_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

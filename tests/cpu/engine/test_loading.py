@@ -17,7 +17,7 @@ import pytest
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, EngineError, LoadError, QuireError
-from quire.core.events import EngineReady, Fetching
+from quire.core.events import EndKind, EngineFailed, EngineReady, Fetching
 from quire.engine.frontend import load_beside, load_tokenizer
 from quire.engine.process import StatusPipe, fetch
 from quire.engine.supervisor import EngineSupervisor
@@ -61,6 +61,18 @@ async def test_downloads_are_not_limited_and_loading_after_them_is(is_ready: boo
             with pytest.raises(ConfigError, match=r"within load_timeout = 0\.6 s, downloads from the hub not counted"):
                 await supervisor.start()
         assert time.monotonic() - began_s > 1.2
+    finally:
+        await supervisor.close()
+
+
+@pytest.mark.parametrize("kind", EndKind)
+async def test_only_what_is_refused_is_a_wrong_option(kind: EndKind, tmp_path: pathlib.Path) -> None:
+    command = engine_script(tmp_path, f"say({encode_status(EngineFailed('why', kind))!r})")
+    supervisor = EngineSupervisor(EngineConfig(device="null"), command)
+    try:
+        with pytest.raises(QuireError, match=r"^why$") as error:
+            await supervisor.start()
+        assert type(error.value) is (ConfigError if kind is EndKind.REFUSED else EngineError)
     finally:
         await supervisor.close()
 

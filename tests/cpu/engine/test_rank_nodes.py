@@ -21,7 +21,7 @@ from node_ends import DEMO, HERE, answer, come, hello
 
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh, mesh_of
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, EngineError, LoadError
 from quire.core.events import EndKind
 from quire.core.meeting import Meeting, meeting_at, meeting_of, own_address
 from quire.engine.executors.executor import RanksLost
@@ -313,6 +313,8 @@ def test_a_rank_that_fails_says_on_which_node(config: EngineConfig) -> None:
     assert failure(start, ConfigError("why")).message == "rank 1 on node 1: why"
     start.config = EngineConfig(pipeline_parallel_size=2)
     assert failure(start, ConfigError("why")).message == "rank 1: why", "there is but one"
+    kinds = [failure(start, error).kind for error in (ConfigError("why"), LoadError("why"), EngineError("why"))]
+    assert kinds == [EndKind.REFUSED, EndKind.REFUSED, EndKind.CRASH]
 
 
 def test_a_node_that_leaves_says_why(config: EngineConfig, port: int) -> None:

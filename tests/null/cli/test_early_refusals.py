@@ -1,17 +1,19 @@
-"""What ranks cannot share, and a length that the model has not, is said from the command line and config.json, before
-torch is imported."""
+"""What ranks cannot share, a length that the model has not, and a rounding that the device does not do, is said from
+the command line and config.json, before torch is imported."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
-from quire.cli.model import add_engine_flags, engine_config
+from quire.cli.model import add_engine_flags, engine_config, simulated_config
 from quire.config.flags import FlagParser
 from quire.core.errors import ConfigError
 
@@ -58,7 +60,21 @@ def test_a_length_that_the_model_has_not() -> None:
     assert found.max_model_len == 2049
 
 
+@pytest.mark.parametrize("device, quantization, said", [
+    ("cpu", "fp8", "quantization = 'fp8' works on GPUs only and the device is cpu: leave --quantization out"),
+    ("cuda", "int8-g32", "quantization = 'int8-g32' works on the CPU only and the device is cuda: add --device cpu"),
+    ("auto", "fp8", ""), ("cpu", "int8-g32", ""), ("cuda", "fp8", ""), ("cpu", "none", ""),
+])  # fmt: skip
+def test_a_rounding_that_the_device_does_not_do(device: str, quantization: str, said: str) -> None:
+    """Which device auto is, torch must tell; a simulation has its own."""
+    words = parsed("demo", "--device", device, "--quantization", quantization)
+    with pytest.raises(ConfigError, match=re.escape(said)) if said else contextlib.nullcontext():
+        assert engine_config(words).quantization == quantization
+    assert simulated_config(words).quantization == quantization
+
+
 @pytest.mark.parametrize("words, said", [
+    (("--device", "cpu", "--quantization", "fp8"), "--quantization 'fp8' works on GPUs only and the device is cpu"),
     (("--tensor-parallel-size", "3"), "which 3 ranks cannot share equally"),
     (("--max-model-len", "2049"), "--max-model-len 2049 exceeds the 2048 positions"),
 ])  # fmt: skip
@@ -72,3 +88,4 @@ def test_torch_is_not_imported_for_it(words: tuple[str, ...], said: str) -> None
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0 and said in ran.stderr, ran.stderr
+    assert "loading torch" not in ran.stderr, "nor by the engine's process"
