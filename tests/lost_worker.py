@@ -6,6 +6,7 @@ the crashed test with it, and waits for ever when a new process has got nothing 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -35,7 +36,8 @@ class Scheduler(LoadFileScheduling):
         if node not in self.registered_collections:  # it is new, and asks when it knows the tests
             return
         while not node.shutting_down and self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
-            self._assign_work_unit(node)
+            with contextlib.suppress(OSError):  # it has crashed, too, and this comes back when that is heard
+                self._assign_work_unit(node)
         if not self.workqueue:
             node.shutdown()
 
