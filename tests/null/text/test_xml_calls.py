@@ -274,6 +274,15 @@ def test_very_many_marks_take_linear_time(style: str, at_value: bool) -> None:
         assert time.process_time() - started_s < 4
 
 
+def test_long_and_large_numbers_are_numbers() -> None:
+    """Which a grammar does not keep a model from writing."""
+    for text, key, is_number in (("1e400", "x", True), ("-1e400", "n", False), ("1" * 5000, "n", True),
+                                 ("5 apples" * 1000, "n", False), ("1" * 5000, "any", False)):  # fmt: skip
+        for style in STYLES:
+            arguments = whole(style, WRITE[style]("f", **{key: text})).calls[0].arguments
+            assert arguments == (f'{{"{key}": {text}}}' if is_number else f'{{"{key}": "{text}"}}')
+
+
 def test_types() -> None:
     assert types_of(F, "shape") == {"object"} and types_of(F, "items") == {"array", "null"}
     assert types_of(F, "any") is None and types_of(F, "missing") is None and types_of({"properties": 5}, "x") is None
