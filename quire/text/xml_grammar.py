@@ -21,7 +21,6 @@ from quire.text.xml_values import (
     TEXT_ONLY,
     JsonObject,
     ValueWriter,
-    comparable,
     enumerated,
     has_type,
     referred,
@@ -138,7 +137,7 @@ class _Arguments:
             raise refused(f"this model writes {shown(key)} as bare text, which cannot be bounded but by enum")
         if types == TEXT_ONLY and not all(has_type("", part) for part in parts):
             return None
-        before, between, _ = VALUES[self.style]
+        before, between, end = VALUES[self.style]
         head = f"{name}: {written(before + key + between, self.tokenizer)}"
         if values is not None:
             ways = [(value, self._way(value, types)) for value in values]
@@ -146,11 +145,12 @@ class _Arguments:
             if not values:
                 return None
             if types == TEXT_ONLY or _is_plain(parts, values):
-                return [f"{head} ({' | '.join(self._closed(way) for _, way in ways if way is not None)})"]
+                return self._choice(head, name.upper(), [way for _, way in ways if way is not None])
         if types == TEXT_ONLY:
             return [f"{head} text_{self.at} {quoted(chr(10))}"]
         schema = self._json_schema(parts, values)
-        return [f"{head} {name}_json {self._closed('')}", f"{name}_json: %json {json.dumps(schema)}"]
+        tail = f"{written(end, self.tokenizer)} {quoted(chr(10))}"
+        return [f"{head} {name}_json {tail}", f"{name}_json: %json {json.dumps(schema)}"]
 
     def _check_schema(self, schema: Any, key: str) -> None:
         if not isinstance(schema, dict | bool):
@@ -188,21 +188,23 @@ class _Arguments:
             return text
         return "\n" * text.startswith("\n") + text + "\n" * text.endswith("\n")
 
-    def _closed(self, text: str) -> str:
-        """Lark for a text and what closes its argument: in one piece, for one text may begin with another."""
+    def _choice(self, head: str, name: str, texts: list[str]) -> list[str]:
+        """The rule of an argument that is one of these texts. They are one terminal, `name`, with the tag that closes
+        them: one text may begin with another, and the lexer never goes back."""
         end = VALUES[self.style][2]
         tag = end.lstrip("\n")
-        closing = literal(tag, self.tokenizer)
+        closing, line_ends = literal(tag, self.tokenizer), end.removesuffix(tag)
         if closing.startswith(QUOTE):
-            return quoted(f"{text}{end}\n")
-        return f"{quoted(text + end.removesuffix(tag))} {closing} {quoted(chr(10))}"
+            return [f"{head} {name}", f"{name}: ({' | '.join(map(quoted, texts))}) {quoted(end + chr(10))}"]
+        return [f"{head} ({' | '.join(quoted(text + line_ends) for text in texts)}) {closing} {quoted(chr(10))}"]
 
 
 def _is_read_as(text: str, types: frozenset[str] | None, value: Any) -> bool:
-    if types == TEXT_ONLY:
+    if types == TEXT_ONLY or not isinstance(value, str | list | dict):
         return True
     writer = ValueWriter(types, trims=False)
-    return comparable(json.loads(writer.feed(text) + writer.finish())) == comparable(value)
+    found = json.loads(writer.feed(text) + writer.finish())
+    return type(found) is type(value) and bool(found == value)
 
 
 def _is_plain(parts: list[JsonObject], values: list[Any]) -> bool:

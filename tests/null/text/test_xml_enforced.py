@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from reading import matcher_behind
 from small_tokenizers import byte_level
+from tokenizers import AddedToken
 
 from quire.core.errors import RequestError
 from quire.core.structured import StructuredOutputsParams
@@ -19,7 +20,7 @@ from quire.text.grammar import GrammarCompiler, grammar_of
 from quire.text.matcher import Matcher
 from quire.text.message import MessageReader
 from quire.text.tokenizer import HfTokenizer
-from quire.text.tool_formats import reader_of
+from quire.text.tool_formats import marks_of, reader_of
 from quire.text.tool_grammar import OfferedTool, call_grammar
 from quire.text.xml_calls import XML_FORMATS
 from quire.text.xml_grammar import VALUES
@@ -252,3 +253,19 @@ def test_free_text_ends_where_the_reader_ends_it() -> None:
         assert allows("qwen3_coder", params, text), text
     for text in ("</parameter></function>", "a</parameter> \n</tool_call>b", "a</parameter><parameter=a>\n"):
         assert not allows("qwen3_coder", params, text), text
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_enumerations_before_a_tag_that_is_a_control_token(style: str) -> None:
+    backend = byte_level()
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in marks_of(style)])
+    own = HfTokenizer(backend, {"type": "ByteLevel"}, {"eos_token": "</s>"})
+    compiler, end_id = GrammarCompiler(own, len(own), [own.eos_id or 0]), own.eos_id or 0
+    parameters = one_argument({"enum": ["", "a", "a\nb", "5", 5, None]})
+    grammar = call_grammar(style, [OfferedTool("f", parameters, True)], own, at_most_one=True)
+    before, between, end = VALUES[style]
+    for written, value in (("", ""), ("a", "a"), ("a\nb", "a\nb"), ('"5"', "5"), ("5", 5), ("null", None), ("b", ...)):
+        text = f"{HEADS[style]}{before}a{between}{written}{end}\n{TAILS[style]}"
+        matcher = matcher_behind(compiler, own, text, StructuredOutputsParams(calls=grammar))
+        assert (matcher is not None and bool(matcher.mask()[end_id // 8] >> end_id % 8 & 1)) is (value is not ...)
+        assert value is ... or read(style, parameters, text) == {"a": value}
