@@ -1,6 +1,7 @@
 """Grammars of arguments that are written as bare text in tags. Owns what of a schema can be enforced there.
 
-A text is free up to its closing tag, or one of an enumeration; everything else is JSON of its own schema.
+A text is free up to its closing tag, also where it may be a null or a number instead, or one of an enumeration;
+everything else is JSON of its own schema.
 Invariant: what fits is read by `xml_calls.py` as arguments that fit the schema, or the schema is refused. One exception
 is left: a text in JSON may quote the tag that closes its argument, with one behind it that goes on with the call.
 """
@@ -41,6 +42,7 @@ _SAYS_NOTHING: Final = frozenset(
     ("$ref", "title", "description", "$comment", "examples", "default", "$defs", "definitions")
 )
 """Keywords beside `$ref` that ask nothing of a value."""
+_SCALARS: Final = frozenset(("string", "null", "boolean", "integer", "number"))
 _KNOWN: Final = frozenset((
     "type", "properties", "required", "additionalProperties", "$defs", "definitions", "title", "description", "$schema",
     "$id", "$comment", "examples", "default",
@@ -146,7 +148,7 @@ class _Arguments:
                 return None
             if types == TEXT_ONLY or _is_plain(parts, values):
                 return self._choice(head, name.upper(), [way for _, way in ways if way is not None])
-        if types == TEXT_ONLY:
+        if types == TEXT_ONLY or _takes_any_text(parts, types):
             return [f"{head} text_{self.at} {quoted(chr(10))}"]
         schema = self._json_schema(parts, values)
         tail = f"{written(end, self.tokenizer)} {quoted(chr(10))}"
@@ -211,6 +213,18 @@ def _is_plain(parts: list[JsonObject], values: list[Any]) -> bool:
     """Whether the values are all that the schemas say, and each is written in one way."""
     says_more = any(part.keys() - _SAYS_NOTHING - {"type", "enum", "const"} for part in parts)
     return not says_more and not any(isinstance(value, dict | list) for value in values)
+
+
+def _takes_any_text(parts: list[JsonObject], types: frozenset[str] | None) -> bool:
+    """Whether every text is read as something that fits, as where null is allowed beside a text."""
+    *referring, last = parts
+    cases = last.get("anyOf", [last])
+    if types is None or not TEXT_ONLY < types <= _SCALARS or not isinstance(cases, list):
+        return False
+    says = [part.keys() - _SAYS_NOTHING for part in referring]
+    says.append(last.keys() - _SAYS_NOTHING - {"anyOf" if "anyOf" in last else "type"})
+    says += [case.keys() - (_SAYS_NOTHING - {"$ref"}) - {"type"} if isinstance(case, dict) else {""} for case in cases]
+    return not any(says)
 
 
 def _pattern(text: str) -> str:

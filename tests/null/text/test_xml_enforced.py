@@ -247,6 +247,37 @@ def test_what_is_no_enumeration_or_would_be_passed_over_is_refused(style: str) -
     compiled(style, {"type": "object", "additionalProperties": True})
 
 
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("schema", "is_free"),
+    [
+        ({"type": ["string", "null"]}, True),
+        ({"anyOf": [{"type": "string", "title": "Name"}, {"type": "null"}], "default": None}, True),
+        ({"$ref": "#/$defs/name", "description": "of whom"}, True),
+        ({"anyOf": [{"type": "string", "minLength": 3}, {"type": "null"}]}, False),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "not": {"const": "x"}}, False),
+        ({"anyOf": [{"$ref": "#/$defs/name"}, {"type": "null"}]}, False),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "type": "string"}, None),
+        ({"type": ["string", "array"]}, False),
+        ({}, False),
+    ],
+)
+def test_a_text_beside_null_is_written_bare(style: str, schema: Any, is_free: bool | None) -> None:
+    parameters = one_argument(schema, **{"$defs": {"name": {"type": ["string", "null"]}}})
+    if is_free is None or "not" in schema:
+        with pytest.raises(RequestError):
+            compiled(style, parameters)
+        return
+    params = compiled(style, parameters)
+    assert allows(style, params, '"Bob"') and allows(style, params, "Bob") is is_free
+    before, between, end = VALUES[style]
+    for written, value in (("Bob", "Bob"), ("null", None), ('"null"', "null"), ("5", "5"), ("x" * 5000, "x" * 5000)):
+        if is_free:
+            assert allows(style, params, written)
+            text = f"{HEADS[style]}{before}a{between}{written}{end}\n{TAILS[style]}"
+            assert read(style, parameters, text) == {"a": value}
+
+
 def test_free_text_ends_where_the_reader_ends_it() -> None:
     params = compiled("qwen3_coder", one_argument({"type": "string"}))
     for text in ("x", "a </parameter> b", "</parameter></x>", "</function>", ""):
