@@ -191,12 +191,15 @@ def json_of(text: str, types: frozenset[str] | None) -> str:
     if word is not None and types is not None and word in types:
         return "null" if word == "null" else bare.lower()
     try:
-        found = _BY_KIND.get(type(msgspec.json.decode(bare)), "null")
+        value = msgspec.json.decode(bare)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         if types is not None and "number" in types and _NUMBER.fullmatch(bare):  # beyond a float's range
             return bare
         return json.dumps(text, ensure_ascii=False)
-    fits = types is None or found in types or (found in ("integer", "number") and not types.isdisjoint(_NUMBERS))
+    found = _BY_KIND.get(type(value), "null")
+    fits = types is None or found in types or (found == "integer" and "number" in types)
+    if not fits and found == "number" and types is not None and "integer" in types:
+        fits = value.is_integer() or _TEXT not in types  # what is no integer may be a text
     return bare if fits else json.dumps(text, ensure_ascii=False)
 
 

@@ -292,4 +292,7 @@ def test_types() -> None:
     begin_s = time.process_time()
     assert types_of({"properties": deep | {"e": {"type": "string"}}}, "a") == {"string"}
     assert time.process_time() - begin_s < 1
+    mixed = frozenset({"string", "integer"})
+    assert [json_of(text, mixed) for text in ("1", "1.0", "1.5", "x")] == ["1", "1.0", '"1.5"', '"x"']
+    assert json_of("1.5", frozenset({"integer"})) == "1.5"
     assert json_of("[" * 100_000, None).startswith('"') and json_of("null", frozenset({"string"})) == '"null"'
