@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from typing import Any, Final
 
 from quire.core.errors import shown
@@ -108,23 +107,10 @@ class _Arguments:
         return [f"args_{self.at}: ({head} text_{self.at} {quoted(chr(10))})*", self._text_rule()]
 
     def _text_rule(self) -> str:
-        """Free text up to the closing tag, and the tag. No text can hold one that is a control token.
-
-        Nor may it hold what ends an argument without the line end before it, as the reader takes it.
-        """
-        end = VALUES[self.style][2]
-        tag = end.lstrip("\n")
-        closing, line_ends = literal(tag, self.tokenizer), "\\n" * (len(end) - len(tag))
-        if closing.startswith(QUOTE):
-            text = f"text_{self.at}[lazy]: /(?s:.*)/ {quoted(end)}"
-            return text if tag == end else f"text_{self.at}[lazy]: TEXT_{self.at}\n{self._text_without(tag, end)}"
-        return f"text_{self.at}: /(?s:.*){line_ends}/ {closing}"
-
-    def _text_without(self, tag: str, end: str) -> str:
-        """The terminal of free text up to `end`, in which nothing that goes on with a call follows `tag`."""
-        form = XML_FORMATS[self.style]
-        behind = "|".join(map(_pattern, (*form.closes, form.key)))
-        return f"TEXT_{self.at}: (/(?s:.*)/ {quoted(end)}) & ~/(?s:.*){_pattern(tag)}[ \\t\\r\\n]*({behind})(?s:.*)/"
+        """Free text up to the closing tag, and the tag. No text can hold one that is a control token. No line end need
+        stand before it, for the reader does not ask for one."""
+        closing = literal(XML_FORMATS[self.style].end, self.tokenizer)
+        return f"text_{self.at}{'[lazy]' if closing.startswith(QUOTE) else ''}: /(?s:.*)/ {closing}"
 
     def _value(self, name: str, key: str) -> list[str] | None:
         """The rule `name` of an argument, and those that it needs; None: no value fits."""
@@ -225,8 +211,3 @@ def _takes_any_text(parts: list[JsonObject], types: frozenset[str] | None) -> bo
     says.append(last.keys() - _SAYS_NOTHING - {"anyOf" if "anyOf" in last else "type"})
     says += [case.keys() - (_SAYS_NOTHING - {"$ref"}) - {"type"} if isinstance(case, dict) else {""} for case in cases]
     return not any(says)
-
-
-def _pattern(text: str) -> str:
-    """A text in a pattern of a Lark grammar."""
-    return re.escape(text).replace("/", "\\/")

@@ -278,12 +278,18 @@ def test_a_text_beside_null_is_written_bare(style: str, schema: Any, is_free: bo
             assert read(style, parameters, text) == {"a": value}
 
 
-def test_free_text_ends_where_the_reader_ends_it() -> None:
-    params = compiled("qwen3_coder", one_argument({"type": "string"}))
-    for text in ("x", "a </parameter> b", "</parameter></x>", "</function>", ""):
-        assert allows("qwen3_coder", params, text), text
-    for text in ("</parameter></function>", "a</parameter> \n</tool_call>b", "a</parameter><parameter=a>\n"):
-        assert not allows("qwen3_coder", params, text), text
+@pytest.mark.parametrize("style", STYLES)
+def test_free_text_ends_where_the_reader_ends_it(style: str) -> None:
+    """Also without the line end that the models write before the tag."""
+    parameters, form = one_argument({"type": "string"}), XML_FORMATS[style]
+    params = compiled(style, parameters)
+    before, between, _ = VALUES[style]
+    text = f"{HEADS[style]}{before}a{between}x{form.end}\n{TAILS[style]}"
+    matcher = matcher_behind(COMPILER, TOKENIZER, text, params)
+    assert matcher is not None and is_end(matcher) and read(style, parameters, text) == {"a": "x"}
+    for quoted in (form.closes[0], f"{form.key}a", "", "\n"):
+        assert allows(style, params, quoted), quoted
+    assert not allows(style, params, f"x{form.end}{form.closes[0]}") and not allows(style, params, f"x{form.end} x")
 
 
 @pytest.mark.parametrize("style", STYLES)
