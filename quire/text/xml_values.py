@@ -191,10 +191,8 @@ def json_of(text: str, types: frozenset[str] | None) -> str:
     if word is not None and types is not None and word in types:
         return "null" if word == "null" else bare.lower()
     try:
-        value = msgspec.json.decode(bare)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        if types is not None and "number" in types and _NUMBER.fullmatch(bare):  # beyond a float's range
-            return bare
+        value = _parsed(bare)
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     found = _BY_KIND.get(type(value), "null")
     fits = types is None or found in types or (found == "integer" and "number" in types)
@@ -203,7 +201,17 @@ def json_of(text: str, types: frozenset[str] | None) -> str:
     return bare if fits else json.dumps(text, ensure_ascii=False)
 
 
+def _parsed(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.ValidationError:  # it has a number beyond a float's range
+        return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 _NUMBERS: Final = frozenset(("integer", "number"))
-_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _DIGITS: Final = re.compile(r"[-0-9][-+0-9.eE]*")
 """The beginning of a long number."""

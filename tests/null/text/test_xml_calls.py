@@ -276,7 +276,8 @@ def test_very_many_marks_take_linear_time(style: str, at_value: bool) -> None:
 
 def test_long_and_large_numbers_are_numbers() -> None:
     """Which a grammar does not keep a model from writing."""
-    for text, key, is_number in (("1e400", "x", True), ("-1e400", "n", False), ("1" * 5000, "n", True),
+    for text, key, is_number in (("1e400", "x", True), ("-1e400", "n", True), ("1" * 5000, "n", True),
+                                 ("[1, -1e400]", "items", True), ("[1e400, NaN]", "items", False),
                                  ("5 apples" * 1000, "n", False), ("1" * 5000, "any", False)):  # fmt: skip
         for style in STYLES:
             arguments = whole(style, WRITE[style]("f", **{key: text})).calls[0].arguments
