@@ -103,7 +103,18 @@ def auto_grammar(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenize
         return tagged_text(parts, lambda text: literal(text, tokenizer), at_most_one=True) + "\n" + rules
     rules = _calls(style, tools, tokenizer, with_mark=False)
     parts = [(mark, mark, "call", "")]
+    if style in XML_FORMATS and XML_FORMATS[style].may_lack_mark:
+        begin = XML_FORMATS[style].begin
+        parts.append((begin, begin, "bare", ""))
+        rules += _bare_calls(style, tools, tokenizer)
     return tagged_text(parts, lambda text: literal(text, tokenizer), at_most_one=at_most_one) + "\n" + rules
+
+
+def _bare_calls(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenizer) -> str:
+    """The rule `bare`: calls whose mark is missing, from behind their beginning on. The last tag may be missing too."""
+    middle, (first, last) = _SHAPES[style].middle, XML_FORMATS[style].closes
+    calls = [f"{written(tool.name + middle, tokenizer)} args_{at}" for at, tool in enumerate(tools)]
+    return f"bare: ({' | '.join(calls)}) {written(first, tokenizer)} ({written(chr(10) + last, tokenizer)})?\n"
 
 
 def _several(shape: _Shape, tokenizer: HfTokenizer, *, at_most_one: bool) -> str:

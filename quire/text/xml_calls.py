@@ -8,6 +8,7 @@ call follows, so that the same tag may be quoted in the text.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -21,6 +22,14 @@ from quire.text.xml_values import JsonObject, ValueWriter, types_of
 
 MAX_KEY: Final = 256
 _KEY = re.compile(rf'[^<>"\n]{{1,{MAX_KEY + 1}}}')
+
+
+@functools.cache
+def _opener(openers: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds one of these texts, or at the end what may become one. All begin with the same character."""
+    parts = {opener[1:end] for opener in openers for end in range(1, len(opener))}
+    wholes, cut = (sorted(map(re.escape, some), reverse=True) for some in ({one[1:] for one in openers}, parts))
+    return re.compile(rf"{re.escape(openers[0][0])}(?:{'|'.join(wholes)}|(?:{'|'.join(cut)})\Z)")
 
 
 def is_key(name: str) -> bool:
@@ -50,6 +59,13 @@ class XmlFormat:
     """Closes a series of calls that a mark has begun."""
     trims: bool = True
     """A line end at each side of a value belongs to the tags."""
+    may_lack_mark: bool = False
+    """A call may also begin with `begin`: models forget the mark."""
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """Texts with which a call may begin."""
+        return (self.mark, self.begin) if self.may_lack_mark else (self.mark,)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -64,7 +80,7 @@ GLM45: Final = XmlFormat(
 )  # fmt: skip
 QWEN3_CODER: Final = XmlFormat(
     "<tool_call>", begin="<function=", named=">", key="<parameter=", value=(">",), end="</parameter>",
-    closes=("</function>", "</tool_call>"),
+    closes=("</function>", "</tool_call>"), may_lack_mark=True,
 )  # fmt: skip
 MINIMAX_M2: Final = XmlFormat(
     "<minimax:tool_call>", begin='<invoke name="', named='">', key='<parameter name="', value=('">',),
@@ -80,8 +96,11 @@ class XmlReader:
     def __init__(self, style: XmlFormat, functions: Mapping[str, JsonObject]) -> None:
         self._style = style
         self._functions = functions
+        self._opener = _opener(style.openers)
         self._held = ""
         """Text that may be part of a tag."""
+        self._is_over = False
+        """Nothing more is fed."""
         self._borders = Borders()
         self._schema: JsonObject = {}
         """Of the newest call."""
@@ -101,7 +120,8 @@ class XmlReader:
 
     def finish(self) -> list[Found]:
         """What was held back, at the end of the text."""
-        held, self._held = self._held, ""
+        self._is_over = True
+        held, self._held = self._held[self._read(self._held) :], ""
         if self._value is not None:
             self._end_cut(self._value, held)
         elif not (self._in_group and self._style.group_end.startswith(held.lstrip(SPACE))):  # a cut end says nothing
@@ -126,18 +146,19 @@ class XmlReader:
                 return held.at
 
     def _read_text(self, text: str, at: int) -> int:
-        mark = self._style.mark
-        found = text.find(mark, at)
-        if found < 0:
-            cut = len(text) - partial(text[at:][-len(mark) :], mark)
-            self._text(text[at:cut])
-            raise _Held(cut)
-        self._text(text[at:found])
-        cursor = Cursor(text, found + len(mark))
-        if self._begins(cursor, found):
+        found = self._opener.search(text, at)
+        if found is None:
+            self._text(text[at:])
+            raise _Held(len(text))
+        begin, end, opener = found.start(), found.end(), found.group()
+        self._text(text[at:begin])
+        if opener not in self._style.openers:
+            raise _Held(begin)
+        cursor = Cursor(text, end if opener == self._style.mark else begin)
+        if self._begins(cursor, begin):
             return cursor.at
-        self._text(mark)
-        return found + len(mark)
+        self._text(opener)
+        return end
 
     def _read_group(self, text: str, at: int) -> int:
         """Behind a call in a series: another one, or its end."""
@@ -196,9 +217,14 @@ class XmlReader:
             before = cursor.at
             if found:
                 cursor.space()
-            if cursor.takes(tag):
-                found = True
-            else:
+            try:
+                takes = cursor.takes(tag)
+            except Unfinished:
+                if not (found and self._is_over):
+                    raise
+                cursor.at, takes = len(cursor.text), True
+            found |= takes
+            if not takes:
                 cursor.at = before
         return found
 
@@ -236,12 +262,7 @@ class XmlReader:
 
     def _end_cut(self, value: ValueWriter, held: str) -> None:
         """The text ends in an argument, perhaps in the tag behind it, or further behind."""
-        if not held.startswith(self._style.end):
-            self._arguments(value.cut())
-            return
-        self._arguments(value.finish())
-        if any(tag in held for tag in self._style.closes):
-            self._arguments("}")
+        self._arguments(value.finish() if held.startswith(self._style.end) else value.cut())
 
     def _arguments(self, text: str) -> None:
         if text:

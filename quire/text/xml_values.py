@@ -8,6 +8,8 @@ is longer is text where the schema allows it, and else JSON as the model writes 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -58,15 +60,54 @@ def _types(
     return None
 
 
-def resolved(schema: Any, root: JsonObject) -> Any:
-    """What a schema refers to, if that is in the same document."""
+def referred(schema: Any, root: JsonObject) -> list[Any]:
+    """A schema, and behind it what it refers to in the same document: a value has to fit all of them."""
+    found = [schema]
     for _ in range(MAX_DEPTH):
         target = schema.get("$ref") if isinstance(schema, dict) else None
-        found = _referred(target, root) if isinstance(target, str) else None
-        if not isinstance(found, dict):
-            return schema
-        schema = found
-    return schema
+        schema = _referred(target, root) if isinstance(target, str) else None
+        if not isinstance(schema, dict | bool):
+            break
+        found.append(schema)
+    return found
+
+
+def has_type(value: Any, schema: JsonObject) -> bool:
+    """Whether a schema's `type` allows a value. A whole number is an integer, also as 1.0."""
+    named = schema.get("type")
+    allowed = {named} if isinstance(named, str) else set(map(str, named)) if isinstance(named, list) else None
+    kind = _BY_KIND.get(type(value), "null")
+    kinds = {kind, "number"} if kind == "integer" else {kind}
+    if isinstance(value, float) and value.is_integer():
+        kinds.add("integer")
+    return allowed is None or not allowed.isdisjoint(kinds)
+
+
+def enumerated(schemas: Sequence[JsonObject]) -> list[Any] | None:
+    """Values that fit all `enum`, `const` and `type` of these schemas; None: they enumerate none."""
+    lists = [one["enum"] for one in schemas if "enum" in one]
+    lists += [[one["const"]] for one in schemas if "const" in one]
+    if not lists:
+        return None
+    others = [set(map(comparable, values)) for values in lists[1:]]
+    return [
+        value
+        for value in lists[0]
+        if all(comparable(value) in other for other in others) and all(has_type(value, one) for one in schemas)
+    ]
+
+
+def comparable(value: Any) -> str:
+    """The same for values that are equal in JSON: 1 and 1.0, but not true."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _referred(target: str, root: JsonObject) -> object:
@@ -136,8 +177,11 @@ class ValueWriter:
 
     def _is_json(self, text: str) -> bool:
         """Whether a value of which this is the beginning can be nothing else."""
-        first = {"{": "object", "[": "array"}.get(text.lstrip(SPACE)[:1])
-        return self._types is not None and first in self._types and _TEXT not in self._types
+        if self._types is None or _TEXT in self._types:
+            return False
+        bare = text.lstrip(SPACE)
+        first = {"{": "object", "[": "array"}.get(bare[:1])
+        return first in self._types or (_DIGITS.fullmatch(bare) is not None and not self._types.isdisjoint(_NUMBERS))
 
 
 def json_of(text: str, types: frozenset[str] | None) -> str:
@@ -147,11 +191,27 @@ def json_of(text: str, types: frozenset[str] | None) -> str:
     if word is not None and types is not None and word in types:
         return "null" if word == "null" else bare.lower()
     try:
-        found = _BY_KIND.get(type(msgspec.json.decode(bare)), "null")
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        value = _parsed(bare)
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
-    fits = types is None or found in types or (found in ("integer", "number") and not types.isdisjoint(_NUMBERS))
+    found = _BY_KIND.get(type(value), "null")
+    fits = types is None or found in types or (found == "integer" and "number" in types)
+    if not fits and found == "number" and types is not None and "integer" in types:
+        fits = value.is_integer() or _TEXT not in types  # what is no integer may be a text
     return bare if fits else json.dumps(text, ensure_ascii=False)
 
 
+def _parsed(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.ValidationError:  # it has a number beyond a float's range
+        return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 _NUMBERS: Final = frozenset(("integer", "number"))
+_DIGITS: Final = re.compile(r"[-0-9][-+0-9.eE]*")
+"""The beginning of a long number."""

@@ -155,6 +155,32 @@ def test_free_text_or_good_calls(compiler: GrammarCompiler, tokenizer: HfTokeniz
     assert not fits(compiler, tokenizer, SAMPLES[style].replace("1", '"x"'), calls=auto)
 
 
+@pytest.mark.parametrize("tokens", [(), ("<tool_call>", "</tool_call>"), marks_of("qwen3_coder")])
+def test_calls_without_their_mark_are_enforced_too(tokens: tuple[str, ...]) -> None:
+    """tokens: those of the marks that are control tokens."""
+    backend = byte_level()
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in tokens])
+    own = HfTokenizer(backend, {"type": "ByteLevel"}, {"eos_token": "</s>"})
+    compiler = GrammarCompiler(own, len(own), [own.eos_id or 0])
+
+    def allows(text: str, grammar: str) -> bool:
+        matcher = matcher_behind(compiler, own, text, StructuredOutputsParams(calls=grammar))
+        return matcher is not None and bool(matcher.mask()[(own.eos_id or 0) // 8] >> (own.eos_id or 0) % 8 & 1)
+
+    auto, single = (auto_grammar("qwen3_coder", TOOLS, own, at_most_one=one) for one in (False, True))
+    marked = XML_SAMPLES["qwen3_coder"]
+    bare = marked.removeprefix("<tool_call>\n")
+    unclosed = bare.removesuffix("\n</tool_call>")
+    for text in (bare, unclosed, f"So: {bare}", "a < b", "<function", "<tool_call"):
+        assert allows(text, auto) and allows(text, single), text
+    for text in (f"{unclosed}\n{bare}\n{marked} Done.", f"{marked}{bare}"):
+        assert allows(text, auto) and not allows(text, single), text
+    for text in (bare, unclosed, f"{marked}\n{bare}", f"So {unclosed}"):
+        assert not allows(text.replace("1", '"x"'), auto), text
+    for text in ("<function=nobody>", "<function=f> and", "<function=f>\n</function>", f"<tool_call> {bare}"):
+        assert not allows(text, auto) and not allows(text, single), text
+
+
 @pytest.mark.parametrize("style", sorted({*FORMATS, *XML_FORMATS} - {"llama3_json"}))
 def test_marks_may_be_control_tokens(style: str) -> None:
     """Which no text may write, so that the grammar has to name them."""

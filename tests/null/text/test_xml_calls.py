@@ -161,10 +161,70 @@ def test_a_missing_tag_of_two_is_forgiven() -> None:
         assert json.loads(message.calls[0].arguments) == {"n": 1} and message.content == content
 
 
+CALL = qwen("f", text="x", n="1")
+BARE = CALL.removeprefix("<tool_call>\n")
+OPEN = BARE.removesuffix("\n</tool_call>")
+EMPTY = "<function=a.b-c>\n</function>"
+F_ARGUMENTS = ("f", {"text": "x", "n": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (BARE, None, [F_ARGUMENTS]),
+        (OPEN, None, [F_ARGUMENTS]),
+        (f"Let me look.\n\n{BARE}", "Let me look.\n\n", [F_ARGUMENTS]),
+        (f"a <b> <fun {OPEN}\nDone.", "a <b> <fun \nDone.", [F_ARGUMENTS]),
+        (f"{BARE}\n{BARE}", None, [F_ARGUMENTS] * 2),
+        (f"{OPEN}\n{OPEN}{OPEN}", None, [F_ARGUMENTS] * 3),
+        (f"{CALL}\n{BARE}\n{CALL}", None, [F_ARGUMENTS] * 3),
+        (f"<tool_call>\n{OPEN}\n{BARE}", None, [F_ARGUMENTS] * 2),
+        (f"<tool_call> Now {OPEN}", "<tool_call> Now ", [F_ARGUMENTS]),
+        (f"<tool_call>\n{EMPTY}", None, [("a.b-c", {})]),
+        (EMPTY, None, [("a.b-c", {})]),
+        (f"{EMPTY}\n</tool_", None, [("a.b-c", {})]),
+        (f"{EMPTY}\n<function=a.b-c></tool_call> So.", " So.", [("a.b-c", {})] * 2),
+        (f"{EMPTY}\n<fun", "\n<fun", [("a.b-c", {})]),
+        ("Qwen writes <function=f> and", "Qwen writes <function=f> and", []),
+        ("`<function=f>` begins", "`<function=f>` begins", []),
+        ("Write <function=", "Write <function=", []),
+        (OPEN.replace("=f>", "=nobody>"), OPEN.replace("=f>", "=nobody>"), []),
+        (OPEN.replace("=f>", "= f>"), OPEN.replace("=f>", "= f>"), []),
+        (f"<function={OPEN}", "<function=", [F_ARGUMENTS]),
+    ],
+)
+def test_the_mark_may_be_missing(text: str, content: str | None, calls: list[tuple[str, Any]]) -> None:
+    message = whole("qwen3_coder", text)
+    assert message.content == content
+    assert [(one.name, json.loads(one.arguments)) for one in message.calls] == calls
+    for at in range(len(text) + 1):
+        assert streamed("qwen3_coder", [text[:at], text[at:]]) == message
+    assert streamed("qwen3_coder", list(text)) == message
+
+
+def test_a_call_without_the_mark_is_one_of_this_format_alone() -> None:
+    for style in {*STYLES} - {"qwen3_coder"}:
+        text = WRITE[style]("f", n="1").removeprefix(XML_FORMATS[style].mark)
+        assert whole(style, text).content == text
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_text_is_held_back_only_where_a_call_may_begin(style: str) -> None:
+    openers = XML_FORMATS[style].openers
+    text = f"if a < b: <fun> <too> {openers[-1][:-1]} <<{openers[0][:-2]}x <function>\n<f"
+    one, said, fed = reader(style), "", ""
+    for char in text:
+        fed += char
+        said += "".join(piece.text for piece in one.feed(char))
+        held = fed[len(said) :]
+        assert said + held == fed and (not held or any(opener.startswith(held) for opener in openers))
+    assert said + "".join(piece.text for piece in one.finish()) == text
+
+
 TRICKY = [
     *(write("f", text="x", n="1") for write in WRITE.values()), *(tag for style in STYLES for tag in marks_of(style)),
-    "<function=f>", "<parameter=n>", '<invoke name="f">', '<parameter name="text">', "<arg_key>n</arg_key>", "f\n",
-    "<", "</", "</para", "\n", " ", "word", "é", '"', "\\", "5", "{",
+    BARE, OPEN, EMPTY, "<function=", "<function=f>", "<parameter=n>", '<invoke name="f">', '<parameter name="text">',
+    "<arg_key>n</arg_key>", "f\n", "<", "</", "</para", "\n", " ", "word", "é", '"', "\\", "5", "{",
 ]  # fmt: skip
 
 
@@ -203,13 +263,25 @@ def test_long_texts_are_streamed_and_others_bounded(style: str) -> None:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("at_value", [False, True])
 def test_very_many_marks_take_linear_time(style: str, at_value: bool) -> None:
-    for unit in ("<", *marks_of(style), f"{XML_FORMATS[style].mark}f", f"{XML_FORMATS[style].end}\n", " "):
+    form = XML_FORMATS[style]
+    heads = [f"{opener}f{form.named}" for opener in form.openers]
+    for unit in ("<", *marks_of(style), f"{form.mark}f", *heads, f"{form.end}\n", " "):
         text = (WRITE[style]("f", text="@").partition("@")[0] if at_value else "") + unit * (100_000 // len(unit))
         one, started_s = reader(style), time.process_time()
         for at in range(0, len(text), 37):
             one.feed(text[at : at + 37])
         one.finish()
         assert time.process_time() - started_s < 4
+
+
+def test_long_and_large_numbers_are_numbers() -> None:
+    """Which a grammar does not keep a model from writing."""
+    for text, key, is_number in (("1e400", "x", True), ("-1e400", "n", True), ("1" * 5000, "n", True),
+                                 ("[1, -1e400]", "items", True), ("[1e400, NaN]", "items", False),
+                                 ("5 apples" * 1000, "n", False), ("1" * 5000, "any", False)):  # fmt: skip
+        for style in STYLES:
+            arguments = whole(style, WRITE[style]("f", **{key: text})).calls[0].arguments
+            assert arguments == (f'{{"{key}": {text}}}' if is_number else f'{{"{key}": "{text}"}}')
 
 
 def test_types() -> None:
@@ -221,4 +293,7 @@ def test_types() -> None:
     begin_s = time.process_time()
     assert types_of({"properties": deep | {"e": {"type": "string"}}}, "a") == {"string"}
     assert time.process_time() - begin_s < 1
+    mixed = frozenset({"string", "integer"})
+    assert [json_of(text, mixed) for text in ("1", "1.0", "1.5", "x")] == ["1", "1.0", '"1.5"', '"x"']
+    assert json_of("1.5", frozenset({"integer"})) == "1.5"
     assert json_of("[" * 100_000, None).startswith('"') and json_of("null", frozenset({"string"})) == '"null"'
