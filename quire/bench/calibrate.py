@@ -223,8 +223,9 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int, end_s: float 
                     continue
                 dataset = from_lengths([(n_in, n_out)] * batch, min(VOCABULARY, model.vocab_size), f"calibrate/{shape}")
                 run = timed_run(llm, dataset(turn), temperature=0.0)
-                if turn and (n_out == 1 or decode_steps(run.timeline, batch)):  # the first turn warms up
-                    times[shape] += list(_seconds(run, batch, n_out))
+                found = list(_seconds(run, batch, n_out))
+                if turn and found:  # the first turn warms up
+                    times[shape] += found
                     spans[shape] = _spans(run, batch, n_in, n_out)
     finally:
         llm.shutdown()

@@ -185,8 +185,9 @@ def check_model(result: Mapping[str, Any], arch: ModelArch, name: str) -> None:
     another model."""
     config = result["config"]
     model = str(config.get("model", ""))
-    is_here = model in BUNDLED or (pathlib.Path(model) / "config.json").is_file()
-    if not (is_here or model.startswith(PREFIX) or pathlib.Path(model).parts[-3:-1] == FOLDER.parts[-2:]):
+    is_shape = model.startswith(PREFIX) or pathlib.Path(model).parts[-3:-1] == FOLDER.parts[-2:]
+    shape = FOLDER / pathlib.Path(model.removeprefix(PREFIX)).name if is_shape else pathlib.Path(model)
+    if model not in BUNDLED and not (shape / "config.json").is_file():
         return
     ran = arch_of_result(model, config.get("hf_overrides"))
     if ran.n_parameters != arch.n_parameters:

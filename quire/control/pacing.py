@@ -32,13 +32,14 @@ def _n_ready(live: LiveSeqs, prompts: list[Seq], n_seqs: int) -> int:
     first = live.waiting.peek()
     if first is None or not live.adapters.has_room(first):
         return 0
-    n_ready = min(_n_unstarted(live), _n_slots(live, n_seqs))
-    if n_ready <= 0:
+    n_slots = _n_slots(live, n_seqs)
+    if n_slots <= 0:
         return 0
     needed = live.cache.needed
     claimed = sum(needed(seq.prefill_end, seq.tables, seq.held_from) for seq in prompts)
     n_pages = sum(live.config.pages_of(min(len(first.tokens) + 1, first.limit)))
-    return min(n_ready, max(0, sum(cache.n_available for cache in live.caches) - claimed) // n_pages)
+    n_fit = max(0, sum(cache.n_available for cache in live.caches) - claimed) // n_pages
+    return min(n_slots, n_fit, _n_unstarted(live))
 
 
 def _n_slots(live: LiveSeqs, n_seqs: int) -> int:

@@ -78,7 +78,6 @@ class Child:
         """When it reported last."""
         self._hear = hear
         self._unread = b""
-        self._is_killed = False
         # A session of its own: Ctrl-C in a terminal reaches only this process, which decides what it means. Signals
         # that would end it before it has handlers wait until it lets them in; the mask outlives exec.
         waiting = {STACKS_SIGNAL, signal.SIGHUP}
@@ -108,7 +107,10 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """Its exit status, minus the signal that has ended it; None while it lives."""
+        """Its exit status, minus the signal that has ended it; None while it lives. What it leaves in its process group
+        is killed before its number can be another's."""
+        if self._process.returncode is None and self._has_ended():
+            self._kill_group()
         return self._process.poll()
 
     def say(self, line: bytes) -> None:
@@ -150,10 +152,8 @@ class Child:
     async def end(self) -> int | None:
         """Kill it if it lives, with its process group, and free everything (idempotent); its exit status, None if it
         cannot be ended."""
-        if not self._is_killed:  # once: later another group may have the number of one that is gone
-            self._is_killed = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        if self.code is None:
+            self._kill_group()
         code = await self.wait(KILLED_S)
         if code is None:
             logger.error("process %d was killed and does not end", self.pid)
@@ -162,6 +162,16 @@ class Child:
                 self._process.stdin.close()
         self._close()
         return code
+
+    def _has_ended(self) -> bool:
+        """Without taking its exit status, which would free its number."""
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return False
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def _read(self) -> None:
         try:

@@ -222,15 +222,21 @@ def test_a_rank_that_is_stopped_before_it_can_notice_anything_does_not_outlive_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """It has no death signal yet, and reads no end of file."""
-    inject(f"import os, signal, sys\nif {RANK!r} in sys.orig_argv: os.kill(os.getpid(), 19)", tmp_path, monkeypatch)
+    stop = f"if {RANK!r} in sys.orig_argv: os.kill(os.getpid(), signal.SIGSTOP)"
+    inject(f"import os, signal, sys\n{stop}", tmp_path, monkeypatch)
     words = [sys.executable, "-m", "quire", "serve", model, "--device", "cpu", "-tp", "2", "--port", "0"]
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
+    server = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        end_s = time.monotonic() + 120
         while not (ranks := ranks_below(server.pid)) or ranks[0].status() != psutil.STATUS_STOPPED:
-            assert server.poll() is None
+            assert server.poll() is None and time.monotonic() < end_s
             time.sleep(0.02)
         engine = psutil.Process(ranks[0].ppid())
         os.kill(engine.pid if whom else server.pid, number)
         assert server.wait(60) == (1 if whom else 0 if number == signal.SIGTERM else -number)
+    finally:
+        server.kill()
+        server.wait()
     end_s = time.monotonic() + 10
     while (left := list(filter(is_there, [ranks[0], engine]))) and time.monotonic() < end_s:
         time.sleep(0.02)

@@ -276,8 +276,8 @@ class RankGroup:
                 number, self._shape, self._config, str(self._folder), self.meeting_point, fd, bell, writing,
                 self._is_server, *results,
             )  # fmt: skip
-            # A rank that is stopped before it has its death signal outlives this process, but not its process group,
-            # which a server's end kills. One of a script may get signals of its terminal.
+            # A rank that is stopped before it has its death signal outlives this process, but not the engine's process
+            # group, which a server's end kills. One of a script may get signals of its terminal.
             self._ranks.append(LocalRank(start, reading, memory, in_own_session=not self._is_server))
         if self._nodes is not None:
             self._start_others(self._nodes)

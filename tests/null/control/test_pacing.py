@@ -124,14 +124,3 @@ def test_samples_that_recur_do_not_fork_and_wait_like_others() -> None:
     rig = decoding(max_num_seqs=16, has_states=True)
     rig.submit("four", [2] * 9, 2, n=4)
     assert rig.turn().spans.lengths[3:] == [9], "the first has not to keep within three, as four are to be computed"
-
-
-def test_a_step_that_takes_pages_from_somebody_does_not_take_longer() -> None:
-    """Nobody enters it."""
-    rig = decoding(5, n_pages=16)
-    for i in range(2):
-        rig.submit(f"waits {i}", [2] * 4, 1)
-    while not rig.scheduler.live.preemptions:
-        lengths = rig.turn().spans.lengths
-    assert max(lengths) == 1
-    rig.run()
