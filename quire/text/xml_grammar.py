@@ -245,7 +245,7 @@ def _all_values(parts: list[Any]) -> list[Any] | None:
         return None
     if any(part.keys() - _SAYS_NOTHING - {"type", "enum", "const"} for part in parts):
         return None
-    is_null = any(part.get("type") == "null" for part in parts)
+    is_null = any(part.get("type") in ("null", ["null"]) for part in parts)
     return enumerated([*parts, {"const": None}] if is_null else parts)
 
 

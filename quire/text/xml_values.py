@@ -2,8 +2,8 @@
 
 The function's schema says whether `5` is a number or a text. Invariants: the JSON does not depend on how the text was
 cut; a text for which the schema allows text alone is never held back, any other one up to `MAX_HELD` characters. What
-is longer is JSON if it begins as JSON of an allowed type, and else a text. As long as it may turn out to be a text, or
-is a number, it is held up to `MAX_JSON` characters.
+is longer is a text unless it begins as JSON of an allowed type. Such JSON is streamed where the schema has no text, and
+else held up to `MAX_JSON` characters, as numbers are; what goes on as JSON that far is taken for JSON.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def test_an_argument_that_no_value_fits_is_refused_or_left_out(style: str, schem
             ['"a"', "None", "b"],
         ),
         (
-            {"anyOf": [{"$ref": "#/$defs/abc"}, {"type": "null"}], "default": None},
+            {"anyOf": [{"$ref": "#/$defs/abc"}, {"type": ["null"]}], "default": None},
             {"a": "a", "null": None},
             ['"a"', "d"],
         ),
