@@ -66,7 +66,8 @@ def _types(
 def parts_of(schema: Any, root: JsonObject) -> list[Any]:
     """Schemas that a value has to fit all: this one, and behind it what it refers to in the same document, and its case
     of `allOf` if that is the only one. They are copies without what leads to others."""
-    found, todo = [], [schema]
+    found: list[Any] = []
+    todo = [schema]
     while todo:
         one = todo.pop()
         behind = _behind(one, root) if isinstance(one, dict) and len(found) < MAX_DEPTH else {}
