@@ -21,6 +21,8 @@ from quire.text.tool_calls import MARK, MAX_NAME, CallArguments, CallBegin, Foun
 from quire.text.xml_values import JsonObject, ValueWriter, types_of
 
 MAX_KEY: Final = 256
+_CUT: Final = "</t"
+"""Of a last tag at the end of the text: less is none where the call had no mark."""
 _KEY = re.compile(rf'[^<>"\n]{{1,{MAX_KEY + 1}}}')
 
 
@@ -109,6 +111,8 @@ class XmlReader:
         self._n_arguments = 0
         self._in_group = False
         """Behind a call in a series."""
+        self._has_mark = False
+        """The newest call began with the mark."""
         self._found: list[Found] = []
 
     def feed(self, text: str) -> list[Found]:
@@ -154,7 +158,8 @@ class XmlReader:
         self._text(text[at:begin])
         if opener not in self._style.openers:
             raise _Held(begin)
-        cursor = Cursor(text, end if opener == self._style.mark else begin)
+        self._has_mark = opener == self._style.mark
+        cursor = Cursor(text, end if self._has_mark else begin)
         if self._begins(cursor, begin):
             return cursor.at
         self._text(opener)
@@ -222,7 +227,8 @@ class XmlReader:
             except Unfinished:
                 if not (found and self._is_over):
                     raise
-                cursor.at, takes = len(cursor.text), True
+                takes = self._has_mark or len(cursor.text) - cursor.at >= len(_CUT)
+                cursor.at = len(cursor.text)
             found |= takes
             if not takes:
                 cursor.at = before

@@ -21,9 +21,10 @@ from quire.text.xml_values import (
     TEXT_ONLY,
     JsonObject,
     ValueWriter,
+    comparable,
     enumerated,
     has_type,
-    referred,
+    parts_of,
     types_of,
 )
 
@@ -37,15 +38,13 @@ _BOUNDS: Final = (
     "pattern", "minLength", "maxLength", "format", "anyOf", "oneOf", "allOf", "not", "if", "then", "else",
 )  # fmt: skip
 """Of a text, which nothing enforces here."""
-_SAYS_NOTHING: Final = frozenset(
-    ("$ref", "title", "description", "$comment", "examples", "default", "$defs", "definitions")
-)
-"""Keywords beside `$ref` that ask nothing of a value."""
-_SCALARS: Final = frozenset(("string", "null", "boolean", "integer", "number"))
-_KNOWN: Final = frozenset((
-    "type", "properties", "required", "additionalProperties", "$defs", "definitions", "title", "description", "$schema",
-    "$id", "$comment", "examples", "default",
+_SAYS_NOTHING: Final = frozenset((
+    "title", "description", "$comment", "examples", "default", "$defs", "definitions", "deprecated", "readOnly",
+    "writeOnly", "nullable", "$schema",
 ))  # fmt: skip
+"""Keywords that ask nothing of a value."""
+_SCALARS: Final = frozenset(("string", "null", "boolean", "integer", "number"))
+_KNOWN: Final = _SAYS_NOTHING | {"type", "properties", "required", "additionalProperties", "$id"}
 """Keywords of the arguments together that are kept, or say nothing."""
 _ANY_KEY: Final = "/[A-Za-z0-9_.\\-]{1,64}/"
 
@@ -114,12 +113,12 @@ class _Arguments:
 
     def _value(self, name: str, key: str) -> list[str] | None:
         """The rule `name` of an argument, and those that it needs; None: no value fits."""
-        schemas = referred(self.parameters["properties"][key], self.parameters)
+        schemas = self._parts(self.parameters["properties"][key])
         for schema in schemas:
             self._check_schema(schema, key)
         if False in schemas:
             return None
-        parts = [{} if schema is True else schema for schema in schemas]
+        parts = self._joined_cases([{} if schema is True else schema for schema in schemas])
         values, types = enumerated(parts), types_of(self.parameters, key)
         if types == TEXT_ONLY and self.strict and any(bound in part for bound in _BOUNDS for part in parts):
             raise refused(f"this model writes {shown(key)} as bare text, which cannot be bounded but by enum")
@@ -134,11 +133,58 @@ class _Arguments:
                 return None
             if types == TEXT_ONLY or _is_plain(parts, values):
                 return self._choice(head, name.upper(), [way for _, way in ways if way is not None])
-        if types == TEXT_ONLY or _takes_any_text(parts, types):
+        if types == TEXT_ONLY or self._takes_any_text(parts, types):
             return [f"{head} text_{self.at} {quoted(chr(10))}"]
         schema = self._json_schema(parts, values)
         tail = f"{written(end, self.tokenizer)} {quoted(chr(10))}"
         return [f"{head} {name}_json {tail}", f"{name}_json: %json {json.dumps(schema)}"]
+
+    def _parts(self, schema: Any) -> list[Any]:
+        """As `parts_of` says. Clients that write all fields write an `enum` that is null."""
+        return [
+            {name: one for name, one in part.items() if name != "enum" or one is not None}
+            if isinstance(part, dict) and not self.strict
+            else part
+            for part in parts_of(schema, self.parameters)
+        ]
+
+    def _joined_cases(self, parts: list[JsonObject]) -> list[JsonObject]:
+        """The same schemas, where cases that are all enumerations or null become one enumeration."""
+        found = []
+        for part in parts:
+            for name in ("anyOf", "oneOf"):
+                values = self._values_of(part.get(name), at_most_once=name == "oneOf")
+                if values is not None:
+                    part = {key: one for key, one in part.items() if key != name}
+                    found.append({"enum": values})
+            found.append(part)
+        return found
+
+    def _values_of(self, cases: Any, *, at_most_once: bool) -> list[Any] | None:
+        """All values of cases; None: one does not enumerate, or says more. at_most_once: without those of several."""
+        found: dict[str, Any] = {}
+        repeated = set()
+        for case in cases if isinstance(cases, list) else []:
+            values = _all_values(self._parts(case))
+            if values is None:
+                return None
+            own = {comparable(value): value for value in values}
+            repeated |= found.keys() & own.keys()
+            found |= own
+        none = repeated if at_most_once else ()
+        return [value for key, value in found.items() if key not in none] if cases else None
+
+    def _takes_any_text(self, parts: list[JsonObject], types: frozenset[str] | None) -> bool:
+        """Whether every text is read as something that fits, as where null is allowed beside a text."""
+        *others, last = parts
+        cases = last.get("anyOf", [last])
+        if types is None or not TEXT_ONLY < types <= _SCALARS or not isinstance(cases, list):
+            return False
+        says_more = [*others, {name: one for name, one in last.items() if name not in ("type", "anyOf")}]
+        says_more += [last] if "anyOf" in last and "type" in last else []
+        return not any(part.keys() - _SAYS_NOTHING for part in says_more) and all(
+            _is_type_alone(self._parts(case)) for case in cases
+        )
 
     def _check_schema(self, schema: Any, key: str) -> None:
         if not isinstance(schema, dict | bool):
@@ -151,8 +197,6 @@ class _Arguments:
         """Of an argument that is written as JSON."""
         enumerates = () if values is None else ("enum", "const")
         own = [{name: one for name, one in part.items() if name not in enumerates} for part in parts]
-        for part in own[:-1]:
-            del part["$ref"]
         own = [*(part for part in own[:-1] if part.keys() - _SAYS_NOTHING), own[-1]]
         if values is not None:
             own[-1]["enum"] = values
@@ -195,19 +239,26 @@ def _is_read_as(text: str, types: frozenset[str] | None, value: Any) -> bool:
     return type(found) is type(value) and bool(found == value)
 
 
+def _all_values(parts: list[Any]) -> list[Any] | None:
+    """All that fits these schemas; None: they say more than which values."""
+    if not all(isinstance(part, dict) and isinstance(part.get("enum", []), list) for part in parts):
+        return None
+    if any(part.keys() - _SAYS_NOTHING - {"type", "enum", "const"} for part in parts):
+        return None
+    is_null = any(part.get("type") in ("null", ["null"]) for part in parts)
+    return enumerated([*parts, {"const": None}] if is_null else parts)
+
+
+def _is_type_alone(parts: list[Any]) -> bool:
+    """Whether types are all that the schemas say, in one place."""
+    if not all(isinstance(part, dict) for part in parts):
+        return False
+    return (
+        not any(part.keys() - _SAYS_NOTHING - {"type"} for part in parts) and sum("type" in one for one in parts) == 1
+    )
+
+
 def _is_plain(parts: list[JsonObject], values: list[Any]) -> bool:
     """Whether the values are all that the schemas say, and each is written in one way."""
     says_more = any(part.keys() - _SAYS_NOTHING - {"type", "enum", "const"} for part in parts)
     return not says_more and not any(isinstance(value, dict | list) for value in values)
-
-
-def _takes_any_text(parts: list[JsonObject], types: frozenset[str] | None) -> bool:
-    """Whether every text is read as something that fits, as where null is allowed beside a text."""
-    *referring, last = parts
-    cases = last.get("anyOf", [last])
-    if types is None or not TEXT_ONLY < types <= _SCALARS or not isinstance(cases, list):
-        return False
-    says = [part.keys() - _SAYS_NOTHING for part in referring]
-    says.append(last.keys() - _SAYS_NOTHING - {"anyOf" if "anyOf" in last else "type"})
-    says += [case.keys() - (_SAYS_NOTHING - {"$ref"}) - {"type"} if isinstance(case, dict) else {""} for case in cases]
-    return not any(says)

@@ -2,7 +2,8 @@
 
 The function's schema says whether `5` is a number or a text. Invariants: the JSON does not depend on how the text was
 cut; a text for which the schema allows text alone is never held back, any other one up to `MAX_HELD` characters. What
-is longer is text where the schema allows it, and else JSON as the model writes it if it begins as such.
+is longer is a text unless it begins as JSON of an allowed type. Such JSON is streamed where the schema has no text, and
+else held up to `MAX_JSON` characters, as numbers are; what goes on as JSON that far is taken for JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from quire.text.reasoning import SPACE
 
 MAX_HELD: Final = 4096
 """Characters of a value that is no plain text: a number, or JSON in which little is written at length."""
+MAX_JSON: Final = 1 << 16
+"""Characters of JSON where the schema allows a text too: whether it is whole is known at its end alone."""
 MAX_DEPTH: Final = 8
 _TEXT: Final = "string"
 TEXT_ONLY: Final = frozenset((_TEXT,))
@@ -52,24 +55,35 @@ def _types(
             referred[target] = None  # what refers to itself allows any
             referred[target] = _types(_referred(target, root), root, referred, depth + 1)
         return referred[target]
-    for name in ("anyOf", "oneOf"):
-        if isinstance(schema.get(name), list):
+    for name in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(name), list) and (name != "allOf" or len(schema[name]) == 1):
             found = [_types(one, root, referred, depth + 1) for one in schema[name]]
             known = [one for one in found if one is not None]
             return frozenset[str]().union(*known) if len(known) == len(found) else None
     return None
 
 
-def referred(schema: Any, root: JsonObject) -> list[Any]:
-    """A schema, and behind it what it refers to in the same document: a value has to fit all of them."""
-    found = [schema]
-    for _ in range(MAX_DEPTH):
-        target = schema.get("$ref") if isinstance(schema, dict) else None
-        schema = _referred(target, root) if isinstance(target, str) else None
-        if not isinstance(schema, dict | bool):
-            break
-        found.append(schema)
+def parts_of(schema: Any, root: JsonObject) -> list[Any]:
+    """Schemas that a value has to fit all: this one, and behind it what it refers to in the same document, and its case
+    of `allOf` if that is the only one. They are copies without what leads to others."""
+    found: list[Any] = []
+    todo = [schema]
+    while todo:
+        one = todo.pop()
+        behind = _behind(one, root) if isinstance(one, dict) and len(found) < MAX_DEPTH else {}
+        todo += behind.values()
+        found.append({name: value for name, value in one.items() if name not in behind} if behind else one)
     return found
+
+
+def _behind(schema: JsonObject, root: JsonObject) -> dict[str, JsonObject | bool]:
+    """What else a value has to fit, by the keyword that says so."""
+    target, cases = schema.get("$ref"), schema.get("allOf")
+    found = {
+        "allOf": cases[0] if isinstance(cases, list) and len(cases) == 1 else None,
+        "$ref": _referred(target, root) if isinstance(target, str) else None,
+    }
+    return {name: one for name, one in found.items() if isinstance(one, dict | bool)}
 
 
 def has_type(value: Any, schema: JsonObject) -> bool:
@@ -128,6 +142,8 @@ class ValueWriter:
         """The newest one, which may be the format's."""
         self._held: str | None = None if types == TEXT_ONLY else ""
         """None: what comes is written as it comes."""
+        self._bound = MAX_HELD
+        """Of what is held."""
         self._is_text = True
         self._is_open = False
 
@@ -138,10 +154,12 @@ class ValueWriter:
         if self._held is None:
             return self._write(text)
         self._held += text
-        if len(self._held) <= MAX_HELD:
+        if len(self._held) > MAX_HELD == self._bound and self._waits(self._held[: MAX_HELD + 1]):
+            self._bound = MAX_JSON
+        if len(self._held) <= self._bound:
             return ""
         held, self._held = self._held, None
-        self._is_text = not self._is_json(held[: MAX_HELD + 1])
+        self._is_text = not self._is_json(held[: self._bound + 1])
         return self._write(held)
 
     def finish(self) -> str:
@@ -175,13 +193,15 @@ class ValueWriter:
         self._line_end = "\n" if text.endswith("\n") else ""
         return text.removesuffix("\n")
 
+    def _waits(self, text: str) -> bool:
+        """Whether a value of which this is the beginning can be JSON, and something else is allowed or likely."""
+        may_differ = self._types is None or _TEXT in self._types or text.lstrip(SPACE)[:1] not in ("{", "[")
+        return may_differ and self._is_json(text)
+
     def _is_json(self, text: str) -> bool:
-        """Whether a value of which this is the beginning can be nothing else."""
-        if self._types is None or _TEXT in self._types:
-            return False
-        bare = text.lstrip(SPACE)
-        first = {"{": "object", "[": "array"}.get(bare[:1])
-        return first in self._types or (_DIGITS.fullmatch(bare) is not None and not self._types.isdisjoint(_NUMBERS))
+        """Whether a value of which this is the beginning can be JSON of an allowed type."""
+        kinds = _BY_FIRST.get(text.lstrip(SPACE)[:1], frozenset())
+        return not kinds.isdisjoint(kinds if self._types is None else self._types) and _begins_json(text)
 
 
 def json_of(text: str, types: frozenset[str] | None) -> str:
@@ -192,7 +212,7 @@ def json_of(text: str, types: frozenset[str] | None) -> str:
         return "null" if word == "null" else bare.lower()
     try:
         value = _parsed(bare)
-    except (msgspec.DecodeError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     found = _BY_KIND.get(type(value), "null")
     fits = types is None or found in types or (found == "integer" and "number" in types)
@@ -201,17 +221,36 @@ def json_of(text: str, types: frozenset[str] | None) -> str:
     return bare if fits else json.dumps(text, ensure_ascii=False)
 
 
+def _begins_json(text: str) -> bool:
+    """Whether this is JSON, or the beginning of it."""
+    if _is_begun(text):
+        return True
+    head = text.rstrip(_DIGITS)
+    return _BEGUN_NUMBER.fullmatch(text, len(head)) is not None and _is_begun(head + "0")
+
+
+def _is_begun(text: str) -> bool:
+    """The same, but for a number that ends in the middle (`1e`)."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (ValueError, RecursionError) as error:
+        return "truncated" in str(error)
+    return True
+
+
 def _parsed(text: str) -> Any:
+    """ValueError or RecursionError if it is not JSON. Long numbers are some number of their type."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.ValidationError:  # it has a number beyond a float's range
-        return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    except msgspec.ValidationError:  # it has a number beyond a float's range, or a very long one
+        msgspec.json.decode(text, type=msgspec.Raw)
+        return json.loads(text, parse_int=lambda _: 0)
 
 
 _NUMBERS: Final = frozenset(("integer", "number"))
-_DIGITS: Final = re.compile(r"[-0-9][-+0-9.eE]*")
-"""The beginning of a long number."""
+_BY_FIRST: Final = {
+    '"': TEXT_ONLY, "{": frozenset(("object",)), "[": frozenset(("array",)), **dict.fromkeys("-0123456789", _NUMBERS),
+}  # fmt: skip
+"""Types of JSON that may be long, by the first character."""
+_DIGITS: Final = "0123456789.eE+-"
+_BEGUN_NUMBER: Final = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE][-+]?[0-9]*)?)?")

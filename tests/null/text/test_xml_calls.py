@@ -14,7 +14,7 @@ from reading import joined
 from quire.text.message import MessageReader, WholeMessage
 from quire.text.tool_formats import marks_of, reader_of
 from quire.text.xml_calls import XML_FORMATS
-from quire.text.xml_values import MAX_HELD, json_of, types_of
+from quire.text.xml_values import MAX_HELD, MAX_JSON, _begins_json, json_of, types_of
 
 F: dict[str, Any] = {
     "type": "object",
@@ -184,6 +184,14 @@ F_ARGUMENTS = ("f", {"text": "x", "n": 1})
         (EMPTY, None, [("a.b-c", {})]),
         (f"{EMPTY}\n</tool_", None, [("a.b-c", {})]),
         (f"{EMPTY}\n<function=a.b-c></tool_call> So.", " So.", [("a.b-c", {})] * 2),
+        (f"{EMPTY}\n</t", None, [("a.b-c", {})]),
+        (f"{EMPTY}\n</", "\n</", [("a.b-c", {})]),
+        (f"{EMPTY}\n<", "\n<", [("a.b-c", {})]),
+        (f"{EMPTY}\n", None, [("a.b-c", {})]),
+        (f"{OPEN}<", "<", [F_ARGUMENTS]),
+        (f"<tool_call>\n{OPEN}\n<", None, [F_ARGUMENTS]),
+        (f"<tool_call>\n{OPEN}\n{OPEN}\n<", "\n<", [F_ARGUMENTS] * 2),
+        (f"<tool_call><{OPEN}\n<", "<tool_call><\n<", [F_ARGUMENTS]),
         (f"{EMPTY}\n<fun", "\n<fun", [("a.b-c", {})]),
         ("Qwen writes <function=f> and", "Qwen writes <function=f> and", []),
         ("`<function=f>` begins", "`<function=f>` begins", []),
@@ -275,13 +283,55 @@ def test_very_many_marks_take_linear_time(style: str, at_value: bool) -> None:
 
 
 def test_long_and_large_numbers_are_numbers() -> None:
-    """Which a grammar does not keep a model from writing."""
+    """Which a grammar does not keep a model from writing. What only looks like one is a text."""
     for text, key, is_number in (("1e400", "x", True), ("-1e400", "n", True), ("1" * 5000, "n", True),
                                  ("[1, -1e400]", "items", True), ("[1e400, NaN]", "items", False),
-                                 ("5 apples" * 1000, "n", False), ("1" * 5000, "any", False)):  # fmt: skip
+                                 ("5 apples" * 1000, "n", False), ("1" * 5000, "any", True), ("-" * 5000, "n", False),
+                                 ("0.0." * 1500, "x", False), ("1-2-" * 1500, "n", False), ("0" * 5000, "n", False),
+                                 ("1" * 5000 + ".", "x", False), ("1" * 5000 + "e", "n", False),
+                                 ("1" * 5000 + "-", "any", False), ("1" * 4096 + ".5e-7", "x", True),
+                                 ("-0." + "1" * 5000 + "E+3", "x", True), ("1" * (MAX_JSON + 9), "x", True),
+                                 ("[" + "1" * 4095 + "e-1]", "items", True), ("[" + "1" * 4095 + "e--", "items", True),
+                                 ("[" + "1-" * 4096, "items", False)):  # fmt: skip
         for style in STYLES:
             arguments = whole(style, WRITE[style]("f", **{key: text})).calls[0].arguments
             assert arguments == (f'{{"{key}": {text}}}' if is_number else f'{{"{key}": "{text}"}}')
+            assert text.endswith("--") or json.loads(arguments, parse_int=str).keys() == {key}
+
+
+UNION = {"type": "object", "properties": {"a": {"type": ["string", "array", "object", "null"]}}}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("text", "is_json"),
+    [
+        (json.dumps("two\nlines é" * 500), True), (json.dumps("\\u" * 2048), True), (json.dumps(["x"] * 2000), True),
+        (json.dumps({"k": ["\n", 1.5, None]} | {str(n): True for n in range(900)}, indent=2), True),
+        ("[" + "1.25e-3," * 2000 + "0]\n ", True), ("[1e400" + ", -1E999" * 1000 + "]", True),
+        ('"' + "x" * 5000, False), ('"x" + ' * 1000, False), ('["x"], ' * 1000, False), ('["x", ' * 1000, False),
+        ("{x" * 5000, False), ("[" + "1," * 5000 + "x]", False), ('{"a": 1} ' * 1000, False),
+        ('"' + "x" * MAX_JSON + '"', True), ("[" + "1, " * MAX_JSON + "2]", True), ('"a"' * MAX_JSON, False),
+        ("[x" * MAX_JSON, False), (" " * 5000 + "[]", False),
+    ],
+)  # fmt: skip
+def test_long_json_beside_a_text_is_json(style: str, text: str, is_json: bool) -> None:
+    """As a grammar makes models write it. What does not go on as JSON stays the text that it is."""
+    call = WRITE[style]("f", a=text)
+    one = MessageReader(None, reader_of(style, {"f": UNION})).whole(call)
+    assert json.loads(one.calls[0].arguments)["a"] == (json.loads(text) if is_json else text)
+    assert one == joined(
+        MessageReader(None, reader_of(style, {"f": UNION})), [call[at : at + 37] for at in range(0, len(call), 37)]
+    )
+
+
+def test_what_begins_as_json_is_known() -> None:
+    """Whatever is cut off."""
+    text = '{"a\\n\\u00e9": [1, -2.5e-3, 1e400, 0, true, false, null], "": {"b": [], "c": "é"}} '
+    for end in range(len(text) + 1):
+        assert _begins_json(text[:end]), text[:end]
+    for bad in ("[01", "[1.5.", "[1,,", "[,", "{1", '{"a",', "[1]]", '"a"b', "tru1", "[-a", "1.e", "--", '"\\x', '"\n'):
+        assert not _begins_json(bad), bad
 
 
 def test_types() -> None:
@@ -294,6 +344,8 @@ def test_types() -> None:
     assert types_of({"properties": deep | {"e": {"type": "string"}}}, "a") == {"string"}
     assert time.process_time() - begin_s < 1
     mixed = frozenset({"string", "integer"})
+    for cases, found in (([{"$ref": "#/properties/s"}], {"string"}), ([{}], None), ([{"type": "null"}] * 2, None)):
+        assert types_of({"properties": {"a": {"allOf": cases}, "s": {"type": "string"}}}, "a") == found
     assert [json_of(text, mixed) for text in ("1", "1.0", "1.5", "x")] == ["1", "1.0", '"1.5"', '"x"']
     assert json_of("1.5", frozenset({"integer"})) == "1.5"
     assert json_of("[" * 100_000, None).startswith('"') and json_of("null", frozenset({"string"})) == '"null"'

@@ -43,41 +43,33 @@ END = TOKENIZER.eos_id or 0
 COMPILER = GrammarCompiler(TOKENIZER, len(TOKENIZER), [END])
 MAX_TEXTS, MAX_STEPS, MAX_TOKENS = 12, 600, 300
 PLAIN = [
-    "a",
-    "a\nb",
-    "b",
-    "True",
-    "true",
-    "null",
-    "None",
-    "5",
-    "",
-    "\n",
-    "\nx\n",
-    " x ",
-    '"',
-    '"a"',
-    "\\",
-    "é",
-    "</param",
-]
+    "a", "a\nb", "b", "True", "true", "null", "None", "5", "", "\n", "\nx\n", " x ", '"', '"a"', "\\", "é", "</param",
+]  # fmt: skip
 TAGGED = [
     "</parameter>", "</arg_value>", "a</parameter>\n</function>", "</parameter></invoke>", "</arg_value></tool_call>",
     "</parameter>\n<parameter=a>\n", "</arg_value>\n<arg_key>b</arg_key><arg_value>",
 ]  # fmt: skip
 OTHERS = [True, False, None, 0, 1, 5, -2, 1.0, 1.5, 0.0, 1e22, 1e-7, [], [1.0, "a"], {}, {"a": True, "b": None}]
 NESTED = [["</parameter></function>"], {"a": "</arg_value></tool_call>"}]
-VALUES_OF = [*PLAIN, *TAGGED, *OTHERS, *NESTED]
+TEXT, LIST, OBJECT = 'two\nlines "é" \\' * 400, [*range(1500)], {"k": ["x" * 5000]}
+"""Longer than what a reader holds back before it looks at it."""
+VALUES_OF = [*PLAIN, *TAGGED, *OTHERS, *NESTED, TEXT, LIST]
 TYPES = ["string", "integer", "number", "boolean", "null", "array", "object"]
 TYPE = st.sampled_from(TYPES) | st.lists(st.sampled_from(TYPES), min_size=1, max_size=3, unique=True)
 VALUE = st.sampled_from(VALUES_OF)
+CASE = st.fixed_dictionaries(
+    {}, optional={"type": TYPE, "enum": st.lists(VALUE, max_size=3), "deprecated": st.just(True)}
+)
 KEYWORDS = st.fixed_dictionaries({}, optional={"type": TYPE, "enum": st.lists(VALUE, max_size=5), "const": VALUE})
+CASES = st.lists(CASE, min_size=1, max_size=3).map(lambda cases: {"anyOf": cases}) | CASE.map(
+    lambda one: {"allOf": [one]}
+)
 
 
 @st.composite
 def function(draw: st.DrawFn) -> dict[str, Any]:
     """Parameters with one argument `a`, whose keywords stand in place, or in part behind a reference."""
-    schema: dict[str, Any] = draw(KEYWORDS | KEYWORDS.filter(lambda one: "enum" in one or "const" in one))
+    schema: dict[str, Any] = draw(KEYWORDS | KEYWORDS.filter(lambda one: "enum" in one or "const" in one) | CASES)
     if draw(st.booleans()):
         moved = {name: schema.pop(name) for name in list(schema) if draw(st.booleans())}
         schema = {"$ref": "#/$defs/x", "$defs": {"x": moved}, **schema}
@@ -99,11 +91,18 @@ def is_end(matcher: Matcher) -> bool:
     return bool(matcher.mask()[END // 8] >> END % 8 & 1)
 
 
+def is_let_through(text: str, params: StructuredOutputsParams) -> bool:
+    """Without a mask for each token, which takes long."""
+    params.verify()
+    matcher = COMPILER.compile(grammar_of(params))
+    return all(map(matcher.accept, TOKENIZER.encode(text, add_special_tokens=False))) and is_end(matcher)
+
+
 def texts_of(params: StructuredOutputsParams, head: str, chance: random.Random) -> tuple[list[str], bool]:
     """(texts that the grammar allows behind a head, in any order; whether these are all)."""
     first = matcher_behind(COMPILER, TOKENIZER, head, params)
     assert first is not None
-    found, todo, n_steps = [], [(first, list[int]())], 0
+    found, todo, n_steps, are_all = [], [(first, list[int]())], 0, True
     while todo and len(found) < MAX_TEXTS and n_steps < MAX_STEPS:
         n_steps += 1
         matcher, tokens = todo.pop()
@@ -112,11 +111,12 @@ def texts_of(params: StructuredOutputsParams, head: str, chance: random.Random) 
         mask = matcher.mask()
         nexts = [token for token in range(len(TOKENIZER)) if token != END and mask[token // 8] >> token % 8 & 1]
         chance.shuffle(nexts)
+        are_all &= not nexts or len(tokens) < MAX_TOKENS
         for token in nexts if len(tokens) < MAX_TOKENS else []:
             other = matcher.copy()
             assert other.accept(token)
             todo.append((other, [*tokens, token]))
-    return found, not todo
+    return found, are_all and not todo
 
 
 def read(style: str, parameters: dict[str, Any], text: str) -> dict[str, Any]:
@@ -135,7 +135,8 @@ def ways_of_writing(style: str, parameters: dict[str, Any]) -> set[str]:
         for one in VALUES_OF
         for way in (str(one), json.dumps(one), json.dumps(one, ensure_ascii=False), f"\n{one}\n")
     }
-    may_quote = types_of(parameters, "a") == TEXT_ONLY or "enum" in str(parameters) or "const" in str(parameters)
+    enumerates = ("enum" in str(parameters) or "const" in str(parameters)) and "anyOf" not in str(parameters)
+    may_quote = enumerates or types_of(parameters, "a") == TEXT_ONLY
     return ways if may_quote else {way for way in ways if XML_FORMATS[style].end not in way}
 
 
@@ -154,6 +155,8 @@ def test_what_is_let_through_fits_and_what_fits_is_let_through(
     try:
         params = compiled(style, parameters)
     except RequestError as error:
+        if types_of(parameters, "a") == TEXT_ONLY and "anyOf" in str(parameters) and "bounded" in error.message:
+            return
         assert "required" in parameters and not safe, error
         assert "no value fits the schema of the argument 'a'" in error.message
         return
@@ -166,8 +169,7 @@ def test_what_is_let_through_fits_and_what_fits_is_let_through(
     for written in ways_of_writing(style, parameters):
         before, between, end = VALUES[style]
         text = f"{HEADS[style]}{before}a{between}{written}{end}\n{TAILS[style]}"
-        matcher = matcher_behind(COMPILER, TOKENIZER, text, params)
-        if matcher is not None and is_end(matcher):
+        if is_let_through(text, params):
             assert fits(read(style, parameters, text), parameters), text
 
 
@@ -219,10 +221,45 @@ def test_an_argument_that_no_value_fits_is_refused_or_left_out(style: str, schem
         ({"$ref": "#/$defs/abc", "enum": ["b", "c", "d"]}, {"b": "b", "c": "c"}, ["a", "d"]),
         ({"$ref": "#/$defs/number", "maximum": 3}, {"3": 3}, ["4", "x"]),
         ({"$ref": "#/$defs/abc", "description": "one"}, {"a": "a"}, ["d"]),
+        (
+            {"anyOf": [{"type": "string", "enum": ["a", "null"]}, {"type": "null"}]},
+            {"a": "a", '"null"': "null", "null": None},
+            ['"a"', "None", "b"],
+        ),
+        (
+            {"anyOf": [{"$ref": "#/$defs/abc"}, {"type": ["null"]}], "default": None},
+            {"a": "a", "null": None},
+            ['"a"', "d"],
+        ),
+        (
+            {"anyOf": [{"$ref": "#/$defs/abc"}, {"const": 5}, {"enum": ["a", "5"]}]},
+            {"a": "a", "5": 5, '"5"': "5"},
+            ['"a"', "null"],
+        ),
+        ({"allOf": [{"$ref": "#/$defs/abc"}], "default": "a", "deprecated": True}, {"a": "a"}, ['"a"', "d"]),
+        (
+            {"oneOf": [{"const": "a", "title": "A"}, {"enum": ["b", "c", "b"]}, {"$ref": "#/$defs/only_c"}]},
+            {"a": "a", "b": "b"},
+            ['"a"', "c"],
+        ),
+        (
+            {"anyOf": [{"type": "string", "const": 1}, {"type": "null", "enum": ["a"]}, {"const": "b"}]},
+            {"b": "b"},
+            ["1", "a", "null"],
+        ),
+        ({"type": "string", "anyOf": [{"enum": ["a", 5]}, {"type": "null"}]}, {"a": "a"}, ["5", "null"]),
+        (
+            {"enum": ["a", "z", None], "anyOf": [{"$ref": "#/$defs/abc"}, {"type": "null"}]},
+            {"a": "a", "null": None},
+            ["b", "z"],
+        ),
+        ({"anyOf": [{"enum": ["a", [1]]}, {"type": "null"}]}, {'"a"': "a", "[1]": [1], "null": None}, ["a", "[2]"]),
+        ({"anyOf": [{"$ref": "#/$defs/abc"}, {"type": "integer"}]}, {'"a"': "a", "5": 5}, ["a", '"d"']),
     ],
 )
 def test_enumerations(style: str, schema: Any, good: dict[str, Any], bad: list[str]) -> None:
-    defs = {"abc": {"type": "string", "enum": ["a", "b", "c"]}, "number": {"type": "number"}}
+    defs = {"abc": {"type": "string", "enum": ["a", "b", "c"]}, "only_c": {"allOf": [{"enum": ["c"]}]},
+            "number": {"type": "number"}}  # fmt: skip
     parameters = one_argument(schema, **{"$defs": defs})
     params = compiled(style, parameters)
     before, between, end = VALUES[style]
@@ -237,7 +274,11 @@ def test_enumerations(style: str, schema: Any, good: dict[str, Any], bad: list[s
 def test_what_is_no_enumeration_or_would_be_passed_over_is_refused(style: str) -> None:
     for values in ("a", {"a": 1}, None):
         with pytest.raises(RequestError, match="and no list"):
-            compiled(style, one_argument({"type": "string", "enum": values}), strict=False)
+            compiled(style, one_argument({"type": "string", "enum": values}), strict=values is None)
+    for schema in ({"type": "string", "enum": None}, {"anyOf": [{"type": "string", "enum": None}, {"type": "null"}]}):
+        for required in (True, False):
+            free = compiled(style, one_argument(schema, required=required), strict=False)
+            assert allows(style, free, "whatever")
     for key in ("allOf", "not", "if", "pattern"):
         with pytest.raises(RequestError, match="'a' as bare text, which cannot be bounded"):
             compiled(style, one_argument({"type": "string", key: {}}))
@@ -256,14 +297,24 @@ def test_what_is_no_enumeration_or_would_be_passed_over_is_refused(style: str) -
         ({"$ref": "#/$defs/name", "description": "of whom"}, True),
         ({"anyOf": [{"type": "string", "minLength": 3}, {"type": "null"}]}, False),
         ({"anyOf": [{"type": "string"}, {"type": "null"}], "not": {"const": "x"}}, False),
-        ({"anyOf": [{"$ref": "#/$defs/name"}, {"type": "null"}]}, False),
+        ({"anyOf": [{"$ref": "#/$defs/name"}, {"type": "null"}]}, True),
+        ({"anyOf": [{"$ref": "#/$defs/long"}, {"type": "null"}]}, False),
+        ({"anyOf": [{"$ref": "#/$defs/long", "type": "string"}, {"type": "null"}]}, False),
+        (
+            {"type": ["string", "null"], "deprecated": True, "readOnly": True, "writeOnly": False, "nullable": True},
+            True,
+        ),
+        ({"anyOf": [{"type": "string", "deprecated": True, "$schema": "x"}, {"type": "null"}], "nullable": True}, True),
+        ({"allOf": [{"$ref": "#/$defs/name"}], "title": "Name"}, True),
         ({"anyOf": [{"type": "string"}, {"type": "null"}], "type": "string"}, None),
         ({"type": ["string", "array"]}, False),
         ({}, False),
     ],
 )
 def test_a_text_beside_null_is_written_bare(style: str, schema: Any, is_free: bool | None) -> None:
-    parameters = one_argument(schema, **{"$defs": {"name": {"type": ["string", "null"]}}})
+    parameters = one_argument(
+        schema, **{"$defs": {"name": {"type": ["string", "null"]}, "long": {"type": "string", "minLength": 1}}}
+    )
     if is_free is None or "not" in schema:
         with pytest.raises(RequestError):
             compiled(style, parameters)
@@ -271,11 +322,36 @@ def test_a_text_beside_null_is_written_bare(style: str, schema: Any, is_free: bo
     params = compiled(style, parameters)
     assert allows(style, params, '"Bob"') and allows(style, params, "Bob") is is_free
     before, between, end = VALUES[style]
-    for written, value in (("Bob", "Bob"), ("null", None), ('"null"', "null"), ("5", "5"), ("x" * 5000, "x" * 5000)):
+    for written, value in (("Bob", "Bob"), ("null", None), ('"null"', "null"), ("5", "5"), ("x" * 5000, "x" * 5000),
+                           ('"x' * 4000, '"x' * 4000)):  # fmt: skip
         if is_free:
             assert allows(style, params, written)
             text = f"{HEADS[style]}{before}a{between}{written}{end}\n{TAILS[style]}"
             assert read(style, parameters, text) == {"a": value}
+
+
+ENDS = {"maxLength": 9000}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": ["string", "array"]}, TEXT), ({"type": ["string", "array"]}, LIST), ({}, TEXT),
+        ({}, OBJECT), ({"type": ["string", "null"], **ENDS}, TEXT),
+        ({"type": ["string", "null"], "x-own": 1}, TEXT),
+        ({"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}]}, TEXT),
+        ({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "string", "maxLength": 10}]}, LIST),
+        ({"anyOf": [{"type": "object"}, {"type": "string", "enum": ["auto"]}]}, OBJECT),
+        ({"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 10}]}, 10**4200),
+        ({"type": ["string", "array"]}, "x" * 70_000),
+    ],
+)  # fmt: skip
+def test_long_values_that_are_written_as_json_are_read_as_such(style: str, schema: Any, value: Any) -> None:
+    parameters = one_argument(schema, **{"$defs": {"text": {"type": "string", **ENDS}}})
+    params, (before, between, end) = compiled(style, parameters), VALUES[style]
+    text = f"{HEADS[style]}{before}a{between}{json.dumps(value, ensure_ascii=False)}{end}\n{TAILS[style]}"
+    assert is_let_through(text, params) and read(style, parameters, text) == {"a": value}
 
 
 @pytest.mark.parametrize("style", STYLES)
