@@ -276,8 +276,10 @@ def _task(namespace: argparse.Namespace) -> Task:
     _check_lengths(arch, max_model_len, workload if namespace.gpu else None)
     limits = Limits(max_model_len=max_model_len)
     if device.is_host:
-        limits = Limits(max_model_len=max_model_len, max_num_seqs=DEFAULT_SEQS["cpu"],
-                        max_num_batched_tokens=DEFAULT_BATCHED_TOKENS["cpu"], captures=False)  # fmt: skip
+        limits = Limits(
+            max_model_len=max_model_len, max_num_seqs=DEFAULT_SEQS["cpu"], captures=False, in_main_memory=True,
+            max_num_batched_tokens=DEFAULT_BATCHED_TOKENS["cpu"],
+        )  # fmt: skip
     if namespace.max_num_seqs:
         limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs)
     formats = formats_of(arch, namespace.weights, namespace.kv_cache_dtype, device)

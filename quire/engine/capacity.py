@@ -23,6 +23,7 @@ from quire.core import env
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
 from quire.planner.formats import kv_number_bytes
+from quire.planner.main_memory import main_pool_bytes
 from quire.planner.memory import MemoryEquation, Room, n_passing
 from quire.planner.parts import EXPERTS, parameters_by_part
 
@@ -37,9 +38,6 @@ SNAPSHOTS_EACH = 4
 """For each slot, at most."""
 PAGES_OF_NOTHING = 4
 """Times the tokens that all slots hold at most: entries of the prefix tree of a model without keys."""
-MAIN_SHARE = 0.25
-"""The default pool in main memory: this share of what is free, and at least one sequence of a length that was asked
-for, its prompt in whole steps, but not more than all slots at full length can fill."""
 
 
 def equation(
@@ -283,11 +281,7 @@ def _budget(config: EngineConfig, terms: MemoryEquation, room: Room) -> int:
     if config.kv_cache_memory_bytes:
         return terms.fixed_bytes + parse_bytes(config.kv_cache_memory_bytes)
     if room.is_main:
-        sequence_pages = terms.seq_pages(terms.max_model_len)
-        prompt_pages = terms.prompt_pages(terms.max_model_len)  # sequences share the tokens of steps
-        useful_bytes = (1 + (terms.max_num_seqs - 1) * sequence_pages + prompt_pages) * terms.page_bytes
-        asked_bytes = (1 + prompt_pages) * terms.page_bytes if config.max_model_len else 0
         free_bytes = max(min(room.free_bytes, room.address_bytes) - terms.kept_adapters_bytes, 0)
-        pool_bytes = max(int(free_bytes * MAIN_SHARE), min(asked_bytes, free_bytes))
-        return terms.fixed_bytes + min(pool_bytes, useful_bytes)
+        is_length_asked = bool(config.max_model_len)
+        return terms.fixed_bytes + main_pool_bytes(terms, free_bytes, is_length_asked=is_length_asked)
     return int(room.total_bytes * config.gpu_memory_utilization)

@@ -24,6 +24,7 @@ from quire.core.errors import ConfigError
 from quire.planner.captured import decode_sizes
 from quire.planner.expert_loads import ExpertLoads
 from quire.planner.formats import Formats
+from quire.planner.main_memory import main_pool_bytes
 from quire.planner.memory import MemoryEquation, n_passing
 from quire.planner.parts import EVEN_LOADS, kv_share, rank_parts
 
@@ -42,6 +43,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = DEFAULTS.gpu_memory_utilization
     captures: bool = True
     """Whether decode steps are captured."""
+    in_main_memory: bool = False
+    """On a CPU, whose pool is sized by what is free."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,14 +165,22 @@ def _placed(
         exchanged_rows=mesh.ep // mesh.tp * limits.max_num_batched_tokens if mesh.sends_rows else 0,
         widens_keys=formats.kv == "fp8" and on_hopper, on_gpu=True, sum_ranks=mesh.n_sum_ranks if on_hopper else 0,
     )  # fmt: skip
-    budget = int(memory_bytes * limits.gpu_memory_utilization)
-    lacking = equation.total_bytes(equation.min_pages) - budget
+    lacking = equation.total_bytes(equation.min_pages) - int(memory_bytes * limits.gpu_memory_utilization)
+    budget = _budget(equation, memory_bytes, limits)
     names = ("weights", "workspace", "logits", "tables", "graphs", "states", "peers")
     return Placement(
         mesh=mesh, budget_bytes=budget, terms={name: getattr(equation, f"{name}_bytes") for name in names},
         page_bytes=equation.page_bytes, n_pages=(budget - equation.fixed_bytes) // equation.page_bytes - 1,
         lacking_bytes=lacking, equation=equation,
     )  # fmt: skip
+
+
+def _budget(equation: MemoryEquation, memory_bytes: float, limits: Limits) -> int:
+    """Bytes for the whole engine."""
+    if not limits.in_main_memory:
+        return int(memory_bytes * limits.gpu_memory_utilization)
+    free_bytes = max(0, int(memory_bytes) - equation.fixed_bytes)
+    return equation.fixed_bytes + main_pool_bytes(equation, free_bytes, is_length_asked=limits.max_model_len > 0)
 
 
 def _attending(own: ModelArch, n_ranks: int) -> ModelArch:

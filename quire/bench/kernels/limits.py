@@ -17,8 +17,9 @@ READ_BYTES = {"cuda": 4 << 30, "cpu": 192 << 20}
 BLOCK = 1 << 20
 """Random numbers that a large source repeats: making them all would take longer than reading them."""
 MATRIX = {"cuda": 8192, "cpu": 1536}
-TRIAL_MATRIX = 128
-"""Tells how large matrices may be for the time there is."""
+TRIAL_MATRIX, TRIAL_S = 128, 0.03
+"""Tell how large matrices may be for the time there is. By one thread: where others use the cores too, small products
+of several wait for one another most of the time, and some thousandth of the rate is seen."""
 BUDGET_S = {"cuda": 0.3, "cpu": 0.6}
 WRITES_COUNT = 0.1
 """From this share of written bytes on, the copy's bandwidth is the limit, below it the reading one's."""
@@ -103,7 +104,10 @@ def _product_rate(timer: Timer, dtype: torch.dtype, budget_s: float) -> float:
     """Of the largest matrices of which one product fits the budget."""
     size = MATRIX[timer.device.type]
     if timer.device.type == "cpu":
-        trial_s = _best_s(timer, _product(timer, dtype, TRIAL_MATRIX), 0.0)
+        n_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        trial_s = _best_s(timer, _product(timer, dtype, TRIAL_MATRIX), TRIAL_S) / n_threads
+        torch.set_num_threads(n_threads)
         size = max(TRIAL_MATRIX, min(size, int(TRIAL_MATRIX * (budget_s / trial_s) ** (1 / 3))))
     return 2 * size**3 / _best_s(timer, _product(timer, dtype, size), budget_s)
 
