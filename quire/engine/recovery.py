@@ -49,10 +49,9 @@ class Recovery:
             self.quarantine.acquit(stream.opened.request)
 
     def fail_delivered(self, streams: Iterable[RequestStream]) -> None:
-        """The engine is lost: what cannot run again fails at once. What was on trial may be guilty, which is known
-        later."""
+        """The engine is lost: what cannot run again fails at once. If it was guilty, the next try of it is refused."""
         for stream in list(streams):
-            if stream.is_delivered and stream.trial is None:
+            if stream.is_delivered:
                 self._fail(stream, EngineLost(LOST))
 
     def run_elsewhere(self, streams: Iterable[RequestStream | None], reason: str) -> Iterator[Submit]:
