@@ -170,7 +170,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kv_cache_memory_bytes: Annotated[
         str,
         _doc(
-            "Size of the KV pool, for instance 4GiB; empty: by gpu_memory_utilization, on CPU a quarter of free memory."
+            "Size of the KV pool, for instance 4GiB; empty: by gpu_memory_utilization, on CPU what sequences can fill,"
+            " at most a quarter of free memory."
         ),
     ] = ""
     num_gpu_blocks_override: Annotated[int, _doc("Exact number of KV pages; 0 computes it.", ge=0)] = 0

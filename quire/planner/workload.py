@@ -83,7 +83,9 @@ def _lengths(path: pathlib.Path) -> tuple[tuple[int, int], ...]:
         raise ConfigError(f"{path}: not a JSON file with lists 'input' and 'output' of one length") from None
     for i, pair in enumerate(lengths):
         if any(not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_TOKENS for n in pair):
-            raise ConfigError(f"{path}: request {i} has the lengths {shown(pair)}: whole numbers from 1 on are wanted")
+            raise ConfigError(
+                f"{path}: request {i} has the lengths {shown(pair)}: whole numbers from 1 to {MOST_TOKENS:,} are wanted"
+            )
     if not lengths:
         raise ConfigError(f"{path} has no requests")
     return lengths

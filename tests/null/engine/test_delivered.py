@@ -20,8 +20,6 @@ def test_readers_of_output_are_told_at_once(trial: Trial | None) -> None:
 
     told: list[tuple[str, type[QuireError]]] = []
     recovery = Recovery(VirtualClock(), send, lambda stream, error: told.append((stream.name, type(error))))
-    streams: list[Any] = [
-        SimpleNamespace(name=f"{is_delivered}", is_delivered=is_delivered, trial=trial) for is_delivered in (True, False)
-    ]
+    streams: list[Any] = [SimpleNamespace(name=str(one), is_delivered=one, trial=trial) for one in (True, False)]
     recovery.fail_delivered(streams)
     assert told == [("True", EngineLost)]
