@@ -265,13 +265,21 @@ def compare_throughput(result: Mapping[str, Any], cost: CostModel, dataset_path:
     return Comparison(f"{workload}: output", "tok/s", n_tokens / seconds, results["output_tokens_per_second"])
 
 
+def worst_of(found: Sequence[Comparison]) -> Comparison:
+    """The figure of a whole that is farthest off."""
+    return max((one for one in found if ":   " not in one.what), key=lambda one: one.factor)
+
+
+def is_beyond(found: Sequence[Comparison], cost: CostModel) -> bool:
+    """Whether the model is off by more than the error bar of its plans."""
+    return worst_of(found).factor > 1 + error_bar(cost.timer)
+
+
 def lines(found: Sequence[Comparison], cost: CostModel) -> list[str]:
-    """For people; where the model is off by more than the error bar of its plans, that is said."""
-    margin = error_bar(cost.timer)
+    """For people."""
+    margin, worst = error_bar(cost.timer), worst_of(found)
     text = [f"{'':<44}{'expected':>12}{'measured':>12}", *(one.line() for one in found), cost.timer.calibration.source]
-    wholes = [one for one in found if ":   " not in one.what]
-    worst = max(wholes, key=lambda one: one.factor)
-    says = "beyond" if worst.factor > 1 + margin else "within"
+    says = "beyond" if is_beyond(found, cost) else "within"
     text.append(f"worst: {worst.what}, {100 * worst.error:+.1f} %, {says} the ± {100 * margin:.0f} % of its plans")
     return text
 

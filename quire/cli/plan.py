@@ -129,7 +129,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """`quire plan`; exit code 1 if the model does not fit, misses its limits or cannot be served: the answer is no."""
+    """`quire plan`; exit code 1 if the model does not fit, misses its limits or cannot be served, or if what --check
+    compares is beyond the error bar: the answer is no."""
     for flag, such in NAMED.items():
         if getattr(namespace, flag) == "":
             raise ConfigError(f"{dashed(flag)} names nothing: give {such}, or leave it out")
@@ -179,7 +180,7 @@ def _check(namespace: argparse.Namespace) -> int:
         print(json.dumps([dataclasses.asdict(one) | {"error": one.error} for one in found], indent=1))
     else:
         print("\n".join(plan_check.lines(found, cost)))
-    return 0
+    return 1 if plan_check.is_beyond(found, cost) else 0
 
 
 def find_arch(model: str) -> ModelArch:

@@ -42,7 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Simulate and say what came of it; returns the exit code: 1 if nothing was completed, and nothing to be seen."""
+    """Simulate and say what came of it; returns the exit code: 1 if nothing was completed, and nothing to be seen, or
+    if no rate keeps the limits of --capacity."""
     options = read_flags(namespace, SimulateOptions)
     slo = parse_slo(options.slo)
     _check(options, slo)
@@ -57,9 +58,11 @@ def run(namespace: argparse.Namespace) -> int:
         variants.append(_variant(text, *_changed(namespace, text), at_once))
     _say(subject.lines(variants, requests))
     found: list[Point] = []
+    is_no = False
     results: dict[str, object] = {"simulated": {one.name: subject.subject(one, requests) for one in variants}}
     if options.capacity and slo is not None:
-        results["capacity"] = _capacities(variants, requests, slo, options.slo_share)
+        results["capacity"] = rates = _capacities(variants, requests, slo, options.slo_share)
+        is_no = not any(one["capacity"] for one in rates.values())
     elif options.baselines:
         found = _baselines(variants[0], requests, slo)
         results["baselines"] = _rows(found)
@@ -72,7 +75,8 @@ def run(namespace: argparse.Namespace) -> int:
         write_report(options.output_json, build_report("simulate", settings, results))
     for line in tables.refusals(found):
         print(f"quire simulate: {line}", file=sys.stderr)
-    return 1 if found and not any(point.figures["completed"] for point in found) else 0
+    is_no |= bool(found) and not any(point.figures["completed"] for point in found)
+    return 1 if is_no else 0
 
 
 def _check(options: SimulateOptions, slo: Slo | None) -> None:

@@ -108,6 +108,7 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     words = ["simulate", MODEL, *SMALL, "--num-prompts", "40"]
     assert main([*words, "--capacity", "--slo", "ttft=50ms,tpot=2ms"]) == 0
     assert "capacity" in capsys.readouterr().out
+    assert main([*words, "--capacity", "--slo", "ttft=1us"]) == 1, "no rate keeps it"
     pytest.importorskip("matplotlib")
     folder = tmp_path / "new" / "pictures"
     assert main([*words, "--baselines", "--baseline-batch", "8", "--request-rate", "50", "--plot", str(folder)]) == 0
