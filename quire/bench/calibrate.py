@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import itertools
 import math
+import os
 import pathlib
 import statistics
 import time
@@ -29,6 +30,7 @@ from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
 from quire.config.model import read_arch
 from quire.config.options import make_options
+from quire.core import host
 from quire.core.plan import Spans
 from quire.core.ticker import ticked
 from quire.engine.llm import LLM
@@ -50,6 +52,8 @@ OF_STEPS = (
 MOST_ERROR = 0.25
 """Of nine steps of ten; beyond it other programs were measured."""
 NARROW = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2}
+QUIET_SHARE = 0.05
+"""Of the cores: so much others may use without being spoken of."""
 FAST_SHARE = 4
 """Of the times of a step, the median of the fastest quarter counts."""
 
@@ -127,7 +131,7 @@ def calibrate(
 ) -> tuple[Calibration, list[Sample]]:
     """The calibration of this machine, and what it was fitted to. device: 'cpu' or 'cuda'. time_limit_s: after it no
     further turn begins; each step is timed once at least. 0: there is none."""
-    begin_s, cases = time.perf_counter(), CASES[device]
+    begin_s, cases, others = time.perf_counter(), CASES[device], Others()
     clock = timer(device)
     dtypes = [torch.bfloat16, torch.int8] if device == "cpu" else [torch.bfloat16]
     ceilings = probe(clock, dtypes)
@@ -148,9 +152,29 @@ def calibrate(
     errors = [abs(one.expected_s(found) / one.seconds - 1) for one in samples]
     error = round(max(0.02, statistics.quantiles(errors, n=10)[-1]), 3)
     source = f"quire bench calibrate: {len(samples)} steps on {ceilings.device}, nine of ten within {100 * error:.1f} %"
+    share = others.share() if device == "cpu" else 0.0
+    if share > QUIET_SHARE:
+        source += f"; other programs used {100 * share:.0f} % of the cores meanwhile"
+        error = round(max(error, share / (1 - share)), 3)
     timed = collections.Counter(kinds_of(StepTimer(one.arch, found, one.formats, Mesh())) for one in samples)
     own = tuple(Record(kinds=tuple(sorted(kinds)), n_figures=n, error=error) for kinds, n in timed.items())
     return msgspec.structs.replace(found, source=source, error=error, records=found.records or own), samples
+
+
+class Others:
+    """How much of this machine's cores other programs use, from now on."""
+
+    def __init__(self) -> None:
+        self._before = self._figures()
+
+    def share(self) -> float:
+        """At most 0.9; 0 where the system does not say. Without them steps could take this share less."""
+        others_s, wall_s = (now - before for now, before in zip(self._figures(), self._before, strict=True))
+        return min(0.9, max(0.0, others_s / (wall_s * (os.cpu_count() or 1))))
+
+    @staticmethod
+    def _figures() -> tuple[float, float]:
+        return host.busy_s() - sum(os.times()[:4]), time.perf_counter()
 
 
 def _start(name: str, reads: float, flops: dict[str, float], cases: Cases, device: str) -> Calibration:

@@ -44,6 +44,17 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def busy_s(root: pathlib.Path = ROOT) -> float:
+    """Seconds that all cores of this machine together have worked since it started, or were another machine's; 0 when
+    unknown."""
+    try:
+        words = (root / "proc" / "stat").read_text().split("\n", 1)[0].split()
+        user, nice, system, _, _, irq, soft, steal = map(int, words[1:9])
+    except (OSError, ValueError):
+        return 0.0
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def swap_bytes(root: pathlib.Path = ROOT) -> int:
     """Swap that is free."""
     return _meminfo(root).get("SwapFree", 0)

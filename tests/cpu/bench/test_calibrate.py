@@ -6,6 +6,7 @@ Of its cases for a GPU: that they have the steps that are to be timed, and that 
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 from typing import Any
 
@@ -47,6 +48,21 @@ def test_it_writes_what_plan_reads(
     }, "of both error bars are those of these steps"  # fmt: skip
     assert run(["plan", "demo", "--gpu", "here", "--calibration", str(path), "--slo", "none"]) == 0  # however busy
     assert "1 x CPU" in capsys.readouterr().out
+
+
+def test_what_others_used_of_the_cores_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(calibrate.CASES, "cpu", CASES)
+    monkeypatch.setattr(calibrate.Others, "share", lambda self: 0.5)
+    found, _ = calibrate.calibrate("cpu", 1, lambda line: None)
+    assert found.error >= 1.0 and found.source.endswith("; other programs used 50 % of the cores meanwhile")
+
+
+def test_the_share_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = iter([(9.0, 100.0), (13.0, 104.0), (0.0, 0.0), (9.0, 2.0)])
+    monkeypatch.setattr(calibrate.Others, "_figures", staticmethod(lambda: next(figures)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert calibrate.Others().share() == pytest.approx(0.5), "4 s of two cores in 4 s"
+    assert calibrate.Others().share() == 0.9, "all of them is no share"
 
 
 def test_steps_that_contradict_each_other_and_a_limit_that_was_passed_are_said(

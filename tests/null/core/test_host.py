@@ -63,6 +63,14 @@ def test_this_machine() -> None:
     assert 0 < host.resident_bytes() < host.total_bytes()
 
 
+def test_how_busy_the_cores_were(tmp_path: pathlib.Path) -> None:
+    assert host.busy_s(tmp_path) == 0, "nobody says"
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "stat").write_text("cpu  100 20 30 9999 888 4 6 40 0 0\ncpu0 1 2 3\n")
+    assert host.busy_s(tmp_path) == 200 / os.sysconf("SC_CLK_TCK")
+    assert 0 < host.busy_s() <= host.busy_s()
+
+
 def test_the_limit_on_address_space() -> None:
     """In a process of its own: what is left shrinks with what is mapped."""
     code = (
