@@ -41,6 +41,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     waits: bool = False
     """A first token: `first_token_s` is part of it."""
+    weight: float = 1.0
+    """Of its error among those of others."""
 
     def expected_s(self, calibration: Calibration, parts: RankParts | None = None) -> float:
         """With a calibration. parts: of its model, where they are known."""
@@ -49,9 +51,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sample_loss(samples: Sequence[Sample], calibration: Calibration, parts: Sequence[RankParts | None] = ()) -> float:
-    """Squares of relative errors. parts: of each sample's model, or none."""
+    """Squares of relative errors, by weight. parts: of each sample's model, or none."""
     pairs = zip(samples, parts or [None] * len(samples), strict=True)
-    return sum((one.expected_s(calibration, own) / one.seconds - 1) ** 2 for one, own in pairs)
+    return sum(one.weight * (one.expected_s(calibration, own) / one.seconds - 1) ** 2 for one, own in pairs)
 
 
 def fit(start: Calibration, samples: Sequence[Sample], knobs: Sequence[Knob]) -> Calibration:

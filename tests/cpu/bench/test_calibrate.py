@@ -5,6 +5,7 @@ Of its cases for a GPU: that they have the steps that are to be timed, and that 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -55,6 +56,21 @@ def test_what_others_used_of_the_cores_is_in_the_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(calibrate.Others, "share", lambda self: 0.5)
     found, _ = calibrate.calibrate("cpu", 1, lambda line: None)
     assert found.error >= 1.0 and found.source.endswith("; other programs used 50 % of the cores meanwhile")
+
+
+def test_narrow_models_tell_little_and_have_an_error_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = calibrate.Model("llama-3.2-1b", 1, "none", 512, narrow=True)
+    monkeypatch.setitem(calibrate.CASES, "cpu", dataclasses.replace(CASES, models=(CASES.models[0], narrow)))
+    found, samples = calibrate.calibrate("cpu", 1, lambda line: None)
+    few = [one for one in samples if one.weight < 1]
+    assert [one.name.startswith("narrow") for one in samples] == [False] * 3 + [True] * 2 and len(few) == 2
+    of = {one.kinds: one for one in found.records}
+    assert of[()].error == found.error <= of["a width below 1,024",].error and of["a width below 1,024",].n_figures == 2
+
+
+def test_nine_of_ten() -> None:
+    assert calibrate.nine_of_ten([0.001]) == 0.02 and calibrate.nine_of_ten([0.1, 0.3]) == 0.3
+    assert calibrate.nine_of_ten([0.1] * 18 + [5.0]) == pytest.approx(0.1)
 
 
 def test_the_share_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
