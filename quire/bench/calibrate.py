@@ -53,7 +53,9 @@ OF_STEPS = (
 MOST_ERROR = 0.25
 """Of nine steps of ten; beyond it other programs were measured."""
 NARROW = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2}
+"""As the demo has them."""
 FEW = 4
+"""Errors of which nine tenths say nothing."""
 QUIET_SHARE = 0.05
 """Of the cores: so much others may use without being spoken of."""
 NARROW_WEIGHT = 0.05
@@ -246,7 +248,7 @@ def _samples(model: Model, device: str, cases: Cases, rounds: int, end_s: float 
     llm = LLM.of_command_line(config)
     weights = "auto" if model.quantization == "none" else model.quantization
     formats = formats_named(weights, "auto", "bfloat16")
-    n = 1 if model.narrow else None
+    n = 1 if model.narrow else None  # one sequence tells fixed costs best
     shapes = [
         (batch, context, cases.output_len)
         for context in cases.contexts for batch in cases.batches[:n] if batch * context <= MAX_TOKENS
