@@ -66,7 +66,11 @@ class Arrivals:
 
     def refused(self) -> Refusal:
         """Try one that must be refused before the engine sees it; ValueError if it was not."""
-        prompt, params = self._tokens(3), self.random.choice(ODD)
+        return self.refuse(self.random.choice(ODD))
+
+    def refuse(self, params: dict[str, Any] | None) -> Refusal:
+        """Try this one of ODD."""
+        prompt = self._tokens(3)
         if params is None:
             prompt, params = self._tokens(self._input_processor.ready.max_model_len), {"max_tokens": 1}
         try:
@@ -147,7 +151,7 @@ class Arrivals:
 
 ODD: Final[list[dict[str, Any] | None]] = [
     None, {"temperature": float("nan")}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -2}, {"min_p": 1.5},
-    {"n": 0}, {"n": 10**9}, {"seed": -1}, {"max_tokens": 0}, {"max_tokens": 10**6}, {"logprobs": 10**3},
+    {"n": 0}, {"n": 10**9}, {"seed": 1 << 63}, {"max_tokens": 0}, {"max_tokens": 10**6}, {"logprobs": 10**3},
     {"prompt_logprobs": -1}, {"repetition_penalty": 0.0}, {"presence_penalty": float("inf")},
     {"logit_bias": {10**9: 1.0}}, {"logit_bias": {1: float("nan")}}, {"allowed_token_ids": []},
     {"allowed_token_ids": [-1]}, {"stop_token_ids": [10**9]}, {"min_tokens": 9, "max_tokens": 3}, {"stop": ["x"]},

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from traffic import soak as soak_module
+from traffic.arrivals import ODD
 from traffic.checkpoint import SMALL, write_checkpoint
 from traffic.soak import CPU, Soak
 
@@ -42,6 +43,12 @@ def test_no_wrong_token_and_nothing_leaked(llama: Checkpoint) -> None:
     assert found.preemptions > 10 and found.cancels > 10 and found.doomed > 0 and found.prefix_hits > 5000
     assert found.verdicts.n_tokens == found.tokens > 5000 and found.verdicts.n_logprobs > 500
     assert found.verdicts.n_best > 0.999 * found.tokens and found.verdicts.n_pages > 50
+
+
+def test_every_odd_parameter_is_refused(llama: Checkpoint) -> None:
+    """A long run may meet any of them, a short one meets few."""
+    soak = Soak(*llama, seed=0, **CPU)
+    assert all(soak.arrivals.refuse(params).code for params in ODD)
 
 
 @pytest.mark.parametrize(

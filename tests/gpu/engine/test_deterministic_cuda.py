@@ -27,7 +27,7 @@ WISHES: list[dict[str, Any]] = [
 COMPANIES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "chunks of 48": {"max_num_batched_tokens": 48, "max_num_seqs": 12},
-    "preempted": {"num_gpu_blocks_override": 800, "max_num_seqs": 24, "max_num_batched_tokens": 700},
+    "preempted": {"num_gpu_blocks_override": 620, "max_num_seqs": 24, "max_num_batched_tokens": 700},
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}},
     "kernel by kernel, depth 1, no prefix cache": {
         "enforce_eager": True, "pipeline_depth": 1, "enable_prefix_caching": False,
@@ -49,7 +49,7 @@ def needle(llm: LLM, prompt: list[int], wish: dict[str, Any], n_others: int, rng
     params = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2, prompt_logprobs=0, **wish)
     prompts = [[rng.randrange(5, 4000) for _ in range(rng.randint(4, 700))] for _ in range(n_others)]
     wishes = [
-        SamplingParams(temperature=1.0, seed=i, max_tokens=rng.randint(3, 60), ignore_eos=True) for i in range(n_others)
+        SamplingParams(temperature=1.0, seed=i, max_tokens=rng.randint(3, 99), ignore_eos=True) for i in range(n_others)
     ]
     at = rng.randint(0, n_others)
     prompts.insert(at, prompt)
