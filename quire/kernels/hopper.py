@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import pathlib
 from collections.abc import Callable
@@ -60,6 +61,15 @@ def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:
     """The library of a source in csrc/cuda with these definitions, compiled if it is new. Raises BuildError."""
     sources, flags = [jit.sources_folder() / "cuda" / source], [*FLAGS, *definitions]
     return jit.shared_library(source.removesuffix(".cu"), sources, flags, "", "nvcc")
+
+
+@functools.cache
+def load_variant(source: str, definitions: tuple[str, ...]) -> ctypes.CDLL:
+    """The library of `compile_variant`, for good. Many plans share one, and to find and check it takes milliseconds.
+
+    Raises BuildError.
+    """
+    return ctypes.CDLL(str(compile_variant(source, definitions)))
 
 
 @functools.cache

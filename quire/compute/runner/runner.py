@@ -13,7 +13,7 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -281,20 +281,32 @@ class Runner:
             self.tables.append(plan.pages)
         return ready
 
-    def warm_up(self, n_tokens: int) -> None:
+    def warm_up(self, n_tokens: int, *, compiles: bool = False) -> None:
         """Run prompts once, on the dummy page, so that kernels are compiled before the first request.
 
         `n_tokens`, and what attention has kernels of their own for: one token, and as many as a small tile holds. Then
         one token of a part of the vocabulary, and such a one with a penalty and its logprob: the sampler beyond what
         is captured at start.
+
+        compiles: kernels are compiled when they are first wanted, as on a GPU. Then once more kernel by kernel, as
+        steps run that are too long to be captured, and with an odd number of tokens: Triton compiles for sizes and
+        addresses that are multiples of 16, and again for others.
         """
         plain = msgspec.structs.replace(GREEDY, temperature=0.7)
         truncated = msgspec.structs.replace(plain, top_p=0.9)
         penalised = msgspec.structs.replace(truncated, presence_penalty=0.1, logprobs=1)
         group = self.pool.group
         lengths = sorted({1, min(max(1, small_rows_of(group) // group), n_tokens), n_tokens})
+        self._run_prompts([*((n, plain) for n in lengths), (1, truncated), (1, penalised)])
+        if compiles:
+            every, self._forwards = self._forwards, self._forwards[-1:]
+            self._run_prompts([((n_tokens - 1) | 1, plain), (1, truncated), (1, penalised)])
+            self._forwards = every
+
+    def _run_prompts(self, prompts: Iterable[tuple[int, SlotParams]]) -> None:
+        """One after another, each in all of `warm_slots`: as many tokens, and how the next one is chosen."""
         slots = self.warm_slots
-        for n, params in [*((n, plain) for n in lengths), (1, truncated), (1, penalised)]:
+        for n, params in prompts:
             spans = Spans(slots, [0] * len(slots), [n] * len(slots), [0] * len(slots), [True] * len(slots))
             opened = [SlotOpen(slot, [0] * n, n, params) for slot in slots]
             self.launch(StepPlan(0, spans, n * len(slots), opened=opened)).result()

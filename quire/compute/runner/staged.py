@@ -145,9 +145,9 @@ class StageRunner(Runner):
         for asked in self._asked:
             asked.slots[asked.slots == slot] = self.tables.spare_slot
 
-    def warm_up(self, n_tokens: int) -> None:
+    def warm_up(self, n_tokens: int, *, compiles: bool = False) -> None:
         """See `Runner`."""
-        super().warm_up(n_tokens)
+        super().warm_up(n_tokens, compiles=compiles)
         self.take_all()
 
     @torch.inference_mode()

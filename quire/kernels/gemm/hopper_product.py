@@ -17,7 +17,7 @@ import torch
 
 from quire.kernels.gemm.plan import N_AHEAD, Plan, ProductShape
 from quire.kernels.gemm.wide import TILE_ROWS, WidePlan
-from quire.kernels.hopper import compile_variant
+from quire.kernels.hopper import load_variant
 
 DTYPES: Final = (torch.bfloat16, torch.float16)
 ALIGNMENT_BYTES: Final = 16
@@ -177,7 +177,7 @@ def function_of(
     product: ProductShape, plan: Plan | WidePlan, build: Build, codes: Mapping[str, int] = {}
 ) -> Callable[..., int]:
     """The library's function for a plan. codes: see `variant_of`. Raises BuildError."""
-    library = ctypes.CDLL(str(compile_variant(*variant_of(product, plan, build, codes))))
+    library = load_variant(*variant_of(product, plan, build, codes))
     function = library.quire_gemm_wide if isinstance(plan, WidePlan) else library.quire_gemm
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     function.restype = ctypes.c_int

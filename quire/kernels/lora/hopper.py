@@ -34,7 +34,7 @@ from quire.kernels.gemm.hopper_product import (
 )
 from quire.kernels.gemm.plan import CHUNK, ProductShape
 from quire.kernels.gemm.wide import TILE_ROWS, WidePlan, takes_adapters
-from quire.kernels.hopper import built, compile_variant
+from quire.kernels.hopper import built, load_variant
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.lora.weight import FUSED_RANKS, Stack, Tiles
 from quire.kernels.norm import rms_norm
@@ -158,6 +158,6 @@ def variant_of(dtype: torch.dtype, k: int) -> tuple[str, tuple[str, ...]]:
 @functools.cache
 def _shrink(dtype: torch.dtype, k: int) -> Callable[..., int]:
     """Raises BuildError."""
-    function = ctypes.CDLL(str(compile_variant(*variant_of(dtype, k)))).quire_shrink
+    function = load_variant(*variant_of(dtype, k)).quire_shrink
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
     return function

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from quire.kernels.catalog import Slower
-from quire.kernels.hopper import build_obstacle, compile_variant
+from quire.kernels.hopper import build_obstacle, load_variant
 from quire.kernels.invariance import are_rows_alone
 
 DTYPES: Final = (torch.bfloat16, torch.float16)
@@ -83,7 +83,7 @@ def launch(name: str, x: torch.Tensor, *args: ctypes.Structure | None) -> None:
 @functools.cache
 def library(dtype: torch.dtype) -> ctypes.CDLL:
     """The kernels for this type, compiled if they are new. Raises BuildError."""
-    found = ctypes.CDLL(str(compile_variant("latent_rows.cu", definitions(dtype))))
+    found = load_variant("latent_rows.cu", definitions(dtype))
     for name, n_arguments in (("quire_latent_ask", 2), ("quire_latent_values", 3)):
         function = getattr(found, name)
         function.argtypes, function.restype = [ctypes.c_void_p] * n_arguments, ctypes.c_int

@@ -33,7 +33,9 @@ def store(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["eps"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["eps"], do_not_specialize_on_alignment=["positions", "cache_locs"]
+)
 def _store(  # type: ignore[no-untyped-def]
     lines, line_stride, norm, eps, q, q_row, q_head, rotated, to_row, to_head, positions, cos_sin, pages, cache_locs,
     N_HEADS: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK_RANK: tl.constexpr,

@@ -18,7 +18,7 @@ import torch
 
 from quire.config.experts import Gating
 from quire.kernels.catalog import Slower
-from quire.kernels.hopper import built, compile_variant
+from quire.kernels.hopper import built, compile_variant, load_variant
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.moe.coded import Codes, Matrices
 from quire.kernels.moe.plan import (
@@ -342,7 +342,7 @@ def _build(shape: ExpertsShape, dtype: torch.dtype) -> None:
 def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device, codes: CodesShape = FLOATING) -> Launch:
     """The kernels of a plan, compiled if they are new. Raises BuildError."""
     products = tuple(_function(*one) for one in variants(cut, dtype, codes))
-    rows = ctypes.CDLL(str(compile_variant("moe_rows.cu", _definitions(dtype))))
+    rows = load_variant("moe_rows.cu", _definitions(dtype))
     rounds = isinstance(cut, WidePlan) and codes.is_rounded
     for name in ("sort", "place", "sum"):
         getattr(rows, f"quire_moe_{name}").argtypes = [ctypes.c_void_p] * 2
@@ -371,7 +371,7 @@ def _definitions(dtype: torch.dtype, **macros: int) -> tuple[str, ...]:
 
 
 def _function(source: str, definitions: tuple[str, ...]) -> Kernel:
-    library = ctypes.CDLL(str(compile_variant(source, definitions)))
+    library = load_variant(source, definitions)
     function = getattr(library, f"quire_{source.removesuffix('.cu')}")
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
     return function  # type: ignore[no-any-return]

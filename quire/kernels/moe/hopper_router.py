@@ -15,7 +15,7 @@ import torch
 
 from quire.config.experts import RoutingSpec, Scores
 from quire.kernels.catalog import Slower
-from quire.kernels.hopper import build_obstacle, compile_variant
+from quire.kernels.hopper import build_obstacle, load_variant
 from quire.kernels.invariance import are_rows_alone
 
 DTYPES: Final = (torch.bfloat16, torch.float16)
@@ -113,7 +113,7 @@ def choose(
 @functools.cache
 def function_of(dtype: torch.dtype, router_dtype: torch.dtype) -> Callable[..., int]:
     """The kernel for these types, compiled if it is new. Raises BuildError."""
-    library = ctypes.CDLL(str(compile_variant("router.cu", definitions(dtype, router_dtype))))
+    library = load_variant("router.cu", definitions(dtype, router_dtype))
     function = library.quire_router
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
     return function

@@ -78,7 +78,9 @@ def rotate_and_store(
     return q
 
 
-@triton.jit(do_not_specialize=["eps", "of_k", "of_v"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["eps", "of_k", "of_v"], do_not_specialize_on_alignment=["positions", "cache_locs"]
+)
 def _rotate_and_store(  # type: ignore[no-untyped-def]
     qkv, qkv_stride, q, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cache_locs,
     of_k, of_v,

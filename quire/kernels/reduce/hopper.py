@@ -18,7 +18,7 @@ from typing import Final
 import torch
 
 from quire.kernels.gemm.sent import SENT_ROWS, Places
-from quire.kernels.hopper import build_obstacle, compile_variant
+from quire.kernels.hopper import build_obstacle, load_variant
 from quire.planner.peers import CELL_BYTES, CONTROL_BYTES, MAX_RANKS, MAX_ROW_CELLS, PeerLayout
 
 logger = logging.getLogger("quire.engine")
@@ -69,7 +69,7 @@ def obstacle(n_ranks: int) -> str | None:
 
 @functools.cache
 def _library(n_ranks: int) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(compile_variant("reduce.cu", (f"-DQUIRE_RANKS={n_ranks}",))))
+    library = load_variant("reduce.cu", (f"-DQUIRE_RANKS={n_ranks}",))
     library.quire_peers_take.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
     library.quire_peers_map.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
     library.quire_peers_give_up.argtypes = [ctypes.c_void_p]

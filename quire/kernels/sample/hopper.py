@@ -8,7 +8,7 @@ import functools
 import torch
 
 from quire.kernels.catalog import Slower
-from quire.kernels.hopper import build_obstacle, compile_variant
+from quire.kernels.hopper import build_obstacle, load_variant
 
 ALIGNMENT_BYTES = 16
 """Of rows: a thread reads so much at once."""
@@ -69,6 +69,6 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
 
 @functools.cache
 def _built(is_bf16: bool) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(compile_variant("sample.cu", (f"-DQUIRE_BF16={int(is_bf16)}",))))
+    library = load_variant("sample.cu", (f"-DQUIRE_BF16={int(is_bf16)}",))
     library.quire_collect.argtypes, library.quire_collect.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
     return library

@@ -24,6 +24,7 @@ from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
+from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample import Sampler, sampler
@@ -164,6 +165,26 @@ def test_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch, wh
         assert device.n_replays - before == (n_replays if has_tail else min(n_replays, 1))
         assert torch.equal(captured.tables.pages[:, :N_SLOTS], eager.tables.pages[:, :N_SLOTS])
         assert torch.equal(captured.tables.tokens[:N_SLOTS], eager.tables.tokens[:N_SLOTS])
+
+
+def test_warming_up_leaves_nothing_to_compile(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are captured never run kernel by kernel; longer ones do, with any number of tokens."""
+    LivePlans(monkeypatch)
+    runner, device = runner_over(model, captures=True)
+    n_rows, eagerly = list[int](), EagerForward.run
+
+    def counted(self: EagerForward, step: Step) -> States:
+        n_rows.append(len(step.batch.row_slots))
+        return eagerly(self, step)
+
+    monkeypatch.setattr(EagerForward, "run", counted)
+    runner.warm_up(20)
+    assert not n_rows, "on a CPU nothing is compiled"
+    runner.warm_up(20, compiles=True)
+    assert n_rows == [19, 1, 1]
+    before = device.n_replays
+    run(runner, plans()[0][0])
+    assert device.n_replays > before and len(n_rows) == 3, "steps are captured ones again"
 
 
 @pytest.mark.parametrize("with_experts", [False, True])
