@@ -56,7 +56,7 @@ def test_lengths_that_are_elsewhere_are_asked_for(
 @pytest.mark.parametrize(
     ("text", "message"), [("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
         ("{}", "no report"), ('{"benchmark": "kernels", "config": {"model":'
-        ' "shapes/qwen3-0.6b"}, "results": {}, "hardware": {"gpus": [{"name": "NVIDIA H200"}]}}', "bench kernels"),
+        ' "shape:qwen3-0.6b"}, "results": {}, "hardware": {"gpus": [{"name": "NVIDIA H200"}]}}', "bench kernels"),
         ('{"benchmark": "serve", "config": {}, "results": {}}', "see results.expected there"),
         ('{"benchmark": "latency", "config": {"model": "x"}, "results": {"cases": [{"batch_size": 1, "input_len": 8,'
         ' "output_len": 8, "median_ttft_ms": 1.5}]}}', "a CPU"),
