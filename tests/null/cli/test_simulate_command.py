@@ -177,6 +177,14 @@ def test_refusals_say_what_to_do(words: list[str], message: str, capsys: pytest.
     assert code == 2 and message in capsys.readouterr().err
 
 
+def test_memory_that_is_assumed_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "demo", *SMALL, "--gpu"]
+    assert main([*words, "cpu"]) == 0
+    assert ", 16.00 GiB (assumed; --gpu-memory says another);" in capsys.readouterr().out
+    assert main([*words, "cpu", "--gpu-memory", "16GiB"]) == 0 and main([*words, "h200"]) == 0
+    assert "(assumed" not in capsys.readouterr().out
+
+
 def test_requests_that_are_refused_are_counted_with_their_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
