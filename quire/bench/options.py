@@ -248,8 +248,8 @@ class TradeoffOptions(ReportOptions, kw_only=True):
         list[str], _doc("Text files on which quality is told; those of no training and no calibration.")
     ] = msgspec.field(default_factory=list)
     calibrate: Annotated[str, _doc("Text file with which folders are made, see `quire quantize`; needed.")] = ""
-    samples: Annotated[int, _doc("Most pieces of it.", ge=1)] = 128
-    sample_tokens: Annotated[int, _doc("Tokens of a piece.", ge=8)] = 512
+    samples: Annotated[int, _doc("Most pieces of it.", ge=1, le=1 << 16)] = 128
+    sample_tokens: Annotated[int, _doc("Tokens of a piece.", ge=8, le=1 << 20)] = 512
     window: Annotated[int, _doc("Tokens of a text that are read together; fewer than the context has.", ge=2)] = 512
     batch_sizes: Annotated[
         list[Annotated[int, Meta(ge=1)]], _doc("Sequences that are generated at once; the plot has the first.")
