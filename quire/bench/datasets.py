@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
 from quire.core.errors import ConfigError, shown
 from quire.core.files import read_regular
 
+MOST_TOKENS = (1 << 24) - 1
+"""Of a prompt, and of an output."""
 TOKEN_LIMIT = 10_001
 """Random ids are below this, as in nano-vllm's benchmark (0 to 10000)."""
 MAX_LENGTHS_BYTES = 256 << 20
@@ -38,8 +41,8 @@ Dataset = Callable[[int], list[BenchRequest]]
 class LengthsFile(msgspec.Struct):
     """A JSON file of lengths: request i has `input[i]` prompt tokens and `output[i]` output tokens."""
 
-    input: list[int]
-    output: list[int]
+    input: list[Annotated[int, msgspec.Meta(le=MOST_TOKENS)]]
+    output: list[Annotated[int, msgspec.Meta(le=MOST_TOKENS)]]
 
 
 def random_tokens(rng: random.Random, n: int, vocab_size: int) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from quire.bench.datasets import TOKEN_LIMIT, Dataset, from_lengths, read_lengths, uniform_lengths
+from quire.bench.datasets import MOST_TOKENS, TOKEN_LIMIT, Dataset, from_lengths, read_lengths, uniform_lengths
 from quire.bench.summary import PERCENTILES
 from quire.core.errors import ConfigError
 from quire.core.sampling import Temperature
@@ -46,10 +46,12 @@ class DatasetOptions(ReportOptions, kw_only=True):
     ] = "random"  # fmt: skip
     dataset_path: Annotated[str, _doc("JSON file with lists 'input' and 'output' of lengths in tokens.")] = ""
     num_prompts: Annotated[int, _doc("Number of requests; 0 takes all of a lengths file.", ge=0, le=10_000_000)] = 1000
-    input_len: Annotated[int, _doc("Prompt tokens of each request, after a shared prefix.", ge=1)] = 1024
-    output_len: Annotated[int, _doc("Tokens to generate for each request.", ge=1)] = 128
+    input_len: Annotated[
+        int, _doc("Prompt tokens of each request, after a shared prefix.", ge=1, le=MOST_TOKENS)
+    ] = 1024
+    output_len: Annotated[int, _doc("Tokens to generate for each request.", ge=1, le=MOST_TOKENS)] = 128
     random_range_ratio: Annotated[float, _doc("Lengths are uniform in [len*(1-r), len*(1+r)].", ge=0, lt=1)] = 0.0
-    prefix_len: Annotated[int, _doc("Tokens of a prefix that requests share.", ge=0)] = 0
+    prefix_len: Annotated[int, _doc("Tokens of a prefix that requests share.", ge=0, le=MOST_TOKENS)] = 0
     num_prefixes: Annotated[int, _doc("Distinct prefixes of prefix_repetition.", ge=1)] = 10
 
     def dataset(self, vocab_size: int, seed: int) -> Dataset:
@@ -246,8 +248,8 @@ class TradeoffOptions(ReportOptions, kw_only=True):
         list[str], _doc("Text files on which quality is told; those of no training and no calibration.")
     ] = msgspec.field(default_factory=list)
     calibrate: Annotated[str, _doc("Text file with which folders are made, see `quire quantize`; needed.")] = ""
-    samples: Annotated[int, _doc("Most pieces of it.", ge=1)] = 128
-    sample_tokens: Annotated[int, _doc("Tokens of a piece.", ge=8)] = 512
+    samples: Annotated[int, _doc("Most pieces of it.", ge=1, le=1 << 16)] = 128
+    sample_tokens: Annotated[int, _doc("Tokens of a piece.", ge=8, le=1 << 20)] = 512
     window: Annotated[int, _doc("Tokens of a text that are read together; fewer than the context has.", ge=2)] = 512
     batch_sizes: Annotated[
         list[Annotated[int, Meta(ge=1)]], _doc("Sequences that are generated at once; the plot has the first.")

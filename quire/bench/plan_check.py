@@ -170,14 +170,22 @@ def cost_of_result(
 
 
 def arch_of_result(model: str, overrides: Mapping[str, Any] | None = None) -> ModelArch:
-    """Of the demo, of shape:NAME, of a bundled shape's folder as it was on that machine, or of a folder that is here.
-    ConfigError for all else."""
-    folder = MODELS / BUNDLED[model] if model in BUNDLED else pathlib.Path(model)
-    if not (folder / "config.json").is_file():
-        folder = FOLDER / pathlib.Path(model.removeprefix(PREFIX)).name
-    if not (folder / "config.json").is_file():
+    """ConfigError for a model that `_folder_of` does not find."""
+    folder = _folder_of(model)
+    if folder is None:
         raise ConfigError(f"the result is of the model {shown(model)}, which is not a folder here: name MODEL")
     return read_arch(folder, overrides)
+
+
+def _folder_of(model: str) -> pathlib.Path | None:
+    """Of the demo, of shape:NAME, of a bundled shape's folder as it was on that machine, or of a folder that is here.
+    None: it is none of them."""
+    if model in BUNDLED:
+        return MODELS / BUNDLED[model]
+    folder = pathlib.Path(model)
+    if model.startswith(PREFIX) or folder.parts[-3:-1] == FOLDER.parts[-2:]:
+        folder = FOLDER / pathlib.Path(model.removeprefix(PREFIX)).name
+    return folder if (folder / "config.json").is_file() else None
 
 
 def check_model(result: Mapping[str, Any], arch: ModelArch, name: str) -> None:
@@ -185,11 +193,10 @@ def check_model(result: Mapping[str, Any], arch: ModelArch, name: str) -> None:
     another model."""
     config = result["config"]
     model = str(config.get("model", ""))
-    is_shape = model.startswith(PREFIX) or pathlib.Path(model).parts[-3:-1] == FOLDER.parts[-2:]
-    shape = FOLDER / pathlib.Path(model.removeprefix(PREFIX)).name if is_shape else pathlib.Path(model)
-    if model not in BUNDLED and not (shape / "config.json").is_file():
+    folder = _folder_of(model)
+    if folder is None:
         return
-    ran = arch_of_result(model, config.get("hf_overrides"))
+    ran = read_arch(folder, config.get("hf_overrides"))
     if ran.n_parameters != arch.n_parameters:
         raise ConfigError(
             f"the result is of the model {shown(model)} with {ran.n_parameters:,} parameters, and {shown(name)} has"

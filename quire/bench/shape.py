@@ -10,11 +10,7 @@ from quire.core.spelling import did_you_mean_and_known
 
 PREFIX: Final = shapes.PREFIX
 FOLDER: Final = shapes.FOLDER
-
-
-def shape_names() -> list[str]:
-    """Names of the bundled shapes."""
-    return sorted(folder.name for folder in FOLDER.iterdir() if (folder / "config.json").exists())
+shape_names = shapes.shape_names
 
 
 def shape_options(model: str) -> dict[str, object]:

@@ -105,6 +105,8 @@ def read_texts(paths: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--texts {shown(path)} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
             raise ConfigError(f"--texts {shown(path)} is not UTF-8: {error}") from None
+        if not found[name]:
+            raise ConfigError(f"--texts {shown(path)} is empty: give a text that tells quality")
     if len(found) < len(paths) or not found:
         raise ConfigError("--texts FILE ... is needed: one or more texts, under different names, that tell quality")
     return found

@@ -26,6 +26,7 @@ from quire.planner.training import report as training_report
 from quire.planner.training.cluster import device_hours, flops_of_hours
 from quire.planner.training.plan import DEFAULT_UTILISATION, TrainingPlan, plan_training
 from quire.planner.training.setup import OPTIMIZERS, Checkpointing, TrainingSetup
+from quire.planner.workload import check_price
 
 if TYPE_CHECKING:
     from quire.config.arch import ModelArch
@@ -49,8 +50,12 @@ MAX_DEVICES: Final = 1 << 20
 HERE: Final = "here"
 LEAST_MODEL: Final = 1e6
 """Parameters of the smallest model that a budget is named for."""
-MOST_SERVED: Final = 1e24
-"""Tokens that a model can be planned to serve."""
+MOST_TOKENS: Final = 1e24
+"""That a model can be planned to see, or to serve."""
+LONGEST: Final = 1 << 30
+"""Tokens of a sequence, as in `quire plan`."""
+LEAST_SHARE: Final = 1e-4
+"""Of the peak."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,12 +154,12 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"{dashed(flag)} {value} is out of range: {least} to {most:,} are possible")
     for flag in ("hfu", "mfu", "serve_mfu"):
         value = getattr(arguments, flag)
-        if value is not None and not 0 < value <= 1:
-            raise ConfigError(f"{dashed(flag)} {value:g} is out of range: a part of the peak is above 0 to 1")
+        if value is not None and not LEAST_SHARE <= value <= 1:
+            raise ConfigError(f"{dashed(flag)} {value:g} is out of range: a part of the peak is {LEAST_SHARE} to 1")
     if arguments.hfu and arguments.mfu:
         raise ConfigError("--hfu and --mfu say the same in two ways: give one of them")
-    if arguments.price is not None and not 0 <= arguments.price < float("inf"):
-        raise ConfigError(f"--price {arguments.price:g} is out of range: dollars of one device for an hour, from 0 on")
+    if arguments.price:
+        check_price(arguments.price)
     if sum(map(bool, (arguments.law, arguments.fit, arguments.experts is not None))) > 1:
         raise ConfigError("--law, --fit and --experts each choose a scaling law: give one of them")
     if arguments.plot:
@@ -254,15 +259,13 @@ def _serving(arguments: argparse.Namespace, law: ScalingLaw, flops: float, used:
         return None
     if not isinstance(law, ParametricLaw):
         raise ConfigError(f"--serve-tokens needs a law with a loss for every size and length: {law.name} is none")
-    n_tokens = parse_count(arguments.serve_tokens, "--serve-tokens")
-    if n_tokens > MOST_SERVED:
-        raise ConfigError(f"--serve-tokens {shown(arguments.serve_tokens)} is out of range: at most {MOST_SERVED:g}")
+    n_tokens = parse_count(arguments.serve_tokens, "--serve-tokens", most=MOST_TOKENS)
     return Serving(n_tokens=n_tokens, weight=used / (arguments.serve_mfu or used))
 
 
 def _setup(arguments: argparse.Namespace) -> TrainingSetup:
     return TrainingSetup(
-        n_devices=arguments.gpus, batch_tokens=parse_count(arguments.batch_tokens, "--batch-tokens"),
+        n_devices=arguments.gpus, batch_tokens=_token_count(arguments.batch_tokens, "--batch-tokens"),
         seq_len=_whole(arguments.seq_len, "--seq-len"), micro_batch=arguments.micro_batch, zero=arguments.zero,
         tensor_parallel=arguments.tp, pipeline_parallel=arguments.pp,
         sequence_parallel=not arguments.no_sequence_parallel, checkpointing=Checkpointing(arguments.checkpointing),
@@ -272,8 +275,12 @@ def _setup(arguments: argparse.Namespace) -> TrainingSetup:
     )  # fmt: skip
 
 
+def _token_count(text: str, flag: str) -> float:
+    return parse_count(text, flag, least=1, most=MOST_TOKENS)
+
+
 def _whole(text: str, flag: str) -> int:
-    value = parse_count(text, flag)
+    value = parse_count(text, flag, least=1, most=LONGEST)
     if value != int(value):
         raise ConfigError(f"{flag} {shown(text)} is not a whole number")
     return int(value)
@@ -337,9 +344,15 @@ def _tokens(
     if flops and arguments.tokens:
         raise ConfigError("--tokens and a budget both say how long MODEL is trained: give one of them")
     if flops:
-        return flops / plan.flops.training, ", what the budget pays for"
+        n_tokens = flops / plan.flops.training
+        if not 1 <= n_tokens <= MOST_TOKENS:
+            raise ConfigError(
+                f"a budget of {flops:.3g} FLOPs pays for {n_tokens:.3g} tokens of MODEL, and 1 to {MOST_TOKENS:g} are"
+                " possible: give another"
+            )
+        return n_tokens, ", what the budget pays for"
     if arguments.tokens:
-        return parse_count(arguments.tokens, "--tokens"), ""
+        return _token_count(arguments.tokens, "--tokens"), ""
     found = law.optimum_of_size(plan.n_active).n_tokens
     return found, f" ({found / plan.n_active:.3g} a parameter: by the law {law.name} the best use of the compute)"
 

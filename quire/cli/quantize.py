@@ -100,6 +100,18 @@ def _session(options: QuantizeOptions, folder: pathlib.Path, arch: ModelArch) ->
 
 def _streams(options: QuantizeOptions, folder: pathlib.Path, arch: ModelArch, device: Any) -> tuple[Streams, int]:
     from quire.compute.quantize.session import Streams
+
+    ids, held_out, tokenizer = read_tokens(options, folder, arch)
+    calibration, scored = (_pieces(one, options.samples, options.sample_tokens) for one in (ids, held_out))
+    n_bytes = sum(len(tokenizer.decode(piece[1:]).encode()) for piece in scored.tolist())
+    return Streams(calibration.to(device), scored.to(device)), n_bytes
+
+
+def read_tokens(
+    options: QuantizeOptions, folder: pathlib.Path, arch: ModelArch
+) -> tuple[list[int], list[int], HfTokenizer]:
+    """(tokens that calibrate, tokens on which quality is measured, what made them). ConfigError for texts that cannot
+    be read, or have too few."""
     from quire.text.tokenizer import HfTokenizer
 
     if options.sample_tokens > arch.max_position_scaled:
@@ -113,9 +125,7 @@ def _streams(options: QuantizeOptions, folder: pathlib.Path, arch: ModelArch, de
     else:
         first = len(ids) - max(options.sample_tokens, len(ids) // HELD_OUT)
         ids, held_out = ids[:first], ids[first:]
-    calibration, scored = (_pieces(one, options.samples, options.sample_tokens) for one in (ids, held_out))
-    n_bytes = sum(len(tokenizer.decode(piece[1:]).encode()) for piece in scored.tolist())
-    return Streams(calibration.to(device), scored.to(device)), n_bytes
+    return ids, held_out, tokenizer
 
 
 def _tokens(path: str, flag: str, tokenizer: HfTokenizer, least: int) -> list[int]:

@@ -14,7 +14,17 @@ from quire.bench.simulate import charts, subject, tables
 from quire.bench.simulate.figures import Slo, parse_slo
 from quire.bench.simulate.options import ABOUT_REQUESTS, SimulateOptions, is_known_at_once
 from quire.bench.simulate.requests import SimRequest
-from quire.bench.simulate.session import PICTURED, Figures, Point, Variant, baseline_rates, baselines, capacity, points
+from quire.bench.simulate.session import (
+    PICTURED,
+    Figures,
+    Point,
+    Variant,
+    baseline_rates,
+    baselines,
+    capacity,
+    check_lengths,
+    points,
+)
 from quire.bench.workloads import WORKLOADS
 from quire.cli.model import add_engine_flags, simulated_config
 from quire.compute.weights.hub import find_checkpoint
@@ -56,6 +66,7 @@ def run(namespace: argparse.Namespace) -> int:
     variants = [_variant("as given", config, options, at_once)]
     for text in options.compare:
         variants.append(_variant(text, *_changed(namespace, text), at_once))
+    check_lengths(variants, requests)
     _say(subject.lines(variants, requests))
     found: list[Point] = []
     is_no = False

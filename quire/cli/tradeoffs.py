@@ -19,8 +19,11 @@ from quire.bench.options import TradeoffOptions
 from quire.bench.plot import check_plot_path
 from quire.bench.report import build_report, check_report_path, write_report
 from quire.cli.model import engine_config
-from quire.cli.quantize import make
+from quire.cli.quantize import make, read_tokens
+from quire.compute.weights.hub import find_checkpoint
+from quire.config.engine import EngineConfig
 from quire.config.flags import read_flags
+from quire.config.model import read_arch
 from quire.config.options import make_options
 from quire.config.quantize import QuantizeOptions
 from quire.core.errors import ConfigError
@@ -37,22 +40,22 @@ def run_tradeoffs(namespace: argparse.Namespace) -> int:
     if not options.calibrate:
         raise ConfigError("--calibrate FILE is needed: a text like what the model will read, from some 100 KB on")
     config = engine_config(namespace, disable_log_stats=True)
+    if config.skip_tokenizer_init:
+        raise ConfigError("quality is told on texts, which need a tokenizer: name a checkpoint that has one")
     from quire.bench.tasks import read_tasks
     from quire.bench.tradeoff_chart import write_tradeoff_chart
     from quire.bench.tradeoffs import lines, measure, read_texts
 
     texts, skipped, rows = read_texts(options.texts), dict[str, str](), []
     tasks = read_tasks(options.tasks) if options.tasks else []
+    _check(options, config)
     with tempfile.TemporaryDirectory(prefix="quire-tradeoffs-") as place:
 
         def folder(scheme: str, method: str) -> str:
             target = pathlib.Path(place) / f"{scheme.replace(':', '-')}-{method}"
-            values = {
-                "scheme": scheme, "method": method, "calibrate": options.calibrate, "samples": options.samples,
-                "sample_tokens": options.sample_tokens, "device": config.device,
-            }  # fmt: skip
+            own = _quantize_options(options, scheme=scheme, method=method, device=config.device)
             with ticking(f"making {scheme} by {method}"), contextlib.redirect_stdout(io.StringIO()):
-                make(make_options(QuantizeOptions, values), config.model or "demo", target)
+                make(own, config.model or "demo", target)
             return str(target)
 
         for row in measure(config, options, texts, tasks, folder, skipped):
@@ -69,3 +72,23 @@ def run_tradeoffs(namespace: argparse.Namespace) -> int:
     if options.plot:
         write_tradeoff_chart(options.plot, rows, f"quire bench tradeoffs, {config.model or 'demo'}")
     return 0
+
+
+def _quantize_options(options: TradeoffOptions, **more: str) -> QuantizeOptions:
+    own = {"calibrate": options.calibrate, "samples": options.samples, "sample_tokens": options.sample_tokens}
+    return make_options(QuantizeOptions, own | more)
+
+
+def _check(options: TradeoffOptions, config: EngineConfig) -> None:
+    """ConfigError for what would only come up once the model as it is has been measured, and for lengths that its
+    context does not hold."""
+    folder = find_checkpoint(config.model, config.revision, config.download_dir)
+    arch = read_arch(folder, config.hf_overrides)
+    from quire.bench.tradeoffs import PROMPT_TOKENS
+
+    most = config.max_model_len or arch.max_position
+    for flag, n, least in (("--window", options.window, 1), ("--output-len", options.output_len, PROMPT_TOKENS)):
+        if n + least > most:
+            raise ConfigError(f"{flag} {n:,} is more than the {most - least:,} that the context has room for: lower it")
+    if folder.is_dir():
+        read_tokens(_quantize_options(options), folder, arch)

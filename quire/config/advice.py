@@ -50,8 +50,11 @@ def no_model(folder: pathlib.Path) -> str:
     """A sentence on a folder without config.json."""
     if (folder / ADAPTER).exists():
         return _adapter(folder)
-    inside = sorted(path.parent for path in (*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")))
-    advice = f"name {inside[0]}" if inside else "name a folder that has config.json and *.safetensors, or a .gguf file"
+    inside = [path.parent for path in (*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json"))]
+    inside = sorted([*inside, *folder.glob("*.gguf"), *folder.glob("*/*.gguf")])
+    advice = "name a folder that has config.json and *.safetensors, or a .gguf file"
+    if inside:
+        advice = f"name {inside[0]}" if len(inside) == 1 else f"name one of {len(inside)} models in it, as {inside[0]}"
     return f"{folder} has no config.json, so it is not a model's folder; it holds {listing(folder)}: {advice}"
 
 

@@ -17,3 +17,8 @@ def shape_folder(model: str) -> pathlib.Path | None:
     folder = FOLDER / model.removeprefix(PREFIX)
     is_shape = model.startswith(PREFIX) and folder.parent == FOLDER and (folder / "config.json").exists()
     return folder if is_shape else None
+
+
+def shape_names() -> list[str]:
+    """Names of the bundled shapes."""
+    return sorted(folder.name for folder in FOLDER.iterdir() if (folder / "config.json").exists())

@@ -203,6 +203,7 @@ class EngineDead(EngineError):
 _OF_REQUESTS: dict[Code, type[RequestError]] = {
     Code.INVALID_REQUEST: RequestError,
     Code.INVALID_PARAMETER: RequestError,
+    Code.MODEL_NOT_FOUND: RequestError,
     Code.DUPLICATE_REQUEST_ID: RequestError,
     Code.CONTEXT_LENGTH_EXCEEDED: ContextLengthExceeded,
     Code.OVERLOADED: QueueFull,

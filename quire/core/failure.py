@@ -18,6 +18,7 @@ class Code(enum.StrEnum):
     INTERNAL_ERROR = "internal_error"
     INVALID_REQUEST = "invalid_request"
     INVALID_PARAMETER = "invalid_parameter"
+    MODEL_NOT_FOUND = "model_not_found"
     DUPLICATE_REQUEST_ID = "duplicate_request_id"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     OVERLOADED = "overloaded"

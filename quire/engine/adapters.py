@@ -25,6 +25,7 @@ from quire.core.adapters import AdapterFacts, check_adapter_name, lora_module
 from quire.core.clock import Clock, MonotonicClock
 from quire.core.errors import ConfigError, InvalidParameter, QuireError, RequestError, RequestExpired, shown
 from quire.core.events import EngineStats, SeqDelta
+from quire.core.failure import Code
 from quire.core.request import Request
 from quire.engine.command_reader import refusals
 from quire.engine.executors.executor import RanksLost
@@ -178,7 +179,8 @@ class AdapterRegistry:
         if facts is None and request.adapter in self._lost:
             raise RequestError(f"the adapter {name} is not loaded: {self._lost[request.adapter]}", param="model")
         if facts is None:
-            raise RequestError(f"no adapter is loaded under the name {name}", param="model")
+            words = f"no adapter is loaded under the name {name}"
+            raise RequestError(words, param="model", code=Code.MODEL_NOT_FOUND)
         if expected not in ("", facts.content_id):
             raise RequestError(f"another adapter has the name {name} since the request was made: send it again")
         request.content_id = facts.content_id

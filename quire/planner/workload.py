@@ -17,6 +17,8 @@ import msgspec
 from quire.core.errors import ConfigError, shown
 from quire.core.spelling import did_you_mean, did_you_mean_and_known
 
+PRICES: Final = (1e-6, 1e6)
+"""Least and most dollars an hour of a device."""
 MOST_TOKENS: Final = 1 << 24
 
 
@@ -142,9 +144,13 @@ def parse_limits(text: str, known: Sequence[str]) -> dict[str, float]:
 
 
 def check_price(price: float) -> float:
-    """Dollars an hour of one device. ConfigError where it is none, negative or no number."""
-    if not math.isfinite(price) or price <= 0:
-        raise ConfigError(f"--price {price:g}: dollars an hour of one GPU are a number above 0; leave it out for none")
+    """Dollars an hour of one device. ConfigError where it is none, negative, no number, or no price of anything."""
+    least, most = PRICES
+    if not least <= price <= most:
+        raise ConfigError(
+            f"--price {price:g} is out of range: dollars an hour of one device are {least:f} to {most:,.0f}; leave it"
+            " out for none"
+        )
     return price
 
 

@@ -188,6 +188,7 @@ class ApiProcesses:
         self._engine_command = engine_command
         self._engine = engine
         self._server = server
+        self._first_signal = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._serves = asyncio.Event()
@@ -257,7 +258,8 @@ class ApiProcesses:
             with contextlib.suppress(asyncio.CancelledError, QuireError):
                 await loading
         print("Quire shuts down.", flush=True)
-        return EXIT_OK
+        was_interrupted = self._first_signal == signal.SIGINT and not self._serves.is_set()
+        return EXIT_FORCED if was_interrupted else EXIT_OK
 
     async def _announce(self, loading: asyncio.Task[object], text: str) -> None:
         await asyncio.wait((loading,))
@@ -297,7 +299,8 @@ class ApiProcesses:
                     process.say(FORCE)
             await asyncio.sleep(WATCH_S / 2)
 
-    def _on_stop(self) -> None:
+    def _on_stop(self, number: int) -> None:
+        self._first_signal = self._first_signal or number
         if self._stop.is_set():
             self._force.set()
         self._stop.set()

@@ -3,7 +3,8 @@
 Owns exit codes, what is printed, and what signals (`signals.py`) lead to. Does not own HTTP or the engine.
 Invariants: a taken port is reported before anything is loaded; the engine process never outlives this one; Ctrl-C
 never shows a traceback. Exit codes: 0 after SIGINT or SIGTERM, 1 engine lost, also while it was started, or nobody left
-to serve, 2 bad options, port or checkpoint, 130 when a second signal cut the drain short.
+to serve, 2 bad options, port or checkpoint, 130 when a second signal cut the drain short, and after SIGINT before
+anything was served, as any command that is interrupted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import errno
 import logging
 import resource
+import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
@@ -201,6 +203,7 @@ class Service:
         self._beside = beside
         self._listens_late = listens_late
         self._on_reload = on_reload
+        self._first_signal = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self.state = ServerState(server)
@@ -215,7 +218,7 @@ class Service:
             llm = await self._load()
             if serving is None and llm is not None:
                 serving = asyncio.create_task(http.serve(sockets=[self.listener]))
-            code = EXIT_OK if llm is None else await self._watch(llm)
+            code = self._unserved_code() if llm is None else await self._watch(llm)
             await self._drain()
         except (ConfigError, LoadError) as error:
             code = EXIT_BAD_OPTIONS
@@ -228,6 +231,9 @@ class Service:
             if beside is not None:
                 beside.cancel()
         return EXIT_FORCED if self._force.is_set() else code
+
+    def _unserved_code(self) -> int:
+        return EXIT_FORCED if self._first_signal == signal.SIGINT else EXIT_OK
 
     async def _load(self) -> AsyncLLM | None:
         """The loaded engine, None when a signal came first. Meanwhile requests are answered with 503."""
@@ -324,7 +330,8 @@ class Service:
         if self._on_reload is not None:
             self._on_reload()
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
+        self._first_signal = self._first_signal or number
         # One process of several is left to its parent, which gets the same signal when all processes do.
         if self._stop.is_set() and self._on_ready is None:
             self._force.set()

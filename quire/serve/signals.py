@@ -20,15 +20,15 @@ def ignore_hangups_until_served() -> None:
         signal.signal(signal.SIGHUP, _ignore)
 
 
-def on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
-    """Inside a running event loop: `stop` at each SIGINT and SIGTERM, and when the terminal is closed; `reload` at any
-    other SIGHUP."""
+def on_signals(stop: Callable[[int], None], reload: Callable[[], None]) -> None:
+    """Inside a running event loop: `stop` with its number at each SIGINT and SIGTERM, and when the terminal is closed;
+    `reload` at any other SIGHUP."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         terminals = [fd for fd in (0, 1, 2) if os.isatty(fd)]
-        loop.add_signal_handler(signal.SIGHUP, lambda: stop() if _has_hung_up(terminals) else reload())
+        loop.add_signal_handler(signal.SIGHUP, lambda: stop(signal.SIGHUP) if _has_hung_up(terminals) else reload())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 

@@ -66,11 +66,17 @@ class WholeMessage:
 
 
 class MessageReader:
-    """Reads one message. Either part may be absent: its text is content then."""
+    """Reads one message. Either part may be absent: its text is content then.
 
-    def __init__(self, reasoning: ReasoningReader | None = None, tools: ReadsCalls | None = None) -> None:
+    must_call: the model was made to call, so that a mark or head of a call that the text's end cuts is no content.
+    """
+
+    def __init__(
+        self, reasoning: ReasoningReader | None = None, tools: ReadsCalls | None = None, *, must_call: bool = False
+    ) -> None:
         self._reasoning = reasoning
         self._tools = tools
+        self._must_call = must_call
         self._n_calls = 0
 
     def feed(self, text: str) -> list[Piece]:
@@ -93,7 +99,7 @@ class MessageReader:
                 pieces += self._content(text)
         if self._tools is not None:
             pieces += self._pieces(self._tools.finish())
-        return pieces
+        return [one for one in pieces if one.kind is not PieceKind.CONTENT] if self._must_call else pieces
 
     def whole(self, text: str) -> WholeMessage:
         """The message of a whole text. The reader cannot be used afterwards."""

@@ -131,7 +131,8 @@ class _Arguments:
             values = [value for value, way in ways if way is not None]
             if not values:
                 return None
-            if types == TEXT_ONLY or _is_plain(parts, values):
+            has_one_way = not any(isinstance(value, dict | list) for value in values)
+            if types == TEXT_ONLY or (has_one_way and _say_values_alone(parts)):
                 return self._choice(head, name.upper(), [way for _, way in ways if way is not None])
         if types == TEXT_ONLY or self._takes_any_text(parts, types):
             return [f"{head} text_{self.at} {quoted(chr(10))}"]
@@ -243,7 +244,7 @@ def _all_values(parts: list[Any]) -> list[Any] | None:
     """All that fits these schemas; None: they say more than which values."""
     if not all(isinstance(part, dict) and isinstance(part.get("enum", []), list) for part in parts):
         return None
-    if any(part.keys() - _SAYS_NOTHING - {"type", "enum", "const"} for part in parts):
+    if not _say_values_alone(parts):
         return None
     is_null = any(part.get("type") in ("null", ["null"]) for part in parts)
     return enumerated([*parts, {"const": None}] if is_null else parts)
@@ -258,7 +259,6 @@ def _is_type_alone(parts: list[Any]) -> bool:
     )
 
 
-def _is_plain(parts: list[JsonObject], values: list[Any]) -> bool:
-    """Whether the values are all that the schemas say, and each is written in one way."""
-    says_more = any(part.keys() - _SAYS_NOTHING - {"type", "enum", "const"} for part in parts)
-    return not says_more and not any(isinstance(value, dict | list) for value in values)
+def _say_values_alone(parts: list[JsonObject]) -> bool:
+    """Whether types and values are all that the schemas say."""
+    return not any(part.keys() - _SAYS_NOTHING - {"type", "enum", "const"} for part in parts)

@@ -106,8 +106,10 @@ def _product_rate(timer: Timer, dtype: torch.dtype, budget_s: float) -> float:
     if timer.device.type == "cpu":
         n_threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        trial_s = _best_s(timer, _product(timer, dtype, TRIAL_MATRIX), TRIAL_S) / n_threads
-        torch.set_num_threads(n_threads)
+        try:
+            trial_s = _best_s(timer, _product(timer, dtype, TRIAL_MATRIX), TRIAL_S) / n_threads
+        finally:
+            torch.set_num_threads(n_threads)
         size = max(TRIAL_MATRIX, min(size, int(TRIAL_MATRIX * (budget_s / trial_s) ** (1 / 3))))
     return 2 * size**3 / _best_s(timer, _product(timer, dtype, size), budget_s)
 

@@ -63,7 +63,9 @@ class SimulateOptions(DatasetOptions, kw_only=True):
     calibration: Annotated[
         str, _doc("File of `quire bench calibrate` with times of that machine, in place of what comes with Quire.")
     ] = ""
-    gpu_memory: Annotated[str, _doc("Its memory, for instance 80GiB; default: what is known of it.")] = ""
+    gpu_memory: Annotated[
+        str, _doc("Its memory, for instance 80GiB; default: what is known of it, 16GiB beside a CPU.")
+    ] = ""
     expert_loads: Annotated[
         str, _doc("How often experts are chosen: even, zipf:1.0, or a JSON file with a load of each (default: even).")
     ] = ""
@@ -115,6 +117,11 @@ class SimulateOptions(DatasetOptions, kw_only=True):
             return parse_bytes(self.gpu_memory, "gpu_memory")
         device = self._accelerator
         return CPU_BYTES if device is None else int(device.memory_bytes)
+
+    @property
+    def memory_is_assumed(self) -> bool:
+        """Nothing is known of the memory beside a CPU, and this machine need not be the one."""
+        return not self.gpu_memory and self._accelerator is None
 
     def check_read(self, given: Collection[str]) -> None:
         """ConfigError for one of the `given` options that the source of the requests does not read."""

@@ -18,8 +18,6 @@ from quire.bench.datasets import read_lengths
 from quire.bench.loadgen import arrival_offsets_s
 from quire.core.errors import ConfigError
 
-MOST_TOKENS: Final = 1 << 24
-"""A prompt, or an output, has fewer."""
 SHAREGPT: Final = ((4.551149501401596, 1.36, 4, 2048), (4.835138367683612, 0.94, 4, 1024))
 """(mu, sigma, least, most) of the logarithm of prompt and output lengths, as those of W3 were drawn."""
 

@@ -80,6 +80,17 @@ class Point:
         return found
 
 
+def check_lengths(variants: Sequence[Variant], requests: Sequence[SimRequest]) -> None:
+    """ConfigError where no variant has room for any of them, so that there is nothing to simulate."""
+    most = max(variant.machine.limits.max_model_len for variant in variants)
+    least = min(requests, key=lambda one: one.input_len + one.output_len, default=None)
+    if least is not None and least.input_len + least.output_len > most:
+        raise ConfigError(
+            f"each request is longer than a sequence can be: the shortest has {least.input_len:,} tokens of prompt and"
+            f" {least.output_len:,} of output, and the context holds {most:,}: ask for less"
+        )
+
+
 def points(
     variants: Sequence[Variant], requests: list[SimRequest], rates: Sequence[float | None], slo: Slo | None
 ) -> list[Point]:

@@ -35,7 +35,7 @@ def subject(variant: Variant, requests: Sequence[SimRequest]) -> Facts:
     return {
         "model": _model_name(machine.config.model), "n_parameters": machine.arch.n_parameters,
         "dtype": machine.limits.dtype, "weights": machine.cost.timer.formats.weights.name, **_device(variant),
-        "memory_bytes": options.memory_bytes,
+        "memory_bytes": options.memory_bytes, "memory_is_assumed": options.memory_is_assumed,
         "n_ranks": mesh.n_ranks, "n_stages": mesh.pp, "mesh": mesh.words, "ranks": _ranks(mesh),
         "experts": _experts(variant), "sequences": _sequences(variant),
         "times": _times(mesh), "workload": _workload(options), "n_requests": len(requests),
@@ -58,11 +58,13 @@ def lines(variants: Sequence[Variant], requests: Sequence[SimRequest]) -> Iterat
 
 def _rows(facts: Facts) -> dict[str, str]:
     error = "how far they are off is not known" if facts["error"] is None else f"times ± {100 * facts['error']:.0f} %"
+    memory = format_bytes(facts["memory_bytes"])
+    memory += " (assumed; --gpu-memory says another)" if facts["memory_is_assumed"] else ""
     weights = "" if facts["weights"] == facts["dtype"] else f", weights in {facts['weights']}"
     router = f", chosen by {facts['router']}" if facts["replicas"] > 1 else ""
     return {
         "model": f"{facts['model']}, {format_count(facts['n_parameters'])} parameters in {facts['dtype']}{weights}",
-        "device": f"{facts['device']}, {format_bytes(facts['memory_bytes'])}; {error}",
+        "device": f"{facts['device']}, {memory}; {error}",
         "times": facts["source"] + facts["times"],
         "ranks": facts["ranks"],
         **{name: facts[name] for name in ("experts", "sequences") if facts[name]},

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.bench.simulate.requests import MOST_TOKENS, SimRequest
+from quire.bench.datasets import MOST_TOKENS
+from quire.bench.simulate.requests import SimRequest
 from quire.core.errors import ConfigError, shown
 from quire.core.files import read_regular
 
@@ -82,9 +83,9 @@ class _Reader:
             number = float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             number = math.nan
-        if not number.is_integer() or isinstance(value, bool) or not least <= number < MOST_TOKENS:
+        if not number.is_integer() or isinstance(value, bool) or not least <= number <= MOST_TOKENS:
             text = "missing" if value is None else shown(str(value))
-            raise self.refuse(f"{name} is {text}: write a whole number of tokens from {least} to {MOST_TOKENS - 1:,}")
+            raise self.refuse(f"{name} is {text}: write a whole number of tokens from {least} to {MOST_TOKENS:,}")
         return int(number)
 
     def ids(self, row: Mapping[str, Any], name: str) -> list[int]:

@@ -13,8 +13,9 @@ from typing import Final
 from quire.compute.weights.checkpoint import PICKLED
 from quire.config.advice import no_model
 from quire.config.gguf import is_gguf
-from quire.config.shapes import BUNDLED, MODELS, shape_folder
+from quire.config.shapes import BUNDLED, MODELS, PREFIX, shape_folder, shape_names
 from quire.core.errors import ConfigError, LoadError, shown
+from quire.core.spelling import did_you_mean
 from quire.core.ticker import ticking
 
 WANTED: Final = ("*.safetensors", "*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja")
@@ -58,9 +59,10 @@ def find_checkpoint(model: str, revision: str = "", download_dir: str = "") -> p
             raise ConfigError(f"revision = {shown(revision)} is for hub models; {path} is a file", param="revision")
         return path
     if not _HUB_NAME.fullmatch(model):
+        near = did_you_mean(PREFIX + model.removeprefix(PREFIX), [PREFIX + name for name in shape_names()])
         raise LoadError(
-            f"{shown(model)} is neither an existing folder or .gguf file nor a hub name such as org/name."
-            f" {_hint(path.name)}"
+            f"{shown(model)} is neither an existing folder or .gguf file, a bundled {PREFIX}NAME, nor a hub name such"
+            f" as org/name{near or '.'} {_hint(path.name)}"
         )
     return _download(model, revision, download_dir)
 

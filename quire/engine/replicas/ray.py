@@ -29,6 +29,7 @@ from quire.engine.replicas.channel import EndpointAddress
 from quire.engine.replicas.chooser import chooser_of
 from quire.engine.replicas.fleet import ReplicaLost
 from quire.engine.replicas.other_node import OtherNode
+from quire.engine.replicas.reasons import reason_of
 from quire.engine.replicas.replica import EngineReplica
 from quire.engine.replicas.room import check_room, check_spread, engine_of_replica, idle_gpus, needs_of
 
@@ -280,20 +281,21 @@ class RayFleet:
         self._method = handle.run
 
     async def _wait_running(self) -> None:
-        """ConfigError if the replicas cannot be started."""
+        """ConfigError or EngineError if the replicas cannot be started, as of a single engine."""
         loop = asyncio.get_running_loop()
         told_s = loop.time()
         while True:
             status = (await asyncio.to_thread(serve.status)).applications.get(self._name)
             state = "" if status is None else str(status.status.value)
-            message = "" if status is None else _reason(status)
+            texts = [] if status is None else [each.message for each in status.deployments.values() if each.message]
+            why = reason_of(texts or ([] if status is None else [status.message]))
             if state == "RUNNING":
                 return
             if state == "DEPLOY_FAILED":
-                raise ConfigError(f"the replicas cannot be started: {message}")
+                raise why.error("the replicas cannot be started")
             if loop.time() - told_s > SLOW_S:
                 told_s = loop.time()
-                logger.warning("replicas are still being started: %s", message or "Ray does not say what it waits for")
+                logger.warning("replicas are still being started: %s", why.words)
             await asyncio.sleep(LOOK_S)
 
 
@@ -386,11 +388,3 @@ class RayMap:
 
 def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "Ray does not say why")
-
-
-def _reason(status: Any) -> str:
-    """What an application's status says, without the tracebacks of a replica whose own error says it all."""
-    texts = [each.message for each in status.deployments.values() if each.message] or [status.message]
-    lines = [line for text in texts for line in text.splitlines() if line.strip()]
-    ours = [line.partition(": ")[2] for line in lines if line.lstrip().startswith("quire.core.errors.")]
-    return ours[-1] if ours else " ".join(line.strip() for line in lines)[-600:]

@@ -16,6 +16,8 @@ from quire.planner.training.plan import OTHERS_BYTES, TrainingPlan, devices_need
 from quire.planner.training.setup import OPTIMIZERS, Checkpointing, TrainingSetup
 
 WIDTH = 16
+MANY_DAYS = 1e6
+"""From so many on, no tenths."""
 """Of the first column."""
 
 
@@ -58,11 +60,11 @@ def _model(plan: TrainingPlan) -> list[str]:
     layout = f"{setup.n_replicas} replicas"
     layout += f" x {setup.tensor_parallel} tensor-parallel" if setup.tensor_parallel > 1 else ""
     layout += f" x {setup.pipeline_parallel} pipeline stages" if setup.pipeline_parallel > 1 else ""
-    each = f"{setup.n_micro_batches} micro-batches of {setup.micro_batch} x {setup.seq_len:,} on each replica"
+    each = f"{format_whole(setup.n_micro_batches)} micro-batches of {setup.micro_batch} x {setup.seq_len:,} on each"
     return [
         row("model", f"{format_count(plan.n_parameters)} parameters, a token is multiplied by {format_count(active)}"),
         row("devices", f"{setup.n_devices:,} {plan.gpu.name}: {layout}; ZeRO {setup.zero}"),
-        row("batch", f"{format_count(setup.step_tokens)} tokens: {each}"),
+        row("batch", f"{format_count(setup.step_tokens)} tokens: {each} replica"),
         row("kept", f"{_kept(setup)}; optimizer: {OPTIMIZERS[setup.optimizer].words}"),
     ]
 
@@ -108,13 +110,14 @@ def _time(plan: TrainingPlan, n_tokens: float, why_tokens: str, price: float) ->
     parts += f", {flops.head / flops.forward:.0%} head"
     again = f", {format_count(executed)} with what is computed again" if executed > flops.training else ""
     hours, days = plan.device_hours(n_tokens), plan.days(n_tokens)
+    days_words = f"{days:,.1f}" if days < MANY_DAYS else format_whole(days)
     cost = f", ${format_whole(hours * price)} at ${price:g} an hour" if price else ""
     return [
         row("FLOPs", f"{format_count(flops.training)} a token ({parts}){again}"),
         row("", f"{n_tokens * flops.training:.3g} for {format_count(n_tokens)} tokens{why_tokens}"),
         row("speed", f"{plan.utilisation:.2f} of the peak, {plan.model_utilisation:.2f} without recomputation (MFU): "
             f"{format_count(plan.tokens_per_s)} tokens/s, {plan.step_s:.3g} s a step"),
-        row("time", f"{days:,.1f} days, {format_whole(hours)} device-hours{cost}"),
+        row("time", f"{days_words} days, {format_whole(hours)} device-hours{cost}"),
     ]  # fmt: skip
 
 

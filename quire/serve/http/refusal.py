@@ -24,6 +24,7 @@ from quire.core.errors import (
     SleepFailed,
     shown,
 )
+from quire.core.failure import Code
 
 MAX_MESSAGE_CHARS = 600
 MISSING = "missing_required_parameter"
@@ -137,7 +138,8 @@ def refusal_of(error: QuireError, renamed: dict[str, str] | None = None) -> Refu
             return unavailable(error.code, message)
         return Refusal(408, message, code=error.code)
     if isinstance(error, RequestError):
-        return Refusal(400, message, param=param, code=error.code)
+        status = 404 if error.code == Code.MODEL_NOT_FOUND else 400
+        return Refusal(status, message, param=param, code=error.code)
     if isinstance(error, EngineDead):
         return unavailable("engine_dead", "The engine has stopped; the server is going down.")
     if isinstance(error, EngineLost):

@@ -202,12 +202,13 @@ def reading_of(
         constraint = after_thinking(constraint, is_inside=inside, budget=own if budget is None else budget)
     functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools or []}
     calls = style.tools if functions else None
+    must_call = calls is not None and body.tool_choice not in (None, "auto")
     if calls is None and not thinks:
         return Reading(None, constraint, False)
 
     def reader() -> MessageReader:
         tools_reader = None if calls is None else reader_of(calls, functions)
-        return MessageReader(ReasoningReader(inside) if thinks else None, tools_reader)
+        return MessageReader(ReasoningReader(inside) if thinks else None, tools_reader, must_call=must_call)
 
     marks = (() if calls is None else marks_of(calls)) + ((END,) if thinks else ())
     special = any(tokenizer.token_id(mark) in tokenizer.special_ids for mark in marks)

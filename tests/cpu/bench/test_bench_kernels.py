@@ -354,12 +354,6 @@ def test_a_case_whose_times_jump_is_noticed() -> None:
     assert "norm b, cpu is 8 times its best" in steadiness.of_times([steady, jumping, failed], 2)
 
 
-def test_the_probe_leaves_the_threads_as_they_were() -> None:
-    before = torch.get_num_threads()
-    steadiness.of_probe()
-    assert torch.get_num_threads() == before
-
-
 def test_a_plot_says_where_it_comes_from_and_tells_contenders_apart() -> None:
     ours = ("hopper", "triton", "composed")
     peers = [f"torch {name}{dense}" for name in ("cudnn", "flash", "efficient") for dense in ("", " (dense)")]

@@ -16,6 +16,7 @@ from quire.bench.options import TradeoffOptions
 from quire.bench.tasks import Task
 from quire.bench.tradeoff_chart import write_tradeoff_chart
 from quire.bench.tradeoffs import MADE, WHILE_LOADING, lines, measure, read_texts
+from quire.cli.command import run
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError
 
@@ -78,3 +79,26 @@ def test_texts_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
         read_texts([str(tmp_path / "b.txt")])
     with pytest.raises(ConfigError, match="is needed"):
         read_texts([])
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(ConfigError, match=r"empty\.txt' is empty"):
+        read_texts([str(tmp_path / "empty.txt")])
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--calibrate", "{few}"], "tokens, and at least 1,024 are needed"),
+    (["--calibrate", "/no/such"], "--calibrate '/no/such' cannot be read"),
+    (["--calibrate", "{text}", "--sample-tokens", "4096"], "--sample-tokens 4,096 is more than the model's context"),
+    (["--calibrate", "{text}", "--window", "100000"], "--window 100,000 is more than the 2,047 that the context has"),
+    (["--calibrate", "{text}", "--output-len", "5000"], "--output-len 5,000 is more than the 2,016 that the context"),
+    (["shape:qwen3-0.6b", "--calibrate", "{text}"], "need a tokenizer: name a checkpoint that has one"),
+])  # fmt: skip
+def test_what_cannot_be_compared_is_refused_before_anything_is_measured(
+    tmp_path: pathlib.Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("quire.bench.tradeoffs.measure", lambda *_: pytest.fail("it measures"))
+    (tmp_path / "few.txt").write_text(TEXT)
+    (tmp_path / "text.txt").write_text(TEXT * 200)
+    words = [word.format(few=tmp_path / "few.txt", text=tmp_path / "text.txt") for word in words]
+    assert run(["bench", "tradeoffs", *words, "--texts", str(tmp_path / "few.txt")]) == 2
+    assert message in capsys.readouterr().err

@@ -113,6 +113,19 @@ def test_a_call_that_the_limit_cuts_says_length(hermes: LiveServer) -> None:
     assert reason == "length" and message["tool_calls"][0]["function"]["arguments"].startswith('{"a"')
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.parametrize("max_tokens", [1, 5, 11, 22, 27])
+def test_a_forced_call_that_the_limit_cuts_before_its_arguments_is_no_content(
+    hermes: LiveServer, max_tokens: int, choice: Any
+) -> None:
+    message, reason = ask(hermes, CALL, max_tokens=max_tokens, tool_choice=choice)
+    assert reason == "length" and not message["content"] and "tool_calls" not in message
+    streamed, reason = ask_in_pieces(hermes, CALL, 1, max_tokens=max_tokens, tool_choice=choice)
+    assert reason == "length" and streamed == {"content": "", "reasoning_content": "", "tool_calls": []}
+    free, _ = ask(hermes, CALL, max_tokens=max_tokens)
+    assert free["content"] == CALL[:max_tokens], "nobody knows what it would have become"
+
+
 def test_without_tools_text_is_text(hermes: LiveServer) -> None:
     for fields in ({"tools": None}, {"tool_choice": "none"}):
         message, reason = ask(hermes, CALL, **fields)

@@ -215,6 +215,20 @@ def test_taken_port_is_said_at_once(live: Process, start: Callable[..., Process]
     assert f"port {live.port}" in output and "in use" in output and "Traceback" not in output
 
 
+@pytest.mark.parametrize("flags", [(), ("--api-processes", "2")])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_while_the_model_loads(
+    start: Callable[..., Process], flags: tuple[str, ...], number: signal.Signals, code: int
+) -> None:
+    process = start(*flags)
+    assert process.process.stdout is not None
+    while "loading torch\n" not in (line := process.process.stdout.readline()) or line.startswith("quire:"):
+        assert line, "it ended before it loaded anything"
+    process.process.send_signal(number)
+    assert process.wait(60) == code
+    assert "Traceback" not in process.output()
+
+
 def test_an_idle_server_says_what_it_does(start: Callable[..., Process]) -> None:
     process = start()
     assert process.process.stdout is not None

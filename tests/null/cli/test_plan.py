@@ -260,7 +260,8 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h200", "--slo", "tpot=1ms,tpot=2ms"], "says tpot twice"),
         (["--gpu", "h200", "--price", "-1"], "--price -1"),
         (["--gpu", "h200", "--price", "nan"], "--price nan"),
-        (["--gpu", "h200", "--price", "0"], "--price 0: dollars an hour of one GPU are a number above 0"),
+        (["--gpu", "h200", "--price", "0"], "--price 0 is out of range: dollars an hour of one device are"),
+        (["--gpu", "h200", "--price", "1e300"], "are 0.000001 to 1,000,000; leave it out for none"),
         *[(["--gpu", "h200", flag, ""], f"{flag} names nothing: give ")
           for flag in ("--gpu", "--mesh", "--workload", "--slo", "--expert-loads", "--eplb-config", "--calibration",
                        "--plot", "--check")],

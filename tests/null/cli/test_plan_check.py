@@ -56,14 +56,14 @@ def test_lengths_that_are_elsewhere_are_asked_for(
 @pytest.mark.parametrize(
     ("text", "message"), [("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
         ("{}", "no report"), ('{"benchmark": "kernels", "config": {"model":'
-        ' "shapes/qwen3-0.6b"}, "results": {}, "hardware": {"gpus": [{"name": "NVIDIA H200"}]}}', "bench kernels"),
+        ' "shape:qwen3-0.6b"}, "results": {}, "hardware": {"gpus": [{"name": "NVIDIA H200"}]}}', "bench kernels"),
         ('{"benchmark": "serve", "config": {}, "results": {}}', "see results.expected there"),
         ('{"benchmark": "latency", "config": {"model": "x"}, "results": {"cases": [{"batch_size": 1, "input_len": 8,'
         ' "output_len": 8, "median_ttft_ms": 1.5}]}}', "a CPU"),
         ('{"benchmark": "latency", "config": {}, "results": {}}', "is damaged, or of another version of quire bench:"
         " Object missing required field `cases` - at `$.results`"),
         ('{"benchmark": "latency", "config": {}, "results": {"cases": []}}', "length >= 1"),
-        ('{"benchmark": "latency", "config": {"model": "shapes/qwen3-0.6b"}, "hardware": {"gpus": [{"name": "NVIDIA'
+        ('{"benchmark": "latency", "config": {"model": "shape:qwen3-0.6b"}, "hardware": {"gpus": [{"name": "NVIDIA'
         ' H200"}]}, "results": {"cases": [{"batch_size": 2, "input_len": 8, "output_len": 1, "median_ttft_ms": 1}]}}',
         "several requests at once and no decode step"),
         ('{"benchmark": "latency", "config": [], "results": {}}', "got `array` - at `$.config`"),

@@ -174,7 +174,15 @@ def test_how_long_a_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None
     (("--budget", "1e20", "--mfu", "40"), "--mfu 40 is out of range"),
     (("--budget", "1e20", "--mfu", "0"), "--mfu 0 is out of range"),
     (("--dollars", "1M", "--price", "0"), "--price 0 buys hours without end"),
-    (("--budget", "1e400"), "--budget '1e400' is too large"),
+    (("--budget", "1e400"), "--budget '1e400' is out of range: at most 1e.30"),
+    ((SHAPE, "--tokens", "1e300"), "--tokens '1e300' is out of range: at most 1e.24"),
+    ((SHAPE, "--tokens", "0.5"), "--tokens '0.5' is out of range: at least 1"),
+    ((SHAPE, "--batch-tokens", "1e300"), "--batch-tokens '1e300' is out of range: at most 1e.24"),
+    ((SHAPE, "--seq-len", "1e300"), "--seq-len '1e300' is out of range: at most"),
+    ((SHAPE, "--gpu-hours", "1e-9"), "pays for .* tokens of MODEL, and 1 to 1e.24 are possible"),
+    ((SHAPE, "--gpu-hours", "1e30"), "pays for .* tokens of MODEL, and 1 to 1e.24 are possible"),
+    ((SHAPE, "--dollars", "1e20", "--price", "1e-300"), "--price 1e-300 is out of range"),
+    ((SHAPE, "--mfu", "1e-300"), "--mfu 1e-300 is out of range: a part of the peak is 0.0001 to 1"),
     (("--budget", "1"), "1 FLOPs is too small for besiroglu.*1.00M"),
     (("--budget", "1e20", "--experts", "65"), "--experts 65 is out of range: 1 to 64 are possible"),
     (("--budget", "1e20", "--mfu", "0.4", "--hfu", "0.4"), "give one of them"),
@@ -195,6 +203,11 @@ def test_how_long_a_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None
 ])  # fmt: skip
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
     assert re.search(message, complaint(capsys, *words))
+
+
+def test_many_tokens_make_no_long_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "train", SHAPE, "--tokens", "1e24", "--batch-tokens", "1e24", "--mfu", "0.0001"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 130
 
 
 def test_few_hours_are_not_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,10 @@ def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     ("words", "message"),
     [
         (["--gpu-memory", "1GiB"], "or divide it over several GPUs with --tensor-parallel-size"),
+        (["--input-len", "100000000"], "--input-len: '100000000' is not allowed: it must be an integer between 1 and"),
+        (["--prefix-len", "1" + 30 * "0"], "it must be an integer between 0 and 16777215"),
+        (["--input-len", "10000000"], "has 10,000,000 tokens of prompt and 128 of output, and the context holds"),
+        (["--output-len", "200000"], "and 200,000 of output, and the context holds 40,960: ask for less"),
         (["--gpu", "h2000"], "'h2000' is unknown; did you mean h200?"),
         (["--gpu", "here"], "`cpu` is a CPU, with --calibration one that `quire bench calibrate` has timed"),
         (["--burstiness", "inf", "--request-rate", "4"], "it must be a number between 1e-06 and 1000000.0"),
@@ -173,17 +177,25 @@ def test_refusals_say_what_to_do(words: list[str], message: str, capsys: pytest.
     assert code == 2 and message in capsys.readouterr().err
 
 
+def test_memory_that_is_assumed_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "demo", *SMALL, "--gpu"]
+    assert main([*words, "cpu"]) == 0
+    assert ", 16.00 GiB (assumed; --gpu-memory says another);" in capsys.readouterr().out
+    assert main([*words, "cpu", "--gpu-memory", "16GiB"]) == 0 and main([*words, "h200"]) == 0
+    assert "(assumed" not in capsys.readouterr().out
+
+
 def test_requests_that_are_refused_are_counted_with_their_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
-    long = ["simulate", MODEL, "--num-prompts", "4", "--input-len", "900", "--max-model-len", "512"]
-    assert main([*long, "--output-json", str(tmp_path / "r.json")]) == 1
+    (tmp_path / "l.json").write_text(json.dumps({"input": [900, 900, 9, 900], "output": [128] * 4}))
+    long = ["simulate", MODEL, "--dataset-name", "lengths", "--dataset-path", str(tmp_path / "l.json")]
+    long += ["--num-prompts", "0", "--max-model-len", "512"]
+    assert main([*long, "--output-json", str(tmp_path / "r.json")]) == 0
     reason = "context_length_exceeded; the first: prompt (900) plus output (128) is 1028 tokens, the context holds 512"
-    assert f"quire simulate: refused: 4 of 4, {reason}" in capsys.readouterr().err
+    assert f"quire simulate: refused: 3 of 4, {reason}" in capsys.readouterr().err
     (row,) = json.loads((tmp_path / "r.json").read_text())["results"]["runs"]
-    assert row["refusals"] == {"context_length_exceeded": 4}
-    assert main([*long, "--baselines"]) == 2
-    assert "no request was completed: prompt (900)" in capsys.readouterr().err
+    assert row["refusals"] == {"context_length_exceeded": 3}
     some = ["simulate", MODEL, *SMALL, "--max-num-seqs", "2", "--max-num-waiting", "4", "--request-rate", "inf", "1"]
     assert main(some) == 0
     assert "of 24 in 1 of 2 runs, overloaded; the first: " in capsys.readouterr().err

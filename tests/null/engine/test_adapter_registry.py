@@ -12,7 +12,7 @@ from quire.config.engine import EngineConfig
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import VirtualClock
-from quire.core.errors import ConfigError, InvalidParameter, LoadError, RequestError, RequestExpired
+from quire.core.errors import ConfigError, InvalidParameter, LoadError, RequestError, RequestExpired, error_of
 from quire.core.events import EndKind
 from quire.core.failure import Code
 from quire.core.request import Request, Terms
@@ -21,6 +21,7 @@ from quire.engine.adapters import AdapterRegistry, registry_of
 from quire.engine.executors.executor import RanksLost
 from quire.engine.ranks.adapters import AdaptersOfRanks
 from quire.engine.ranks.wire import ReadAdapter
+from quire.serve.http.refusal import refusal_of
 
 FULL = r"all 2 adapters that the host keeps are in use or being read: .* --max-cpu-loras"
 
@@ -79,8 +80,10 @@ def test_names() -> None:
             registry.load(name, "folder")
     registry.unload("x")
     for name in ("x", "y"):
-        with pytest.raises(RequestError, match="no adapter is loaded"):
+        with pytest.raises(RequestError, match="no adapter is loaded") as caught:
             registry.admit(request(name))
+        refusal = refusal_of(error_of(caught.value.failure()))
+        assert refusal.status == 404 and refusal.code == "model_not_found", "as where nobody had the name before"
         with pytest.raises(RequestError, match="no adapter is loaded"):
             registry.unload(name)
     plain = request("")

@@ -135,7 +135,7 @@ def test_a_report_names_a_shape_as_it_was_given(model: str) -> None:
     assert one_line(given) == one_line(recorded) != ""
 
 
-@pytest.mark.parametrize("model", ["org/name", "shape:no-such", "/no/such/folder"])
+@pytest.mark.parametrize("model", ["org/name", "shape:no-such", "/no/such/folder", "/elsewhere/llama-3.1-8b"])
 def test_a_model_that_is_not_here_is_named(model: str) -> None:
     with pytest.raises(ConfigError, match=f"of the model '{model}', which is not a folder here: name MODEL"):
         cost_of_result({"config": {"model": model}}, accelerator_named("h200"))

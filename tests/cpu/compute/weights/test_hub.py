@@ -57,9 +57,14 @@ def test_local(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, calls: l
     "model", ["/no/such/folder", "./nothing", "../a/b", "a/b/c", "a b/c", "org/", "name", "\0", "org/na\nme"]
 )
 def test_neither_folder_nor_name(model: str, calls: list[dict[str, Any]]) -> None:
-    with pytest.raises(LoadError, match=r"neither an existing folder or \.gguf file nor a hub name"):
+    with pytest.raises(LoadError, match=r"neither an existing folder or \.gguf file, a bundled shape:NAME, nor a"):
         find_checkpoint(model)
     assert not calls
+
+
+def test_the_shape_that_was_meant_is_named() -> None:
+    with pytest.raises(LoadError, match=r"such as org/name; did you mean shape:llama-3\.1-8b\? The model that comes"):
+        find_checkpoint("llama3.1-8b")
 
 
 def test_who_means_the_bundled_model_is_told_its_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
