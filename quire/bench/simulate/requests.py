@@ -8,6 +8,7 @@ make requests up. Does not own files (`trace.py`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import random
@@ -88,7 +89,8 @@ def sharegpt_lengths(n: int, seed: int) -> list[tuple[int, int]]:
     return [(draw(*SHAREGPT[0]), draw(*SHAREGPT[1])) for _ in range(n)]
 
 
-def nano_vllm_lengths() -> list[tuple[int, int]]:
+@functools.cache
+def nano_vllm_lengths() -> tuple[tuple[int, int], ...]:
     """Those of W1 and W2 (`datasets.nano_vllm`)."""
     rng = random.Random(0)
     inputs = []
@@ -96,7 +98,7 @@ def nano_vllm_lengths() -> list[tuple[int, int]]:
         inputs.append(rng.randint(100, 1024))
         for _ in range(inputs[-1]):
             rng.randint(0, 10000)
-    return list(zip(inputs, [rng.randint(100, 1024) for _ in range(256)], strict=True))
+    return tuple(zip(inputs, [rng.randint(100, 1024) for _ in range(256)], strict=True))
 
 
 def workload_requests(name: str, dataset_path: str) -> list[SimRequest]:

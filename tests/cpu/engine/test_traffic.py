@@ -18,6 +18,7 @@ from quire.compute.runner import runner
 from quire.compute.runner.batch_builder import FlatBatch, build_batch
 from quire.compute.runner.pool import KVPool
 from quire.compute.sample import sampler, slots
+from quire.compute.worker import Worker
 from quire.control.pages import PagePool
 from quire.control.scheduler import Scheduler
 
@@ -63,10 +64,10 @@ def test_other_models_and_settings(tmp_path: pathlib.Path, family: str, dtype: t
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_with_drafts(llama: Checkpoint, method: str) -> None:
+def test_with_drafts(llama: Checkpoint, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there is room for, among prompts in parts, preemption, cancels and forks."""
+    monkeypatch.setattr(Worker, "draft_costs", lambda self: None)
     soak = Soak(*llama, seed=2, **CPU | {"speculative_config": {"method": method, "num_speculative_tokens": 5}})
-    soak.core.scheduler.live.drafts.costs = None
     found = soak.run(n_steps=250)
     assert not found.faults
     drafts = soak.core.scheduler.live.drafts

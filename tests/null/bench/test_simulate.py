@@ -338,7 +338,7 @@ def test_baselines_have_no_ranks_of_their_own() -> None:
 
 def test_lengths_are_those_of_the_benchmarks() -> None:
     real = throughput_dataset("W1", "")(0)
-    assert nano_vllm_lengths() == [(len(one.prompt_token_ids), one.output_len) for one in real]
+    assert list(nano_vllm_lengths()) == [(len(one.prompt_token_ids), one.output_len) for one in real]
     drawn = sharegpt_lengths(4000, 0)
     inputs, outputs = sorted(a for a, _ in drawn), sorted(b for _, b in drawn)
     assert 75 <= inputs[2000] <= 105 and 112 <= outputs[2000] <= 142 and inputs[0] == 4 and inputs[-1] == 2048

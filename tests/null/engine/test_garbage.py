@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.engine.garbage import THRESHOLDS, gc_kept_quiet, quiet_gc
+from quire.engine.garbage import THRESHOLDS, gc_kept_quiet, others_freeze, quiet_gc
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_frozen() -> Iterator[None]:
     """As in a program; `conftest.py` freezes what all tests keep."""
     gc.unfreeze()
+    others_freeze.clear()
     yield
     gc.collect()
     gc.freeze()
@@ -73,3 +74,5 @@ def test_what_somebody_else_froze_stays_frozen() -> None:
         assert gc.get_freeze_count() > n_frozen // 2 > 0  # frozen objects may still die by their reference count
     finally:
         gc.unfreeze()
+    with gc_kept_quiet():
+        assert gc.get_threshold() == THRESHOLDS and gc.get_freeze_count() == 0, "it is left to who froze once"

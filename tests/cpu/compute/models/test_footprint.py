@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from family_cases import TINY
 
 from quire.bench.shape import FOLDER
 from quire.compute.weights.footprint import Weights
@@ -99,17 +101,13 @@ print(weights.peak_bytes, peak - files - before)
 
 
 @pytest.mark.parametrize(("scheme", "least"), [("none", 0.9), ("int4", 0.9), ("auto", 0.6)])
-def test_the_peak_is_that_of_the_process(
-    scheme: str, least: float, tmp_path: pathlib.Path, tools: dict[str, Any]
-) -> None:
+def test_the_peak_is_that_of_the_process(scheme: str, least: float, tmp_path: pathlib.Path) -> None:
     """Random weights of 0.3 GB, where a head that is rounded is there twice; other memory of a process is small.
     'auto': in codes, which a CPU has no pages for until they are filled, after all others."""
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "vocab_size": 32000}
-    tools["random_checkpoint"](tmp_path, "Llama", **sizes, head_dim=64)
-    if scheme == "auto":
-        config = json.loads((tmp_path / "config.json").read_text())
-        config["quantization_config"] = {"quant_method": "gptq", "bits": 8, "group_size": -1}
-        (tmp_path / "config.json").write_text(json.dumps(config))
+    config = transformers.LlamaConfig(**{**TINY, **sizes}, head_dim=64, architectures=["LlamaForCausalLM"])
+    coded = {"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": -1}} if scheme == "auto" else {}
+    (tmp_path / "config.json").write_text(json.dumps({**config.to_dict(), **coded, "dtype": "float32"}))
     command = [sys.executable, "-c", PEAK, str(tmp_path), scheme]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     expected, found = map(int, done.stdout.split())

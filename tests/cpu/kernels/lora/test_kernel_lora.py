@@ -102,4 +102,7 @@ def test_the_planner_counts_with_the_same_sums() -> None:
 def test_triton(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("triton")
     assert script("interpreted_lora.py", TRITON_INTERPRET="1") == "fine"
-    assert script("compiled_lora.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path)) == "fine"
+    assert (
+        script("compiled_lora.py", TRITON_INTERPRET="0", TRITON_DISABLE_LINE_INFO="1", TRITON_CACHE_DIR=str(tmp_path))
+        == "fine"
+    )
