@@ -14,22 +14,49 @@ SMALL_HEAP_THRESHOLDS = (10_000, 5, 4)
 """For a process that has little beside what it froze: the oldest generation may be looked at more often."""
 
 
+class Freezer:
+    """Who froze the objects of a process that is not ours. Python counts frozen objects by going through all of them,
+    20 ms and more beside torch: where the program froze them they are counted once, and left frozen ever after."""
+
+    def __init__(self) -> None:
+        self._is_ours = False
+        self._is_the_programs = False
+
+    def freeze(self) -> bool:
+        """Unless they are frozen already. Whether this call did it, and `unfreeze` is to be called."""
+        if self._is_ours or self._is_the_programs:
+            return False
+        self._is_the_programs = gc.get_freeze_count() > 0
+        if self._is_the_programs:
+            return False
+        self._is_ours = True
+        gc.freeze()
+        return True
+
+    def unfreeze(self) -> None:
+        """What `freeze` froze."""
+        gc.unfreeze()
+        self._is_ours = False
+
+
+FREEZER = Freezer()
+"""Of this process."""
+
+
 @contextlib.contextmanager
 def gc_kept_quiet() -> Iterator[None]:
     """For the while of a batch in a process that is not ours: afterwards all is as it was.
 
     With torch imported, one look at all objects takes 0.2 s, and a batch makes enough objects to cause it.
     """
-    thresholds, is_ours = gc.get_threshold(), gc.get_freeze_count() == 0
+    thresholds, is_frozen_here = gc.get_threshold(), FREEZER.freeze()
     gc.set_threshold(*THRESHOLDS)
-    if is_ours:
-        gc.freeze()
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        if is_ours:
-            gc.unfreeze()
+        if is_frozen_here:
+            FREEZER.unfreeze()
 
 
 def quiet_gc(thresholds: tuple[int, int, int] = THRESHOLDS) -> None:
