@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Iterator
-from typing import Final
 
 THRESHOLDS = (10_000, 5, 200)
 """Young objects are looked at seldom: the default thresholds cost up to 20 ms a step. The middle generation has at most
@@ -16,8 +14,33 @@ SMALL_HEAP_THRESHOLDS = (10_000, 5, 4)
 """For a process that has little beside what it froze: the oldest generation may be looked at more often."""
 
 
-others_freeze: Final = threading.Event()
-"""Set where somebody else was found to have frozen objects, and is left to it: counting a million takes 30 ms."""
+class Freezer:
+    """Who froze the objects of a process that is not ours. Python counts frozen objects by going through all of them,
+    20 ms and more beside torch: where the program froze them they are counted once, and left frozen ever after."""
+
+    def __init__(self) -> None:
+        self._is_ours = False
+        self._is_the_programs = False
+
+    def freeze(self) -> bool:
+        """Unless they are frozen already. Whether this call did it, and `unfreeze` is to be called."""
+        if self._is_ours or self._is_the_programs:
+            return False
+        self._is_the_programs = gc.get_freeze_count() > 0
+        if self._is_the_programs:
+            return False
+        self._is_ours = True
+        gc.freeze()
+        return True
+
+    def unfreeze(self) -> None:
+        """What `freeze` froze."""
+        gc.unfreeze()
+        self._is_ours = False
+
+
+FREEZER = Freezer()
+"""Of this process."""
 
 
 @contextlib.contextmanager
@@ -26,18 +49,14 @@ def gc_kept_quiet() -> Iterator[None]:
 
     With torch imported, one look at all objects takes 0.2 s, and a batch makes enough objects to cause it.
     """
-    if not others_freeze.is_set() and gc.get_freeze_count():
-        others_freeze.set()
-    thresholds, is_ours = gc.get_threshold(), not others_freeze.is_set()
+    thresholds, is_frozen_here = gc.get_threshold(), FREEZER.freeze()
     gc.set_threshold(*THRESHOLDS)
-    if is_ours:
-        gc.freeze()
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        if is_ours:
-            gc.unfreeze()
+        if is_frozen_here:
+            FREEZER.unfreeze()
 
 
 def quiet_gc(thresholds: tuple[int, int, int] = THRESHOLDS) -> None:

@@ -4,7 +4,7 @@ which lies beside it."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx._transports.default
 import pytest
@@ -19,3 +19,15 @@ def write_gguf() -> Callable[..., object]:
     import gguf_files
 
     return gguf_files.write_gguf
+
+
+@pytest.fixture(scope="module")
+def timed_briefly() -> Iterator[None]:
+    """Engines time each step and each guess of drafts once when they start: for modules that put these costs aside,
+    where the best of 25 rounds took most of the time."""
+    from quire.compute.draft import timing
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("ROUNDS", "MORE_ROUNDS", "READ_ROUNDS"):
+            patched.setattr(timing, name, 1)
+        yield

@@ -20,6 +20,8 @@ from worker_rank import CONFIG
 from quire import LLM, SamplingParams
 from quire.compute.draft.drafter import DraftContext
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 PROMPT = [3, 17, 4, 17, 4, 17, 5, 9]
 N_OUTPUTS, N_TOKENS, KEPT = 600, 4, 3
 N_AT_ONCE = 16

@@ -11,6 +11,8 @@ from speculative_cases import METHODS, TALKS, TREES
 from quire import LLM, SamplingParams
 from quire.compute.runner.lengths import SlotLengths
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 N = 400
 
 

@@ -16,6 +16,8 @@ from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.planner.drafts import DraftCosts
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 SHAPE = DRAFT.parents[1] / "quire" / "bench" / "shapes" / "qwen3-0.6b"
 
 

@@ -19,6 +19,8 @@ from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward
 from quire.kernels.fused_step import FusedStep
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 TAPS = (1, 2, 4)
 OPTIONS: dict[str, dict[str, Any]] = {
     "whole prompts": {},

@@ -23,6 +23,8 @@ from quire.compute.platform import CudaPlatform
 from quire.compute.runner.features import Features
 from quire.engine import workers
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 TAPS = (1, 2, 4)
 SIZE: dict[str, Any] = {"num_gpu_blocks_override": 200, "max_num_seqs": 64, "max_num_batched_tokens": 128}
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -21,6 +21,8 @@ from quire.compute.runner.features import Features
 from quire.core.errors import ConfigError, LoadError
 from quire.kernels.fused_step import FusedStep
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 MTP: dict[str, Any] = {"speculative_config": {"method": "mtp"}}
 
