@@ -19,6 +19,8 @@ from quire.compute.runner.tail import Tail
 from quire.core.commands import Cancel, Submit
 from quire.core.plan import SpanDrafts, StepMasks
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:

@@ -35,6 +35,8 @@ from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.engine import workers
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 Said = dict[str, list[int]]
 SIZE: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 120, "max_num_seqs": 60,

@@ -23,6 +23,8 @@ from quire.compute.draft.suffix import SuffixDrafter
 from quire.compute.platform import CudaPlatform
 from quire.engine import workers
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 TAPS = (1, 2, 4)
 
 
