@@ -16,7 +16,7 @@ SMALL_HEAP_THRESHOLDS = (10_000, 5, 4)
 
 class Freezer:
     """Who froze the objects of a process that is not ours. Python counts frozen objects by going through all of them,
-    20 ms and more beside torch: where the program froze them they are counted once, and left frozen ever after."""
+    20 ms and more beside torch: where the program froze them they are counted once, and stay frozen."""
 
     def __init__(self) -> None:
         self._is_ours = False

@@ -15,6 +15,8 @@ from test_draft_trees_grammar import masks_of_the_row_before
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.text.grammar import GrammarCompiler, grammar_of
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 VOCAB, END = 4096, 2
 """Of the demo model."""
 PROMPT = "Letters: a,b,c,d,b,a,d,c,a,c,b,d,d,b,a,c,c,a,d,b,b,c,d,a,"

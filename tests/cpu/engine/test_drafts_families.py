@@ -14,6 +14,8 @@ from family_cases import CASES, IDS, RECURRENT, TINY, checkpoint_of
 
 from quire import LLM, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
 PROMPTS = [IDS, IDS[:9] * 3, [7], *(IDS[at:] + IDS[:at] for at in range(5, 35, 5))]
 """Their pages are too few for all of them."""
 CANCELLED, STOPPED_BY_STRING, STOPPED_BY_ID = 4, -2, -1
