@@ -26,6 +26,7 @@ from benchmarks.plan_fit import FILE, write_calibration
 from benchmarks.recorded_runs import RANKS, SHAPES, Figure, figures
 from benchmarks.simulated_against_measured import decode_ms, simulate
 from quire.bench.plan_check import cost_of_result
+from quire.bench.shape import PREFIX
 from quire.bench.simulate.figures import figures as simulated_figures
 from quire.bench.simulate.requests import SimRequest, of_lengths, repeated, workload_requests
 from quire.planner.accelerators import accelerator_named
@@ -135,6 +136,7 @@ def limit_of(one: Figure) -> float:
 def cost_of(config: tuple[tuple[str, Any], ...]) -> CostModel:
     """Of steps of a run."""
     options = {name: json.loads(value) for name, value in config}
+    options["model"] = PREFIX + options["model"]
     return cost_of_result({"config": {"quantization": "auto"} | options}, accelerator_named("h200"))
 
 

@@ -26,13 +26,14 @@ FORGET = """
 
 
 def browser() -> Iterator[Any]:
-    """A driver, for a fixture to yield from."""
+    """A driver, for a fixture to yield from. Stores of pages are in memory: on a busy disk to empty one took 30 s."""
     options = webdriver.ChromeOptions()
     options.binary_location = BROWSER
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1300,900"):
+    for flag in ("--headless=new", "--incognito", "--no-sandbox", "--disable-gpu", "--window-size=1300,900"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    started.set_script_timeout(120)
     yield started
     started.quit()
 
