@@ -224,13 +224,6 @@ def test_one_slot_verifies_all_drafts_in_one_native_call(monkeypatch: pytest.Mon
     assert not steps
 
 
-def test_costs_are_measured_at_the_start() -> None:
-    llm = LLM("", speculative_config={"method": "ngram"})
-    costs = llm.engine.scheduler.live.drafts.costs
-    assert costs is not None and costs.rows[0] == 1 and min(costs.step_s) > 0 and costs.guess_s > 0
-    llm.shutdown()
-
-
 def test_a_draft_model_must_fit() -> None:
     with pytest.raises(ConfigError, match="has 4096 token ids and the model has 151936: give one"):
         LLM(

@@ -1,4 +1,4 @@
-"""What reading costs a drafter, by a clock that it moves itself."""
+"""What reading costs a drafter, by a clock that it moves itself; and that a real one is timed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire import LLM
 from quire.compute.draft import timing
 from quire.compute.draft.drafter import DraftContext
 from quire.core.clock import VirtualClock
@@ -56,3 +57,10 @@ def test_what_a_host_does_before_a_step_is_timed_where_the_rest_is_one_native_ca
     plan = timing._plan([0, 1], 32, 3)
     assert timing._in_place_s(runner, plan, 5) == (1e-4 if is_native else 0.0)
     assert plans == [plan] * (5 if is_native else 0)
+
+
+def test_costs_are_measured_at_the_start() -> None:
+    llm = LLM("", speculative_config={"method": "ngram"})
+    costs = llm.engine.scheduler.live.drafts.costs
+    assert costs is not None and costs.rows[0] == 1 and min(costs.step_s) > 0 and costs.guess_s > 0
+    llm.shutdown()
