@@ -386,7 +386,7 @@ class Worker:
         else:
             runner = Runner(pool, tables, tail, in_turn, ahead, lengths, forwards.follower, alone=alone, put=put)
         with ticking("building kernels and running a first step"):
-            n_tokens = min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens)
+            n_tokens = max(1, min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
             runner.warm_up(n_tokens, compiles=not device.is_host)
         return runner
 

@@ -16,9 +16,9 @@ from quire.planner.training.plan import OTHERS_BYTES, TrainingPlan, devices_need
 from quire.planner.training.setup import OPTIMIZERS, Checkpointing, TrainingSetup
 
 WIDTH = 16
+"""Of the first column."""
 MANY_DAYS = 1e6
 """From so many on, no tenths."""
-"""Of the first column."""
 
 
 def row(name: str, text: str) -> str:
