@@ -50,7 +50,7 @@ MAX_DEVICES: Final = 1 << 20
 HERE: Final = "here"
 LEAST_MODEL: Final = 1e6
 """Parameters of the smallest model that a budget is named for."""
-MOST_TOKENS: Final = 1e24
+MOST_TRAINED: Final = 1e24
 """That a model can be planned to see, or to serve."""
 LONGEST: Final = 1 << 30
 """Tokens of a sequence, as in `quire plan`."""
@@ -259,7 +259,7 @@ def _serving(arguments: argparse.Namespace, law: ScalingLaw, flops: float, used:
         return None
     if not isinstance(law, ParametricLaw):
         raise ConfigError(f"--serve-tokens needs a law with a loss for every size and length: {law.name} is none")
-    n_tokens = parse_count(arguments.serve_tokens, "--serve-tokens", most=MOST_TOKENS)
+    n_tokens = parse_count(arguments.serve_tokens, "--serve-tokens", most=MOST_TRAINED)
     return Serving(n_tokens=n_tokens, weight=used / (arguments.serve_mfu or used))
 
 
@@ -276,7 +276,7 @@ def _setup(arguments: argparse.Namespace) -> TrainingSetup:
 
 
 def _token_count(text: str, flag: str) -> float:
-    return parse_count(text, flag, least=1, most=MOST_TOKENS)
+    return parse_count(text, flag, least=1, most=MOST_TRAINED)
 
 
 def _whole(text: str, flag: str) -> int:
@@ -345,9 +345,9 @@ def _tokens(
         raise ConfigError("--tokens and a budget both say how long MODEL is trained: give one of them")
     if flops:
         n_tokens = flops / plan.flops.training
-        if not 1 <= n_tokens <= MOST_TOKENS:
+        if not 1 <= n_tokens <= MOST_TRAINED:
             raise ConfigError(
-                f"a budget of {flops:.3g} FLOPs pays for {n_tokens:.3g} tokens of MODEL, and 1 to {MOST_TOKENS:g} are"
+                f"a budget of {flops:.3g} FLOPs pays for {n_tokens:.3g} tokens of MODEL, and 1 to {MOST_TRAINED:g} are"
                 " possible: give another"
             )
         return n_tokens, ", what the budget pays for"

@@ -181,6 +181,11 @@ class ApiProcess:
         return None
 
 
+def code_before_serving(first_signal: int) -> int:
+    """Of a server that a signal ends before it serves: as of any command that is interrupted. 0: it was no signal."""
+    return EXIT_FORCED if first_signal == signal.SIGINT else EXIT_OK
+
+
 class ApiProcesses:
     """The main process of a server with several API processes."""
 
@@ -258,8 +263,7 @@ class ApiProcesses:
             with contextlib.suppress(asyncio.CancelledError, QuireError):
                 await loading
         print("Quire shuts down.", flush=True)
-        was_interrupted = self._first_signal == signal.SIGINT and not self._serves.is_set()
-        return EXIT_FORCED if was_interrupted else EXIT_OK
+        return EXIT_OK if self._serves.is_set() else code_before_serving(self._first_signal)
 
     async def _announce(self, loading: asyncio.Task[object], text: str) -> None:
         await asyncio.wait((loading,))

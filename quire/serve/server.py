@@ -14,7 +14,6 @@ import contextlib
 import errno
 import logging
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
@@ -30,7 +29,14 @@ from quire.engine import logs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.garbage import SMALL_HEAP_THRESHOLDS, quiet_gc
 from quire.engine.supervisor import ENGINE_COMMAND
-from quire.serve.api_processes import EXIT_BAD_OPTIONS, EXIT_FAILED, EXIT_FORCED, EXIT_OK, ApiProcesses
+from quire.serve.api_processes import (
+    EXIT_BAD_OPTIONS,
+    EXIT_FAILED,
+    EXIT_FORCED,
+    EXIT_OK,
+    ApiProcesses,
+    code_before_serving,
+)
 from quire.serve.app import App
 from quire.serve.config import ServerConfig
 from quire.serve.http.keys import KeyRing
@@ -218,7 +224,7 @@ class Service:
             llm = await self._load()
             if serving is None and llm is not None:
                 serving = asyncio.create_task(http.serve(sockets=[self.listener]))
-            code = self._unserved_code() if llm is None else await self._watch(llm)
+            code = code_before_serving(self._first_signal) if llm is None else await self._watch(llm)
             await self._drain()
         except (ConfigError, LoadError) as error:
             code = EXIT_BAD_OPTIONS
@@ -231,9 +237,6 @@ class Service:
             if beside is not None:
                 beside.cancel()
         return EXIT_FORCED if self._force.is_set() else code
-
-    def _unserved_code(self) -> int:
-        return EXIT_FORCED if self._first_signal == signal.SIGINT else EXIT_OK
 
     async def _load(self) -> AsyncLLM | None:
         """The loaded engine, None when a signal came first. Meanwhile requests are answered with 503."""

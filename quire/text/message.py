@@ -2,7 +2,7 @@
 
 Owns the pieces and their order. Does not own the formats (`reasoning.py`, `tool_formats.py`).
 Invariants: the pieces of a text do not depend on how it was cut into chunks, except that those of one kind may be cut
-too; text that fits no format stays content; what is held back is bounded.
+too; text that fits no format stays content, but for a call that was forced and cut; what is held back is bounded.
 """
 
 from __future__ import annotations

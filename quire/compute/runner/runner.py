@@ -300,8 +300,10 @@ class Runner:
         self._run_prompts([*((n, plain) for n in lengths), (1, truncated), (1, penalised)])
         if compiles:
             every, self._forwards = self._forwards, self._forwards[-1:]
-            self._run_prompts([((n_tokens - 1) | 1, plain), (1, truncated), (1, penalised)])
-            self._forwards = every
+            try:
+                self._run_prompts([((n_tokens - 1) | 1, plain), (1, truncated), (1, penalised)])
+            finally:
+                self._forwards = every
 
     def _run_prompts(self, prompts: Iterable[tuple[int, SlotParams]]) -> None:
         """One after another, each in all of `warm_slots`: as many tokens, and how the next one is chosen."""

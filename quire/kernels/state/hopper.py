@@ -16,7 +16,7 @@ import torch
 from quire.config.delta import N_SCALES, N_TRIANGLES
 from quire.config.states import PIECE
 from quire.kernels.catalog import Slower
-from quire.kernels.hopper import build_obstacle, compile_variant
+from quire.kernels.hopper import build_obstacle, load_variant
 from quire.kernels.hopper_rows import WIDTH, aligned
 from quire.kernels.state.spans import StateSpans
 
@@ -167,10 +167,10 @@ def _library(dtype: torch.dtype) -> dict[str, ctypes._NamedFuncPointer]:
     """`FUNCTIONS`, compiled side by side if they are new. Raises BuildError."""
     flags = (f"-DQUIRE_BF16={int(dtype is torch.bfloat16)}",)
     with concurrent.futures.ThreadPoolExecutor(len(FUNCTIONS)) as pool:
-        paths = list(pool.map(lambda source: compile_variant(source, flags), FUNCTIONS))
+        libraries = list(pool.map(lambda source: load_variant(source, flags), FUNCTIONS))
     found = {}
-    for name, path in zip(FUNCTIONS.values(), paths, strict=True):
-        function = getattr(ctypes.CDLL(str(path)), name)
+    for name, library in zip(FUNCTIONS.values(), libraries, strict=True):
+        function = getattr(library, name)
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
         found[name] = function
     return found

@@ -185,6 +185,23 @@ def test_memory_that_is_assumed_is_called_so(capsys: pytest.CaptureFixture[str])
     assert "(assumed" not in capsys.readouterr().out
 
 
+def test_where_nothing_is_completed(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one scheduler among several; and of all, whatever refuses every request."""
+    long = ["simulate", MODEL, "--num-prompts", "4", "--input-len", "900", "--max-model-len"]
+    assert main([*long, "2048", "--capacity", "--slo", "ttft=1s", "--compare", "max-model-len=512"]) == 2
+    assert "so there is no capacity to look for: prompt (900)" in capsys.readouterr().err
+    monkeypatch.setattr("quire.cli.simulate.check_lengths", lambda *_: None)
+    assert main([*long, "512", "--output-json", str(tmp_path / "r.json")]) == 1
+    reason = "context_length_exceeded; the first: prompt (900) plus output (128) is 1028 tokens, the context holds 512"
+    assert f"quire simulate: refused: 4 of 4, {reason}" in capsys.readouterr().err
+    (row,) = json.loads((tmp_path / "r.json").read_text())["results"]["runs"]
+    assert row["refusals"] == {"context_length_exceeded": 4}
+    assert main([*long, "512", "--baselines"]) == 2
+    assert "no request was completed: prompt (900)" in capsys.readouterr().err
+
+
 def test_requests_that_are_refused_are_counted_with_their_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
