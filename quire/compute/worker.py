@@ -37,7 +37,7 @@ from quire.compute.runner.branching import Branching
 from quire.compute.runner.data_parallel import DataParallelRunner
 from quire.compute.runner.lengths import SlotLengths
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.runner import Launched, Runner
+from quire.compute.runner.runner import Launched, Runner, unaligned
 from quire.compute.runner.staged import Entry, StageRunner, tail_of
 from quire.compute.runner.states import StatePool
 from quire.compute.runner.tables import SlotTables
@@ -386,8 +386,8 @@ class Worker:
         else:
             runner = Runner(pool, tables, tail, in_turn, ahead, lengths, forwards.follower, alone=alone, put=put)
         with ticking("building kernels and running a first step"):
-            n_tokens = max(1, min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
-            runner.warm_up(n_tokens, compiles=not device.is_host)
+            most = max(1, min(limits.max_model_len - 1, limits.max_num_batched_tokens))
+            runner.warm_up(min(WARM_UP_TOKENS, most), () if device.is_host else unaligned(most))
         return runner
 
 

@@ -145,9 +145,9 @@ class StageRunner(Runner):
         for asked in self._asked:
             asked.slots[asked.slots == slot] = self.tables.spare_slot
 
-    def warm_up(self, n_tokens: int, *, compiles: bool = False) -> None:
+    def warm_up(self, n_tokens: int, longer: Sequence[int] = ()) -> None:
         """See `Runner`."""
-        super().warm_up(n_tokens, compiles=compiles)
+        super().warm_up(n_tokens, longer)
         self.take_all()
 
     @torch.inference_mode()

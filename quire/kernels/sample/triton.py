@@ -261,7 +261,9 @@ def _select(  # type: ignore[no-untyped-def]
     tl.store(status + row, code.to(tl.uint8))
 
 
-@triton.jit(do_not_specialize=["line", "n_spans"], do_not_specialize_on_alignment=["controls", "token_ids"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["line", "n_spans"], do_not_specialize_on_alignment=["controls", "n_listed", "token_ids"]
+)
 def _finish(  # type: ignore[no-untyped-def]
     logits, stride, width, controls, line, n_spans, kinds, marks, sums, n_listed, values, columns, floats, more,
     n_groups, token_ids, GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,

@@ -75,7 +75,7 @@ def guessed(start, width, floor, low, base, of_weights, target, share, whole):  
     return lower, tl.maximum(upper, lower)
 
 
-@triton.jit(do_not_specialize=["line", "n_spans"], do_not_specialize_on_alignment=["controls"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["line", "n_spans"], do_not_specialize_on_alignment=["controls", "n_listed"])  # type: ignore[untyped-decorator]
 def collect(  # type: ignore[no-untyped-def]
     logits, stride, width, controls, line, n_spans, kinds, marks, sums, n_listed, values, columns, floats, more,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
