@@ -15,9 +15,10 @@ from quire.compute.draft.model import ModelDrafter
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.runner import GREEDY, Runner
+from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
+from quire.compute.runner.warm_up import GREEDY
 from quire.compute.sample.sampler import Sampler
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout

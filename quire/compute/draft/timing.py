@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 
 from quire.compute.draft.drafter import DraftContext, Drafter
-from quire.compute.runner.runner import GREEDY, Runner
+from quire.compute.runner.runner import Runner
+from quire.compute.runner.warm_up import GREEDY
 from quire.core.plan import SlotOpen, Spans, StepPlan
 from quire.planner.drafts import DraftCosts
 

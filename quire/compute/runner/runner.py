@@ -13,10 +13,9 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
-import msgspec
 import torch
 
 from quire.compute.device.device import Download
@@ -33,23 +32,9 @@ from quire.compute.runner.tail import Tail
 from quire.compute.runner.trees import branch
 from quire.compute.sample.sampler import split_faults
 from quire.core.errors import EngineError
-from quire.core.plan import AdapterPut, OnDrafts, PageCopy, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
+from quire.core.plan import AdapterPut, OnDrafts, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
-from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.invariance import RowsAlone, rows_alone
-
-GREEDY: Final = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
-"""Of sequences that are computed for nobody, before the first request."""
-
-MOST_UNALIGNED: Final = 2064
-"""More tokens than a captured step has."""
-
-
-def unaligned(most: int) -> list[int]:
-    """Numbers of tokens, at most so many, for which Triton compiles kernels apart: how long an argument is that it
-    takes for a multiple of 16 bytes, or of 16, depends on the largest power of 2 in them."""
-    most = min(most, MOST_UNALIGNED)
-    return [n for power in (1, 2, 4, 8, 16) if (n := most - (most - power) % (2 * power)) > 0]
 
 
 class Launched(Protocol):
@@ -291,45 +276,17 @@ class Runner:
             self.tables.append(plan.pages)
         return ready
 
-    def warm_up(self, n_tokens: int, longer: Sequence[int] = ()) -> None:
-        """Run prompts once, on the dummy page, so that kernels are compiled before the first request.
+    @contextlib.contextmanager
+    def kernel_by_kernel(self) -> Iterator[None]:
+        """Steps run as those do that no other way takes: none is captured."""
+        every, self._forwards = self._forwards, self._forwards[-1:]
+        try:
+            yield
+        finally:
+            self._forwards = every
 
-        `n_tokens`, and what attention has kernels of their own for: one token, and as many as a small tile holds. Then
-        one token of a part of the vocabulary, and such a one with a penalty and its logprob: the sampler beyond what
-        is captured at start.
-
-        longer: numbers of tokens that are run kernel by kernel, as steps are that are too long to be captured, where
-        kernels are compiled when they are first wanted (`unaligned`); then the sampler, likewise, with masks, too.
-        """
-        plain = msgspec.structs.replace(GREEDY, temperature=0.7)
-        truncated = msgspec.structs.replace(plain, top_p=0.9)
-        penalised = msgspec.structs.replace(truncated, presence_penalty=0.1, logprobs=1)
-        group = self.pool.group
-        lengths = sorted({1, min(max(1, small_rows_of(group) // group), n_tokens), n_tokens})
-        self._run_prompts([*((n, plain) for n in lengths), (1, truncated), (1, penalised)])
-        if longer:
-            every, self._forwards = self._forwards, self._forwards[-1:]
-            try:
-                chosen = (1, truncated), (1, penalised)
-                self._run_prompts([*((n, plain) for n in longer), *chosen])
-                self._run_prompts(chosen, is_masked=True)
-            finally:
-                self._forwards = every
-
-    def _run_prompts(self, prompts: Iterable[tuple[int, SlotParams]], *, is_masked: bool = False) -> None:
-        """One after another, each in all of `warm_slots`: as many tokens, and how the next one is chosen. Page 0 is
-        copied, too, as pages are at a fork. is_masked: a mask allows each the first 32 tokens alone."""
-        slots = self.warm_slots
-        masked = list(range(len(slots))) if is_masked else []
-        copies = [PageCopy(0, 0, 1, slot) for slot in slots]
-        for n, params in prompts:
-            spans = Spans(slots, [0] * len(slots), [n] * len(slots), [0] * len(slots), [True] * len(slots))
-            opened = [SlotOpen(slot, [0] * n, n, params) for slot in slots]
-            launched = self.launch(StepPlan(0, spans, n * len(slots), opened=opened, copies=copies, masked=masked))
-            if masked:
-                launched.mask(StepMasks(0, b"\xff" * 4 * len(masked)))
-            launched.result()
-            self.close(0, 0)
+    def take_all(self) -> None:
+        """Have nothing on its way, when all that was launched has its result: it never is, within one device."""
 
     def replace_drafter(self, drafter: Drafter, chance: float) -> None:
         """Another one, while no slot is open. Its drafts count with this chance, whatever is chosen: for the speed of

@@ -145,14 +145,9 @@ class StageRunner(Runner):
         for asked in self._asked:
             asked.slots[asked.slots == slot] = self.tables.spare_slot
 
-    def warm_up(self, n_tokens: int, longer: Sequence[int] = ()) -> None:
-        """See `Runner`."""
-        super().warm_up(n_tokens, longer)
-        self.take_all()
-
     @torch.inference_mode()
     def take_all(self) -> None:
-        """Have nothing on its way, when all that was launched has its result."""
+        """See `Runner`; what comes from other stages."""
         while self._asked:
             self._take(self._asked.popleft())
 

@@ -23,10 +23,11 @@ from quire.compute.forward.sampled_rows import SampledRows
 from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.runner import Runner, unaligned
+from quire.compute.runner.runner import Runner
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
+from quire.compute.runner.warm_up import unaligned, warm_up
 from quire.compute.sample import Sampler, sampler
 from quire.compute.sample.sampler import ChoiceKind
 from quire.compute.schemes.choice import Schemes
@@ -178,14 +179,14 @@ def test_warming_up_leaves_nothing_to_compile(model: Decoder, monkeypatch: pytes
         return eagerly(self, step)
 
     monkeypatch.setattr(EagerForward, "run", counted)
-    runner.warm_up(20)
+    warm_up(runner, 20)
     assert not n_rows, "on a CPU nothing is compiled"
-    runner.warm_up(20, unaligned(20))
-    assert n_rows == [19, 18, 20, 8, 16, *[1] * 4]
+    warm_up(runner, 20, unaligned(20))
+    assert n_rows == [19, 18, 20, 8, 16, 14 + 5, *[1] * 4]
     assert unaligned(1) == [1] and unaligned(5000) == [2063, 2062, 2060, 2056, 2064]
     before = device.n_replays
     run(runner, plans()[0][0])
-    assert device.n_replays > before and len(n_rows) == 9, "steps are captured ones again"
+    assert device.n_replays > before and len(n_rows) == 10, "steps are captured ones again"
 
 
 @pytest.mark.parametrize("with_experts", [False, True])
