@@ -92,7 +92,7 @@ def stages_of(folder: pathlib.Path, n_stages: int, captures: bool) -> list[Worke
 def allocate(workers: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the first step, in which ranks would wait for one another."""
     with monkeypatch.context() as patch:
-        patch.setattr(StageRunner, "warm_up", lambda self, n_tokens, *, compiles: None)
+        patch.setattr("quire.compute.worker.warm_up", lambda *args: None)
         for worker in workers:
             worker.allocate(Allocation(12, 128))
 
