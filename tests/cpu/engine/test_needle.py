@@ -20,6 +20,7 @@ from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.engine import workers
 from quire.kernels import native, selector
+from quire.kernels.attention import selection
 
 NEEDLE = [random.Random(1).randrange(5, 4000) for _ in range(130)]
 WISHES: list[dict[str, Any]] = [
@@ -110,9 +111,12 @@ def test_a_choice_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def new_choices() -> Iterator[None]:
     """Kernels are chosen anew, in the test and behind it."""
-    selector.candidates.cache_clear()
+    caches = selector.candidates, selection._choose
+    for one in caches:
+        one.cache_clear()
     yield
-    selector.candidates.cache_clear()
+    for one in caches:
+        one.cache_clear()
 
 
 @pytest.mark.usefixtures("new_choices")
