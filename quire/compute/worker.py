@@ -41,7 +41,7 @@ from quire.compute.runner.runner import Launched, Runner
 from quire.compute.runner.staged import Entry, StageRunner, tail_of
 from quire.compute.runner.states import StatePool
 from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.warm_up import unaligned, warm_up
+from quire.compute.runner.warm_up import of_every_alignment, warm_up
 from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.footprint import Footprint, Weights
 from quire.compute.weights.kv_scales import read_kv_scales
@@ -388,7 +388,7 @@ class Worker:
             runner = Runner(pool, tables, tail, in_turn, ahead, lengths, forwards.follower, alone=alone, put=put)
         with ticking("building kernels and running a first step"):
             most = max(1, min(limits.max_model_len - 1, limits.max_num_batched_tokens))
-            warm_up(runner, min(WARM_UP_TOKENS, most), () if device.is_host else unaligned(most))
+            warm_up(runner, min(WARM_UP_TOKENS, most), () if device.is_host else of_every_alignment(most))
         return runner
 
 

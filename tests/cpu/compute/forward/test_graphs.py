@@ -23,11 +23,11 @@ from quire.compute.forward.sampled_rows import SampledRows
 from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.runner import Runner
+from quire.compute.runner.runner import LaunchedStep, Runner
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
-from quire.compute.runner.warm_up import unaligned, warm_up
+from quire.compute.runner.warm_up import of_every_alignment, warm_up
 from quire.compute.sample import Sampler, sampler
 from quire.compute.sample.sampler import ChoiceKind
 from quire.compute.schemes.choice import Schemes
@@ -169,24 +169,55 @@ def test_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch, wh
 
 
 def test_warming_up_leaves_nothing_to_compile(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that are captured never run kernel by kernel; longer ones do, with any number of tokens."""
+    """Steps that are captured never run kernel by kernel; longer ones do, with numbers of tokens of every alignment."""
     LivePlans(monkeypatch)
     runner, device = runner_over(model, captures=True)
-    n_rows, eagerly = list[int](), EagerForward.run
+    n_rows, chosen, eagerly, result = list[int](), list[tuple[bool, list[int]]](), EagerForward.run, LaunchedStep.result
 
     def counted(self: EagerForward, step: Step) -> States:
         n_rows.append(len(step.batch.row_slots))
         return eagerly(self, step)
 
+    def seen(self: LaunchedStep) -> StepResult:
+        found = result(self)
+        chosen.append((bool(self._step.plan.masked), found.tokens))
+        return found
+
     monkeypatch.setattr(EagerForward, "run", counted)
+    monkeypatch.setattr(LaunchedStep, "result", seen)
     warm_up(runner, 20)
-    assert not n_rows, "on a CPU nothing is compiled"
-    warm_up(runner, 20, unaligned(20))
+    assert not n_rows and not any(is_masked for is_masked, _ in chosen), "on a CPU nothing is compiled"
+    warm_up(runner, 20, of_every_alignment(20))
     assert n_rows == [19, 18, 20, 8, 16, 14 + 5, *[1] * 4]
-    assert unaligned(1) == [1] and unaligned(5000) == [2063, 2062, 2060, 2056, 2064]
+    masked = [tokens for is_masked, tokens in chosen if is_masked]
+    assert [len(tokens) for tokens in masked] == [1, 1] and max(map(max, masked)) < 32
     before = device.n_replays
     run(runner, plans()[0][0])
     assert device.n_replays > before and len(n_rows) == 10, "steps are captured ones again"
+
+
+def test_numbers_of_every_alignment() -> None:
+    """The largest powers of 2 in them are 1 to 16; as large as they may be."""
+    assert of_every_alignment(1) == [1]
+    assert of_every_alignment(2) == [1, 2]
+    assert of_every_alignment(5000) == [2063, 2062, 2060, 2056, 2064]
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_warming_up_leaves_nothing_that_a_request_sees(
+    captures: bool, model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are those of a runner that never ran; of pages only the padding's and a free one were written."""
+    LivePlans(monkeypatch)
+    cold, _ = runner_over(model, captures=captures)
+    warm, _ = runner_over(model, captures=captures)
+    for pages in (warm.pool.k, warm.pool.v):
+        pages.zero_()
+    warm_up(warm, 20, of_every_alignment(20))
+    assert warm.pool.k[:, 1].any(), "a page was copied"
+    assert not warm.pool.k[:, 2:].any() and not warm.pool.v[:, 2:].any()
+    for plan, _ in plans(logprobs=2, presence_penalty=0.5):
+        assert run(warm, plan) == run(cold, plan)
 
 
 @pytest.mark.parametrize("with_experts", [False, True])

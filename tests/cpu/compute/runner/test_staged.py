@@ -6,7 +6,9 @@ Steps are kernel by kernel, and as graphs on a device whose graphs are calls. `t
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import pathlib
+import time
 import weakref
 from typing import Any
 
@@ -27,12 +29,15 @@ SENDER, MOST_SENT = 0, 3
 
 
 class Arrival:
-    """A message that is there when somebody waits for it."""
+    """A message that is there when somebody waits for it, or comes from another thread."""
 
     def __init__(self, queue: collections.deque[torch.Tensor], target: torch.Tensor) -> None:
         self._queue, self._target = queue, target
 
     def wait(self) -> None:
+        deadline_s = time.monotonic() + 60
+        while not self._queue and time.monotonic() < deadline_s:
+            time.sleep(0.001)
         found = self._queue.popleft()
         assert found.shape == self._target.shape and found.dtype == self._target.dtype
         self._target.copy_(found)
@@ -122,6 +127,19 @@ def test_the_last_stage_says_what_one_rank_says(
     first.take_all()
     mine, theirs = (runner.tables.tokens[0, :44] for runner in (first, whole.runner))
     assert torch.equal(mine, theirs), "all tokens came back"
+
+
+def test_stages_warm_up_together(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of every alignment, two prompts at once, forks and masks: what they say then is what one rank says."""
+    LivePlans(monkeypatch)
+    whole = make_worker(tmp_path, platform=CudaPlatform(captures=False), dtype="float32")
+    whole.load()
+    whole.allocate(Allocation(12, 128))
+    workers = stages_of(tmp_path, 2, captures=False)
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(lambda worker: worker.allocate(Allocation(12, 128)), workers))
+    assert all(worker.n_begun >= 14 * worker.arch.n_layers for worker in workers)
+    assert said(workers) == said([whole])
 
 
 def test_a_token_of_a_slot_that_was_closed_is_nobodys(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
