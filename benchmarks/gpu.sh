@@ -8,6 +8,7 @@
 #   fp8 int4-g128 qwen3-30b-a3b deepseek-v2-lite gpt-oss even:SHAPE    W6 and W2; even: rows take experts in turn
 #   gemma  half-pool  adapters  grouped  numerics       prompts of 32,000; 8-bit keys; scripts; `quire doctor numerics`
 #   kernels:OP  calibrate  @replicas                    one op of `quire bench kernels`; costs of steps; an engine a GPU
+#   @traffic  @context  @bubbles  @table                docs/parallel-experiments.md
 # BEFORE=FOLDER, a checkout of another commit: W1 to W6 run there too, in the same lane, after ours (files *_before).
 # GPUS: else those of CUDA_VISIBLE_DEVICES, or nvidia-smi.  LIMIT_S (250): seconds for a part.  PYTHON (python3).
 # FLA: a folder with flash-linear-attention, for `kernels` alone. benchmarks/pack.sh makes all this for a machine without
@@ -53,6 +54,7 @@ tests() { # name, folders...
   LINES_SHOWN=30 run "$1" pytest -q -n "${TEST_PROCESSES:-12}" -p no:cacheprovider --timeout 240 \
     --tb="${TB:-line}" "${@:2}"
 }
+decks() { run "$1" "benchmarks.$1" --device cuda --output "$out/$1.json" "${@:2}"; } # script, arguments...
 whole() { # name, arguments: every figure of a model's steps, and of a batch
   bench "$1_w6" latency --workload W6 --num-iters 1 --num-iters-warmup 1 --no-view "${@:2}"
   bench "$1_w2" throughput --workload W2 --no-view "${@:2}"
@@ -98,6 +100,10 @@ part() {
     @replicas)
       run replicas benchmarks.replicas_throughput --replicas "$(count "$all")" --device cuda \
         --output "$out/replicas.json" ;;
+    @traffic) decks rank_traffic --ranks "$(count "$all")" --model shape:llama-3.1-8b ;;
+    @context) decks context_parallel --ranks "$(count "$all")" --lengths 8192,32768,131072 --rounds 1 ;;
+    @bubbles) decks pipeline_bubbles --stages "$(count "$all")" --model shape:llama-3.1-8b --chunk 4096 --rounds 2 ;;
+    @table) decks tensor_parallel_table --ranks "1,$(count "$all")" --batches 1,8,64 --rounds 1 ;;
     *) refuse "unknown part: $1 (-h lists them)" ;;
   esac
 }
