@@ -3,7 +3,7 @@
 # A lane is parts with commas between (W1,W2,W4); lanes run at once, each on a GPU of its own, or on those of GPUS ("0 1
 # 2,3": the third has two). Parts that begin with @ use all GPUs: they are lanes of their own, and run after the others,
 # in turn. Exit status: 0 all parts ended well, 1 one failed, 2 nothing was started. Parts; without any tests,W1,W2,W4:
-#   tests  tests:A+B  @ranks  @nodes                    all of tests/gpu; files or folders of it; those of several GPUs
+#   tests  tests:A+B  @ranks  @nodes  @divisions        all of tests/gpu; files or folders of it; those of several GPUs
 #   W1 W2 W3 W4 W4-0.6b W5 W6                           workloads: the 8B shape, W1 and W4-0.6b that of 0.6B
 #   fp8 int4-g128 qwen3-30b-a3b deepseek-v2-lite gpt-oss even:SHAPE    W6 and W2; even: rows take experts in turn
 #   gemma  half-pool  adapters  grouped  numerics       prompts of 32,000; 8-bit keys; scripts; `quire doctor numerics`
@@ -96,6 +96,7 @@ part() {
       PYTHONPATH=${FLA:+$FLA:}${PYTHONPATH:-} LINES_SHOWN=60 run "kernels_${1#kernels:}" quire bench kernels --ops "${1#kernels:}" --device cuda \
         --time-limit 0 --output "$out/kernels_${1#kernels:}.json" ;;
     @ranks) TEST_PROCESSES=4 tests ranks tests/gpu/engine/test_ranks_cuda.py tests/gpu/compute/dist ;;
+    @divisions) DEVICE=cuda TEST_PROCESSES=3 tests divisions tests/dist/every_division.py ;;
     @nodes) TEST_PROCESSES=2 TB=short tests nodes tests/gpu/engine/test_nodes_cuda.py ;;
     @replicas)
       run replicas benchmarks.replicas_throughput --replicas "$(count "$all")" --device cuda \
