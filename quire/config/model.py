@@ -10,8 +10,9 @@ import json
 import logging
 import os
 import pathlib
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +33,7 @@ from quire.core.spelling import did_you_mean
 MAX_NESTING: Final = 64
 CODE: Final = "auto_map"
 """Key by which a config.json names classes in Python files of the checkpoint."""
+_WORD: Final = re.compile(r"\w+")
 DECODER: Final = {
     "is_encoder_decoder": False, "add_cross_attention": False, "is_causal": True, "use_bidirectional_attention": False,
 }  # fmt: skip
@@ -77,8 +79,10 @@ def assumed_words(folder: pathlib.Path) -> str:
     return _lacking(config)
 
 
-def _lacking(config: Watched) -> str:
-    found = [f"{name} ({value:,})" for name, value in config.assumed.items() if value]
+def _lacking(config: Watched, names: Container[str] | None = None) -> str:
+    """names: the only keys that may be told of; None: all."""
+    assumed = config.assumed.items() if names is None else [one for one in config.assumed.items() if one[0] in names]
+    found = [f"{name} ({value:,})" for name, value in assumed if value]
     return f"; absent keys count as their defaults: {', '.join(found)}" if found else ""
 
 
@@ -119,7 +123,9 @@ def parse_arch(config: dict[str, Any], where: str = "config.json") -> ModelArch:
     except ConfigError as error:
         if error.param is None or not is_integer(config.get(error.param)):
             raise  # no contradiction of sizes
-        raise ConfigError(error.message + _lacking(values), param=error.param) from None
+        said = set(_WORD.findall(error.message)) - {error.param}
+        said |= {own for name, own in family.keys.items() if name in said}
+        raise ConfigError(error.message + _lacking(values, said), param=error.param) from None
 
 
 def _refuse_unread(overrides: Mapping[str, Any], stored: Mapping[str, Any], config: Watched) -> None:

@@ -17,6 +17,9 @@ from quire.config.model import merged, read_arch
 from quire.core.errors import ConfigError
 
 
+SHAPES = pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes"
+
+
 @pytest.fixture(scope="module")
 def demo() -> pathlib.Path:
     return find_checkpoint("")
@@ -117,3 +120,17 @@ def test_models_of_the_hub_are_kept_in_download_dir(monkeypatch: pytest.MonkeyPa
     assert (asked["name"], asked["revision"], asked["cache_dir"]) == ("org/name", "main", tmp_path / "kept")
     find_checkpoint("org/name")
     assert asked["cache_dir"] is None
+
+
+def test_only_absent_keys_that_a_message_speaks_of_are_told() -> None:
+    """A default of another key has nothing to do with an id."""
+    shape = SHAPES / "deepseek-v2-lite"
+    with pytest.raises(ConfigError) as caught:
+        read_arch(shape, {"vocab_size": 4096})
+    assert caught.value.message.endswith(
+        "eos_token_id = 100001 must be a token id below vocab_size = 4,096, or a list of at most 256 of them"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_arch(shape, {"topk_method": "group_limited_greedy", "n_group": None, "topk_group": 2})
+    said = "topk_group = 2 must be at most n_group = 1; absent keys count as their defaults: n_group (1)"
+    assert caught.value.message.endswith(said)
