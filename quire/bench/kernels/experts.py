@@ -210,7 +210,8 @@ def _packed(shape: Shape, n: int, setting: Setting) -> Arguments:
 def _packed_floats(shape: Shape, n: int, setting: Setting) -> Arguments:
     """x, expert_ids, weights, and the same matrices packed as they are: a CPU's experts without rounding."""
     x, expert_ids, weights, up, down, _ = products(shape, n, setting, SWIGLU)
-    return x, expert_ids, weights, PackedExperts(*([qgemm.pack_floats(one) for one in stack] for stack in (up, down)))
+    packed_up, packed_down = ([qgemm.pack_floats(one) for one in stack] for stack in (up, down))
+    return x, expert_ids, weights, PackedExperts(packed_up, packed_down)
 
 
 def unpacked(x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, packed: PackedExperts) -> Arguments:
