@@ -210,7 +210,7 @@ class KernelBenchOptions(msgspec.Struct, kw_only=True):
     ] = ""
     quick: Annotated[bool, _doc("Fewer cases and shorter measurements.")] = False
     time_limit: Annotated[
-        float, _doc("Seconds from the first case on, after which no further begins; 0: no limit.", ge=0)
+        float, _doc("Seconds from the first case on, shared by the ops; each has one case at least; 0: no limit.", ge=0)
     ] = 140.0
     output: Annotated[str, _doc("File for the figures as JSON, with commit, hardware and command.")] = ""
     plot: Annotated[str, _doc("Picture of the shares of the limit: a .png (needs matplotlib).")] = ""

@@ -94,10 +94,13 @@ def _grouped(
         n_groups = config.integer("n_group", 1, spec.n_experts, groups[0])
         if spec.n_experts % n_groups:
             raise config.error("n_group", f"a divisor of the {spec.n_experts} experts")
-        chosen = config.integer("topk_group", 1, n_groups, groups[1])
+        chosen = config.integer("topk_group", 1, spec.n_experts, groups[1])
+        if chosen > n_groups:
+            raise config.error("topk_group", f"at most n_group = {n_groups}")
         own = spec.n_experts // n_groups
         if routing.n_chosen > own * chosen:
-            raise config.error("topk_group", f"so many groups of {own} that {routing.n_chosen} experts can be chosen")
+            wanted = f"so many of n_group = {n_groups} groups of {own} experts that num_experts_per_tok ="
+            raise config.error("topk_group", f"{wanted} {routing.n_chosen} can be chosen")
         routing = msgspec.structs.replace(routing, n_groups=n_groups, n_chosen_groups=chosen, n_group_best=n_best)
     return msgspec.structs.replace(spec, routing=routing)
 

@@ -10,8 +10,9 @@ import json
 import logging
 import os
 import pathlib
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +33,8 @@ from quire.core.spelling import did_you_mean
 MAX_NESTING: Final = 64
 CODE: Final = "auto_map"
 """Key by which a config.json names classes in Python files of the checkpoint."""
+N_LAYERS: Final = "num_hidden_layers"
+_WORD: Final = re.compile(r"\w+")
 DECODER: Final = {
     "is_encoder_decoder": False, "add_cross_attention": False, "is_causal": True, "use_bidirectional_attention": False,
 }  # fmt: skip
@@ -53,7 +56,10 @@ def read_arch(
     where = "config.json with hf_overrides" if overrides else "config.json"
     stored = _stored(folder)
     config = Watched(merged(stored, overrides or {}))
-    arch = parse_arch(config, where)
+    try:
+        arch = parse_arch(config, where)
+    except ConfigError as error:
+        raise ConfigError(error.message + _goes_with(error, overrides or {}), param=error.param) from None
     _refuse_unread(overrides or {}, stored, config)
     if logger is not None and config.get(CODE):
         named = _family(Fields(config, where)).architecture
@@ -77,9 +83,18 @@ def assumed_words(folder: pathlib.Path) -> str:
     return _lacking(config)
 
 
-def _lacking(config: Watched) -> str:
-    found = [f"{name} ({value:,})" for name, value in config.assumed.items() if value]
+def _lacking(config: Watched, names: Container[str] | None = None) -> str:
+    """names: the only keys that may be told of; None: all."""
+    assumed = config.assumed.items() if names is None else [one for one in config.assumed.items() if one[0] in names]
+    found = [f"{name} ({value:,})" for name, value in assumed if value]
     return f"; absent keys count as their defaults: {', '.join(found)}" if found else ""
+
+
+def _goes_with(error: ConfigError, overrides: Mapping[str, Any]) -> str:
+    """What to add to an error about a key that has something of each layer, where only their number was overridden."""
+    if error.param is None or error.param == N_LAYERS or {error.param, N_LAYERS} & {*overrides} != {N_LAYERS}:
+        return ""
+    return f"; override {error.param}, too, as {N_LAYERS} is overridden" if N_LAYERS in error.message else ""
 
 
 def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +134,9 @@ def parse_arch(config: dict[str, Any], where: str = "config.json") -> ModelArch:
     except ConfigError as error:
         if error.param is None or not is_integer(config.get(error.param)):
             raise  # no contradiction of sizes
-        raise ConfigError(error.message + _lacking(values), param=error.param) from None
+        said = set(_WORD.findall(error.message)) - {error.param}
+        said |= {own for name, own in family.keys.items() if name in said}
+        raise ConfigError(error.message + _lacking(values, said), param=error.param) from None
 
 
 def _refuse_unread(overrides: Mapping[str, Any], stored: Mapping[str, Any], config: Watched) -> None:
@@ -147,7 +164,8 @@ def _read_gguf_arch(header: Header, overrides: Mapping[str, Any]) -> ModelArch:
         arch = parse_arch(config, str(header.path))
     except ConfigError as error:
         key = key_of(header, error.param)
-        raise LoadError(f"{error.message}{f'; it comes from the key {key}' if key else ''}") from None
+        came = f"; it comes from the key {key}" if key else ""
+        raise LoadError(f"{error.message}{came}{_goes_with(error, overrides)}") from None
     _refuse_unread(overrides, stored, config)
     divisors = rope_divisors(header, arch.head_dim)
     return _with_divisors(arch, divisors, header) if divisors else arch

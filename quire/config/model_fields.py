@@ -175,7 +175,8 @@ def token_ids(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
     value = fields.values.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if len(ids) > MAX_EOS or not all(is_integer(i) and 0 <= i < vocab_size for i in ids):
-        raise fields.error(name, f"a token id below vocab_size = {vocab_size:,}, or at most {MAX_EOS} of them")
+        one = f"a token id below vocab_size = {vocab_size:,}"
+        raise fields.error(name, f"{one}, or a list of at most {MAX_EOS} of them")
     return tuple(ids)
 
 

@@ -110,8 +110,10 @@ def share_arch(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:
         return msgspec.structs.replace(arch, layers=tuple(part(spec) for spec in arch.layers))
     except ConfigError as error:
         numbers = [str(n) for n in range(2, MOST_RANKS + 1) if _divides(arch, n)]
-        cure = f"{', '.join(numbers)} work" if numbers else f"none up to {MOST_RANKS} does"
-        raise ConfigError(f"{error.message} ({cure})", param=error.param) from None
+        message = f"{error.message} ({', '.join(numbers)} work)"
+        if not numbers:
+            message = f"{error.message.partition(': take ')[0]}: take one rank; no other number works"
+        raise ConfigError(message, param=error.param) from None
 
 
 def _divides(arch: ModelArch, n_ranks: int) -> bool:

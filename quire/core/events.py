@@ -91,7 +91,9 @@ class EngineStats(msgspec.Struct):
     """Tokens of a layer's busiest expert over those of its mean one, the mean of all layers; 0 without experts."""
     expert_map: list[bytes] = []
     """Of each layer with experts a byte for each: its tokens over those of the layer's mean one, in sixteenths, at most
-    255."""
+    255; zeros where a layer has seen no token."""
+    expert_layers: list[int] = []
+    """Of each row of `expert_map` the layer's number in the model, from 0."""
     expert_balance: BalanceFacts | None = None
     """Of the last rearrangement of experts; None: they stay where they are."""
     dp_running: list[int] = []

@@ -165,7 +165,8 @@ def _build(
         core.adapters = registry_of(
             config, _adapter_reader(worker), core.scheduler, lambda: core.grammars.compiling, is_restart=is_restart
         )
-    core.expert_load = ExpertLoad(worker.expert_loads, balancer) if worker.expert_loads() else None
+    if worker.expert_loads():
+        core.expert_load = ExpertLoad(worker.expert_loads, worker.model.expert_layers(), balancer)
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, executor_of)
     ready = _ready(config, limits, arch, platform.name, n_pages, all_bytes)

@@ -28,10 +28,10 @@ class Balancer(Protocol):
 class ExpertLoad:
     """Since the engine's start, without what starts and wakings run themselves."""
 
-    def __init__(self, read: Callable[[], Loads], balancer: Balancer | None = None) -> None:
-        """read: what compute has counted; from nothing again, where weights were given up in between. balancer: None
-        where experts stay."""
-        self._read, self._balancer = read, balancer
+    def __init__(self, read: Callable[[], Loads], layers: list[int], balancer: Balancer | None = None) -> None:
+        """read: what compute has counted; from nothing again, where weights were given up in between. layers: of each
+        row of it the number in the model, from 0. balancer: None where experts stay."""
+        self._read, self._layers, self._balancer = read, layers, balancer
         self._past: Loads = []
         self._before: Loads | None = read()
         self._next_s, self._imbalance = 0.0, 0.0
@@ -55,6 +55,7 @@ class ExpertLoad:
     def note(self, stats: EngineStats, now_s: float) -> None:
         """Its figures."""
         stats.expert_imbalance, stats.expert_map = self.imbalance(now_s), self._map
+        stats.expert_layers = self._layers[: len(self._map)]
         if self._balancer is not None:
             stats.expert_balance = self._balancer.facts
 

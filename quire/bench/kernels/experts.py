@@ -40,7 +40,7 @@ N_ADAPTERS, RANK, ADAPTED = 4, 16, (8, 256)
 FP4_DEVIATION = 2.9
 """Of the sixteen numbers of e2m1."""
 PACKED = "int4"
-"""How matrices are packed for the CPU."""
+"""How matrices are rounded for the CPU, beside those that are packed as they are."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Entry:
     w_bytes: float = 0.0
     """Of matrices; copies of them leave the cache."""
     form: str = ""
-    """Of `CODES`, or that of floating numbers."""
+    """Of `CODES`, `PACKED`, or that of floating numbers."""
     in_flops: bool = False
     quick: bool = False
 
@@ -123,13 +123,15 @@ def _of_rows(name: str, shape: Shape, n: int, setting: Setting) -> Iterator[Entr
     w_bytes, x_bytes = _w_bytes(shape, n, setting), float(setting.element_bytes * n * shape.hidden)
     work = Work(w_bytes + x_bytes, x_bytes, 2.0 * n * shape.n_chosen * shape.numbers)
     plain, is_long = f"{name}, {n} rows", n > 1000
-    make = functools.partial(products, gating=SWIGLU)
-    yield Entry(plain, "experts", shape, n, make, work, w_bytes, in_flops=is_long, quick=plain in QUICK)
     if setting.device.type == "cpu":
+        make, kind = _packed_floats, "packed_experts"
+        yield Entry(plain, kind, shape, n, make, work, w_bytes, in_flops=is_long, quick=plain in QUICK)
         n_bytes = w_bytes / setting.element_bytes * qgemm.SCHEMES[PACKED].bytes_per_weight
         work = Work(n_bytes + x_bytes, x_bytes, work.flops)
-        yield Entry(f"{name} {PACKED}, {n} rows", "packed_experts", shape, n, _packed, work)
+        yield Entry(f"{name} {PACKED}, {n} rows", kind, shape, n, _packed, work, form=PACKED)
         return
+    make = functools.partial(products, gating=SWIGLU)
+    yield Entry(plain, "experts", shape, n, make, work, w_bytes, in_flops=is_long, quick=plain in QUICK)
     for form, n_bits in CODES.items():
         flops = work.flops * (0.5 if form in IN_E4M3 else 1.0)
         moved = Work(w_bytes * n_bits / 8 / setting.element_bytes + x_bytes, x_bytes, flops)
@@ -205,20 +207,39 @@ def _packed(shape: Shape, n: int, setting: Setting) -> Arguments:
     return x, expert_ids, weights, PackedExperts(packed_up, packed_down)
 
 
+def _packed_floats(shape: Shape, n: int, setting: Setting) -> Arguments:
+    """x, expert_ids, weights, and the same matrices packed as they are: a CPU's experts without rounding."""
+    x, expert_ids, weights, up, down, _ = products(shape, n, setting, SWIGLU)
+    packed_up, packed_down = ([qgemm.pack_floats(one) for one in stack] for stack in (up, down))
+    return x, expert_ids, weights, PackedExperts(packed_up, packed_down)
+
+
+def unpacked(x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, packed: PackedExperts) -> Arguments:
+    """The arguments of `experts`, from those of `packed_experts`."""
+    stacks = [torch.stack([one.dequantized().to(x.dtype) for one in each]) for each in (packed.up, packed.down)]
+    return x, expert_ids, weights, *stacks, SWIGLU
+
+
 def _contenders(function: str, make: Callable[[], Arguments], w_bytes: float, setting: Setting) -> Iterable[Contender]:
     copies = [make() for _ in range(setting.timer.n_copies(w_bytes) if w_bytes else 1)]
     for implementation in catalog.runnable("moe", setting.device.type):
         if function in implementation.functions:
             is_peer = implementation.name == "reference"
-            if is_peer and function in ("packed_experts", "adapted_experts"):
-                continue  # it would take minutes
             calls = functools.partial(_calls, implementation, function, copies)
+            if is_peer and function == "packed_experts" and w_bytes:
+                calls = functools.partial(_calls_unpacked, implementation, copies)
+            elif is_peer and function in ("packed_experts", "adapted_experts"):
+                continue  # it would take minutes
             yield Contender("torch" if is_peer else implementation.name, calls, is_peer, capture=not is_peer)
 
 
 def _calls(implementation: catalog.Implementation, function: str, copies: list[Arguments]) -> list[Call]:
     run = function_of(implementation, function, copies[0])
     return [functools.partial(run, *arguments) for arguments in copies]
+
+
+def _calls_unpacked(implementation: catalog.Implementation, copies: list[Arguments]) -> list[Call]:
+    return _calls(implementation, "experts", [unpacked(*arguments) for arguments in copies])
 
 
 def function_of(implementation: catalog.Implementation, function: str, arguments: Arguments) -> Callable[..., Any]:

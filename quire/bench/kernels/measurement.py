@@ -139,16 +139,37 @@ def check_all(checks: Iterable[Check], progress: Progress) -> list[Accuracy]:
 
 
 def time_all(cases: Sequence[Case], setting: Setting, results: Results, limit_s: float, progress: Progress) -> None:
-    """Time the cases in order, until `limit_s` after the first began (0: all). Builds and checks come before."""
-    end_s = progress.elapsed_s + limit_s
-    for i, case in enumerate(cases):
-        if limit_s and progress.elapsed_s > end_s:
-            results.left_out.append(f"{case.op}: {case.name}")
-            continue
-        progress.say(f"{i + 1}/{len(cases)} {case.op}: {case.name}")
+    """Time the cases, until `limit_s` after the first began (0: all). Builds and checks come before.
+
+    Each op has an equal share of the time that is left when its turn comes, and at least one case; what is left behind
+    the last one goes to cases that had none.
+    """
+    ops = {case.op: [one for one in cases if one.op == case.op] for case in cases}
+    end_s, n_begun, late = progress.elapsed_s + limit_s, 0, list[Case]()
+
+    def begin(case: Case) -> None:
+        nonlocal n_begun
+        n_begun += 1
+        progress.say(f"{n_begun}/{len(cases)} {case.op}: {case.name}")
         results.timings += _time_case(case, setting)
         gc.collect()
         setting.timer.release()
+
+    for turn, own in enumerate(ops.values()):
+        start_s = progress.elapsed_s
+        op_end_s = start_s + max(0.0, end_s - start_s) / (len(ops) - turn)
+        for i, case in enumerate(own):
+            if limit_s and i and progress.elapsed_s > op_end_s:
+                late.append(case)
+            else:
+                begin(case)
+    for case in late:
+        if progress.elapsed_s > end_s:
+            results.left_out.append(f"{case.op}: {case.name}")
+        else:
+            begin(case)
+    places = {(case.op, case.name): place for place, case in enumerate(cases)}
+    results.timings.sort(key=lambda row: places[row.op, row.case])
 
 
 def _time_case(case: Case, setting: Setting) -> list[Timing]:
@@ -205,6 +226,13 @@ def judge(cases: Sequence[Case], results: Results) -> None:
             row.bytes_s, row.flops_s = work.total_bytes / row.time_s, work.flops / row.time_s
     _compare(cases, results.timings)
     _confirm(cases, results)
+
+
+def beyond_memory(rows: Sequence[Timing]) -> str:
+    """A line about times of a CPU that are shorter than its memory allows; '' without any."""
+    n = sum(row.bound in ("read", "copy") and round(100 * row.share) > 100 for row in rows if row.share > 0)
+    said = f"{n} times are of more than 100 % of the limit" if n > 1 else "1 time is of more than 100 % of the limit"
+    return f"{said}: that is the rate of memory, and what a small case reads stays in the CPU's caches" if n else ""
 
 
 def _confirm(cases: Sequence[Case], results: Results) -> None:

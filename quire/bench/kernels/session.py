@@ -85,6 +85,8 @@ def measure(options: KernelBenchOptions) -> tuple[Results, str]:
     results.limits = results.limits.better(measure_limits(setting.timer, setting.dtype))
     _watch(setting, results, progress)
     measurement.judge(cases, results)
+    if setting.device.type == "cpu" and (said := measurement.beyond_memory(results.timings)):
+        results.notes.append(said)
     progress.say("done")
     return results, setting.timer.name
 

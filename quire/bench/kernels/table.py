@@ -11,6 +11,8 @@ from quire.bench.kernels.measurement import NOT_CHECKED, RIGHT, Accuracy, Result
 
 FEW = 12
 """Checks of an implementation that are listed one by one."""
+CASE = 52
+"""Characters of the first column."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -18,11 +20,11 @@ def lines(results: Results) -> Iterator[str]:
     """The whole table."""
     yield from limit_lines(results.limits)
     if results.accuracies:
-        yield f"{'Errors against float64 ':=<118}"
+        yield f"{'Errors against float64 ':=<{CASE + 72}}"
         yield from accuracy_lines(results.accuracies)
     if results.timings:
-        yield f"{'Times ':=<118}"
-        head = f"{'case':<46}{'implementation':<24}{'time':>10}{'±':>7}{'rate':>15}{'limit':>8}{'share':>7}  ratio"
+        yield f"{'Times ':=<{CASE + 72}}"
+        head = f"{'case':<{CASE}}{'implementation':<24}{'time':>10}{'±':>7}{'rate':>15}{'limit':>8}{'share':>7}  ratio"
         yield head
     shown_op = ""
     for row in results.timings:
@@ -57,7 +59,7 @@ def accuracy_lines(rows: Sequence[Accuracy]) -> Iterator[str]:
             continue
         yield from (accuracy_line(row) for row in found if row.bad)
         good, refused = [row for row in found if row.good], [row for row in found if row.note]
-        what = f"{found[0].op:<46}{found[0].implementation:<24}"
+        what = _cell(found[0].op, CASE) + _cell(found[0].implementation, 24)
         if good:
             worst = max(good, key=lambda row: row.error / row.tolerance)
             yield f"{what}{len(good)} of {len(found)} are right, the worst: {_error(worst)}, {worst.check}"
@@ -67,10 +69,15 @@ def accuracy_lines(rows: Sequence[Accuracy]) -> Iterator[str]:
 
 def accuracy_line(row: Accuracy) -> str:
     """One check."""
-    what = f"{row.op + ' ' + row.check:<46}{row.implementation:<24}"
+    what = _cell(f"{row.op} {row.check}", CASE) + _cell(row.implementation, 24)
     if row.failure or row.note:
         return f"{what}{'FAILED: ' + row.failure if row.failure else 'not checked: ' + row.note}"
     return f"{what}{_error(row)}{'' if row.good else '  WRONG'}"
+
+
+def _cell(text: str, width: int) -> str:
+    """Of a column, apart from the next one also where the text is wider."""
+    return f"{text:<{width - 2}}  "
 
 
 def _error(row: Accuracy) -> str:
@@ -79,7 +86,7 @@ def _error(row: Accuracy) -> str:
 
 def timing_line(row: Timing) -> str:
     """One contender; peers have no share in the exit code and are set apart by a dot."""
-    what = f"  {row.case:<44}{('· ' if row.is_peer else '') + row.implementation:<24}"
+    what = _cell(f"  {row.case}", CASE) + _cell(("· " if row.is_peer else "") + row.implementation, 24)
     if row.error or row.note:
         return f"{what}{'FAILED: ' + row.error if row.error else 'not run: ' + row.note}"
     text = f"{what}{_time(row.time_s):>10}{row.spread:>7.0%}"

@@ -250,6 +250,10 @@ class Decoder:
         """Of each layer with experts, how many tokens chose each of them since it was made; waits for the device."""
         return [layer.ffn.load.tolist() for layer in self.layers if isinstance(layer.ffn, Experts)]
 
+    def expert_layers(self) -> list[int]:
+        """Numbers in the model, from 0, of the layers that `expert_loads` tells of."""
+        return [self.range.first + at for at, layer in enumerate(self.layers) if isinstance(layer.ffn, Experts)]
+
     def _places(self) -> Iterator[tuple[str, Part, int]]:
         """(name without kind, layer, index of the layer's part)."""
         for table in self._tables_of_ids():

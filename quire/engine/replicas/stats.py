@@ -79,6 +79,7 @@ class ReplicaFigures:
             setattr(whole, name, sum(getattr(one, name) for one in every))
         uneven = max(every, key=lambda one: one.expert_imbalance, default=whole)
         whole.expert_imbalance, whole.expert_map = uneven.expert_imbalance, uneven.expert_map
+        whole.expert_layers = uneven.expert_layers
         whole.adapters = self._adapters()
         whole.running_adapters, whole.waiting_adapters = (
             list(dict.fromkeys(name for one in every for name in getattr(one, field)))

@@ -21,8 +21,9 @@ def families(model_name: str, stats: EngineStats) -> Iterator[Metric]:
         )  # fmt: skip
         family.add_metric([model_name], stats.expert_imbalance)
         yield family
-    if stats.expert_map:
-        yield from _of_layers(model_name, stats.expert_map)
+    loads = {layer: load for layer, load in zip(stats.expert_layers, stats.expert_map, strict=True) if any(load)}
+    if loads:
+        yield from _of_layers(model_name, loads)
     facts = stats.expert_balance
     if facts is None:
         return
@@ -51,19 +52,21 @@ def families(model_name: str, stats: EngineStats) -> Iterator[Metric]:
     yield stood
 
 
-def _of_layers(model_name: str, loads: list[bytes]) -> Iterator[Metric]:
-    """loads: see `EngineStats.expert_map`. Each expert's own load is in /v1/engine: it would be thousands of series."""
+def _of_layers(model_name: str, loads: dict[int, bytes]) -> Iterator[Metric]:
+    """loads: of each layer by its number in the model, see `EngineStats.expert_map`; without those that have seen no
+    token. Each expert's own load is in /v1/engine: it would be thousands of series."""
     figures: dict[str, tuple[str, list[float]]] = {
         "expert_layer_imbalance": (
             "Tokens of the layer's busiest expert over those of its mean one, at most 16.",
-            [max(one, default=0) / 16 for one in loads],
+            [max(one) / 16 for one in loads.values()],
         ),
         "expert_layer_idle": (
-            "Experts of the layer with less than a sixteenth of the mean one's tokens.", [one.count(0) for one in loads]
+            "Experts of the layer with less than a sixteenth of the mean one's tokens.",
+            [one.count(0) for one in loads.values()],
         ),
-    }  # fmt: skip
+    }
     for name, (meaning, values) in figures.items():
         gauge = GaugeMetricFamily(f"quire:{name}", meaning, labels=["model_name", "layer"])
-        for layer, value in enumerate(values):
+        for layer, value in zip(loads, values, strict=True):
             gauge.add_metric([model_name, str(layer)], value)
         yield gauge

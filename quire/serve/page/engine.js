@@ -8,7 +8,7 @@ import { adopt } from "./settings.js";
 import { showTools } from "./tools.js";
 import { drawTree, nodeAt } from "./tree.js";
 
-const view = { samples: [], speeds: [], map: new Uint8Array(0), each: 1, pageSize: 0, tree: [], n_nodes: 0, experts: [], delay: 500 };
+const view = { samples: [], speeds: [], map: new Uint8Array(0), each: 1, pageSize: 0, tree: [], n_nodes: 0, experts: [], expertLayers: [], delay: 500 };
 const SPEEDS = 120;
 
 export function buildEngine() {
@@ -23,7 +23,7 @@ export function drawAll() {
   drawSpark();
   drawMap();
   drawTree(view.tree, view.n_nodes);
-  drawExperts(view.experts);
+  drawExperts(view.experts, view.expertLayers);
 }
 
 /** What the pointer stands on is named beside it; `told(x, y)` gives the words or "". */
@@ -101,6 +101,7 @@ function show(info) {
   view.tree = stats.tree;
   view.n_nodes = stats.n_tree_nodes;
   view.experts = stats.expert_map;
+  view.expertLayers = stats.expert_layers;
   $("map").setAttribute("aria-label", `Map of the KV pages: ${held} held, ${stats.n_pages_cached} cached, of ${stats.n_pages}`);
   const each = view.each = Math.ceil(stats.n_pages / Math.max(1, view.map.length));
   const many = each > 1 ? `, ${each} a cell,` : "";

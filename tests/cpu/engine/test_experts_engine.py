@@ -55,6 +55,7 @@ def test_tokens_are_those_of_transformers_whatever_else_runs(tmp_path: pathlib.P
         first, last = (sum(now) - sum(then) for now, then in zip(loads, before, strict=True))
         assert first == 3 * llm.stats().computed_tokens > last, "the last layer has the rows that are wanted"
         assert 1 <= llm.stats().expert_imbalance <= 8 and 1 <= imbalance(loads) <= 8
+        assert llm.stats().expert_layers == [0, 2], "the layer between them is dense"
         found.append(texts)
         loads = llm.expert_loads()
         for level in (1, 2) if n_pages == 200 else ():

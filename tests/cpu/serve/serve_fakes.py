@@ -218,6 +218,7 @@ class FakeEngine:
             finished=dict(self._finished),
             tree=[(-1, 4, n), (0, 2, n), (0, 3, 0), (-1, 1, 0)],
             expert_map=[bytes([16, 40, 0, 8]), bytes([16] * 4)],
+            expert_layers=[1, 2],
             page_map=bytes([2] * n + [1] * 4 + [0] * (60 - n)),
         )
 

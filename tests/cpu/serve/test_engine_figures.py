@@ -15,10 +15,18 @@ async def test_the_figure_is_there_with_experts_only() -> None:
 
 
 async def test_layers_of_experts_are_told_apart() -> None:
-    text = await Metrics().text(EngineStats(expert_map=[b"\x10\x10", b"\x20\0"]))
-    assert b'quire:expert_layer_imbalance{layer="0",model_name=""} 1.0' in text
-    assert b'quire:expert_layer_imbalance{layer="1",model_name=""} 2.0' in text
-    assert b'quire:expert_layer_idle{layer="1",model_name=""} 1.0' in text
+    text = await Metrics().text(EngineStats(expert_map=[b"\x10\x10", b"\x20\0"], expert_layers=[1, 3]))
+    assert b'quire:expert_layer_imbalance{layer="1",model_name=""} 1.0' in text
+    assert b'quire:expert_layer_imbalance{layer="3",model_name=""} 2.0' in text
+    assert b'quire:expert_layer_idle{layer="3",model_name=""} 1.0' in text
+    assert b'layer="0"' not in text
+
+
+async def test_a_layer_without_a_load_is_not_told_of() -> None:
+    """All of its experts would be idle."""
+    assert b"expert" not in await Metrics().text(EngineStats(expert_map=[b"\0\0", b"\0\0"], expert_layers=[1, 2]))
+    text = await Metrics().text(EngineStats(expert_map=[b"\0\0", b"\x10\x10"], expert_layers=[1, 2]))
+    assert b'layer="1"' not in text and b'quire:expert_layer_idle{layer="2",model_name=""} 0.0' in text
 
 
 async def test_experts_that_move_have_figures() -> None:

@@ -244,7 +244,7 @@ def test_engine_view(page: WebPage, server: Any) -> None:
     assert page["experts-note"].text == said
     assert page["experts"].size["height"] == 2 * 8
     chain.move_to_element_with_offset(page["experts"], -2, -4).perform()
-    page.until(lambda: "Expert 1 of layer 1 with experts\n2.5 × the tokens of the mean one" in page["tip"].text)
+    page.until(lambda: "Expert 1 of layer 1\n2.5 × the tokens of the mean one" in page["tip"].text)
 
 
 def test_what_drafts_do_is_one_line(page: WebPage, server: Any) -> None:

@@ -16,6 +16,8 @@ from quire.config.generation import generation_defaults
 from quire.config.model import merged, read_arch
 from quire.core.errors import ConfigError
 
+SHAPES = pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes"
+
 
 @pytest.fixture(scope="module")
 def demo() -> pathlib.Path:
@@ -117,3 +119,34 @@ def test_models_of_the_hub_are_kept_in_download_dir(monkeypatch: pytest.MonkeyPa
     assert (asked["name"], asked["revision"], asked["cache_dir"]) == ("org/name", "main", tmp_path / "kept")
     find_checkpoint("org/name")
     assert asked["cache_dir"] is None
+
+
+def test_only_absent_keys_that_a_message_speaks_of_are_told() -> None:
+    """A default of another key has nothing to do with an id."""
+    shape = SHAPES / "deepseek-v2-lite"
+    with pytest.raises(ConfigError) as caught:
+        read_arch(shape, {"vocab_size": 4096})
+    assert caught.value.message.endswith(
+        "eos_token_id = 100001 must be a token id below vocab_size = 4,096, or a list of at most 256 of them"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_arch(shape, {"topk_method": "group_limited_greedy", "n_group": None, "topk_group": 2})
+    said = "topk_group = 2 must be at most n_group = 1; absent keys count as their defaults: n_group (1)"
+    assert caught.value.message.endswith(said)
+
+
+@pytest.mark.parametrize("shape, key, value", [
+    ("lfm2-1.2b", "full_attn_idxs", [1]),
+    ("gpt-oss-20b", "layer_types", ["full_attention"] * 2),
+])  # fmt: skip
+def test_what_goes_with_the_number_of_layers_is_said(shape: str, key: str, value: Any) -> None:
+    said = f"; override {key}, too, as num_hidden_layers is overridden"
+    with pytest.raises(ConfigError, match=rf"{key} = .* num_hidden_layers = 2.*{said}$"):
+        read_arch(SHAPES / shape, {"num_hidden_layers": 2})
+    assert read_arch(SHAPES / shape, {"num_hidden_layers": 2, key: value}).n_layers == 2
+    with pytest.raises(ConfigError) as caught:
+        read_arch(SHAPES / shape, {"num_hidden_layers": 2, key: "x"})
+    assert said not in caught.value.message
+    with pytest.raises(ConfigError) as caught:
+        read_arch(SHAPES / shape, {"num_hidden_layers": 2, key: value, "num_attention_heads": 7})
+    assert said not in caught.value.message

@@ -144,3 +144,14 @@ def test_all_shares_are_equal_or_refused(n_ranks: int, n_units: int, unit: int, 
     assert {(one.matrix.n_in, one.matrix.parts) for one in shares} == {(shares[0].matrix.n_in, shares[0].matrix.parts)}
     numbers = sum(one.matrix.n_in * one.matrix.n_out for one in shares)
     assert numbers == whole.n_in * whole.n_out
+
+
+@pytest.mark.parametrize("shape, said", [
+    ("lfm2-1.2b", "recurrent layers cannot be divided among 2 ranks: take one rank; no other number works"),
+    ("olmoe-1b-7b", "ranks has a part: take one rank; no other number works"),
+    ("qwen3-0.6b", " work)"),
+])  # fmt: skip
+def test_what_would_do_instead_is_said(shape: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        share_arch(read_arch(SHAPES / shape), 0, 3 if shape == "qwen3-0.6b" else 2)
+    assert caught.value.message.endswith(said)

@@ -18,7 +18,7 @@ def test_imbalance_is_the_busiest_over_the_mean_of_all_layers() -> None:
 def test_sleep_keeps_the_counts_and_wakings_are_none() -> None:
     """At level 2 compute counts from nothing again; sleep may deepen, and a waking runs steps of its own."""
     now = [[0, 0, 0, 0]]
-    load = ExpertLoad(lambda: [list(layer) for layer in now])
+    load = ExpertLoad(lambda: [list(layer) for layer in now], [0])
     now[0] = [6, 2, 0, 0]
     assert load.counts() == [[6, 2, 0, 0]]
     load.rest()
@@ -41,7 +41,7 @@ def test_it_is_read_now_and_then() -> None:
         read.append(1)
         return [[len(read), 5]]
 
-    load = ExpertLoad(loads)
+    load = ExpertLoad(loads, [0])
     read.clear()
     assert load.imbalance(100.0) == 0.0, "nothing since the start"
     assert load.imbalance(100.0 + PERIOD_S / 2) == 0.0 and len(read) == 1
@@ -52,10 +52,10 @@ def test_each_expert_has_its_share_of_the_mean() -> None:
     assert load_map([[4, 4, 4, 4], [40, 0, 1, 39], [0, 0]]) == [b"\x10" * 4, bytes([32, 0, 0, 31]), b"\0\0"]
     assert load_map([[900] + [0] * 63]) == [b"\xff" + bytes(63)]
     stats, now = EngineStats(), [[0, 0]]
-    load = ExpertLoad(lambda: [list(layer) for layer in now])
+    load = ExpertLoad(lambda: [list(layer) for layer in now], [4])
     now[0] = [3, 1]
     load.note(stats, 0.0)
-    assert stats.expert_map == [bytes([24, 8])]
+    assert stats.expert_map == [bytes([24, 8])] and stats.expert_layers == [4]
 
 
 def test_figures_of_experts_that_move_are_told_too() -> None:
@@ -63,9 +63,9 @@ def test_figures_of_experts_that_move_are_told_too() -> None:
         facts = BalanceFacts(n_rearranged=2, before=1.5, after=1.25)
 
     stats = EngineStats()
-    ExpertLoad(lambda: [[1, 3]]).note(stats, 0.0)
+    ExpertLoad(lambda: [[1, 3]], [0]).note(stats, 0.0)
     assert stats.expert_balance is None
     counts = iter([[[3, 0]], [[3, 9]]])
-    load = ExpertLoad(lambda: next(counts), Balancer())
+    load = ExpertLoad(lambda: next(counts), [0], Balancer())
     load.note(stats, 0.0)
     assert stats.expert_balance == Balancer.facts and stats.expert_imbalance == 2.0

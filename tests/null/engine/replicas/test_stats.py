@@ -44,7 +44,8 @@ def test_every_figure_is_accounted_for() -> None:
     others = {"finished", "accepted_at", "expert_imbalance", "last_step_age_s", "is_asleep", "is_late"}
     others |= {"tree", "page_map", "adapters", "running_adapters", "waiting_adapters"}
     others |= {"routing"}  # the chooser's
-    others |= {"expert_map", "dp_running", "dp_pages_free", "expert_balance"}  # which are told of one engine alone
+    others |= {"expert_map", "expert_layers", "expert_balance"}  # of one engine alone, as are the next
+    others |= {"dp_running", "dp_pages_free"}
     assert {*GAUGES, *COUNTERS} | others == set(EngineStats.__struct_fields__)
     assert not {*GAUGES} & {*COUNTERS}
 
@@ -87,8 +88,9 @@ def test_experts_are_those_of_the_most_uneven_replica() -> None:
     assert figures.stats().expert_map == []
     for name, imbalance, loads in (("a", 1.0, b"\x10\x10"), ("b", 1.5, b"\x18\x08")):
         figures.introduce(name, READY)
-        figures.note(name, EngineStats(expert_imbalance=imbalance, expert_map=[loads]))
+        figures.note(name, EngineStats(expert_imbalance=imbalance, expert_map=[loads], expert_layers=[3]))
     assert (figures.stats().expert_imbalance, figures.stats().expert_map) == (1.5, [b"\x18\x08"])
+    assert figures.stats().expert_layers == [3]
 
 
 def test_limits_are_those_that_all_keep() -> None:
