@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+import msgspec
 import pytest
 
 from quire.bench.shape import FOLDER
@@ -13,6 +14,7 @@ from quire.compute.weights.hub import find_checkpoint, is_on_hub
 from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser
 from quire.config.model import read_arch
+from quire.config.options import keyword_options
 from quire.core.errors import ConfigError, LoadError
 
 
@@ -47,6 +49,19 @@ def test_a_shape_keeps_its_name_and_has_random_weights() -> None:
 def test_an_unknown_shape_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean shape:qwen3-0.6b\?"):
         engine_config(parsed("shape:qwen3-0.6"))
+
+
+def test_python_takes_a_shape_as_the_command_line_does() -> None:
+    config = keyword_options(EngineConfig, {"model": "shape:qwen3-0.6b", "load_format": None}, "LLM")
+    assert config == engine_config(parsed("shape:qwen3-0.6b"))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+    with pytest.raises(ConfigError, match=r"did you mean shape:qwen3-0.6b\?"):
+        keyword_options(EngineConfig, {"model": "shape:qwen3-0.6"}, "LLM")
+
+
+def test_a_shape_has_no_weights_to_read() -> None:
+    with pytest.raises(ConfigError, match="reads weights, and shape:qwen3-0.6b has none"):
+        engine_config(parsed("shape:qwen3-0.6b", "--load-format", "safetensors"))
 
 
 PARAMETERS = {
