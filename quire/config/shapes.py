@@ -29,11 +29,22 @@ def check_shape(model: str, load_format: str = "auto") -> None:
     names = shape_names()
     if model.removeprefix(PREFIX) not in names:
         known = [PREFIX + each for each in names]
-        raise ConfigError(f"{shown(model)} is not a bundled shape{did_you_mean_and_known(model, known)}.", param="model")
+        raise ConfigError(
+            f"{shown(model)} is not a bundled shape{did_you_mean_and_known(model, known)}.", param="model"
+        )
     if load_format not in ("auto", RANDOM["load_format"]):
         raise ConfigError(
             f"load_format = {load_format!r} reads weights, and {model} has none: leave it out, and they are random",
             param="load_format",
+        )
+
+
+def check_has_weights(model: str, use: str) -> None:
+    """ConfigError where `model` is written as a shape: it has no weights to `use`."""
+    if model.startswith(PREFIX):
+        check_shape(model)
+        raise ConfigError(
+            f"{model} is a shape and has no weights to {use}: name a folder or a hub's model", param="model"
         )
 
 
