@@ -42,8 +42,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of one engine. Spelling follows vLLM: field `max_num_seqs` is flag `--max-num-seqs`."""
 
     model: Annotated[
-        str, _doc("Folder in the Hugging Face layout, .gguf file, hub name, or shape:NAME: random weights of that shape,"
-                  " token ids only. Empty: the bundled demo model, but shape:llama-3.1-8b in `quire simulate`.")
+        str, _doc("Folder in the Hugging Face layout, .gguf file, hub name, or shape:NAME: random weights of that"
+                  " shape, token ids only. Empty: the bundled demo model, but shape:llama-3.1-8b in `quire simulate`.")
     ] = ""  # fmt: skip
     tokenizer: Annotated[str, _doc("Folder, .gguf file or hub name of a tokenizer that is not with the model.")] = ""
     revision: Annotated[str, _doc("Branch, tag or commit of a hub model.")] = ""
@@ -332,6 +332,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         except msgspec.ValidationError as error:
             raise ConfigError(f"engine options: {error}") from None
         _check_names(self.served_model_name)
+        if self.skip_tokenizer_init and self.chat_template:
+            raise ConfigError(
+                "chat_template needs a tokenizer, and skip_tokenizer_init (or a shape: model) leaves it out: leave"
+                " chat_template out, and send token ids", param="chat_template",
+            )  # fmt: skip
         read_speculative(self.speculative_config)
         read_eplb(self)
         _check_adapters(self)
