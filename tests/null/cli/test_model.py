@@ -66,7 +66,7 @@ def test_a_shape_has_no_weights_to_read() -> None:
 
 
 @pytest.mark.parametrize("words, said", [
-    (("quantize", "shape:olmoe-1b-7b", "OUT", "--calibrate", "cal.txt"), "shape:olmoe-1b-7b is a shape and has no weights"),
+    (("quantize", "shape:olmoe-1b-7b", "OUT", "--calibrate", "cal.txt"), "is a shape and has no weights to quantise"),
     (("merge", "shape:olmoe-1b-7b", "adapter", "OUT"), "shape:olmoe-1b-7b is a shape and has no weights to merge into"),
     (("generate", "shape:olmoe-1b-7b", "-p", "Hi"), "quire bench throughput shape:olmoe-1b-7b, or send token ids to"),
     (("generate", "demo", "--skip-tokenizer-init", "-p", "Hi"), "leave --skip-tokenizer-init out, or send token ids"),
