@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from quire.config import shapes
-from quire.core.errors import ConfigError, shown
-from quire.core.spelling import did_you_mean_and_known
 
 PREFIX: Final = shapes.PREFIX
 FOLDER: Final = shapes.FOLDER
@@ -14,12 +12,9 @@ shape_names = shapes.shape_names
 
 
 def shape_options(model: str) -> dict[str, object]:
-    """Engine options that make `shape:<name>` run: its folder, seeded random weights, token ids only.
+    """Engine options of `shape:<name>` by its folder: where config.json is, and what makes it run.
 
     Raises ConfigError for an unknown name.
     """
-    name = model.removeprefix(PREFIX)
-    if name not in shape_names():
-        known = [PREFIX + each for each in shape_names()]
-        raise ConfigError(f"{shown(model)} is not a bundled shape{did_you_mean_and_known(model, known)}.")
-    return {"model": str(FOLDER / name), "load_format": "dummy", "skip_tokenizer_init": True}
+    shapes.check_shape(model)
+    return {"model": str(FOLDER / model.removeprefix(PREFIX)), **shapes.RANDOM}

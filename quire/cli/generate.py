@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, TextIO
 
-from quire.bench.shape import PREFIX
 from quire.cli.model import add_engine_flags, engine_config, load_llm
 from quire.cli.sampling import SamplingFlags, check_sampling, sampling_params
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags
-from quire.config.shapes import BUNDLED
+from quire.config.shapes import BUNDLED, PREFIX
 from quire.core.adapters import LoRARequest, lora_module
 from quire.core.errors import ConfigError, EngineError, shown
 from quire.core.sampling import OutputKind
@@ -87,7 +86,14 @@ def adapter_of(config: EngineConfig) -> LoRARequest | None:
 def load_text_llm(config: EngineConfig) -> LLM:
     """The offline engine of a command that works on text; ConfigError if `config` leaves the tokenizer out."""
     if config.skip_tokenizer_init:
-        raise ConfigError("this command needs a tokenizer, but skip_tokenizer_init (or a shape: model) leaves it out")
+        if config.model.startswith(PREFIX):
+            raise ConfigError(
+                f"{config.model} has no tokenizer, which this command needs: measure it with quire bench throughput"
+                f" {config.model}, or send token ids to quire serve {config.model}"
+            )
+        raise ConfigError(
+            "this command needs a tokenizer: leave --skip-tokenizer-init out, or send token ids to a server"
+        )
     return load_llm(config)
 
 

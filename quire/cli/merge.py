@@ -12,6 +12,7 @@ import time
 from quire.cli.interrupt import instant_exit, terminated_tidily
 from quire.config.advice import check_adapter_folder
 from quire.config.model import read_arch
+from quire.config.shapes import check_has_weights
 from quire.core.units import format_bytes
 
 
@@ -25,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Merge and print; returns 0."""
+    check_has_weights(namespace.model_argument, "merge into")
     target = pathlib.Path(namespace.outdir).expanduser()
     with instant_exit():
         from quire.compute.adapters.merge import Merge

@@ -1,4 +1,4 @@
-"""From the command line to an engine: the MODEL argument, the engine's flags, `shape:` models, loading."""
+"""From the command line to an engine: the MODEL argument, the engine's flags, loading."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from quire.bench.shape import PREFIX, shape_options
 from quire.cli.interrupt import instant_exit
 from quire.compute.weights.hub import find_checkpoint, is_on_hub
 from quire.config.advice import check_adapter_folder
@@ -31,7 +30,8 @@ def add_engine_flags(
     """Add the MODEL argument and the flags of `EngineConfig`. default: what is taken without MODEL, in words."""
     parser.add_argument(
         "model_argument", nargs="?", default="", metavar="MODEL",
-        help=f"folder, .gguf file or hub name; without it {default} is used",
+        help=f"folder, .gguf file, hub name, or shape:NAME: random weights of that shape, token ids only; without it"
+        f" {default} is used",
     )  # fmt: skip
     add_flags(parser, EngineConfig, title="engine options", skip=skip)
     parser.add_argument(
@@ -45,7 +45,6 @@ def add_engine_flags(
 def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineConfig:
     """The engine's options as given; `defaults` stand in for flags that were not given.
 
-    `shape:<name>` as a model becomes a bundled config.json with random weights and no tokenizer.
     Raises ConfigError when MODEL and --model disagree, a value is out of range, ranks cannot share the model, or the
     device does not round its weights so.
     """
@@ -64,8 +63,6 @@ def simulated_config(namespace: argparse.Namespace, **defaults: object) -> Engin
         raise ConfigError(f"MODEL {shown(argument)} and --model {shown(given['model'])} disagree: give one of them")
     model = str(argument or values.get("model", "") or getattr(namespace, "config_model", ""))
     values["model"] = model
-    if model.startswith(PREFIX):
-        values = values | shape_options(model) | {"model": model}  # as it was written, which is its name in the API
     config = make_options(EngineConfig, values)
     _check_adapters(config)
     _check_model(config)

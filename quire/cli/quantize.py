@@ -19,6 +19,7 @@ from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
 from quire.config.model import read_arch
 from quire.config.quantize import FORMATS, PRUNING, QuantizeOptions, quantization_config
+from quire.config.shapes import check_has_weights
 from quire.core import env
 from quire.core.errors import ConfigError, shown
 from quire.core.files import read_regular
@@ -61,6 +62,7 @@ def make(options: QuantizeOptions, model: str, target: pathlib.Path) -> dict[str
     """Write the folder, with a line for each layer; returns figures. ConfigError or LoadError before anything is
     computed, where it can be known."""
     _check(options)
+    check_has_weights(model, "quantise")
     with instant_exit():
         from quire.compute.quantize.folder import check_target
         from quire.compute.weights.hub import find_checkpoint

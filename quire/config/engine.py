@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from quire.config.adapter import MAX_RANK
 from quire.config.eplb import read_eplb
+from quire.config.shapes import PREFIX, check_shape
 from quire.config.speculative import read_speculative
 from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
@@ -41,8 +42,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of one engine. Spelling follows vLLM: field `max_num_seqs` is flag `--max-num-seqs`."""
 
     model: Annotated[
-        str, _doc("Folder in the Hugging Face layout, .gguf file, or hub name; empty: the bundled demo model, but"
-                  " shape:llama-3.1-8b in `quire simulate`.")
+        str, _doc("Folder in the Hugging Face layout, .gguf file, hub name, or shape:NAME: random weights of that"
+                  " shape, token ids only. Empty: the bundled demo model, but shape:llama-3.1-8b in `quire simulate`.")
     ] = ""  # fmt: skip
     tokenizer: Annotated[str, _doc("Folder, .gguf file or hub name of a tokenizer that is not with the model.")] = ""
     revision: Annotated[str, _doc("Branch, tag or commit of a hub model.")] = ""
@@ -126,14 +127,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                     " the log and it is started again; 0 chooses by device.", ge=0)
     ] = 0.0  # fmt: skip
     load_timeout: Annotated[
-        float,
-        _doc(
-            "Seconds in which a server's engine process must have loaded the model, and then its API processes the"
-            " tokenizer; after them the stacks of the engine go to the log and the server ends, as when a file system"
-            " does not answer. Downloads from the hub are not limited, and the clock starts again after them. 0: any.",
-            ge=0,
-        ),
-    ] = 1800.0
+        float, _doc("Seconds in which a server's engine process must have loaded the model, and then its API processes"
+                    " the tokenizer; after them the stacks of the engine go to the log and the server ends, as when a"
+                    " file system does not answer. Downloads from the hub are not limited, and the clock starts again"
+                    " after them. 0: any.", ge=0)
+    ] = 1800.0  # fmt: skip
     long_prefill_token_threshold: Annotated[
         int, _doc("Most tokens of one prompt in one step; 0 means only the step's own budget.", ge=0)
     ] = 0
@@ -168,12 +166,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         float, _doc("Share of GPU memory that weights, activations and KV pages may take together.", gt=0, le=1)
     ] = 0.9
     kv_cache_memory_bytes: Annotated[
-        str,
-        _doc(
-            "Size of the KV pool, for instance 4GiB; empty: by gpu_memory_utilization, on CPU what sequences can fill,"
-            " at most a quarter of free memory."
-        ),
-    ] = ""
+        str, _doc("Size of the KV pool, for instance 4GiB; empty: by gpu_memory_utilization, on CPU what sequences can"
+                  " fill, at most a quarter of free memory.")
+    ] = ""  # fmt: skip
     num_gpu_blocks_override: Annotated[int, _doc("Exact number of KV pages; 0 computes it.", ge=0)] = 0
     disable_hybrid_kv_cache_manager: Annotated[
         bool, _doc("Keep keys and values behind sliding windows too: all layers share one page table.")
@@ -316,6 +311,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = False
 
+    def __post_init__(self) -> None:
+        if self.model.startswith(PREFIX):
+            check_shape(self.model, self.load_format)
+            self.load_format, self.skip_tokenizer_init = "dummy", True
+
     @property
     def is_simulated(self) -> bool:
         """Whether there is to be no model: every plan takes its time and gives made-up tokens."""
@@ -332,6 +332,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         except msgspec.ValidationError as error:
             raise ConfigError(f"engine options: {error}") from None
         _check_names(self.served_model_name)
+        if self.skip_tokenizer_init and self.chat_template:
+            raise ConfigError(
+                "chat_template needs a tokenizer, and skip_tokenizer_init (or a shape: model) leaves it out: leave"
+                " chat_template out, and send token ids", param="chat_template",
+            )  # fmt: skip
         read_speculative(self.speculative_config)
         read_eplb(self)
         _check_adapters(self)

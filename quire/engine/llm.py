@@ -241,9 +241,11 @@ class LLM(VectorEngine):
         template, tokenizer = self._frontend.chat_template, self._frontend.tokenizer
         if not isinstance(chat_template, str | None):
             raise InvalidParameter("chat_template", chat_template, "a template, as text")
-        if chat_template is not None and tokenizer is not None:
+        if tokenizer is None:
+            raise ConfigError("this engine runs without a tokenizer: give token ids to generate()")
+        if chat_template is not None:
             template = self._template_of(chat_template)
-        if template is None or tokenizer is None:
+        if template is None:
             raise ConfigError(
                 "this model has no chat template: give chat_template=FILE (--chat-template FILE), or use generate()"
             )

@@ -50,8 +50,9 @@ class OfflineEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
+        frontend = Frontend.load(config)  # first: what it lacks is said before weights are made or read
         self.engine, ready = build_engine(config)
-        self._frontend = Frontend.load(config).attach(ready)
+        self._frontend = frontend.attach(ready)
         self._input_processor = self._frontend.input_processor
         self._open: dict[str, tuple[OpenRequest, PartBuffer | None]] = {}
         """Submitted and unfinished, with a buffer for those that are streamed."""

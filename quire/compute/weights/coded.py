@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -19,7 +19,7 @@ import torch
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder
 from quire.compute.schemes.coded import PIECE_VALUES, Coded, Source
-from quire.compute.schemes.scheme import FilledScheme, Product
+from quire.compute.schemes.scheme import FilledScheme, MatrixScheme, Product
 from quire.compute.weights.checkpoint import Shard, open_shard, read_into
 from quire.compute.weights.codings import READERS
 from quire.compute.weights.codings.scaled import INPUTS
@@ -294,3 +294,16 @@ def words(found: Mapping[str, Coding], fillings: Mapping[str, Filling], otherwis
         for name, coding in found.items()
     )
     return "; ".join(f"{number:,} matrices {what}" for what, number in counts.items())
+
+
+def rounded(found: Collection[str], model: Decoder, scheme: MatrixScheme) -> tuple[int, int]:
+    """Matrices of a checkpoint that `scheme` rounds: (coded ones, `found`, which were rounded before; others)."""
+    n_again = n_others = 0
+    for linear in model.linears():
+        if linear.scheme == scheme:
+            names = {f"{name}.{WEIGHT}" for name, _ in linear.matrix.parts}
+            whole = f"{linear.matrix.whole}.{WEIGHT}"
+            n_coded = 1 if whole in found else sum(name in found for name in names)
+            n_again += n_coded
+            n_others += 0 if whole in found else len(names) - n_coded
+    return n_again, n_others

@@ -34,6 +34,7 @@ from quire.config.families import Order
 from quire.config.gguf import is_gguf
 from quire.config.model import assumed_words
 from quire.config.parameters import EMBEDDING, HEAD
+from quire.config.resolve import NOT_ROUNDED
 from quire.config.stages import LayerRange
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.ticker import ticking
@@ -94,7 +95,8 @@ def load_model(
         dummy.fill_model(model, nowhere, schemes, implied, seed)
     else:
         found = find_copies(folder, nowhere, load_format)
-        model = build(choose(quantization, device, dtype, arch, found.gguf_entries, found.sources))
+        schemes = choose(quantization, device, dtype, arch, found.gguf_entries, found.sources)
+        model = build(schemes)
         targets = Targets(model, found.in_gguf)
         if found.gguf_entries is not None:
             targets.places = gguf_exact.places(model, found.gguf_entries)
@@ -103,9 +105,24 @@ def load_model(
             own = {one.target: one.coding for one in found.coded if one.target in targets}
             otherwise = f"decoded into {str(dtype).removeprefix('torch.')}, once"
             _logger.info("the checkpoint is quantised: %s", coded.words(own, targets.fillings, otherwise))
+            if quantization not in NOT_ROUNDED:
+                _tell_rounded(quantization, *coded.rounded(own, model, schemes.default))
         _stream(found, targets, check_finite, progress)
     model.finish()
     return model
+
+
+def _tell_rounded(quantization: str, n_again: int, n_others: int) -> None:
+    """What --quantization does to a checkpoint that is quantised."""
+    if n_again:
+        _logger.warning(
+            "--quantization %s: %s matrices of the checkpoint are quantised in another form, so they are decoded and"
+            " rounded a second time; leave it out, and they stay as the checkpoint has them",
+            *(quantization, f"{n_again:,}"),
+        )
+    else:
+        own = "quantised matrices keep the checkpoint's own form"
+        _logger.info("--quantization %s: %s; others that it rounds: %s", quantization, own, f"{n_others:,}")
 
 
 def find_copies(folder: pathlib.Path, model: Decoder, load_format: str) -> Found:

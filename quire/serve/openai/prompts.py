@@ -104,6 +104,8 @@ class PromptMaker:
 
     async def render(self, conversation: Conversation) -> str:
         """The conversation as one text. A template's own complaint becomes a 400."""
+        if self._llm.tokenizer is None:
+            raise bad_request("This server runs without a tokenizer: send token ids to /v1/completions.", "messages")
         template = self._llm.chat_template
         if template is None:
             raise bad_request(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from quire.config.model import read_arch
 from quire.core.errors import ConfigError, EngineError, LoadError, QuireError
 from quire.core.events import EndKind, EngineFailed, EngineReady, Fetching
 from quire.engine.frontend import load_beside, load_tokenizer
+from quire.engine.llm import LLM
 from quire.engine.process import StatusPipe, fetch
 from quire.engine.supervisor import EngineSupervisor
 from quire.engine.wire import decode_status, encode_status
@@ -118,6 +120,26 @@ def test_a_wrong_tokenizer_names_its_option(tmp_path: pathlib.Path, monkeypatch:
     os.close(writing)
     with pytest.raises(ConfigError, match=r"^tokenizer\.json is missing"):
         load_tokenizer(EngineConfig(model=str(tmp_path)), tmp_path, arch)
+
+
+def test_a_missing_tokenizer_is_found_before_weights_are_made(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder. A shape has none, and is not asked for one."""
+    shutil.copy(ROOT / "quire" / "_models" / "demo" / "config.json", tmp_path)
+    built: list[EngineConfig] = []
+
+    def build(config: EngineConfig) -> None:
+        built.append(config)
+        raise EngineError("weights are made")
+
+    monkeypatch.setattr("quire.engine.offline.build_engine", build)
+    with pytest.raises(ConfigError, match=r"^tokenizer\.json is missing"):
+        LLM(str(tmp_path), load_format="dummy")
+    assert not built
+    with pytest.raises(EngineError, match="weights are made"):
+        LLM("shape:olmoe-1b-7b", hf_overrides={"num_hidden_layers": 2})
+    assert [(one.model, one.load_format) for one in built] == [("shape:olmoe-1b-7b", "dummy")]
 
 
 @pytest.fixture

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 
+import msgspec
 import pytest
 
 from quire.bench.shape import FOLDER
+from quire.cli.main import main
 from quire.cli.model import add_engine_flags, engine_config
 from quire.compute.weights.hub import find_checkpoint, is_on_hub
 from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser
 from quire.config.model import read_arch
+from quire.config.options import keyword_options
 from quire.core.errors import ConfigError, LoadError
 
 
@@ -47,6 +50,31 @@ def test_a_shape_keeps_its_name_and_has_random_weights() -> None:
 def test_an_unknown_shape_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean shape:qwen3-0.6b\?"):
         engine_config(parsed("shape:qwen3-0.6"))
+
+
+def test_python_takes_a_shape_as_the_command_line_does() -> None:
+    config = keyword_options(EngineConfig, {"model": "shape:qwen3-0.6b", "load_format": None}, "LLM")
+    assert config == engine_config(parsed("shape:qwen3-0.6b"))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+    with pytest.raises(ConfigError, match=r"did you mean shape:qwen3-0.6b\?"):
+        keyword_options(EngineConfig, {"model": "shape:qwen3-0.6"}, "LLM")
+
+
+def test_a_shape_has_no_weights_to_read() -> None:
+    with pytest.raises(ConfigError, match=r"reads weights, and shape:qwen3-0\.6b has none"):
+        engine_config(parsed("shape:qwen3-0.6b", "--load-format", "safetensors"))
+
+
+@pytest.mark.parametrize("words, said", [
+    (("quantize", "shape:olmoe-1b-7b", "OUT", "--calibrate", "cal.txt"), "is a shape and has no weights to quantise"),
+    (("merge", "shape:olmoe-1b-7b", "adapter", "OUT"), "shape:olmoe-1b-7b is a shape and has no weights to merge into"),
+    (("generate", "shape:olmoe-1b-7b", "-p", "Hi"), "quire bench throughput shape:olmoe-1b-7b, or send token ids to"),
+    (("generate", "demo", "--skip-tokenizer-init", "-p", "Hi"), "leave --skip-tokenizer-init out, or send token ids"),
+    (("serve", "shape:olmoe-1b-7b", "--chat-template", "ct.jinja"), "--chat-template needs a tokenizer"),
+])  # fmt: skip
+def test_what_a_shape_lacks(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(list(words)) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 PARAMETERS = {

@@ -87,6 +87,22 @@ def test_logits_are_those_of_the_numbers(
         check_filled(linear, numbers_of(linear, numbers))
 
 
+def test_rounding_a_quantised_checkpoint_is_told(
+    floating: pathlib.Path, tmp_path: pathlib.Path, tools: Tools, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another form loses quality again. The own one is kept, and the head, which the file has in full, is rounded."""
+    quantise(floating, tmp_path / "coded", FORMATS["packed-g128"], tmp_path / "plain")
+    again = "14 matrices of the checkpoint are quantised in another form"
+    for quantization, is_again in (("int8", True), ("int4-g128", native.library() is None), ("auto", None)):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            tools["load"](tmp_path / "coded", quantization=quantization)
+        warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+        assert any(f"--quantization {quantization}: {again}" in one for one in warned) == bool(is_again)
+        kept = "quantised matrices keep the checkpoint's own form; others that it rounds: 1"
+        assert (f"--quantization {quantization}: {kept}" in caplog.text) == (is_again is False)
+
+
 def numbers_of(linear: Linear, numbers: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([numbers[f"{part}.weight"] for part, _ in linear.matrix.parts])
 
