@@ -282,7 +282,7 @@ def _task(namespace: argparse.Namespace) -> Task:
             max_num_batched_tokens=DEFAULT_BATCHED_TOKENS["cpu"],
         )  # fmt: skip
     if namespace.max_num_seqs:
-        limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs)
+        limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs, are_seqs_given=True)
     formats = formats_of(arch, namespace.weights, namespace.kv_cache_dtype, device)
     if formats.coded is None and formats.weights.of_experts and not any(map(n_experts_of, arch.layers)):
         raise ConfigError(
