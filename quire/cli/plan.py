@@ -116,7 +116,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--slo", default=None, help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms; none sets none")
     add("--price", type=float, default=None, help="dollars an hour of one GPU")
     add("--max-model-len", type=int, default=None, help="longest sequence (default: the model's)")
-    add("--max-num-seqs", type=int, default=None, help="most sequences at once of a replica (default: 1024)")
+    add(
+        "--max-num-seqs",
+        type=int,
+        default=None,
+        help="most sequences at once of a replica (default: 1024, fewer where states leave too little)",
+    )
     add("--calibration", default=None, help="file of `quire bench calibrate`, in place of what comes with Quire")
     add("--json", action="store_true", help="print JSON")
     add("--plot", default=None, metavar="FILE.png", help="draw roofline, memory and frontier (needs matplotlib)")
@@ -282,7 +287,7 @@ def _task(namespace: argparse.Namespace) -> Task:
             max_num_batched_tokens=DEFAULT_BATCHED_TOKENS["cpu"],
         )  # fmt: skip
     if namespace.max_num_seqs:
-        limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs)
+        limits = msgspec.structs.replace(limits, max_num_seqs=namespace.max_num_seqs, are_seqs_given=True)
     formats = formats_of(arch, namespace.weights, namespace.kv_cache_dtype, device)
     if formats.coded is None and formats.weights.of_experts and not any(map(n_experts_of, arch.layers)):
         raise ConfigError(

@@ -26,16 +26,13 @@ from quire.planner.formats import kv_number_bytes
 from quire.planner.main_memory import main_pool_bytes
 from quire.planner.memory import MemoryEquation, Room, n_passing
 from quire.planner.parts import EXPERTS, parameters_by_part
+from quire.planner.states import SNAPSHOT_SHARE, n_kept_states
 
 logger = logging.getLogger("quire.engine")
 
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MIN_TOKENS = 2
 """Of the shortest prompt and the shortest answer together."""
-SNAPSHOT_SHARE = 0.1
-"""Of the free memory, for kept states."""
-SNAPSHOTS_EACH = 4
-"""For each slot, at most."""
 PAGES_OF_NOTHING = 4
 """Times the tokens that all slots hold at most: entries of the prefix tree of a model without keys."""
 
@@ -130,11 +127,10 @@ def snapshots_within(config: EngineConfig, limits: EngineLimits, arch: ModelArch
 
 
 def _n_snapshots(config: EngineConfig, limits: EngineLimits, arch: ModelArch, room: Room) -> int:
-    """What a share of the free memory holds, at most a few for each slot."""
-    state_bytes = equation(config, limits, arch).state_bytes
-    if not state_bytes or not config.enable_prefix_caching:
+    """As `n_kept_states`; none where no prefix is looked for."""
+    if not config.enable_prefix_caching:
         return 0
-    return min(int(room.free_bytes * SNAPSHOT_SHARE) // state_bytes, SNAPSHOTS_EACH * limits.max_num_seqs)
+    return n_kept_states(room.free_bytes, equation(config, limits, arch).state_bytes, limits.max_num_seqs)
 
 
 def tokens_held(

@@ -6,6 +6,7 @@ engine sizes its pool at start.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Final
 
@@ -27,6 +28,7 @@ from quire.planner.formats import Formats
 from quire.planner.main_memory import main_pool_bytes
 from quire.planner.memory import MemoryEquation, n_passing
 from quire.planner.parts import EVEN_LOADS, kv_share, rank_parts
+from quire.planner.states import n_kept_states
 
 DEFAULTS: Final = EngineConfig()
 """Of an engine: what a plan says nothing of."""
@@ -37,6 +39,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Of the engine, in its flags' words."""
 
     max_num_seqs: int = DEFAULT_SEQS["cuda"]
+    are_seqs_given: bool = False
+    """Somebody asked for max_num_seqs; else memory chooses among fewer where each keeps a recurrent state."""
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS["cuda"]
     max_model_len: int = 0
     """0: what the model states."""
@@ -165,6 +169,9 @@ def _placed(
         exchanged_rows=mesh.ep // mesh.tp * limits.max_num_batched_tokens if mesh.sends_rows else 0,
         widens_keys=formats.kv == "fp8" and on_hopper, on_gpu=True, sum_ranks=mesh.n_sum_ranks if on_hopper else 0,
     )  # fmt: skip
+    free_bytes = int(memory_bytes) - equation.weights_bytes
+    n_kept = n_kept_states(free_bytes, equation.state_bytes, n_seqs)
+    equation = dataclasses.replace(equation, n_snapshots=n_kept)
     lacking = equation.total_bytes(equation.min_pages) - int(memory_bytes * limits.gpu_memory_utilization)
     budget = _budget(equation, memory_bytes, limits)
     names = ("weights", "workspace", "logits", "tables", "graphs", "states", "peers")

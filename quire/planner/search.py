@@ -22,6 +22,7 @@ from quire.planner.mesh import division_refusal, meshes, n_experts_of
 from quire.planner.parts import EVEN_LOADS, RankParts, rank_parts
 from quire.planner.placement import Limits, Placement, place
 from quire.planner.serving import Point, best_point, frontier
+from quire.planner.states import fitting_seqs
 from quire.planner.workload import Objective, Workload
 
 MOST_DEVICES = 1024
@@ -137,7 +138,8 @@ def _holds(task: Task, mesh: Mesh) -> bool:
 
 
 def placed(task: Task, mesh: Mesh) -> Placement:
-    """With as many sequences as were asked for, or fewer where what is reserved for each of them leaves too little."""
+    """With as many sequences as were asked for, or as an engine chooses where nobody did and each keeps a recurrent
+    state; or fewer where what is reserved for each of them leaves too little."""
 
     def with_seqs(n_seqs: int) -> Placement:
         limits = msgspec.structs.replace(task.limits, max_num_seqs=n_seqs)
@@ -149,7 +151,13 @@ def placed(task: Task, mesh: Mesh) -> Placement:
         placement = with_seqs(n_seqs)
         return placement.fits and placement.seqs_within(task.workload.longest) > 0
 
+    def longest(n_seqs: int) -> int:
+        placement = with_seqs(n_seqs)
+        return placement.longest if placement.fits else 0
+
     asked = task.limits.max_num_seqs
+    if task.arch.state_specs and not task.limits.are_seqs_given:
+        asked = fitting_seqs(asked, task.limits.max_model_len or task.arch.max_position, longest)
     if holds(asked) or not holds(1):
         return with_seqs(asked)
     return with_seqs(bisect.bisect_left(range(1, asked), True, key=lambda n: not holds(n)))

@@ -124,7 +124,7 @@ def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
         if memory["max_num_seqs"] < memory["asked_num_seqs"]:
             yield (
                 f"  that is for {memory['max_num_seqs']:,} sequences at once: what is reserved for"
-                f" {memory['asked_num_seqs']:,} does not fit"
+                f" {memory['asked_num_seqs']:,} leaves too little"
             )
         kept = f"{memory['kv_tokens']:,} tokens of keys and values; " if plan["facts"]["kv_bytes_token"] else ""
         yield (

@@ -107,7 +107,7 @@ def _sequences(variant: Variant) -> str:
     n = machine.limits.max_num_seqs
     if n == usual:
         return ""
-    return f"{n:,} at once, as states of {usual:,} do not fit; quire serve needs --max-num-seqs, about as many"
+    return f"{n:,} at once, as states of {usual:,} leave too little; quire serve chooses likewise"
 
 
 def _times(mesh: Mesh) -> str:

@@ -30,6 +30,7 @@ class DataParallel:
         share: with those of this rank's layers; meeting_point: path of a file that is not there, as those that begin
         like it are not."""
         self.dp_rank, self.size, self.n_slots = shape.dp_rank_of(rank), shape.dp, n_slots
+        """n_slots: until memory has chosen fewer, see `DataParallelRunner`."""
         place = shape.place_in_stage(rank)
         self.exchange = Exchange(comm, place, shape.tp, max_rows) if shape.sends_rows else None
         """Where experts are divided among all ranks."""

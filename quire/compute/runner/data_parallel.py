@@ -63,6 +63,7 @@ class DataParallelRunner(Runner):
         """model: whose experts are told of the exchange, if there is one. alone, put: see `Runner`."""
         super().__init__(pool, tables, tail, forwards, ahead, alone=alone, put=put)
         self._data = data
+        data.n_slots = tables.spare_slot  # memory may have chosen fewer since the groups were made
         self._newest: tuple[StepPlan, StepPlan] | None = None
         """A plan, and this rank's part of it."""
         self._experts = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts)]

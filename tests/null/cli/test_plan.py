@@ -7,6 +7,7 @@ import math
 import pathlib
 import re
 import shlex
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,8 @@ from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.config.resolve import resolve
 from quire.core.errors import ConfigError
+from quire.engine.simulated import SimulatedMachine
+from quire.planner.accelerators import accelerator_named
 from quire.planner.calibration import FOLDER as CALIBRATIONS
 from quire.planner.error_bar import EXPERTS, WINDOWS
 
@@ -212,7 +215,7 @@ def test_operators_that_send_take_time(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_as_many_recurrent_states_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
     text = planned(capsys, "shape:mamba2-2.7b", "--gpu", "h100", "--slo", "none")
-    assert "what is reserved for 1,024 does not fit" in text and "quire serve" in text
+    assert "what is reserved for 1,024 leaves too little" in text and "quire serve" in text
     assert "tokens of keys and values; at most" not in text
     memory = json.loads(planned(capsys, "shape:mamba2-2.7b", "--gpu", "h100", "--json"))["memory"]
     n = memory["max_num_seqs"]
@@ -517,3 +520,27 @@ def test_stages_lie_on_several_machines(capsys: pytest.CaptureFixture[str], gpu:
 def test_experts_of_many_hosts_were_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "shape:qwen3-30b-a3b", "--gpu", "h200", "--count", "16", "--mesh", "tp=2,ep=16"]) == 1
     assert "and a latency for each; it was not measured" in capsys.readouterr().out
+
+
+def test_states_leave_a_plan_what_they_leave_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    qwen = ("shape:qwen3-next-80b-a3b", "--gpu", "h200", "--count", "2", "--mesh", "dp=2,ep=2", "--json")
+
+    def memory(*words: str) -> tuple[dict[str, Any], float]:
+        found = json.loads(planned(capsys, *qwen, *words))
+        return found["memory"], found["meshes"][0]["tokens_per_s"]
+
+    chosen, speed = memory()
+    n = chosen["max_num_seqs"]
+    assert n < chosen["asked_num_seqs"] == 1024
+    assert chosen["longest_context"] == 262144 <= chosen["kv_tokens"], "the model's own length has room beside states"
+    more, _ = memory("--max-num-seqs", str(n + 1))
+    assert more["max_num_seqs"] == n + 1, "what is asked for stays"
+    assert more["longest_context"] < 262144, "one more would not leave it"
+    _, of_256 = memory("--max-num-seqs", "256")
+    assert speed >= 0.95 * of_256, "nobody has to know the flag"
+    config = EngineConfig(data_parallel_size=2, enable_expert_parallel=True, enforce_eager=True)
+    memory_bytes = int(accelerator_named("h200").memory_bytes)
+    machine = SimulatedMachine.of(
+        config, read_arch(FOLDER / "qwen3-next-80b-a3b"), "h200", memory_bytes, is_server=True
+    )
+    assert n == pytest.approx(machine.limits.max_num_seqs, rel=0.02), "captured steps are not simulated, but planned"

@@ -224,7 +224,7 @@ def test_as_many_states_run_at_once_as_fit(capsys: pytest.CaptureFixture[str]) -
     assert main(words) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sequences")]
     n = int(line.split()[1].replace(",", ""))
-    assert 1 < n < 1024 and "as states of 1,024 do not fit" in line
+    assert 1 < n < 1024 and "as states of 1,024 leave too little" in line
     assert main([*words, "--max-num-seqs", str(n)]) == 0
     assert main([*words, "--max-num-seqs", str(n + 1)]) == 2
     assert "lower --max-num-seqs" in capsys.readouterr().err

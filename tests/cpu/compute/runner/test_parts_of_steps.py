@@ -40,12 +40,13 @@ def moved(plan: StepPlan) -> StepPlan:
 
 
 def workers_of(folder: pathlib.Path, platform: Any = None) -> list[Worker]:
-    made = []
+    """Memory chooses half of the slots that were asked for, as it does for recurrent states."""
+    made, asked = [], 2 * N_SLOTS
     for rank in range(2):
-        data = DataParallel(HALVES, rank, N_SLOTS, 64, SoloComm(), lambda *_: pytest.fail("nobody is met"), "")  # type: ignore[arg-type]
+        data = DataParallel(HALVES, rank, asked, 64, SoloComm(), lambda *_: pytest.fail("nobody is met"), "")  # type: ignore[arg-type]
         worker = make_worker(folder, dtype="float32", data=data, platform=platform)
         worker.load()
-        worker.allocate(Allocation(12, 128))
+        worker.allocate(Allocation(12, 128, max_num_seqs=N_SLOTS))
         made.append(worker)
     return made
 
