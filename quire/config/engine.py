@@ -25,7 +25,6 @@ MIN_COMPILE_BYTES = 64 << 20
 MAX_NAME_CHARS = 256
 """Of a name under which the API knows the model."""
 
-
 FOREIGN_QUANTIZATIONS = """awq awq_marlin gptq gptq_marlin fp_quant modelopt modelopt_fp4 modelopt_mxfp8
     bitsandbytes gguf compressed-tensors torchao auto-round inc mxfp4 mxfp8 petit_nvfp4 quark experts_int8 moe_wna16
     deepspeedfp fbgemm_fp8 ptpc_fp8 tpu_int8"""
@@ -332,15 +331,19 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         except msgspec.ValidationError as error:
             raise ConfigError(f"engine options: {error}") from None
         _check_names(self.served_model_name)
-        if self.skip_tokenizer_init and self.chat_template:
-            raise ConfigError(
-                "chat_template needs a tokenizer, and skip_tokenizer_init (or a shape: model) leaves it out: leave"
-                " chat_template out, and send token ids", param="chat_template",
-            )  # fmt: skip
+        _check_text(self)
         read_speculative(self.speculative_config)
         read_eplb(self)
         _check_adapters(self)
         _check_sizes(self)
+
+
+def _check_text(config: EngineConfig) -> None:
+    if config.skip_tokenizer_init and config.chat_template:
+        raise ConfigError(
+            "chat_template needs a tokenizer, and skip_tokenizer_init (or a shape: model) leaves it out: leave"
+            " chat_template out, and send token ids", param="chat_template",
+        )  # fmt: skip
 
 
 def _check_names(names: list[str]) -> None:
