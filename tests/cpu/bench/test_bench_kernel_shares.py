@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
+from fixed_timer import LIMITS, SETTING, FixedTimer
 
 from quire.bench.kernels import experts, experts_check, measurement, table
 from quire.bench.kernels.case import Case, Contender, Setting
-from quire.bench.kernels.limits import DeviceLimits, Work
+from quire.bench.kernels.limits import Work
 from quire.bench.kernels.measurement import Accuracy, Progress, Results, Timing
-from quire.bench.kernels.timing import Call, Sample, Timer
 from quire.kernels.moe import reference
-
-LIMITS = DeviceLimits(read_bytes_s=100.0, copy_bytes_s=50.0, flops_s=1000.0, matrix=8)
-
-
-class FixedTimer(Timer):
-    """A call takes as many seconds as it returns."""
-
-    device, name, cache_bytes, n_turns = torch.device("cpu"), "fixed", 1 << 10, 1
-
-    def sample(self, calls: Sequence[Call], budget_s: float, capture: bool = True) -> Sample:
-        return Sample(tuple(float(call()) for call in calls))  # type: ignore[arg-type]
-
-    def synchronize(self) -> None: ...
-
-    def release(self) -> None: ...
-
-
-SETTING = Setting(FixedTimer(), torch.float32)
 
 
 def lasting(seconds: float) -> list[Contender]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
+from fixed_timer import LIMITS, SETTING, FixedTimer
 
 from quire.bench import machine
 from quire.bench.kernels import (
@@ -29,10 +30,10 @@ from quire.bench.kernels import (
     table,
 )
 from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
-from quire.bench.kernels.limits import DeviceLimits, Work
+from quire.bench.kernels.limits import Work
 from quire.bench.kernels.measurement import Accuracy, Progress, Results, Timing
 from quire.bench.kernels.paged import Batch, Inputs
-from quire.bench.kernels.timing import Call, CpuTimer, Sample, Timer
+from quire.bench.kernels.timing import Call, CpuTimer, Timer
 from quire.bench.options import KernelBenchOptions
 from quire.cli.main import main
 from quire.core.errors import ConfigError
@@ -41,24 +42,6 @@ from quire.kernels.attention.schedule.plan import Heads
 from quire.kernels.attention.variant import variants
 from quire.kernels.moe import hopper, plan
 from quire.kernels.state import hopper as state_hopper
-
-LIMITS = DeviceLimits(read_bytes_s=100.0, copy_bytes_s=50.0, flops_s=1000.0, matrix=8)
-
-
-class FixedTimer(Timer):
-    """A call takes as many seconds as it returns."""
-
-    device, name, cache_bytes, n_turns = torch.device("cpu"), "fixed", 1 << 10, 2
-
-    def sample(self, calls: Sequence[Call], budget_s: float, capture: bool = True) -> Sample:
-        return Sample(tuple(float(call()) for call in calls))  # type: ignore[arg-type]
-
-    def synchronize(self) -> None: ...
-
-    def release(self) -> None: ...
-
-
-SETTING = Setting(FixedTimer(), torch.float32)
 
 
 def contenders(**times_s: float) -> list[Contender]:
