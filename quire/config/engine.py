@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from quire.config.adapter import MAX_RANK
 from quire.config.eplb import read_eplb
-from quire.config.shapes import PREFIX, check_shape
+from quire.config.shapes import PREFIX, RANDOM, check_shape
 from quire.config.speculative import read_speculative
 from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
@@ -313,7 +313,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.model.startswith(PREFIX):
             check_shape(self.model, self.load_format)
-            self.load_format, self.skip_tokenizer_init = "dummy", True
+            for name, value in RANDOM.items():
+                setattr(self, name, value)
 
     @property
     def is_simulated(self) -> bool:
