@@ -39,6 +39,7 @@ def _all_to_all(comm: Any, x: torch.Tensor, sent: list[int], _: list[int]) -> in
 SENT: Final[dict[str, Callable[..., int]]] = {
     "all_reduce": lambda comm, x, *_: 2 * (comm.size - 1) * x.nbytes // comm.size,
     "add_reduced": lambda comm, x, *_: 2 * (comm.size - 1) * x.nbytes // comm.size,
+    "add_product": lambda comm, y, w, bias, x, *_: 2 * (comm.size - 1) * x.nbytes // comm.size,
     "all_gather": lambda comm, x: (comm.size - 1) * x.nbytes,
     "reduce_scatter": lambda comm, x: (comm.size - 1) * x.nbytes // comm.size,
     "all_to_all": _all_to_all,
@@ -47,8 +48,9 @@ SENT: Final[dict[str, Callable[..., int]]] = {
 }
 """Method → bytes that one rank sends in a call of it."""
 NAMES: Final = {
-    "all_reduce": "all-reduce", "add_reduced": "all-reduce", "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter", "all_to_all": "all-to-all", "exchange": "send", "send": "send",
+    "all_reduce": "all-reduce", "add_reduced": "all-reduce", "add_product": "all-reduce",
+    "all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_to_all": "all-to-all", "exchange": "send",
+    "send": "send",
 }  # fmt: skip
 """In the planner's words."""
 

@@ -107,13 +107,17 @@ class NcclComm:
 
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """See `MeetingComm`. x: on the GPU, in the order of its current stream."""
-        sent: Sent = self._group.send([x], to, 0)
-        return sent
+        self._group._start_coalescing()
+        self._group.send([x], to, 0)
+        begun: Sent = self._group._end_coalescing()
+        return begun
 
     def receive(self, x: torch.Tensor, source: int) -> Sent:
         """See `MeetingComm`. x: on the GPU."""
-        found: Sent = self._group.recv([x], source, 0)
-        return found
+        self._group._start_coalescing()
+        self._group.recv([x], source, 0)
+        begun: Sent = self._group._end_coalescing()
+        return begun
 
     def all_within(self, limit_s: float) -> bool:
         """See `MeetingComm`. NCCL's own wait would have the host sleep until `timeout_s`."""
