@@ -5,10 +5,11 @@
 
 A batch of M prompts, each as long as a step may be, is M micro-batches: nobody waits for tokens. By the formula a stage
 is idle for (S - 1) / (M + S - 1) of the time (Huang et al. 2019, "GPipe", section 2.3). On a CPU the share is read from
-the clocks of the stages' threads (`stage_idle`). On GPUs it follows from times: one micro-batch alone goes through all
-stages, one of which works at a time, so a stage has it for W(1) / S; of W(M) it is idle for 1 - M W(1) / (S W(M)). At
-steady load S sequences decode, a token each in a step of its own, and no stage should be idle. Some rounds, in each of
-which every M has its turn: shares are medians, seconds the least.
+the clocks of the stages' threads (`stage_idle`). On GPUs it follows from times: one GPU, which never waits, has the
+same batch in T(M), of which a stage does 1 / S; of its W(M) it is idle for 1 - T(M) / (S W(M)). (Not from one
+micro-batch alone: GPUs that rest meanwhile are 7 % faster.) At steady load S sequences decode, a token each in a step
+of its own, and no stage should be idle. Some rounds, in each of which every M has its turn: shares are medians, seconds
+the least.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import argparse
 import pathlib
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from benchmarks.rank_engines import (
     SMALL_LLAMA,
@@ -59,9 +60,9 @@ def formula(n_stages: int, n_micro: int) -> float:
     return (n_stages - 1) / (n_micro + n_stages - 1)
 
 
-def idle(n_stages: int, n_micro: int, alone_s: float, seconds: float) -> float:
-    """See the module. alone_s: of one micro-batch."""
-    return 1 - n_micro * alone_s / (n_stages * seconds)
+def idle(n_stages: int, whole_s: float, seconds: float) -> float:
+    """See the module. whole_s: of the same work without stages."""
+    return 1 - whole_s / (n_stages * seconds)
 
 
 class Measured:
@@ -141,26 +142,30 @@ def simulated(n_stages: int, micro: list[int]) -> Measured:
     return found
 
 
-def idle_of(found: Measured | None, load: str, n: int) -> float | None:
-    """By clocks where they are known, else by times."""
+def idle_of(found: Measured | None, whole: Measured | None, load: str, n: int) -> float | None:
+    """By clocks where they are known, else by times. whole: without stages; None: not measured. n sequences that decode
+    are as many steps of one."""
     if found is None:
         return None
     shares = found.shares(f"{load} {n}")
     if shares:
         return sum(shares) / len(shares)
-    if load == "batch":
-        return idle(found.n_stages, n, found.least_s("batch 1"), found.least_s(f"batch {n}"))
-    return idle(found.n_stages, n, found.least_s("decode 1"), found.least_s(f"decode {n}"))
+    if whole is None:
+        return None
+    whole_s = whole.least_s(f"batch {n}") if load == "batch" else n * whole.least_s("decode 1")
+    return idle(found.n_stages, whole_s, found.least_s(f"{load} {n}"))
 
 
-def rows_of(n_stages: int, micro: list[int], real: Measured | None, virtual: Measured) -> list[Row]:
-    """real: None: not measured."""
+def rows_of(
+    n_stages: int, micro: list[int], real: Measured | None, whole: Measured | None, virtual: Sequence[Measured]
+) -> list[Row]:
+    """real, and whole, without stages: None: not measured. virtual: simulated, with stages and without."""
     cases = [("batch", n, formula(n_stages, n)) for n in micro]
     cases += [("decode", n, 1 - n / n_stages) for n in (1, n_stages)]
     rows: list[Row] = []
     for load, n, said in cases:
         name, row = f"{load} {n}", {"load": load, "stages": n_stages, "micro_batches": n, "formula": said}
-        row |= {"idle": idle_of(real, load, n), "simulated": idle_of(virtual, load, n)}
+        row |= {"idle": idle_of(real, whole, load, n), "simulated": idle_of(*virtual, load, n)}
         if real is not None:
             row |= {"seconds": real.least_s(name), "idle_stages": real.shares(name) or None}
             row["each"] = " ".join(f"{share:.2f}" for share in real.shares(name)) or None
@@ -183,11 +188,13 @@ def main() -> None:
         model_folder(options.model or MODEL) as folder,
         recording("pipeline_bubbles", options, virtual=virtual) as rows,
     ):
+        by_times = options.device == "cuda"  # hosts that launch are no stages
+        whole, simulated_whole = measured(folder, 1, options) if by_times else None, simulated(1, micro)
         for n_stages in sorted({*stages, *numbers(options.simulated_stages)}):
             real = measured(folder, n_stages, options) if n_stages in stages else None
-            if real is not None and options.device == "cuda":
-                real.idle.clear()  # hosts that launch are no stages
-            found = rows_of(n_stages, micro, real, simulated(n_stages, micro))
+            if real is not None and by_times:
+                real.idle.clear()
+            found = rows_of(n_stages, micro, real, whole, (simulated(n_stages, micro), simulated_whole))
             say(found, COLUMNS)
             rows += found
 

@@ -35,6 +35,20 @@ _DISTRIBUTED: Final[Any] = torch.distributed
 """Whose types leave out the classes of groups."""
 
 
+class Awaited:
+    """What is received when somebody waits for it, and not before: NCCL's kernel holds multiprocessors of the GPU until
+    it comes, and products that have the others alone take longer."""
+
+    def __init__(self, group: Any, x: torch.Tensor, source: int) -> None:
+        self._group, self._x, self._source = group, x, source
+
+    def wait(self) -> None:
+        """See `Sent`."""
+        self._group._start_coalescing()
+        self._group.recv([self._x], self._source, 0)
+        self._group._end_coalescing().wait()
+
+
 class NcclComm:
     """`MeetingComm` of one rank."""
 
@@ -114,10 +128,7 @@ class NcclComm:
 
     def receive(self, x: torch.Tensor, source: int) -> Sent:
         """See `MeetingComm`. x: on the GPU."""
-        self._group._start_coalescing()
-        self._group.recv([x], source, 0)
-        begun: Sent = self._group._end_coalescing()
-        return begun
+        return Awaited(self._group, x, source)
 
     def all_within(self, limit_s: float) -> bool:
         """See `MeetingComm`. NCCL's own wait would have the host sleep until `timeout_s`."""
