@@ -74,7 +74,7 @@ def test_the_real_scheduler_leaves_the_bubbles_of_the_formula_and_none_at_steady
     for row in others:
         assert row["simulated"] == pytest.approx(row["formula"], abs=0.02) and row["idle"] is None
     assert others[-1]["load"] == "decode" and others[-1]["formula"] == pytest.approx(2 / 3)
-    assert steady["formula"] == 0 and 0 <= steady["simulated"] < 0.03, "of 48 tokens, until the stages are full"
+    assert steady["formula"] == 0 and 0 <= steady["simulated"] < 0.06, "hops, and until stages are full"
 
 
 def test_a_stage_that_waits_is_idle_and_one_that_computes_is_not() -> None:
