@@ -122,7 +122,7 @@ def tensor_table(report: dict[str, Any], figure: Any) -> None:
         axes.set_xlabel("batch")
         axes.grid(alpha=0.25)
     figure.axes[0].set_ylabel("ms of a whole batch")
-    figure.axes[0].legend(fontsize=8)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=6)
     planned = report["config"].get("planned")
     figure.suptitle(
         f"{f'planned on {planned}' if planned else _where(report)}; FasterTransformer's on A100s", fontsize=9
