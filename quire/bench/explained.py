@@ -54,7 +54,7 @@ class Explained(msgspec.Struct, frozen=True):
     def line(self) -> str:
         """Behind a benchmark's table; empty where the server is not one of Quire's."""
         if self.unknown:
-            return f"model: not compared, as the server says: {self.unknown}"
+            return f"expected: not known, as the server says: {self.unknown}"
         of = f", of {self.n_requests} request{'s' if self.n_requests != 1 else ''} as the server explains them"
         return line_of(self.compared) + of if self.compared else ""
 

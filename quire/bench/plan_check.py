@@ -305,7 +305,7 @@ def one_line(result: Mapping[str, Any], arch: ModelArch | None = None) -> str:
 def line_of(found: Sequence[Comparison]) -> str:
     """Model against measurement; empty where there is nothing to compare."""
     texts = [f"{one.what} {_number(one.expected)} {one.unit} ({100 * one.error:+.1f} %)" for one in found]
-    return "model: " + "; ".join(texts) if texts else ""
+    return "expected: " + "; ".join(texts) if texts else ""
 
 
 def _number(value: float) -> str:

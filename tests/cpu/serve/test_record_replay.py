@@ -43,7 +43,7 @@ def test_a_record_is_repeated(make_server: Any, tmp_path: Path, with_prompts: bo
     assert ("token_ids" in path.read_text()) == with_prompts
     other = make_server()
     run = uvloop.run(replay(str(path), ReplayOptions(base_url=other.base, speed=2.0, vocab_size=200)))
-    assert run.explained.line == "model: not compared, as the server says: the device 'fake' has no steps of its own"
+    assert run.explained.line == "expected: not known, as the server says: the device 'fake' has no steps of its own"
     assert [trace.error for trace in run.traces] == [""] * 3
     assert [trace.n_output for trace in run.traces] == [4, 5, 6]
     due_s = [trace.scheduled_s - run.traces[0].scheduled_s for trace in run.traces]

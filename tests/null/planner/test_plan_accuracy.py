@@ -122,7 +122,7 @@ def test_lengths_that_nobody_fitted(run: int) -> None:
 
 
 def test_a_benchmark_ends_with_one_line() -> None:
-    assert one_line(result("w1")).startswith("model: W1: output ")
+    assert one_line(result("w1")).startswith("expected: W1: output ")
     given = result("w6") | {"config": {"model": "org/of-the-hub", "max_model_len": 4096}}
     assert one_line(given) == "", "nobody said what it is"
     assert one_line(given, read_arch(FOLDER / "llama-3.1-8b")) == one_line(result("w6")) != ""
