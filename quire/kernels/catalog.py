@@ -191,6 +191,10 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("attention", "latent", ("run",), ("cuda",), _TRITON, triton_obstacle, place="triton.latent"),
     Implementation("attention", "cpu", ("run",), ("cpu",), _NATIVE, native_obstacle, missed=True, place="cpu.launcher"),
     _reference("attention", "run"),
+    Implementation(
+        "attention", "triton-states", ("merge",), ("cuda",), _TRITON, triton_obstacle, _FLOATS, place="triton.states"
+    ),
+    Implementation("attention", "composed", ("merge",), _BOTH, "torch; a pass for each of some ten steps"),
     _triton("flash", "forward", "backward"),
     Implementation("flash", "cpu", ("forward", "backward"), ("cpu",), "torch; in blocks, memory linear in the length"),
     _reference("flash", "flash_attention"),

@@ -100,45 +100,43 @@ class RingContext:
         """See `Context`."""
         sharing, comm = self.sharings[variant.window], self.ring.comm
         if not self.is_divided:
-            out, lse = self._state(layer, q, self.inner.pool.pages_of[layer], sharing.plans[0], variant)
-            return merge(comm.all_gather(out), comm.all_gather(lse))[0]
+            state = self._empty(q)
+            self._fill(state, layer, q, self.inner.pool.pages_of[layer], sharing.plans[0], variant)
+            return merge(*(comm.all_gather(one) for one in state))[0]
         going = self._queries if sharing.pages is None else self._keys
-        states = going(layer, q, sharing, variant)
-        return merge([out for out, _ in states], [lse for _, lse in states])[0]
+        return merge(*going(layer, q, sharing, variant))[0]
 
-    def _queries(self, layer: int, q: torch.Tensor, sharing: Sharing, variant: Variant) -> list[State]:
-        """Queries go round; a rank sends what its keys make of them to where they are from. Returns, by rank, what its
-        keys make of this rank's queries."""
+    def _queries(self, layer: int, q: torch.Tensor, sharing: Sharing, variant: Variant) -> State:
+        """Queries go round; a rank sends what its keys make of them to where they are from. Returns, stacked by rank,
+        what its keys make of this rank's queries."""
         rank, n, comm = self.ring.rank, self.ring.n_ranks, self.ring.comm
         pages, q = self.inner.pool.pages_of[layer], q.contiguous()
-        states, begun, away = dict[int, State](), list[Sent](), list[State]()
+        states, begun, away = self._empty(q, n), list[Sent](), list[State]()
         for hop in range(n):
             next_q, turn = torch.empty_like(q), None
             if hop < n - 1:
                 turn = comm.exchange(q, (rank + 1) % n, next_q, (rank - 1) % n)
             owner, source = (rank - hop) % n, (rank + hop) % n
-            state = self._state(layer, q, pages, sharing.plans[owner], variant)
-            if not hop:
-                states[rank] = state
-            else:
+            state = self._empty(q) if hop else (states[0][rank], states[1][rank])
+            self._fill(state, layer, q, pages, sharing.plans[owner], variant)
+            if hop:
                 away.append(state)  # to stay there until it is sent
-                states[source] = torch.empty_like(state[0]), torch.empty_like(state[1])
-                pairs = zip(state, states[source], strict=True)
-                begun += [comm.exchange(one, owner, found, source) for one, found in pairs]
+                pairs = zip(state, states, strict=True)
+                begun += [comm.exchange(one, owner, found[source], source) for one, found in pairs]
             if turn is not None:
                 turn.wait()
                 q = next_q
         for one in begun:
             one.wait()
-        return [states[source] for source in range(n)]
+        return states
 
-    def _keys(self, layer: int, q: torch.Tensor, sharing: Sharing, variant: Variant) -> list[State]:
-        """Keys and values go round. Returns what this rank's queries see of each rank's."""
+    def _keys(self, layer: int, q: torch.Tensor, sharing: Sharing, variant: Variant) -> State:
+        """Keys and values go round. Returns, stacked by rank, what this rank's queries see of each rank's."""
         assert sharing.pages is not None
         pool, rank, n, comm = self.inner.pool, self.ring.rank, self.ring.n_ranks, self.ring.comm
         (k, v), pages, size = pool.pages_of[layer], sharing.pages[pool.group_of[layer]], pool.value_dim
         stored = [k] if size else [k, v]
-        held, states = [entry.movable(one)[pages] for one in stored], dict[int, State]()
+        held, states = [entry.movable(one)[pages] for one in stored], self._empty(q, n)
         for hop in range(n):
             later, turns = list[torch.Tensor](), list[Sent]()
             if hop < n - 1:
@@ -147,25 +145,31 @@ class RingContext:
                 turns = [comm.exchange(one, (rank + 1) % n, found, (rank - 1) % n) for one, found in pairs]
             owner, (keys, *values) = (rank - hop) % n, [one.view(k.dtype) for one in held]
             now = keys, (values[0] if values else keys[..., :size])
-            states[owner] = self._state(layer, q, now, sharing.plans[owner], variant)
+            self._fill((states[0][owner], states[1][owner]), layer, q, now, sharing.plans[owner], variant)
             for turn in turns:
                 turn.wait()
             held = later
-        return [states[owner] for owner in range(n)]
+        return states
 
-    def _state(
+    def _empty(self, q: torch.Tensor, *stacked: int) -> State:
+        """Of all rows of q, so many times; nothing is in it yet."""
+        value_dim = self.inner.pool.value_dim or q.shape[2]
+        lse = torch.empty(*stacked, *q.shape[:2], dtype=torch.float32, device=q.device)
+        return q.new_empty(*stacked, *q.shape[:2], value_dim), lse
+
+    def _fill(
         self,
+        state: State,
         layer: int,
         q: torch.Tensor,
         pages: tuple[torch.Tensor, torch.Tensor],
         plans: Sequence[RingPlan],
         variant: Variant,
-    ) -> State:
-        """Of all rows of q; those that see nothing, and padding, have a sum of weights of 0."""
-        pool = self.inner.pool
+    ) -> None:
+        """What all rows of q see. Those that see nothing, and padding, have a sum of weights of 0, and any output."""
+        pool, (out, lse) = self.inner.pool, state
         scales = pool.scales.get(layer, entry.UNIT)
-        lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float32, device=q.device)
-        out = q.new_zeros(*q.shape[:2], pool.value_dim or q.shape[2])
+        lse.fill_(float("-inf"))
         for one in plans:
             if not one.of_group:
                 continue
@@ -174,4 +178,3 @@ class RingContext:
             attention.run(q[rows], *pages, plan, own, out=out[rows], lse=lse[rows], scales=scales)
             if one.blind is not None:
                 lse[rows][one.blind] = float("-inf")
-        return out, lse

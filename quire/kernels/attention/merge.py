@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.kernels.selector import select
+
 
 def merge(
     outs: Sequence[torch.Tensor] | torch.Tensor, lses: Sequence[torch.Tensor] | torch.Tensor
@@ -30,10 +32,5 @@ def merge(
             f"outs {tuple(o.shape)} and lses {tuple(s.shape)} {s.dtype} must be [n_states, n, n_heads, head_dim] and "
             "float32 [n_states, n, n_heads]"
         )
-    wide = torch.promote_types(o.dtype, torch.float32)
-    s = s.to(wide)
-    nothing = s == float("-inf")
-    total = s.logsumexp(0)
-    weights = torch.exp(s - total.masked_fill(nothing.all(0), 0.0))
-    merged = (weights.unsqueeze(-1) * o.to(wide).masked_fill(nothing.unsqueeze(-1), 0.0)).sum(0)
-    return merged.to(o.dtype), total
+    out, lse = select("attention", "merge", o, s)(o, s)
+    return out, lse

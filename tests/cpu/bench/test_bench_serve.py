@@ -249,7 +249,8 @@ async def test_a_run_ends_with_what_the_servers_model_expected(server: Server) -
     run = await measure_serving(options(server, num_prompts=2))
     assert run.explained.n_requests == 2 and server.asked == ["cmpl-2", "cmpl-3"], "the first was the warm-up"
     assert run.explained.line == (
-        "expected: first token 200.0 ms (+0.0 %); later token 25.0 ms (-23.1 %), of 2 requests as the server explains them"
+        "expected: first token 200.0 ms (+0.0 %); later token 25.0 ms (-23.1 %), of 2 requests as the server explains"
+        " them"
     )
 
 
@@ -307,7 +308,8 @@ async def test_the_command_writes_table_report_and_plot(server: Server, tmp_path
     report, page = tmp_path / "r.json", tmp_path / "p.html"
     code, out = await run_command(*words, "--output-json", str(report), "--plot", str(page), "--goodput", "ttft:9000")
     assert code == 0 and "mean_ttft_ms" in out and "request_goodput" in out
-    assert out.splitlines()[-1].startswith("expected: first token 100.0 ms (-50.0 %); later token 10.0 ms (+0.0 %), of 5 ")
+    said = "expected: first token 100.0 ms (-50.0 %); later token 10.0 ms (+0.0 %), of 5 "
+    assert out.splitlines()[-1].startswith(said)
     read = json.loads(report.read_text())
     assert read["results"]["completed"] == 5 and read["benchmark"] == "serve" and read["config"]["output_len"] == 4
     assert read["results"]["expected"]["n_requests"] == 5

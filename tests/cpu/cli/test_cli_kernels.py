@@ -39,6 +39,7 @@ CODED = ("w8a8", "w4a16", "mxfp4")
 def test_every_op_has_more_than_the_reference_on_a_cpu(op: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = out_of(capsys, "explain", op, "--device", "cpu")
     entries = [entry for entry in catalog.CATALOGUE if entry.op == op and "cpu" in entry.devices]
+    entries = [entry for entry in entries if op != "attention" or "run" in entry.functions]
     assert len(entries) > 1 and all(entry.name in text for entry in entries)
 
 

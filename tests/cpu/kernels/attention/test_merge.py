@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_case import PagedCase, worst_error
+from state_case import random_states
 
 from quire.kernels import attention
 from quire.kernels.attention import reference
@@ -18,6 +19,7 @@ from quire.kernels.attention.variant import variants
 
 torch.set_num_threads(1)
 NOTHING = float("-inf")
+SHAPE = 7, 3, 8
 State = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -48,19 +50,8 @@ def test_parts_merged_are_the_whole(seed: int, n_parts: int) -> None:
     assert worst_error(lse, state) <= reference.TOLERANCE[torch.float32]
 
 
-def random_states(n: int, dtype: torch.dtype = torch.float32) -> list[State]:
-    """States of very different weight, some of them empty."""
-    generator = torch.Generator().manual_seed(n)
-    states = []
-    for _ in range(n):
-        lse = 30 * torch.randn(7, 3, generator=generator)
-        lse[torch.rand(7, 3, generator=generator) < 0.3] = NOTHING
-        states.append((torch.randn(7, 3, 8, generator=generator).to(dtype), lse))
-    return states
-
-
 def test_order_and_grouping_do_not_matter() -> None:
-    a, b, c = random_states(3)
+    a, b, c = zip(*random_states(3, SHAPE, torch.float32), strict=True)
     at_once = attention.merge((a[0], b[0], c[0]), (a[1], b[1], c[1]))
     for first, second, third in ((a, b, c), (c, a, b), (b, c, a)):
         out, lse = attention.merge([first[0], second[0]], [first[1], second[1]])
@@ -70,8 +61,8 @@ def test_order_and_grouping_do_not_matter() -> None:
 
 
 def test_states_that_saw_nothing_weigh_nothing_whatever_they_hold() -> None:
-    (out, lse), (_, _) = random_states(2)
-    lse = lse.clamp(min=-50.0)
+    (out, *_), (lse, *_) = random_states(2, SHAPE, torch.float32)
+    out, lse = out.nan_to_num(1.0), lse.clamp(min=-50.0)
     poison = torch.full_like(out, float("nan"))
     got = attention.merge([poison, out, poison], [torch.full_like(lse, NOTHING), lse, torch.full_like(lse, NOTHING)])
     assert torch.equal(got[0], out)
@@ -83,8 +74,7 @@ def test_states_that_saw_nothing_weigh_nothing_whatever_they_hold() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_narrow_outputs_are_accumulated_in_float32(dtype: torch.dtype) -> None:
-    states = random_states(20, dtype)
-    outs, lses = (torch.stack(parts) for parts in zip(*states, strict=True))
+    outs, lses = random_states(20, SHAPE, dtype)
     out, lse = attention.merge(outs, lses)
     expected, _ = attention.merge(outs.double(), lses)
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)

@@ -11,9 +11,11 @@ import torch
 from attention.triton.triton_case import VARIANTS as BY_HAND
 from attention.triton.triton_case import Case, expected
 from paged_case import VARIANTS, PagedCase, random_case, worst_error
+from state_case import random_states
 
 from quire.kernels import catalog, gemm
-from quire.kernels.attention import op, reference
+from quire.kernels.attention import composed, op, reference
+from quire.kernels.attention.merge import merge
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout, SharedPrefix
 from quire.kernels.attention.variant import Variant
@@ -294,3 +296,14 @@ def test_steps_of_other_sizes_compile_nothing_new() -> None:
         kernels = (triton.kernels.small, triton.kernels.large)
         sizes.append([sum(len(cache[0]) for cache in kernel.device_caches.values()) for kernel in kernels])
     assert sizes[0] == sizes[-1], sizes
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n", "shape"), [(1, (3, 2, 64)), (2, (4096, 32, 128)), (4, (37, 3, 80)), (3, (5, 16, 512))])
+def test_states_are_joined(n: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    outs, lses = random_states(n, shape, dtype, "cuda")
+    out, lse = merge(outs, lses)
+    right, right_lse = composed.merge(outs.double(), lses)
+    assert out.dtype == dtype and worst_error(out, right) <= reference.TOLERANCE[dtype]
+    assert bool(((lse == right_lse) | ((lse - right_lse).abs() < 1e-4)).all())
+    assert all(torch.equal(*pair) for pair in zip(merge(list(outs), list(lses)), (out, lse), strict=True))

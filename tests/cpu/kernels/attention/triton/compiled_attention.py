@@ -16,6 +16,7 @@ from quire.kernels.attention.schedule.plan import Heads, Layout
 from quire.kernels.attention.triton import hooks as triton_hooks
 from quire.kernels.attention.triton import kernels as triton_kernels
 from quire.kernels.attention.triton import launcher as attention
+from quire.kernels.attention.triton import states as triton_states
 from quire.kernels.attention.variant import Variant
 
 SHARED_BYTES = 227 * 1024
@@ -33,7 +34,8 @@ def build(kernel: object, variant: Variant, dtype: torch.dtype, kv_dtype: torch.
     params = triton_hooks.of(variant).params
     types_of = {"q": TYPES[dtype], "out": TYPES[dtype], "k": TYPES[kv_dtype], "v": TYPES[kv_dtype], "scale": "fp32",
                 **dict.fromkeys(("k_scale", "v_scale"), "*fp32" if kv_dtype == torch.int8 else "fp32"),
-                "lse": "*fp32", "partial_out": "*fp32", "partial_lse": "*fp32"}  # fmt: skip
+                "outs": TYPES[dtype], **dict.fromkeys(("lse", "lses"), "*fp32"), "n_states": "i32", "n_lines": "i32",
+                "partial_out": "*fp32", "partial_lse": "*fp32"}  # fmt: skip
     types_of["param"] = tuple(TYPES[x.dtype] if isinstance(x, torch.Tensor) else "fp32" for x in params)
     names = [name for name in kernel.arg_names if name not in constants]
     signature = {name: types_of.get(name, "i32" if name in INTEGERS else "*i32") for name in names}
@@ -77,6 +79,14 @@ def merge(head_dim: int, variant: Variant) -> object:
     return build(triton_kernels.merge, variant, torch.bfloat16, torch.bfloat16, constants)
 
 
+def states(head_dim: int, dtype: torch.dtype) -> None:
+    """Numbers of states and of lines are of one kind, whatever they are: new ones compile nothing."""
+    kernel, lines = triton_states._merge, triton_states.NUMBERS // triton.next_power_of_2(head_dim)
+    constants = {"D": head_dim, "WIDTH": triton.next_power_of_2(head_dim), "LINES": lines}
+    assert {one.name for one in kernel.params if one.do_not_specialize} == {"n_states", "n_lines"}
+    build(kernel, Variant(1.0), dtype, dtype, constants | {"num_warps": 4})
+
+
 def variant_of(name: str, head_dim: int = 128) -> Variant:
     return VARIANTS[name](Case([(40, 3)], Layout.PAGED, n_kv_heads=2, group=4, head_dim=head_dim))[0]
 
@@ -116,4 +126,7 @@ if __name__ == "__main__":
             print(f"{case}: {built.metadata.shared} bytes, {time.perf_counter() - start_s:.1f} s", flush=True)
     merge(80, Variant(1.0))
     merge(128, variant_of("sinks"))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        states(128, dtype)
+    states(512, torch.bfloat16)
     print("fine")

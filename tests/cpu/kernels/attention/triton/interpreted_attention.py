@@ -8,12 +8,13 @@ import numpy as np
 import quick_interpreter  # noqa: F401
 import torch
 from paged_case import PagedCase, random_case, worst_error
+from state_case import random_states
 from triton_case import VARIANTS, Case, expected
 
-from quire.kernels.attention import op, reference
+from quire.kernels.attention import composed, op, reference
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
-from quire.kernels.attention.triton import kernels
+from quire.kernels.attention.triton import kernels, states
 from quire.kernels.attention.triton import launcher as attention
 from quire.kernels.attention.variant import Variant
 from quire.kernels.kvstore import entry
@@ -179,6 +180,17 @@ def check_obstacles() -> None:
     assert "float16" in attention.obstacle(plan, Variant(1.0), float32, half)
 
 
+def check_states() -> None:
+    """Rows that no block divides, widths that are no power of two, one state and several, some of which saw nothing."""
+    wide, half = torch.float32, torch.float16
+    for n, dtype, shape in ((1, wide, (3, 2, 24)), (2, half, (37, 3, 80)), (5, wide, (70, 1, 128))):
+        outs, lses = random_states(n, shape, dtype)
+        out, lse = states.merge(outs, lses)
+        right, right_lse = composed.merge(outs.double(), lses)
+        assert out.dtype == dtype and worst_error(out, right) <= reference.TOLERANCE[dtype], (n, dtype, shape)
+        assert ((lse == right_lse) | ((lse - right_lse).abs() < 1e-4)).all() and (lse == float("-inf")).any() == (n < 5)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -191,4 +203,5 @@ if __name__ == "__main__":
         check_buffers()
         check_placing()
         check_variants()
+        check_states()
     print("fine")
