@@ -35,7 +35,8 @@ RANKS: Final = {
 FILES: Final = {"w2x1.json": "W2", "w2x4.json": "W2 x 4"}
 """Lengths of W2, and the same four times."""
 USED: Final = (
-    "model", "quantization", "kv_cache_dtype", "hf_overrides", "max_model_len", *RANKS.values(),
+    "model", "quantization", "kv_cache_dtype", "hf_overrides", "max_model_len", "context_parallel_method",
+    *RANKS.values(),
 )  # fmt: skip
 """What of a configuration tells one run from another here."""
 
@@ -161,9 +162,22 @@ def of_notes() -> Iterator[Figure]:
                 yield figure("deterministic", config, "decode", row["step_ms"], **lengths)
 
 
+def of_context() -> Iterator[Figure]:
+    """First tokens of long prompts, of one GPU and of ranks that share the prompt."""
+    rows = read("context_parallel")["results"]["rows"]
+    longest = max(row["tokens"] for row in rows) + 64
+    for row in rows:
+        config = {
+            "model": "llama-3.1-8b", "max_model_len": longest, "hf_overrides": {"max_position_embeddings": longest},
+            "prefill_context_parallel_size": row["ranks"],
+            "context_parallel_method": row["method"] if row["method"] == "ring" else "auto",
+        }  # fmt: skip
+        yield figure("context_parallel", config, "first", 1e3 * row["seconds"], n_in=row["tokens"], n_out=1)
+
+
 def figures() -> dict[Figure, list[Figure]]:
     """Each that is like no other (its own measurement left out) → all runs of it."""
     found: dict[Figure, list[Figure]] = {}
-    for one in (*of_reports(), *of_commands(), *of_words(), *of_windows(), *of_notes()):
+    for one in (*of_reports(), *of_commands(), *of_words(), *of_windows(), *of_context(), *of_notes()):
         found.setdefault(dataclasses.replace(one, measured=0.0, file=""), []).append(one)
     return found

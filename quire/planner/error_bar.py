@@ -23,7 +23,8 @@ MOST_USUAL: Final = 0.15
 EXPERTS, LATENT, STATES = "experts", "latent attention", "recurrent layers"
 WINDOWS, NARROW = "two kinds of windows", "a width below 1,024"
 TENSOR, STAGES = "layers divided among ranks (tp)", "stages (pp)"
-EXPERT_RANKS, TOKEN_RANKS = "experts divided among ranks (ep)", "tokens divided among ranks (sp, ring)"
+EXPERT_RANKS = "experts divided among ranks (ep)"
+SEQUENCE, RING = "tokens divided among ranks (sp)", "tokens divided among ranks (ring)"
 
 
 def kinds_of(timer: StepTimer) -> frozenset[str]:
@@ -37,7 +38,8 @@ def kinds_of(timer: StepTimer) -> frozenset[str]:
         TENSOR: mesh.tp > 1,
         STAGES: mesh.pp > 1,
         EXPERT_RANKS: mesh.ep > 1,
-        TOKEN_RANKS: mesh.n_token_ranks > 1,
+        SEQUENCE: mesh.sp > 1,
+        RING: mesh.ring > 1,
         NARROW: timer.arch.hidden_size < NARROWEST,
         f"weights in {formats.weights.name}": formats.weights.is_rounded,
         f"keys and values in {formats.kv}": formats.kv not in FLOATING,

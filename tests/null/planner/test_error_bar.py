@@ -50,7 +50,7 @@ def test_what_a_plain_model_has_not(asked: tuple[str, ...], kinds: set[str]) -> 
 def test_ranks_are_a_kind_and_replicas_are_not() -> None:
     assert kinds_of(timer("llama-3.1-8b", tp=2)) == {RANKS}
     assert kinds_of(timer("llama-3.1-8b", pp=2)) == {"stages (pp)"}
-    assert kinds_of(timer("llama-3.1-8b", sp=2)) == {"tokens divided among ranks (sp, ring)"}
+    assert kinds_of(timer("llama-3.1-8b", sp=2)) == {"tokens divided among ranks (sp)"}
     assert kinds_of(timer("qwen3-30b-a3b", ep=2)) == {EXPERTS, "experts divided among ranks (ep)"}
     assert not kinds_of(timer("llama-3.1-8b", dp=2))
 
