@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pytest
 import torch
+from attention_states import random_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_case import PagedCase, worst_error
-from state_case import random_states
 
 from quire.kernels import attention
 from quire.kernels.attention import reference

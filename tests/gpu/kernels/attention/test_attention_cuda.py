@@ -10,8 +10,8 @@ import pytest
 import torch
 from attention.triton.triton_case import VARIANTS as BY_HAND
 from attention.triton.triton_case import Case, expected
+from attention_states import random_states
 from paged_case import VARIANTS, PagedCase, random_case, worst_error
-from state_case import random_states
 
 from quire.kernels import catalog, gemm
 from quire.kernels.attention import composed, op, reference

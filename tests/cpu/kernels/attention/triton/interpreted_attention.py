@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import quick_interpreter  # noqa: F401
 import torch
+from attention_states import random_states
 from paged_case import PagedCase, random_case, worst_error
-from state_case import random_states
 from triton_case import VARIANTS, Case, expected
 
 from quire.kernels.attention import composed, op, reference
