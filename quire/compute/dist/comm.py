@@ -75,8 +75,8 @@ class MeetingComm(Comm, Protocol):
         ...
 
     def receive(self, x: torch.Tensor, source: int) -> Sent:
-        """Take what another rank sends into x, contiguous, of the same shape and dtype: begin now, or when it is waited
-        for. Waits are in the order of calls."""
+        """Take what another rank sends into x, contiguous, of the same shape and dtype. It is posted now, or when it is
+        waited for, as the `Comm` likes; so every receive is to be waited for, in the order of calls."""
         ...
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import datetime
 import functools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -35,18 +36,18 @@ _DISTRIBUTED: Final[Any] = torch.distributed
 """Whose types leave out the classes of groups."""
 
 
-class Awaited:
-    """What is received when somebody waits for it, and not before: NCCL's kernel holds multiprocessors of the GPU until
-    it comes, and products that have the others alone take longer."""
+class PendingReceive:
+    """A receive that is posted when somebody waits for it, and not before: NCCL's kernel holds multiprocessors of the
+    GPU until the message comes, and products that have only the others take longer."""
 
-    def __init__(self, group: Any, x: torch.Tensor, source: int) -> None:
-        self._group, self._x, self._source = group, x, source
+    def __init__(self, post: Callable[[], Sent]) -> None:
+        self._post: Callable[[], Sent] | None = post
 
     def wait(self) -> None:
         """See `Sent`."""
-        self._group._start_coalescing()
-        self._group.recv([self._x], self._source, 0)
-        self._group._end_coalescing().wait()
+        post, self._post = self._post, None
+        if post is not None:
+            post().wait()
 
 
 class NcclComm:
@@ -113,22 +114,23 @@ class NcclComm:
     def exchange(self, x: torch.Tensor, to: int, found: torch.Tensor, source: int) -> Sent:
         """See `MeetingComm`. Both in one launch: apart each rank would wait for the next one to receive."""
         self.n_calls += 1
-        self._group._start_coalescing()
-        self._group.send([x], to, 0)
-        self._group.recv([found], source, 0)
-        begun: Sent = self._group._end_coalescing()
-        return begun
+        return self._grouped(lambda: self._group.send([x], to, 0), lambda: self._group.recv([found], source, 0))
 
     def send(self, x: torch.Tensor, to: int) -> Sent:
         """See `MeetingComm`. x: on the GPU, in the order of its current stream."""
-        self._group._start_coalescing()
-        self._group.send([x], to, 0)
-        begun: Sent = self._group._end_coalescing()
-        return begun
+        return self._grouped(lambda: self._group.send([x], to, 0))
 
     def receive(self, x: torch.Tensor, source: int) -> Sent:
         """See `MeetingComm`. x: on the GPU."""
-        return Awaited(self._group, x, source)
+        return PendingReceive(lambda: self._grouped(lambda: self._group.recv([x], source, 0)))
+
+    def _grouped(self, *calls: Callable[[], object]) -> Sent:
+        """In one launch, and through this group: alone each would make a communicator of two ranks."""
+        self._group._start_coalescing()
+        for call in calls:
+            call()
+        begun: Sent = self._group._end_coalescing()
+        return begun
 
     def all_within(self, limit_s: float) -> bool:
         """See `MeetingComm`. NCCL's own wait would have the host sleep until `timeout_s`."""

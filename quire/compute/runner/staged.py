@@ -3,7 +3,8 @@
 Owns what is sent and taken when, and what a stage's tail leaves out. Does not own the links (`dist/pipeline`), nor how
 states are computed (`compute/forward`).
 Invariants: all stages get all plans, in one order; the first one has every token in its table before it computes it,
-and waits for no other; a token of a slot that was closed meanwhile is nobody's.
+and waits for no other; a token of a slot that was closed meanwhile is nobody's. NCCL connects two ranks at their first
+message, and who sends it waits on the host: that is one of the warm-up, behind which all is received.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-    """Tokens of one step that are on their way to the first stage."""
+    """Tokens of one step that the first stage is to receive."""
 
+    step: int
     slots: np.ndarray
     """int64 [m]; the spare slot where its sequence has left."""
     positions: np.ndarray
@@ -130,7 +132,7 @@ class StageRunner(Runner):
                 launched = LaunchedStep(self.tail, step, states, start_s, None, None)
         if pipeline.after is not None:
             pipeline.after.send(states.hidden[:n_rows])
-            self._ask(step)
+            self._ask(plan.step, step)
             return UntoldStep(plan.step)
         if not plan.masked:
             launched.mask(None)
@@ -151,6 +153,13 @@ class StageRunner(Runner):
         while self._asked:
             self._take(self._asked.popleft())
 
+    @torch.inference_mode()
+    def told(self, step: int) -> None:
+        """See `Runner`. Its tokens are sent by now: an engine without work has received all, and a stage that sends
+        waits for no step that is yet to come."""
+        while self._asked and self._asked[0].step <= step:
+            self._take(self._asked.popleft())
+
     def _take_needed(self, plan: StepPlan) -> None:
         """Tokens that this step computes, with all that were chosen before them; no more than a step of each stage are
         left on their way."""
@@ -166,11 +175,11 @@ class StageRunner(Runner):
         places = np.arange(len(asked.slots))
         self.tables.set_tokens(np.stack([asked.slots, asked.positions, places]), asked.token_ids)
 
-    def _ask(self, step: Step) -> None:
-        """The first stage begins to receive what the last will choose."""
+    def _ask(self, number: int, step: Step) -> None:
+        """The first stage is to receive what the last will choose."""
         batch, back = step.batch, self._pipeline.back
         if back is None or not len(batch.sampled_slots):
             return
         token_ids = torch.empty(len(batch.sampled_slots), dtype=torch.int32, device=self.tables.tokens.device)
         slots, positions = (one.astype(np.int64) for one in (batch.sampled_slots, batch.sampled_positions))
-        self._asked.append(Asked(slots, positions, token_ids, back.receive(token_ids)))
+        self._asked.append(Asked(number, slots, positions, token_ids, back.receive(token_ids)))

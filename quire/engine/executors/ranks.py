@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+from collections.abc import Callable
 
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.plan_parts import joined
@@ -18,16 +19,18 @@ from quire.engine.executors.executor import Executor, RanksLost
 from quire.engine.executors.inline import Drafts
 from quire.engine.ranks.group import RankGroup
 
+Tell = Callable[[int], None]
+
 
 class RanksFuture(concurrent.futures.Future[StepResult]):
     """A step of rank 0, whose failure has a reason that may be another rank's."""
 
     def __init__(
-        self, plan: StepPlan, step: concurrent.futures.Future[StepResult], group: RankGroup, n_slots: int
+        self, plan: StepPlan, step: concurrent.futures.Future[StepResult], group: RankGroup, n_slots: int, tell: Tell
     ) -> None:
-        """n_slots: as in `RanksExecutor`."""
+        """n_slots, tell: as in `RanksExecutor`."""
         super().__init__()
-        self._plan, self._step, self._group, self._n_slots = plan, step, group, n_slots
+        self._plan, self._step, self._group, self._n_slots, self._tell = plan, step, group, n_slots, tell
         self._own: StepResult | None = None
 
     def done(self) -> bool:
@@ -42,6 +45,8 @@ class RanksFuture(concurrent.futures.Future[StepResult]):
             for one in others:
                 one.wait(self._plan.step, timeout)
             results = [one.take(self._plan.step) for one in others]
+            if results:
+                self._tell(self._plan.step)
             if self._n_slots:
                 return joined(self._plan, [own, *results], self._n_slots)
             return results[-1] if results else own
@@ -56,9 +61,10 @@ class RanksFuture(concurrent.futures.Future[StepResult]):
 class RanksExecutor:
     """`Executor` of a rank 0 that has others beside it."""
 
-    def __init__(self, own: Executor, group: RankGroup, n_slots: int = 0) -> None:
-        """own: of rank 0. n_slots: of each data-parallel rank; 0: there is one."""
-        self._own, self._group, self._n_slots = own, group, n_slots
+    def __init__(self, own: Executor, group: RankGroup, n_slots: int = 0, tell: Tell = lambda step: None) -> None:
+        """own: of rank 0. n_slots: of each data-parallel rank; 0: there is one. tell: called with a step whose result
+        others have told, by who asks for the result."""
+        self._own, self._group, self._n_slots, self._tell = own, group, n_slots, tell
 
     def prepare(self, plan: StepPlan) -> None:
         """For rank 0 alone: the others begin earlier, without work of control."""
@@ -71,7 +77,7 @@ class RanksExecutor:
             future: concurrent.futures.Future[StepResult] = concurrent.futures.Future()
             future.set_exception(loss)
             return future
-        return RanksFuture(plan, self._own.submit(plan), self._group, self._n_slots)
+        return RanksFuture(plan, self._own.submit(plan), self._group, self._n_slots, self._tell)
 
     def drafts(self) -> Drafts:
         return self._own.drafts()

@@ -62,6 +62,11 @@ class LeadingWorker(Worker):
         self.done.launched()
         return launched
 
+    def told(self, step: int) -> None:
+        """Other ranks have told the result of this step."""
+        if self._runner is not None:
+            self._runner.told(step)
+
     def load(self) -> WorkerFacts:
         """Start the other ranks, and load with them."""
         with self._together():
