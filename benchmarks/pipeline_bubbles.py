@@ -60,9 +60,9 @@ def formula(n_stages: int, n_micro: int) -> float:
     return (n_stages - 1) / (n_micro + n_stages - 1)
 
 
-def idle(n_stages: int, whole_s: float, seconds: float) -> float:
-    """See the module. whole_s: of the same work without stages."""
-    return 1 - whole_s / (n_stages * seconds)
+def idle(n_stages: int, alone_s: float, seconds: float) -> float:
+    """See the module. alone_s: of the same work without stages."""
+    return 1 - alone_s / (n_stages * seconds)
 
 
 class Measured:
@@ -142,6 +142,11 @@ def simulated(n_stages: int, micro: list[int]) -> Measured:
     return found
 
 
+def whole_s(whole: Measured, load: str, n: int) -> float:
+    """Of the same work without stages."""
+    return whole.least_s(f"batch {n}") if load == "batch" else n * whole.least_s("decode 1")
+
+
 def idle_of(found: Measured | None, whole: Measured | None, load: str, n: int) -> float | None:
     """By clocks where they are known, else by times. whole: without stages; None: not measured. n sequences that decode
     are as many steps of one."""
@@ -152,8 +157,7 @@ def idle_of(found: Measured | None, whole: Measured | None, load: str, n: int) -
         return sum(shares) / len(shares)
     if whole is None:
         return None
-    whole_s = whole.least_s(f"batch {n}") if load == "batch" else n * whole.least_s("decode 1")
-    return idle(found.n_stages, whole_s, found.least_s(f"{load} {n}"))
+    return idle(found.n_stages, whole_s(whole, load, n), found.least_s(f"{load} {n}"))
 
 
 def rows_of(
@@ -168,6 +172,7 @@ def rows_of(
         row |= {"idle": idle_of(real, whole, load, n), "simulated": idle_of(*virtual, load, n)}
         if real is not None:
             row |= {"seconds": real.least_s(name), "idle_stages": real.shares(name) or None}
+            row["whole_s"] = None if whole is None else whole_s(whole, load, n)
             row["each"] = " ".join(f"{share:.2f}" for share in real.shares(name)) or None
         rows.append(row)
     return rows

@@ -99,7 +99,7 @@ def _planned_seconds(axes: Any) -> None:
         cost = calibrated(arch, accelerator_named(gpu), mesh=mesh)
         seconds = [expected_steps_s(cost, length, chunk) for length in lengths]
         axes.plot(lengths, seconds, "-" if name != "ring" else "--", color=WAYS[name], label=name)
-    axes.set_title(f"First token, 8B on {n_ranks} {gpu.upper()}: the planner's, never measured", fontsize=9)
+    axes.set_title(f"First token, 8B on {n_ranks} {gpu.upper()}: by the planner", fontsize=9)
 
 
 def tensor_table(report: dict[str, Any], figure: Any) -> None:

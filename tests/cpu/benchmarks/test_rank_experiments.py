@@ -68,7 +68,7 @@ def test_idle_shares_of_ideal_stages_are_the_formula() -> None:
         assert idle(n_stages, float(n_micro * n_stages), seconds) == pytest.approx(formula(n_stages, n_micro))
 
 
-def test_the_real_scheduler_leaves_the_bubbles_of_the_formula_and_none_at_steady_load() -> None:
+def test_the_real_scheduler_leaves_the_bubbles_of_the_formula_and_hops_alone_at_steady_load() -> None:
     clocks = simulated(3, [1, 2, 6]), simulated(1, [1, 2, 6])
     *others, steady = rows_of(3, [1, 2, 6], None, None, clocks)
     for row in others:
