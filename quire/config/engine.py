@@ -21,7 +21,7 @@ from quire.core.errors import ConfigError, shown
 from quire.core.units import format_bytes, parse_bytes
 
 MIN_COMPILE_BYTES = 64 << 20
-
+MOST_SEQS = 65_536
 MAX_NAME_CHARS = 256
 """Of a name under which the API knows the model."""
 
@@ -109,7 +109,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 0
     max_num_seqs: Annotated[
-        int, _doc("Most sequences at once (slots); 0 chooses by device, and by memory for states.", ge=0, le=65536)
+        int, _doc("Most sequences at once (slots); 0 chooses by device, and by memory for states.", ge=0, le=MOST_SEQS)
     ] = 0
     max_num_batched_tokens: Annotated[
         int, _doc("Most tokens in one step; 0 chooses by device.", extra={"counts": True}, ge=0)
