@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from quire.bench.datasets import MOST_TOKENS, TOKEN_LIMIT, Dataset, from_lengths, read_lengths, uniform_lengths
+from quire.bench.datasets import TOKEN_LIMIT, Dataset, from_lengths, read_lengths, uniform_lengths
 from quire.bench.summary import PERCENTILES
 from quire.config.engine import MOST_SEQS
 from quire.core.errors import ConfigError
 from quire.core.sampling import Temperature
+from quire.planner.workload import MOST_TOKENS
 
 MOST_COMPARED = 16_384
 """Tokens of a sequence beyond which its attention in float64 takes hours on a CPU."""
