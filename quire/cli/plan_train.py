@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quire.bench.isoflop import write_isoflop_plot
 from quire.bench.plot import check_plot_path
 from quire.config.command_line import dashed
+from quire.config.flags import named
 from quire.core.counts import MOST, format_count, parse_count
 from quire.core.errors import ConfigError, shown
 from quire.core.units import format_bytes
@@ -117,7 +118,7 @@ def _budget(group: argparse._ArgumentGroup) -> None:
     add("--dollars", metavar="N", help="dollars, with --price, in place of FLOPs")
     add("--sizes", nargs="+", default=[], metavar="N", help="for which budgets models of these sizes are the best")
     add("--law", default="", metavar="NAME", help=f"one of {', '.join(LAWS)} (default: {DEFAULT_LAW})")
-    add("--fit", default="", metavar="RUNS.csv", help="fit the law to these runs: columns N, D and L (loss)")
+    add("--fit", type=named, metavar="RUNS.csv", help="fit the law to these runs: columns N, D and L (loss)")
     add(
         "--experts",
         type=int,
@@ -127,7 +128,10 @@ def _budget(group: argparse._ArgumentGroup) -> None:
     )
     add("--serve-tokens", default="", metavar="N", help="tokens that the model will serve: count them too")
     add("--serve-mfu", type=float, metavar="X", help="part of the peak then (default: as in training)")
-    add("--plot", default="", metavar="FILE", help="loss over size for budgets around it: .html, or .png (matplotlib)")
+    add(
+        "--plot", type=named, metavar="FILE",
+        help="loss over size for budgets around it: .html, or .png (matplotlib)",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
