@@ -104,6 +104,7 @@ def test_texts_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
     (["--calibrate", "{text}", "--sample-tokens", "4096"], "--sample-tokens 4,096 is more than the model's context"),
     (["--calibrate", "{text}", "--window", "100000"], "--window 100,000 is more than the 2,047 that the context has"),
     (["--calibrate", "{text}", "--output-len", "5000"], "--output-len 5,000 is more than the 2,016 that the context"),
+    (["shape:qwen3-0.6b", "--tokenizer", "demo", "--calibrate", "{text}"], "is a shape and has no weights to compare"),
     (["shape:qwen3-0.6b", "--calibrate", "{text}"], "need a tokenizer: name a checkpoint that has one"),
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_refused_before_anything_is_measured(
