@@ -15,9 +15,8 @@ import msgspec
 
 from quire.core.errors import ConfigError, shown
 from quire.core.files import read_regular
+from quire.planner.workload import MOST_TOKENS
 
-MOST_TOKENS = (1 << 24) - 1
-"""Of a prompt, and of an output."""
 TOKEN_LIMIT = 10_001
 """Random ids are below this, as in nano-vllm's benchmark (0 to 10000)."""
 MAX_LENGTHS_BYTES = 256 << 20

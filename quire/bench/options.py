@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from quire.bench.datasets import MOST_TOKENS, TOKEN_LIMIT, Dataset, from_lengths, read_lengths, uniform_lengths
+from quire.bench.datasets import TOKEN_LIMIT, Dataset, from_lengths, read_lengths, uniform_lengths
 from quire.bench.summary import PERCENTILES
+from quire.config.engine import MOST_SEQS
 from quire.core.errors import ConfigError
 from quire.core.sampling import Temperature
+from quire.planner.workload import MOST_TOKENS
 
 MOST_COMPARED = 16_384
 """Tokens of a sequence beyond which its attention in float64 takes hours on a CPU."""
@@ -20,6 +22,7 @@ def _doc(text: str, **bounds: Any) -> Meta:
     return Meta(description=text, **bounds)
 
 
+BatchSize = Annotated[int, Meta(ge=1, le=MOST_SEQS)]
 ViewSwitch = Annotated[
     bool,
     _doc("Probe the device and profile a few steps: the share of the limit attained, and where a step's time goes."),
@@ -90,7 +93,7 @@ class LatencyOptions(ReportOptions, kw_only=True):
     workload: Annotated[
         Literal["none", "W4", "W6"], _doc("Fixed cases in place of the three options below; see docs/bench.md.")
     ] = "none"
-    batch_size: Annotated[int, _doc("Requests that start together.", ge=1)] = 8
+    batch_size: Annotated[int, _doc("Requests that start together.", ge=1, le=MOST_SEQS)] = 8
     input_len: Annotated[int, _doc("Prompt tokens.", ge=1)] = 32
     output_len: Annotated[int, _doc("Tokens to generate.", ge=1)] = 128
     num_iters_warmup: Annotated[int, _doc("Untimed iterations.", ge=0)] = 3
@@ -109,7 +112,7 @@ class SpeculateOptions(ReportOptions, kw_only=True):
     ] = ""  # fmt: skip
 
     batch_sizes: Annotated[
-        list[Annotated[int, Meta(ge=1)]], _doc("Requests that start together; a row of the table each.")
+        list[BatchSize], _doc("Requests that start together; a row of the table each.")
     ] = msgspec.field(default_factory=lambda: [1, 4, 16])
     input_len: Annotated[int, _doc("Prompt tokens.", ge=8)] = 256
     output_len: Annotated[int, _doc("Tokens to generate.", ge=2)] = 128
@@ -252,7 +255,7 @@ class TradeoffOptions(ReportOptions, kw_only=True):
     sample_tokens: Annotated[int, _doc("Tokens of a piece.", ge=8, le=1 << 20)] = 512
     window: Annotated[int, _doc("Tokens of a text that are read together; fewer than the context has.", ge=2)] = 512
     batch_sizes: Annotated[
-        list[Annotated[int, Meta(ge=1)]], _doc("Sequences that are generated at once; the plot has the first.")
+        list[BatchSize], _doc("Sequences that are generated at once; the plot has the first.")
     ] = msgspec.field(default_factory=lambda: [1, 16])
     output_len: Annotated[int, _doc("Tokens to generate.", ge=2)] = 128
     num_iters: Annotated[int, _doc("Timed turns of each variant and of the model as it is.", ge=1)] = 3

@@ -18,7 +18,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.mesh import mesh_of
 from quire.config.model import read_arch
-from quire.config.shapes import BUNDLED, FOLDER, MODELS, PREFIX
+from quire.config.shapes import BUNDLED, FOLDER, MODELS, PREFIX, shape_names
 from quire.core.errors import ConfigError, shown
 from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
@@ -121,6 +121,12 @@ def read_result(path: str) -> dict[str, Any]:
     try:
         found = json.loads(pathlib.Path(path).expanduser().read_bytes())
     except OSError as error:
+        name = path.removeprefix(PREFIX)
+        if name in shape_names():
+            raise ConfigError(
+                f"--check {shown(path)} is a model, and --check takes a report of quire bench: name the model before"
+                f" it, as quire plan {PREFIX}{name} --check RESULT.json"
+            ) from None
         raise ConfigError(f"--check {shown(path)} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise ConfigError(f"--check {shown(path)} is no JSON") from None
@@ -173,7 +179,10 @@ def arch_of_result(model: str, overrides: Mapping[str, Any] | None = None) -> Mo
     """ConfigError for a model that `_folder_of` does not find."""
     folder = _folder_of(model)
     if folder is None:
-        raise ConfigError(f"the result is of the model {shown(model)}, which is not a folder here: name MODEL")
+        raise ConfigError(
+            f"the result is of the model {shown(model)}, which is not a folder here: name MODEL,"
+            f" as in quire plan {PREFIX}NAME --check RESULT.json"
+        )
     return read_arch(folder, overrides)
 
 

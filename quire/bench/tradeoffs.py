@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from quire.bench.datasets import BenchRequest
-from quire.bench.offline import submit
+from quire.bench.offline import check_batches, submit
 from quire.bench.options import TradeoffOptions
 from quire.bench.tasks import Score, Task, answer_tasks
 from quire.config.engine import EngineConfig
@@ -143,9 +143,10 @@ def measure(
     make: Make,
     skipped: dict[str, str],
 ) -> Iterator[Row]:
-    """A row for each variant. skipped: names of those that do not run here, and why."""
+    """A row for each variant. skipped: names of those that do not run, and why. ConfigError for batches too large."""
     base = LLM(**msgspec.structs.asdict(msgspec.structs.replace(config, quantization=WHILE_LOADING[0])))
     try:
+        check_batches(base, options.batch_sizes, "--batch-sizes")
         turns = Turns(base, options, texts, config.seed)
         for variant in variants(config, options, len(_worker(base).model.layers), make):
             is_base = variant.name == "as it is"

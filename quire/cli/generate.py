@@ -88,8 +88,8 @@ def load_text_llm(config: EngineConfig) -> LLM:
     if config.skip_tokenizer_init:
         if config.model.startswith(PREFIX):
             raise ConfigError(
-                f"{config.model} has no tokenizer, which this command needs: measure it with quire bench throughput"
-                f" {config.model}, or send token ids to quire serve {config.model}"
+                f"{config.model} has no tokenizer, which this command needs: name one with --tokenizer, measure it with"
+                f" quire bench throughput {config.model}, or send token ids to quire serve {config.model}"
             )
         raise ConfigError(
             "this command needs a tokenizer: leave --skip-tokenizer-init out, or send token ids to a server"

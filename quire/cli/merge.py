@@ -11,6 +11,7 @@ import time
 
 from quire.cli.interrupt import instant_exit, terminated_tidily
 from quire.config.advice import check_adapter_folder
+from quire.config.flags import named
 from quire.config.model import read_arch
 from quire.config.shapes import check_has_weights
 from quire.core.units import format_bytes
@@ -21,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "quire merge MODEL ADAPTER OUTDIR"
     parser.add_argument("model_argument", metavar="MODEL", help="folder or hub name that the adapter was trained for")
     parser.add_argument("adapter", metavar="ADAPTER", help="folder in PEFT's layout")
-    parser.add_argument("outdir", metavar="OUTDIR", help="folder to make; it must be new or empty")
+    parser.add_argument("outdir", type=named, metavar="OUTDIR", help="folder to make; it must be new or empty")
 
 
 def run(namespace: argparse.Namespace) -> int:

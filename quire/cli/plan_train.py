@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from quire.bench.isoflop import write_isoflop_plot
 from quire.bench.plot import check_plot_path
 from quire.config.command_line import dashed
-from quire.core.counts import format_count, parse_count
+from quire.config.flags import named
+from quire.core.counts import MOST, format_count, parse_count
 from quire.core.errors import ConfigError, shown
 from quire.core.units import format_bytes
 from quire.planner.accelerators import Accelerator, accelerator_named
@@ -113,11 +114,11 @@ def _budget(group: argparse._ArgumentGroup) -> None:
     add(
         "--budget", nargs="+", metavar="FLOPS", help="FLOPs of training, as 1e24; of MODEL: what its tokens follow from"
     )
-    add("--gpu-hours", default="", metavar="N", help="hours of one --gpu, in place of FLOPs")
-    add("--dollars", default="", metavar="N", help="dollars, with --price, in place of FLOPs")
+    add("--gpu-hours", metavar="N", help="hours of one --gpu, in place of FLOPs")
+    add("--dollars", metavar="N", help="dollars, with --price, in place of FLOPs")
     add("--sizes", nargs="+", default=[], metavar="N", help="for which budgets models of these sizes are the best")
     add("--law", default="", metavar="NAME", help=f"one of {', '.join(LAWS)} (default: {DEFAULT_LAW})")
-    add("--fit", default="", metavar="RUNS.csv", help="fit the law to these runs: columns N, D and L (loss)")
+    add("--fit", type=named, metavar="RUNS.csv", help="fit the law to these runs: columns N, D and L (loss)")
     add(
         "--experts",
         type=int,
@@ -127,7 +128,10 @@ def _budget(group: argparse._ArgumentGroup) -> None:
     )
     add("--serve-tokens", default="", metavar="N", help="tokens that the model will serve: count them too")
     add("--serve-mfu", type=float, metavar="X", help="part of the peak then (default: as in training)")
-    add("--plot", default="", metavar="FILE", help="loss over size for budgets around it: .html, or .png (matplotlib)")
+    add(
+        "--plot", type=named, metavar="FILE",
+        help="loss over size for budgets around it: .html, or .png (matplotlib)",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -182,7 +186,9 @@ def _law(arguments: argparse.Namespace, fit: Fit | None) -> ScalingLaw:
 
 def _flops(arguments: argparse.Namespace, gpu: Accelerator) -> float:
     """Of the budget that is given in one of three ways; 0: none is."""
-    ways = [flag for flag in ("budget", "gpu_hours", "dollars") if getattr(arguments, flag)]
+    ways = [flag for flag in ("budget", "gpu_hours", "dollars") if getattr(arguments, flag) is not None]
+    if not ways:
+        return 0.0
     if len(ways) > 1:
         raise ConfigError(f"{' and '.join(map(dashed, ways))}: give one budget")
     if arguments.budget:
@@ -193,14 +199,25 @@ def _flops(arguments: argparse.Namespace, gpu: Accelerator) -> float:
                 "1e24 flops; hours and dollars are --gpu-hours and --dollars, and MODEL comes first"
             )
         return parse_count(number, "--budget")
-    if arguments.dollars and arguments.price is None:
+    return _flops_paid(arguments, gpu, ways[0])
+
+
+def _flops_paid(arguments: argparse.Namespace, gpu: Accelerator, way: str) -> float:
+    """Of hours, or of dollars that buy them."""
+    if way == "dollars" and arguments.price is None:
         raise ConfigError("--dollars needs --price, the dollars of one device for an hour")
-    if arguments.dollars and not arguments.price:
+    if way == "dollars" and not arguments.price:
         raise ConfigError("--price 0 buys hours without end: with --dollars give one above 0")
-    hours = parse_count(arguments.gpu_hours, "--gpu-hours") if arguments.gpu_hours else 0.0
-    if arguments.dollars:
-        hours = parse_count(arguments.dollars, "--dollars") / arguments.price
-    return flops_of_hours(hours, gpu, _utilisation(arguments))
+    text = getattr(arguments, way)
+    given = parse_count(text, dashed(way))
+    hours = given / arguments.price if way == "dollars" else given
+    flops = flops_of_hours(hours, gpu, _utilisation(arguments))
+    if flops > MOST:
+        raise ConfigError(
+            f"{dashed(way)} {shown(text)} is out of range: on {gpu.name.upper()} it is {flops:.3g} FLOPs, and a budget"
+            f" is at most {MOST:g}; give {given * MOST / flops:.3g} or less"
+        )
+    return flops
 
 
 def _utilisation(arguments: argparse.Namespace) -> float:

@@ -16,7 +16,7 @@ from quire.bench.report import build_report, check_report_path, write_report
 from quire.cli.interrupt import instant_exit, terminated_tidily
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.flags import add_flags, read_flags
+from quire.config.flags import add_flags, named, read_flags
 from quire.config.model import read_arch
 from quire.config.quantize import FORMATS, PRUNING, QuantizeOptions, quantization_config
 from quire.config.shapes import check_has_weights
@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "quire quantize MODEL OUTDIR --calibrate FILE [options]"
     parser.add_argument("model_argument", metavar="MODEL", help="folder or hub name; `demo` is the bundled demo model")
-    parser.add_argument("outdir", metavar="OUTDIR", help="folder to make; it must be new or empty")
+    parser.add_argument("outdir", type=named, metavar="OUTDIR", help="folder to make; it must be new or empty")
     add_flags(parser, QuantizeOptions, title="options")
 
 

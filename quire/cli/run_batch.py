@@ -8,7 +8,7 @@ import sys
 from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
 from quire.config.cluster import ClusterConfig
-from quire.config.flags import add_flags, read_flags
+from quire.config.flags import add_flags, named, read_flags
 from quire.core.units import counted
 from quire.engine import stdio
 
@@ -19,11 +19,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "quire run-batch -i FILE -o FILE [MODEL] [options]"
     parser.add_argument(
-        "-i", "--input-file", required=True, metavar="FILE",
+        "-i", "--input-file", type=named, required=True, metavar="FILE",
         help='JSON lines: {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions", "body": {...}}',
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output-file", required=True, metavar="FILE", help="where the answers go, as JSON lines"
+        "-o", "--output-file", type=named, required=True, metavar="FILE", help="where the answers go, as JSON lines"
     )
     parser.add_argument(
         "--concurrency", type=_at_least_one, default=CONCURRENCY, metavar="N",

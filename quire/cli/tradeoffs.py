@@ -26,6 +26,7 @@ from quire.config.flags import read_flags
 from quire.config.model import read_arch
 from quire.config.options import make_options
 from quire.config.quantize import QuantizeOptions
+from quire.config.shapes import check_has_weights
 from quire.core.errors import ConfigError
 from quire.core.ticker import ticking
 
@@ -42,6 +43,7 @@ def run_tradeoffs(namespace: argparse.Namespace) -> int:
     config = engine_config(namespace, disable_log_stats=True)
     if config.skip_tokenizer_init:
         raise ConfigError("quality is told on texts, which need a tokenizer: name a checkpoint that has one")
+    check_has_weights(config.model, "compare")
     from quire.bench.tasks import read_tasks
     from quire.bench.tradeoff_chart import write_tradeoff_chart
     from quire.bench.tradeoffs import lines, measure, read_texts

@@ -163,7 +163,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         if self.qk_norm is not None and self.qk_norm.scope is QKNormScope.ALL:
             raise ConfigError(
                 f"this model norms the queries of all {self.n_heads} heads as one vector, of which each of {n_ranks} "
-                "ranks has a part: take one rank"
+                "ranks has a part",
+                cure="take one rank",
             )
         n_heads = part_of(f"attention has {self.n_heads} query heads", self.n_heads, n_ranks)
         n_times = times_of(self.n_kv_heads, n_ranks, True)

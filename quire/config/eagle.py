@@ -47,7 +47,7 @@ def parse_head(config: dict[str, Any], where: str = "config.json") -> HeadArch:
     if "draft_vocab_size" not in fields:
         raise fields.error("draft_vocab_size", "a number of tokens: this is no EAGLE-3 head, see docs/heads.md")
     vocab_size = fields.integer("vocab_size", 1, 1 << 22)
-    draft_vocab_size = fields.integer("draft_vocab_size", 1, vocab_size)
+    draft_vocab_size = fields.integer("draft_vocab_size", 1, vocab_size, bound="vocab_size")
     hidden_size = fields.integer("hidden_size", 2, 1 << 20)
     if fields.integer("target_hidden_size", 2, 1 << 20, hidden_size) != hidden_size:
         raise fields.error("target_hidden_size", f"hidden_size = {hidden_size}: a head as wide as its model")

@@ -14,14 +14,14 @@ from msgspec import Meta
 
 from quire.config.adapter import MAX_RANK
 from quire.config.eplb import read_eplb
-from quire.config.shapes import PREFIX, RANDOM, check_shape
+from quire.config.shapes import PREFIX, check_shape
 from quire.config.speculative import read_speculative
 from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
 from quire.core.units import format_bytes, parse_bytes
 
 MIN_COMPILE_BYTES = 64 << 20
-
+MOST_SEQS = 65_536
 MAX_NAME_CHARS = 256
 """Of a name under which the API knows the model."""
 
@@ -42,7 +42,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: Annotated[
         str, _doc("Folder in the Hugging Face layout, .gguf file, hub name, or shape:NAME: random weights of that"
-                  " shape, token ids only. Empty: the bundled demo model, but shape:llama-3.1-8b in `quire simulate`.")
+                  " shape; token ids only without --tokenizer. Empty: the demo model, but shape:llama-3.1-8b in"
+                  " `quire simulate`.")
     ] = ""  # fmt: skip
     tokenizer: Annotated[str, _doc("Folder, .gguf file or hub name of a tokenizer that is not with the model.")] = ""
     revision: Annotated[str, _doc("Branch, tag or commit of a hub model.")] = ""
@@ -109,7 +110,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 0
     max_num_seqs: Annotated[
-        int, _doc("Most sequences at once (slots); 0 chooses by device, and by memory for states.", ge=0, le=65536)
+        int, _doc("Most sequences at once (slots); 0 chooses by device, and by memory for states.", ge=0, le=MOST_SEQS)
     ] = 0
     max_num_batched_tokens: Annotated[
         int, _doc("Most tokens in one step; 0 chooses by device.", extra={"counts": True}, ge=0)
@@ -313,8 +314,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.model.startswith(PREFIX):
             check_shape(self.model, self.load_format)
-            for name, value in RANDOM.items():
-                setattr(self, name, value)
+            self.load_format, self.skip_tokenizer_init = "dummy", self.skip_tokenizer_init or not self.tokenizer
 
     @property
     def is_simulated(self) -> bool:

@@ -37,8 +37,10 @@ def experts(
     """n_experts, n_chosen, size: defaults, size None for none. renormalise: None: as norm_topk_prob says, which is
     false where it is absent. routing: more fields of `RoutingSpec`; more: of `ExpertsSpec`. Raises ConfigError."""
     config.only("hidden_act", "silu")
-    number = _n_experts(config, n_experts)
-    chosen = config.integer("num_experts_per_tok", 1, min(MAX_CHOSEN, number), n_chosen)
+    key = _experts_key(config)
+    number = config.integer(key, 1, MAX_EXPERTS, n_experts)
+    most, bound = (number, key) if number < MAX_CHOSEN else (MAX_CHOSEN, "")
+    chosen = config.integer("num_experts_per_tok", 1, most, n_chosen, bound=bound)
     if renormalise is None:
         renormalise = config.flag("norm_topk_prob", False)
     said: dict[str, Any] = {"n_chosen": chosen, "scores": scores, "renormalise": renormalise} | (routing or {})
@@ -49,9 +51,8 @@ def experts(
     )
 
 
-def _n_experts(config: ModelFields, default: int) -> int:
-    name = next((name for name in NAMES if name in config), NAMES[0])
-    return config.integer(name, 1, MAX_EXPERTS, default)
+def _experts_key(config: ModelFields) -> str:
+    return next((name for name in NAMES if name in config), NAMES[0])
 
 
 def softmax_layers(config: ModelFields) -> list[FfnSpec]:
@@ -91,10 +92,11 @@ def _grouped(
     spec = experts(config, router_float32=True, **more)
     routing = msgspec.structs.replace(spec.routing, scale=config.scale("routed_scaling_factor", scale))
     if groups is not None:
-        n_groups = config.integer("n_group", 1, spec.n_experts, groups[0])
+        key = _experts_key(config)
+        n_groups = config.integer("n_group", 1, spec.n_experts, groups[0], bound=key)
         if spec.n_experts % n_groups:
             raise config.error("n_group", f"a divisor of the {spec.n_experts} experts")
-        chosen = config.integer("topk_group", 1, spec.n_experts, groups[1])
+        chosen = config.integer("topk_group", 1, spec.n_experts, groups[1], bound=key)
         if chosen > n_groups:
             raise config.error("topk_group", f"at most n_group = {n_groups}")
         own = spec.n_experts // n_groups
@@ -114,9 +116,10 @@ def _with_shared(config: ModelFields, sparse: ExpertsSpec, default: int) -> Expe
 def _behind_dense(config: ModelFields, sparse: FfnSpec, default: int) -> list[FfnSpec]:
     """Of each layer: a dense feed-forward in the first `first_k_dense_replace`, then experts."""
     config.only("moe_layer_freq", 1)
-    n_dense = config.integer("first_k_dense_replace", 0, config.n_layers, min(default, config.n_layers))
+    n_layers, key = config.n_layers, "first_k_dense_replace"
+    n_dense = config.integer(key, 0, n_layers, min(default, n_layers), bound="num_hidden_layers")
     dense: list[FfnSpec] = [config.feed_forward()] * n_dense
-    return dense + [sparse] * (config.n_layers - n_dense)
+    return dense + [sparse] * (n_layers - n_dense)
 
 
 def every_step(config: ModelFields, sparse: FfnSpec) -> list[FfnSpec]:

@@ -145,11 +145,13 @@ class Fields:
             return ConfigError(f"{self.where}: {name} is missing; it must be {limit}", param=name)
         return ConfigError(f"{self.where}: {name} = {shown(self.values[name])} must be {limit}", param=name)
 
-    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """An integer in [low, high]; `default` when absent, an error if that is None."""
+    def integer(self, name: str, low: int, high: int, default: int | None = None, *, bound: str = "") -> int:
+        """An integer in [low, high]; `default` when absent, an error if that is None. bound: name of the field whose
+        value `high` is, for the error to say."""
         value = self._value(name, default)
         if not is_integer(value) or not low <= value <= high:
-            raise self.error(name, f"an integer from {low:,} to {high:,}")
+            whose = f"{self._aliases.get(bound, bound)} = " if bound else ""
+            raise self.error(name, f"an integer from {low:,} to {whose}{high:,}")
         if name not in self and isinstance(self.values, Watched):
             self.values.assumed[self._aliases.get(name, name)] = int(value)
         return int(value)

@@ -196,6 +196,14 @@ class _Items(argparse.Action):
         setattr(namespace, self.dest, items)
 
 
+def named(text: str) -> str:
+    """Type of an argument that names a file or a folder: an empty one, as of a shell variable that is not set, would
+    mean the current folder, or none. ArgumentTypeError."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{shown(text)} is empty: give a name")
+    return text
+
+
 def _metavar(option: Option) -> str:
     if option.choices:
         return "{" + ",".join(str(choice) for choice in option.choices) + "}"

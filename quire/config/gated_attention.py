@@ -37,4 +37,4 @@ class GatedAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
 
     def share(self, rank: int, n_ranks: int) -> GatedAttentionSpec:
         """It has no parts."""
-        raise ConfigError(f"gated attention cannot be divided among {n_ranks} ranks: take one rank")
+        raise ConfigError(f"gated attention cannot be divided among {n_ranks} ranks", cure="take one rank")

@@ -41,7 +41,7 @@ def mamba(
     size = config.integer(head_dim, 1, MAX_HEAD_DIM, inner_size // n_heads if size is None else size)
     if n_heads * size != inner_size:
         raise config.error(heads, f"{expand} x hidden_size = {inner_size} over {head_dim} = {size}")
-    n_groups = config.integer(groups, 1, n_heads, defaults[1])
+    n_groups = config.integer(groups, 1, n_heads, defaults[1], bound=heads)
     if n_heads % n_groups:
         raise config.error(groups, f"a divisor of {heads} = {n_heads}")
     low, high = _limits(config)

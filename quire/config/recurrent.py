@@ -57,4 +57,4 @@ class RecurrentMixer(msgspec.Struct, frozen=True, kw_only=True):
 
     def share(self, rank: int, n_ranks: int) -> Self:
         """It has no parts."""
-        raise ConfigError(f"recurrent layers cannot be divided among {n_ranks} ranks: take one rank")
+        raise ConfigError(f"recurrent layers cannot be divided among {n_ranks} ranks", cure="take one rank")

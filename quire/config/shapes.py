@@ -14,7 +14,7 @@ BUNDLED: Final = {"": "demo", "demo": "demo"}
 """Model argument → folder of `MODELS`. A local folder of such a name is reached as ./demo."""
 FOLDER: Final = pathlib.Path(__file__).resolve().parents[1] / "bench" / "shapes"
 RANDOM: Final[dict[str, object]] = {"load_format": "dummy", "skip_tokenizer_init": True}
-"""Options of the engine without which no shape runs: seeded random weights, token ids only."""
+"""Options of the engine with which a shape runs: seeded random weights, and token ids only if no tokenizer is named."""
 
 
 def shape_folder(model: str) -> pathlib.Path | None:

@@ -112,7 +112,7 @@ def share_arch(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:
         numbers = [str(n) for n in range(2, MOST_RANKS + 1) if _divides(arch, n)]
         message = f"{error.message} ({', '.join(numbers)} work)"
         if not numbers:
-            message = f"{error.message.partition(': take ')[0]}: take one rank; no other number works"
+            message = f"{error.wrong}: take one rank; no other number works"
         raise ConfigError(message, param=error.param) from None
 
 
@@ -140,7 +140,9 @@ def _vocabulary(name: str, n_rows: int, rank: int, n_ranks: int) -> tuple[int, i
     """(first, number) of a rank's rows: equally many, but for the last rank."""
     most = -(-n_rows // n_ranks)
     if most * (n_ranks - 1) >= n_rows:
-        raise ConfigError(f"{name} has {n_rows} rows, of which the last of {n_ranks} ranks would have none: take fewer")
+        raise ConfigError(
+            f"{name} has {n_rows} rows, of which the last of {n_ranks} ranks would have none", cure="take fewer"
+        )
     return rank * most, min(most, n_rows - rank * most)
 
 
@@ -148,7 +150,9 @@ def part_of(what: str, size: int, n_ranks: int, unit: int = 1, step: int = 1) ->
     """Of one rank, whole units and whole steps."""
     together = f" in units of {unit}" if unit > 1 else ""
     if size % (unit * n_ranks):
-        raise ConfigError(f"{what}{together}, which {n_ranks} ranks cannot share equally: take another number of ranks")
+        raise ConfigError(
+            f"{what}{together}, which {n_ranks} ranks cannot share equally", cure="take another number of ranks"
+        )
     if size // n_ranks % step:
         raise ConfigError(
             f"{what}{together}: the {size // n_ranks} of one rank of {n_ranks} are not a multiple of the {step} that"

@@ -149,9 +149,16 @@ class RequestQuarantined(RequestError):
 
 
 class ConfigError(QuireError):
-    """A start-up option or a field of config.json cannot be honoured."""
+    """A start-up option or a field of config.json cannot be honoured.
+
+    cure: what to do, said behind the message and a colon. `wrong` is the message without it, for who knows better.
+    """
 
     code = Code.INVALID_CONFIG
+
+    def __init__(self, message: str, *, param: str | None = None, code: Code | None = None, cure: str = "") -> None:
+        super().__init__(f"{message}: {cure}" if cure else message, param=param, code=code)
+        self.wrong = message
 
 
 class LoadError(QuireError):

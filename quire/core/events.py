@@ -218,11 +218,12 @@ class Explained(msgspec.Struct, tag="explained"):
 
 
 class Done(msgspec.Struct, tag="done"):
-    """Answer to an order. error: why it was not carried out."""
+    """Answer to an order. error: why it was not carried out; param: the field that is to blame for that, if one is."""
 
     ticket: int
     value: bool = True
     error: str | None = None
+    param: str | None = None
 
 
 class PrefixUpdate(msgspec.Struct, tag="prefixes"):

@@ -194,7 +194,7 @@ class EngineLoop:
 
     def _carry_out(self, order: Order) -> Done:
         """The news of it goes to every client before the answer goes to one."""
-        value, error = True, None
+        value, error, param = True, None, None
         try:
             match order:
                 case ResetPrefixCache():
@@ -209,10 +209,10 @@ class EngineLoop:
         except RanksLost:
             raise
         except (EngineError, RequestError) as failure:
-            error = failure.message
+            error, param = failure.message, failure.param
         self._next_stats_s = 0.0
         self._send_stats()
-        return Done(order.ticket, value, error)
+        return Done(order.ticket, value, error, param)
 
     def _begin_loading(self, order: LoadAdapter) -> None:
         """The loop goes on while it is read."""
@@ -223,7 +223,7 @@ class EngineLoop:
         except RanksLost:
             raise
         except QuireError as error:
-            self._router.answer(Done(order.ticket, False, error.message))
+            self._router.answer(Done(order.ticket, False, error.message, error.param))
         else:
             self._loading[order.ticket] = loading
 

@@ -31,7 +31,7 @@ class Questions:
         and EngineLost or EngineDead without an engine."""
         answer = await self._ask(make, None)
         if isinstance(answer, Done) and answer.error is not None:
-            raise failed(answer.error)
+            raise failed(answer.error, param=answer.param)
         return isinstance(answer, Done) and answer.value
 
     def answer(self, event: Explained | Done) -> None:

@@ -19,7 +19,8 @@ from quire.core.spelling import did_you_mean, did_you_mean_and_known
 
 PRICES: Final = (1e-6, 1e6)
 """Least and most dollars an hour of a device."""
-MOST_TOKENS: Final = 1 << 24
+MOST_TOKENS: Final = (1 << 24) - 1
+"""Of a prompt, and of an output, that is planned, measured or simulated."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.bench.datasets import MOST_TOKENS
 from quire.bench.simulate.requests import SimRequest
 from quire.core.errors import ConfigError, shown
 from quire.core.files import read_regular
+from quire.planner.workload import MOST_TOKENS
 
 MAX_TRACE_BYTES: Final = 2 << 30
 LONGEST_S: Final = 366 * 86400.0

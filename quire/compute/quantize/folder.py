@@ -37,6 +37,8 @@ def check_target(target: pathlib.Path) -> None:
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         what = "is a link" if target.is_symlink() else "is not a folder"
         raise ConfigError(f"OUTDIR {shown(str(target))} {what}: give the name of a new folder")
+    if target.is_dir() and target.samefile("."):  # a folder is put in its place, and the shell is left in the old one
+        raise ConfigError(f"OUTDIR {shown(str(target))} is the current folder: give the name of a new folder")
     if target.is_dir() and any(target.iterdir()):
         raise ConfigError(f"OUTDIR {shown(str(target))} is not empty: give the name of a new folder, or empty it first")
     parent = target.absolute().parent

@@ -31,7 +31,7 @@ NAMES: Final[dict[str, str | Stored]] = {
 def falcon(config: ModelFields) -> ModelArch:
     if "n_embed" in config:  # the older name, which wins in transformers too
         config = config.with_values(hidden_size=config.values["n_embed"])
-    head_dim = config.hidden_size // config.integer("num_attention_heads", 1, config.hidden_size)
+    head_dim = config.hidden_size // config.integer("num_attention_heads", 1, config.hidden_size, bound="hidden_size")
     config.only("head_dim", head_dim)
     config.only("apply_residual_connection_post_layernorm", False)
     norm, bias = config.layer_norm("layer_norm_epsilon"), config.flag("bias", False)

@@ -46,7 +46,7 @@ def minimax_m2(config: ModelFields) -> ModelArch:
         config.only(name, value)
     config.only("shared_intermediate_size", 0)
     norm, head_dim = config.rms(), config.integer("head_dim", 2, MAX_HEAD_DIM, 128)
-    rotated = config.integer("rotary_dim", 2, head_dim, head_dim)
+    rotated = config.integer("rotary_dim", 2, head_dim, head_dim, bound="head_dim")
     mixer = config.attention(
         n_kv_heads=8, head_dim=128, rope=config.rope(theta=5e6, partial=rotated / head_dim),
         qk_norm=QKNorm(norm=norm, scope=QKNormScope.ALL),

@@ -109,7 +109,8 @@ class ReplicaQuestions:
             whole.found += answer.found
         elif isinstance(whole, Done) and isinstance(answer, Done):
             whole.value &= answer.value
-            whole.error = whole.error or answer.error
+            if whole.error is None:
+                whole.error, whole.param = answer.error, answer.param
         if question.left:
             return
         del self._asked[answer.ticket]

@@ -46,8 +46,7 @@ async def serve_load_adapter(state: ServerState, exchange: Exchange) -> None:
     except InvalidParameter as error:
         raise refusal_of(error) from None
     except RequestError as error:
-        # An engine answers in words alone; those of `InvalidParameter` begin with the field.
-        param = "lora_name" if error.message.startswith("lora_name = ") else "lora_path"
+        param = error.param if error.param == "lora_name" else "lora_path"  # or a key of what is there
         raise bad_request(error.message, param, "adapter_not_loaded") from None
     text = f"Success: LoRA adapter '{body.lora_name}' added successfully."
     await exchange.respond(200, text.encode(), b"text/plain; charset=utf-8")

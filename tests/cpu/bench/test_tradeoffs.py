@@ -71,6 +71,20 @@ def test_rows_of_all_variants(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "plot.html").read_text().count("<circle") == 2 * len(rows)
 
 
+def test_more_sequences_than_run_at_once_are_refused_before_anything_is_measured(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    random_checkpoint(tmp_path / "model", "Llama", vocab_size=byte_model.N_LOGITS)
+    byte_model.make_tokenizer(tmp_path / "model")
+    config = EngineConfig(model=str(tmp_path / "model"), device="cpu", num_gpu_blocks_override=64, max_num_seqs=4)
+    options = TradeoffOptions(window=40, batch_sizes=[2, 5], output_len=3, num_iters=1)
+    with pytest.raises(ConfigError, match="--batch-sizes 5 is more than the 4 sequences that run at once: take fewer"):
+        next(measure(config, options, {"code": TEXT}, [], lambda *_: "", {}))
+    with pytest.raises(SystemExit):
+        run(["bench", "tradeoffs", "--batch-sizes", "1", "999999999"])
+    assert "--batch-sizes: '999999999' is not allowed: it must be an integer between 1" in capsys.readouterr().err
+
+
 def test_texts_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8"):
@@ -90,6 +104,7 @@ def test_texts_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
     (["--calibrate", "{text}", "--sample-tokens", "4096"], "--sample-tokens 4,096 is more than the model's context"),
     (["--calibrate", "{text}", "--window", "100000"], "--window 100,000 is more than the 2,047 that the context has"),
     (["--calibrate", "{text}", "--output-len", "5000"], "--output-len 5,000 is more than the 2,016 that the context"),
+    (["shape:qwen3-0.6b", "--tokenizer", "demo", "--calibrate", "{text}"], "is a shape and has no weights to compare"),
     (["shape:qwen3-0.6b", "--calibrate", "{text}"], "need a tokenizer: name a checkpoint that has one"),
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_refused_before_anything_is_measured(

@@ -65,8 +65,10 @@ def test_a_folder_and_its_figures(
 
 
 def test_what_is_wrong_is_said_before_anything_is_made(
-    model: pathlib.Path, text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    model: pathlib.Path, text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
     out, full, short, link = (tmp_path / name for name in ("out", "full", "short.txt", "link"))
     full.mkdir()
     link.symlink_to(full)
@@ -86,6 +88,7 @@ def test_what_is_wrong_is_said_before_anything_is_made(
         ([str(model), str(full), "--calibrate", text], "is not empty"),
         ([str(model), str(short), "--calibrate", text], "is not a folder: give the name of a new folder"),
         ([str(model), str(link), "--calibrate", text], "is a link: give the name of a new folder"),
+        ([str(model), ".", "--calibrate", text], "OUTDIR '.' is the current folder: give the name of a new folder"),
         ([str(model), str(out / "inner"), "--calibrate", text], "cannot be made"),
         ([str(model), str(out), "--calibrate", text, "--act-order", "--method", "rtn"], "belongs to --method gptq"),
         ([str(quantised), str(out), "--calibrate", text], "is quantised already"),

@@ -172,7 +172,7 @@ def test_a_prompt_that_is_too_long_is_one_line_and_exit_code_1(capsys: pytest.Ca
 
 def test_a_model_without_tokenizer_cannot_chat(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "shape:qwen3-0.6b"]) == 2
-    assert "has no tokenizer, which this command needs" in capsys.readouterr().err
+    assert "has no tokenizer, which this command needs: name one with --tokenizer" in capsys.readouterr().err
 
 
 def test_a_missing_folder_is_a_load_error(capsys: pytest.CaptureFixture[str]) -> None:

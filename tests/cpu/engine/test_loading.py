@@ -19,7 +19,7 @@ from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, EngineError, LoadError, QuireError
 from quire.core.events import EndKind, EngineFailed, EngineReady, Fetching
-from quire.engine.frontend import load_beside, load_tokenizer
+from quire.engine.frontend import Frontend, load_beside, load_tokenizer
 from quire.engine.llm import LLM
 from quire.engine.process import StatusPipe, fetch
 from quire.engine.supervisor import EngineSupervisor
@@ -120,6 +120,23 @@ def test_a_wrong_tokenizer_names_its_option(tmp_path: pathlib.Path, monkeypatch:
     os.close(writing)
     with pytest.raises(ConfigError, match=r"^tokenizer\.json is missing"):
         load_tokenizer(EngineConfig(model=str(tmp_path)), tmp_path, arch)
+
+
+def test_a_shape_takes_the_tokenizer_that_is_named() -> None:
+    """If its ids have rows in the shape's embedding. Its chat template comes with it."""
+    demo = str(ROOT / "quire" / "_models" / "demo")
+    assert Frontend.load(EngineConfig(model="shape:qwen3-0.6b")).tokenizer is None
+    own = EngineConfig(model="shape:qwen3-0.6b", tokenizer=demo)
+    found = Frontend.load(own)
+    assert found.tokenizer is not None and found.tokenizer.decode(found.tokenizer.encode("a word")) == "a word"
+    assert found.chat_template is not None and found.arch is not None and found.arch.vocab_size == 151_936
+    assert own.load_format == "dummy", "its weights are random all the same"
+    small = {"vocab_size": 1000, "bos_token_id": 1, "eos_token_id": 2}
+    few = EngineConfig(model="shape:qwen3-0.6b", tokenizer=demo, hf_overrides=small)
+    with pytest.raises(ConfigError, match=f"^--tokenizer {demo}: .* the model embeds only 1000 tokens"):
+        Frontend.load(few)
+    left_out = EngineConfig(model="shape:qwen3-0.6b", tokenizer=demo, skip_tokenizer_init=True)
+    assert Frontend.load(left_out).tokenizer is None
 
 
 def test_a_missing_tokenizer_is_found_before_weights_are_made(

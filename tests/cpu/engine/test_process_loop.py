@@ -17,7 +17,7 @@ from test_faults import FakeLauncher, engine, request, run
 from quire.config.engine import EngineConfig
 from quire.core.commands import Hello, LoadAdapter, Shutdown, Submit, UnloadAdapter
 from quire.core.errors import ConfigError, EngineError
-from quire.core.events import EndKind, EngineEnd, EngineReady, EngineStats, FinishReason, SeqDelta, StepOutputs
+from quire.core.events import Done, EndKind, EngineEnd, EngineReady, EngineStats, FinishReason, SeqDelta, StepOutputs
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult
 from quire.engine import process
@@ -294,3 +294,18 @@ def test_a_rank_that_is_lost_is_no_answer_to_who_loads_an_adapter() -> None:
     reader.loss = RanksLost("rank 1 ended with SIGKILL", EndKind.KILLED)
     with pytest.raises(RanksLost):
         loop._handle(UnloadAdapter(3, "x"))
+
+
+def test_who_asked_for_an_adapter_is_told_which_field_is_to_blame() -> None:
+    core, answers = engine(LaunchExecutor(FakeLauncher())), list[Done]()
+    core.adapters = AdapterRegistry(LosingReader(), 1)
+    router = ClientRouter(FakeSocket(), READY)  # type: ignore[arg-type]
+    router.answer = answers.append  # type: ignore[method-assign, assignment]
+    loop = EngineLoop(core, router, StatusPipe(-1), log_stats=False)
+    loop._lora_root = "/"
+    core.adapters.begin("x", "/x")
+    loop._handle(LoadAdapter(1, "y", "/y"))  # all that the host keeps are being read
+    loop._handle(LoadAdapter(2, "z", ""))
+    assert [(one.ticket, one.value, one.param) for one in answers] == [(1, False, "lora_name"), (2, False, "lora_path")]
+    done = loop._carry_out(UnloadAdapter(3, "nobody"))
+    assert (done.ticket, done.param) == (3, "lora_name") and "nobody" in str(done.error)

@@ -106,6 +106,7 @@ class FakeEngine:
         self.asleep = 0
         """The level of its sleep."""
         self.sleep_failure: str | None = None
+        self.failed_param: str | None = None
         """Why orders are not carried out."""
         self.adapters: dict[str, AdapterFacts] = {}
         self.text: str | None = None
@@ -186,7 +187,7 @@ class FakeEngine:
         elif isinstance(order, UnloadAdapter) and self.adapters.pop(order.name, None) is None:
             error = "no such adapter"
         self._outputs.put_nowait(StepOutputs([], self.stats()))
-        self._outputs.put_nowait(Done(order.ticket, not self.running, error))
+        self._outputs.put_nowait(Done(order.ticket, not self.running, error, self.failed_param))
 
     def close(self) -> None:
         for request_id in list(self.running):

@@ -11,8 +11,6 @@ import httpx
 import pytest
 from http_bodies import CHAT, OTHER_BODIES, TEXT, check_error, valid
 
-from quire.core.errors import InvalidParameter
-
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -67,8 +65,10 @@ def test_bad_bodies_and_reasons_of_the_engine(server: Any, client: httpx.Client)
     server.engine.sleep_failure = "it is not inside"
     error = check_error(client.post(LOAD, json={"lora_name": "x", "lora_path": "../y"}), 400, "lora_path")
     assert (error["message"], error["code"]) == ("it is not inside", "adapter_not_loaded")
-    server.engine.sleep_failure = InvalidParameter("lora_name", "x", "the name of no loaded adapter").message
+    server.engine.sleep_failure, server.engine.failed_param = "all adapters are in use", "lora_name"
     check_error(client.post(LOAD, json={"lora_name": "x", "lora_path": "y"}), 400, "lora_name")
+    server.engine.sleep_failure, server.engine.failed_param = "r = 999 is too large", "r"
+    check_error(client.post(LOAD, json={"lora_name": "x", "lora_path": "y"}), 400, "lora_path")
     assert names(client) == ["fake", "fake-alias"]
 
 

@@ -99,6 +99,11 @@ def test_no_command_prints_help_and_exits_with_2(capsys: pytest.CaptureFixture[s
     (["bench", "latency", "--batchsize", "1"],
      "quire bench latency: error: unknown option --batchsize; did you mean --batch-size?"),
     (["generate", "--top-p", "2"], "quire generate: error: argument --top-p: '2' is not allowed"),
+    (["quantize", "demo", ""], "quire quantize: error: argument OUTDIR: '' is empty: give a name"),
+    (["merge", "demo", "adapter", " "], "quire merge: error: argument OUTDIR: ' ' is empty: give a name"),
+    (["run-batch", "-i", "in", "-o", ""], "quire run-batch: error: argument -o/--output-file: '' is empty: give"),
+    (["run-batch", "-i", "", "-o", "out"], "quire run-batch: error: argument -i/--input-file: '' is empty: give"),
+    (["plan", "train", "--budget", "1e20", "--plot", ""], "quire plan train: error: argument --plot: '' is empty"),
     (["--vers"], "quire: error: unknown option --vers; did you mean --version?"),
 ])  # fmt: skip
 def test_wrong_command_lines_exit_with_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:

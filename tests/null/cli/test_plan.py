@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from benchmarks import plan_speed
+from quire.bench.datasets import read_lengths
 from quire.bench.shape import FOLDER
 from quire.cli.command import make_parser, run
 from quire.config.engine import EngineConfig
@@ -23,6 +24,7 @@ from quire.engine.simulated import SimulatedMachine
 from quire.planner.accelerators import accelerator_named
 from quire.planner.calibration import FOLDER as CALIBRATIONS
 from quire.planner.error_bar import EXPERTS, WINDOWS
+from quire.planner.workload import MOST_TOKENS
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
@@ -343,6 +345,11 @@ def test_lengths_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: pathlib
     (tmp_path / "mine.json").write_text('{"input": [100, 300], "output": [50, 150]}')
     text = planned(capsys, "shape:qwen3-0.6b", "--gpu", "l4", "--workload", str(tmp_path / "mine.json"))
     assert "workload mine" in text
+    (tmp_path / "mine.json").write_text(f'{{"input": [{MOST_TOKENS + 1}], "output": [1]}}')
+    said = refused(capsys, "shape:qwen3-0.6b", "--gpu", "l4", "--workload", str(tmp_path / "mine.json"))
+    assert "request 0 has the lengths (16777216, 1): whole numbers from 1 to 16,777,215 are wanted" in said
+    with pytest.raises(ConfigError, match="`int` <= 16777215"):
+        read_lengths(str(tmp_path / "mine.json"))
 
 
 @pytest.mark.parametrize(("words", "within", "said"), [

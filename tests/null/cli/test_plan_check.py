@@ -89,8 +89,17 @@ def test_a_result_of_a_model_that_is_not_here_is_taken_for_that_of_the_one_named
     result = json.loads((RESULTS / "w1.json").read_text())
     result["config"]["model"] = "shape:gone-1b"
     (tmp_path / "r.json").write_text(json.dumps(result))
-    assert "name MODEL" in refused(capsys, "--check", str(tmp_path / "r.json"))
+    said = refused(capsys, "--check", str(tmp_path / "r.json"))
+    assert "name MODEL, as in quire plan shape:NAME --check RESULT.json" in said
     assert "worst: W1" in planned(capsys, "shape:qwen3-0.6b", "--check", str(tmp_path / "r.json"))
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "shape:llama-3.1-8b"])
+def test_a_model_in_the_place_of_the_result_is_told_its_own(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    said = refused(capsys, "--check", name)
+    assert f"--check '{name}' is a model" in said and "as quire plan shape:llama-3.1-8b --check RESULT.json" in said
+    said = refused(capsys, "llama-3.1-8b", "--check", str(RESULTS / "w6.json"))
+    assert "did you mean shape:llama-3.1-8b?" in said
 
 
 @pytest.mark.parametrize("model", ["", "demo"])

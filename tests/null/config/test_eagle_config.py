@@ -63,7 +63,7 @@ def test_layers_that_do_not_fit_the_model() -> None:
     ("changes", "said"),
     [
         ({"draft_vocab_size": None}, "draft_vocab_size = None must be a number of tokens: this is no EAGLE-3 head"),
-        ({"draft_vocab_size": 128257}, "draft_vocab_size = 128257 must be an integer from 1 to 128,256"),
+        ({"draft_vocab_size": 128257}, "draft_vocab_size = 128257 must be an integer from 1 to vocab_size = 128,256"),
         ({"num_hidden_layers": 2}, "num_hidden_layers = 2 must be an integer from 1 to 1"),
         ({"target_hidden_size": 5120}, "target_hidden_size = 5120 must be hidden_size = 4096"),
         ({"norm_before_residual": True}, "norm_before_residual = True must be False"),

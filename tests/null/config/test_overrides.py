@@ -135,6 +135,21 @@ def test_only_absent_keys_that_a_message_speaks_of_are_told() -> None:
     assert caught.value.message.endswith(said)
 
 
+@pytest.mark.parametrize(("shape", "given", "said"), [
+    ("qwen3-30b-a3b", {"num_experts": None, "num_experts_per_tok": 200}, "an integer from 1 to 64"),
+    ("qwen3-30b-a3b", {"num_experts": 4, "num_experts_per_tok": 8}, "= 8 must be an integer from 1 to num_experts = 4"),
+    ("olmoe-1b-7b", {"num_experts": None, "num_local_experts": 4}, "an integer from 1 to num_local_experts = 4"),
+    ("deepseek-v2-lite", {"n_routed_experts": None, "topk_method": "group_limited_greedy", "n_group": 65},
+     "must be an integer from 1 to num_experts = 64; absent keys count as their defaults: num_experts (64)"),
+    ("deepseek-v2-lite", {"first_k_dense_replace": 28}, "= 28 must be an integer from 0 to num_hidden_layers = 27"),
+    ("mamba2-2.7b", {"n_groups": 81}, "n_groups = 81 must be an integer from 1 to num_heads = 80"),
+])  # fmt: skip
+def test_a_bound_that_is_another_keys_value_is_told_by_its_name(shape: str, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_arch(SHAPES / shape, given)
+    assert caught.value.message.endswith(said)
+
+
 @pytest.mark.parametrize("shape, key, value", [
     ("lfm2-1.2b", "full_attn_idxs", [1]),
     ("gpt-oss-20b", "layer_types", ["full_attention"] * 2),

@@ -14,7 +14,7 @@ from quire.config.kv import kv_layout
 from quire.config.layers import NormSpec
 from quire.config.model import read_arch
 from quire.config.parameters import Cut, Matrix, NormTable, layer_parameters
-from quire.config.shares import share, share_arch, share_norm
+from quire.config.shares import share, share_arch, share_layer, share_norm
 from quire.core.errors import ConfigError
 from quire.planner.memory import MemoryEquation
 
@@ -144,6 +144,25 @@ def test_all_shares_are_equal_or_refused(n_ranks: int, n_units: int, unit: int, 
     assert {(one.matrix.n_in, one.matrix.parts) for one in shares} == {(shares[0].matrix.n_in, shares[0].matrix.parts)}
     numbers = sum(one.matrix.n_in * one.matrix.n_out for one in shares)
     assert numbers == whole.n_in * whole.n_out
+
+
+class Whole:
+    """A mixer that no ranks can share, and a part of whose name looks like a cure."""
+
+    def share(self, rank: int, n_ranks: int) -> Whole:
+        raise ConfigError(f"model.give: take 2.weight has no parts for {n_ranks} ranks", cure="use one rank")
+
+
+def test_a_cure_is_no_part_of_what_was_wrong() -> None:
+    arch = read_arch(SHAPES / "qwen3-0.6b")
+    layer = msgspec.structs.replace(arch.layers[0], mixer=Whole())
+    with pytest.raises(ConfigError) as caught:
+        share_arch(msgspec.structs.replace(arch, layers=(layer,)), 0, 2)
+    wrong = "model.give: take 2.weight has no parts for 2 ranks"
+    assert caught.value.message == f"{wrong}: take one rank; no other number works"
+    with pytest.raises(ConfigError) as inner:
+        share_layer(layer, 0, 2)
+    assert (inner.value.wrong, inner.value.message) == (wrong, f"{wrong}: use one rank")
 
 
 @pytest.mark.parametrize("shape, said", [

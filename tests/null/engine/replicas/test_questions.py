@@ -58,3 +58,13 @@ async def test_who_comes_gives_up_the_modules_that_the_others_have_not() -> None
     await told.do(UnloadAdapter(1, "m"))
     await told.do(LoadAdapter(2, "m", "/m"))
     assert await told.newcomer() == [(LoadAdapter, "m")]
+
+
+async def test_what_the_first_that_refuses_blames_is_the_answer() -> None:
+    told, answers = Told(), list[Done]()
+    told.figures.introduce("b", READY)
+    told.questions.on_answer = answers.append  # type: ignore[assignment]
+    await told.questions.ask(LoadAdapter(1, "y", "/y"))
+    told.questions.take("a", Done(1))
+    told.questions.take("b", Done(1, value=False, error="all adapters are in use", param="lora_name"))
+    assert answers == [Done(1, value=False, error="all adapters are in use", param="lora_name")]
