@@ -197,10 +197,7 @@ def _executor(balancer: ExpertBalancer | None, worker: Worker) -> Executor:
     if not isinstance(worker, LeadingWorker):
         return own
     n_slots = 0 if worker.data is None else worker.data.n_slots
-    if worker.platform.computes_alone:  # else another thread launches, and what comes is received as it comes
-        ranks = RanksExecutor(own, worker.group, n_slots, worker.told)
-    else:
-        ranks = RanksExecutor(own, worker.group, n_slots)
+    ranks = RanksExecutor(own, worker.group, n_slots, worker.rest)
     return ranks if balancer is None else BalancingExecutor(ranks, own.in_turn, worker.group, balancer, balancer.eplb)
 
 

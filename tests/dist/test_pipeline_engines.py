@@ -48,6 +48,8 @@ def test_stages_sleep_and_a_stopped_one_is_named(folder: pathlib.Path, monkeypat
     llm = LLM(model, **SIZE, pipeline_parallel_size=2, enable_sleep_mode=True)
     check_answers(llm, model)
     expected = llm.generate(["one"], FEW, use_tqdm=False)[0].outputs[0].token_ids
+    first = llm.engine.executor._own.worker.runner  # type: ignore[attr-defined]
+    assert not first._asked, "without work no message of a stage waits to be received"
     for level in (1, 2):
         llm.sleep(level)
         llm.wake_up()

@@ -64,7 +64,7 @@ class Pipeline:
     ) -> None:
         """connect: to another stage; share: with those of this rank's. meeting_point: path of a file that is not there,
         as those that begin like it are not. most_sent: steps in flight, at most."""
-        self.stage, self.n_stages = shape.stage_of(rank), shape.pp
+        self.stage, self.n_stages, self.most_sent = shape.stage_of(rank), shape.pp, most_sent
         place = shape.place_in_stage(rank)
         self._met: list[MeetingComm | Link] = []
         """In an order in which all ranks can meet."""

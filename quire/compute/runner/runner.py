@@ -285,9 +285,6 @@ class Runner:
         finally:
             self._forwards = every
 
-    def told(self, step: int) -> None:
-        """Other ranks have told the result of this step, and of all before it."""
-
     def take_all(self) -> None:
         """Have nothing on its way, when all that was launched has its result: it never is, within one device."""
 

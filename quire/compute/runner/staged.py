@@ -153,19 +153,13 @@ class StageRunner(Runner):
         while self._asked:
             self._take(self._asked.popleft())
 
-    @torch.inference_mode()
-    def told(self, step: int) -> None:
-        """See `Runner`. Its tokens are sent by now: an engine without work has received all, and a stage that sends
-        waits for no step that is yet to come."""
-        while self._asked and self._asked[0].step <= step:
-            self._take(self._asked.popleft())
-
     def _take_needed(self, plan: StepPlan) -> None:
         """Tokens that this step computes, with all that were chosen before them; no more than a step of each stage are
-        left on their way."""
-        n_left = len(self._asked)
+        left on their way, nor one that is no longer in flight: what the last stage has sent is to be received without
+        a step that is yet to come."""
+        n_left, newest = len(self._asked), plan.step - self._pipeline.most_sent
         for number, asked in enumerate(self._asked, 1):
-            if np.isin(asked.slots, plan.spans.slots).any():
+            if asked.step <= newest or np.isin(asked.slots, plan.spans.slots).any():
                 n_left = len(self._asked) - number
         while len(self._asked) > min(n_left, self._pipeline.n_stages):
             self._take(self._asked.popleft())

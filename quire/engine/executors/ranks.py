@@ -19,18 +19,21 @@ from quire.engine.executors.executor import Executor, RanksLost
 from quire.engine.executors.inline import Drafts
 from quire.engine.ranks.group import RankGroup
 
-Tell = Callable[[int], None]
-
 
 class RanksFuture(concurrent.futures.Future[StepResult]):
     """A step of rank 0, whose failure has a reason that may be another rank's."""
 
     def __init__(
-        self, plan: StepPlan, step: concurrent.futures.Future[StepResult], group: RankGroup, n_slots: int, tell: Tell
+        self,
+        plan: StepPlan,
+        step: concurrent.futures.Future[StepResult],
+        group: RankGroup,
+        n_slots: int,
+        told: Callable[[], None],
     ) -> None:
-        """n_slots, tell: as in `RanksExecutor`."""
+        """n_slots: as in `RanksExecutor`. told: called once, when the result is known."""
         super().__init__()
-        self._plan, self._step, self._group, self._n_slots, self._tell = plan, step, group, n_slots, tell
+        self._plan, self._step, self._group, self._n_slots, self._told = plan, step, group, n_slots, told
         self._own: StepResult | None = None
 
     def done(self) -> bool:
@@ -45,8 +48,7 @@ class RanksFuture(concurrent.futures.Future[StepResult]):
             for one in others:
                 one.wait(self._plan.step, timeout)
             results = [one.take(self._plan.step) for one in others]
-            if results:
-                self._tell(self._plan.step)
+            self._told()
             if self._n_slots:
                 return joined(self._plan, [own, *results], self._n_slots)
             return results[-1] if results else own
@@ -61,10 +63,14 @@ class RanksFuture(concurrent.futures.Future[StepResult]):
 class RanksExecutor:
     """`Executor` of a rank 0 that has others beside it."""
 
-    def __init__(self, own: Executor, group: RankGroup, n_slots: int = 0, tell: Tell = lambda step: None) -> None:
-        """own: of rank 0. n_slots: of each data-parallel rank; 0: there is one. tell: called with a step whose result
-        others have told, by who asks for the result."""
-        self._own, self._group, self._n_slots, self._tell = own, group, n_slots, tell
+    def __init__(
+        self, own: Executor, group: RankGroup, n_slots: int = 0, rest: Callable[[], None] = lambda: None
+    ) -> None:
+        """own: of rank 0. n_slots: of each data-parallel rank; 0: there is one. rest: called by who asks for a result,
+        when no step is under way any more."""
+        self._own, self._group, self._n_slots, self._rest = own, group, n_slots, rest
+        self._n_open = 0
+        """Steps whose result nobody has yet."""
 
     def prepare(self, plan: StepPlan) -> None:
         """For rank 0 alone: the others begin earlier, without work of control."""
@@ -77,7 +83,13 @@ class RanksExecutor:
             future: concurrent.futures.Future[StepResult] = concurrent.futures.Future()
             future.set_exception(loss)
             return future
-        return RanksFuture(plan, self._own.submit(plan), self._group, self._n_slots, self._tell)
+        self._n_open += 1
+        return RanksFuture(plan, self._own.submit(plan), self._group, self._n_slots, self._told)
+
+    def _told(self) -> None:
+        self._n_open -= 1
+        if not self._n_open:
+            self._rest()
 
     def drafts(self) -> Drafts:
         return self._own.drafts()

@@ -17,7 +17,7 @@ from quire.core.plan import OnDrafts, StepPlan
 from quire.engine.executors.executor import RanksLost, is_out_of_memory
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.group import RankGroup
-from quire.engine.ranks.wire import Allocate, Measure, SleepRanks, TellLoads, WakeRanks
+from quire.engine.ranks.wire import Allocate, Measure, SleepRanks, TakeTokens, TellLoads, WakeRanks
 from quire.planner.drafts import DraftCosts
 
 LOADS_WAIT_S: Final = 0.5
@@ -62,10 +62,11 @@ class LeadingWorker(Worker):
         self.done.launched()
         return launched
 
-    def told(self, step: int) -> None:
-        """Other ranks have told the result of this step."""
-        if self._runner is not None:
-            self._runner.told(step)
+    def rest(self) -> None:
+        """All results are told. Stages receive what was sent to them, so that no message waits for the next request."""
+        if self._pipeline is not None:
+            self.group.say(TakeTokens())
+            self.runner.take_all()
 
     def load(self) -> WorkerFacts:
         """Start the other ranks, and load with them."""

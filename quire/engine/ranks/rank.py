@@ -33,6 +33,7 @@ from quire.engine.ranks.wire import (
     ReadAdapter,
     SleepRanks,
     Stop,
+    TakeTokens,
     TellLoads,
     WakeRanks,
     decode,
@@ -125,6 +126,8 @@ class Rank:
                 self._worker.sleep(level)
             case WakeRanks():
                 self._worker.wake()
+            case TakeTokens():
+                self._worker.runner.take_all()
             case BalanceExperts(stage):
                 if self._balancer is None:
                     raise EngineError("experts are to move, but this rank was not told so at its start")

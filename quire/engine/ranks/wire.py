@@ -38,6 +38,10 @@ class WakeRanks(msgspec.Struct, tag="wake"):
     """Take it again."""
 
 
+class TakeTokens(msgspec.Struct, tag="take_tokens"):
+    """All results are told: receive what was sent, see `Runner.take_all`."""
+
+
 class TellLoads(msgspec.Struct, tag="tell_loads"):
     """Who says results says how many tokens chose each expert, see `Worker.expert_loads`."""
 
@@ -83,7 +87,7 @@ class Stop(msgspec.Struct, tag="stop"):
 
 
 AdapterOrder = ReadAdapter | KeepAdapter | ForgetAdapter | DropAdapter
-Order = Allocate | Measure | SleepRanks | WakeRanks | TellLoads | BalanceExperts | AdapterOrder | Stop
+Order = Allocate | Measure | SleepRanks | WakeRanks | TakeTokens | TellLoads | BalanceExperts | AdapterOrder | Stop
 Said = StepPlan | StepMasks | Order
 
 

@@ -1,4 +1,4 @@
-"""Results of other ranks: whose count, and who is told that they came."""
+"""Results of other ranks: whose count, and when all have come."""
 
 from __future__ import annotations
 
@@ -45,21 +45,26 @@ class Group:
     def say(self, plan: StepPlan) -> None: ...
 
 
-def executor(group: Any, told: list[int]) -> RanksExecutor:
+def executor(group: Any, rests: list[str]) -> RanksExecutor:
     own: Any = Own()
-    return RanksExecutor(own, group, tell=told.append)
+    return RanksExecutor(own, group, rest=lambda: rests.append("rest"))
 
 
-def test_a_step_is_told_of_once_when_its_result_has_come() -> None:
-    told: list[int] = []
-    ranks = executor(Group(LastStage()), told)
-    futures = [ranks.submit(StepPlan(step, [])) for step in (4, 5)]
+def test_ranks_rest_when_the_last_result_has_come() -> None:
+    rests: list[str] = []
+    ranks = executor(Group(LastStage()), rests)
+    first, second = (ranks.submit(StepPlan(step, [])) for step in (4, 5))
+    for future, step, n_rests in ((first, 4, 0), (second, 5, 1)):
+        with pytest.raises(TimeoutError):
+            future.result(0)
+        assert not rests, "it will be asked for again"
+        assert future.result(0).tokens == [step], "the last stage's"
+        assert len(rests) == n_rests
     with pytest.raises(TimeoutError):
-        futures[0].result(0)
-    assert not told
-    assert futures[0].result(0).tokens == told == [4], "the last stage's"
+        ranks.submit(StepPlan(6, [])).result(0)
+    assert len(rests) == 1
 
 
-def test_nobody_is_told_where_the_result_is_rank_0s_own() -> None:
-    told: list[int] = []
-    assert executor(Group(), told).submit(StepPlan(4, [])).result(0).tokens == [] and not told
+def test_a_result_of_rank_0_alone_counts_too() -> None:
+    rests: list[str] = []
+    assert executor(Group(), rests).submit(StepPlan(4, [])).result(0).tokens == [] and rests
