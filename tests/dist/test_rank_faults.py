@@ -68,7 +68,7 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.parametrize("options, message", [
     ({"tensor_parallel_size": 3}, "attention has 4 query heads.*which 3 ranks cannot share equally"),
     ({"tensor_parallel_size": 0}, "tensor_parallel_size = 0 is not allowed: it must be an integer between 1 and 64"),
-    ({"tensor_parallel_size": 2, "deterministic": True}, "deterministic = True cannot be promised: the order in which"),
+    ({"tensor_parallel_size": 2, "deterministic": True}, "with tensor_parallel_size = 2: the order in"),
     ({"tensor_parallel_size": 2, "device": "null"}, "device = 'null', which has no model that could be divided"),
     ({"data_parallel_size": 2, "device": "null"}, "data_parallel_size = 2 and device = 'null'"),
     ({"data_parallel_size": 2, "pipeline_parallel_size": 2}, "data-parallel ranks have no stages yet: leave one"),
