@@ -39,11 +39,18 @@ def is_divided(config: EngineConfig) -> bool:
 
 
 def check_division(config: EngineConfig, arch: ModelArch) -> None:
-    """ConfigError where the model has what its ranks cannot share."""
+    """ConfigError, with the option, where the model has what its ranks cannot share."""
     config = settled(config, arch)
     shape = mesh_of(config)
     layer_range(arch, 0, shape.pp)
-    share_arch(placed(arch, config), 0, shape.tp)
+    whole = placed(arch, config)
+    try:
+        share_arch(whole, 0, shape.tp)
+    except ConfigError as error:
+        if shape.tp == 1:
+            raise
+        name = "tensor_parallel_size"
+        raise ConfigError(f"{name} = {shape.tp}: {error.message}", param=error.param or name) from None
 
 
 def check_ranks(config: EngineConfig) -> None:

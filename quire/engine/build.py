@@ -21,7 +21,7 @@ from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
 from quire.config.context import deals_tokens, page_tokens, settled
-from quire.config.division import check_ranks
+from quire.config.division import check_division, check_ranks
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout, tokens_in_flight
@@ -87,6 +87,8 @@ def build_engine(
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     arch = read_arch(folder, config.hf_overrides, logger)
     check_ranks(config)
+    if not config.is_simulated:
+        check_division(config, arch)
     config = settled(config, arch)
     shape = mesh_of(config)
     if config.is_simulated:

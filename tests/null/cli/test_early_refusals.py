@@ -25,7 +25,8 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize("words, message", [
-    (("demo", "--tensor-parallel-size", "3"), r"a feed-forward is 1024 wide, which 3 ranks cannot .* \(2, 4 work\)"),
+    (("demo", "--tensor-parallel-size", "3"),
+     r"^tensor_parallel_size = 3: a feed-forward is 1024 wide, which 3 ranks cannot .* \(2, 4 work\)"),
     (("demo", "--tensor-parallel-size", "2", "--enable-expert-parallel"), "llama has no experts"),
     (("demo", "--enable-expert-parallel"), "llama has no experts"),
     (("demo", "--ulysses-degree", "2"), "ulysses_degree = 2 and prefill_context_parallel_size = 1: .*-size 2 or more"),
