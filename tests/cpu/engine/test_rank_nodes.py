@@ -90,8 +90,8 @@ def started(head: Nodes) -> threading.Thread:
     ({"node": 0}, "it has --nnodes 2 --node-rank 0"),
     ({"versions": {**versions(), "quire": "0.0.1"}}, "it has quire 0.0.1, and node 0 has .*: install one version"),
     ({"versions": {}}, "it has quire None, and node 0 has .*; torch None, and"),
-    ({"options": {"max_num_seqs": 7}}, "it has --max-num-seqs 7, and node 0 has 0, whose .*: give it the same"),
-    ({"options": {"no_such": 1}}, "it has --no-such 1, and node 0 has None"),
+    ({"options": {"max_num_seqs": 7}}, "it has --max-num-seqs 7, and node 0 has the default, whose .*: give it the same"),
+    ({"options": {"no_such": 1}}, "it has --no-such 1, and node 0 has the default"),
     ({"model": "another"}, "its model is another one than .*demo of node 0: give both the same files"),
 ])  # fmt: skip
 def test_a_node_that_is_not_alike_is_refused_and_told_why(
