@@ -335,8 +335,8 @@ class Worker:
             model.kv_scales = read_kv_scales(folder, arch.family, model.range)
         self.platform.device.synchronize()
         took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
-        part = "" if model.n_ranks == 1 and model.is_whole else "its part of "
-        logger.info("weights: %s%.1f M parameters, %s in memory, in %.2f s", part, arch.n_parameters / 1e6, size, took_s)
+        part, n = "" if model.n_ranks == 1 and model.is_whole else "its part of ", arch.n_parameters / 1e6
+        logger.info("weights: %s%.1f M parameters, %s in memory, in %.2f s", part, n, size, took_s)
         return model
 
     def _make_runner(self, model: Decoder, allocation: Allocation) -> Runner:
