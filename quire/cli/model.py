@@ -11,7 +11,7 @@ from quire.cli.interrupt import instant_exit
 from quire.compute.weights.hub import find_checkpoint, is_on_hub
 from quire.config.advice import check_adapter_folder
 from quire.config.command_line import CONFIG_FLAG
-from quire.config.division import check_division, is_divided
+from quire.config.division import check_division, check_ranks, is_divided
 from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser, add_flags, given_values
 from quire.config.model import read_arch
@@ -45,10 +45,11 @@ def add_engine_flags(
 def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineConfig:
     """The engine's options as given; `defaults` stand in for flags that were not given.
 
-    Raises ConfigError when MODEL and --model disagree, a value is out of range, ranks cannot share the model, or the
-    device does not round its weights so.
+    Raises ConfigError when MODEL and --model disagree, a value is out of range, ranks cannot share the model or do what
+    was asked, or the device does not round its weights so.
     """
     config = simulated_config(namespace, **defaults)
+    check_ranks(config)
     if config.device != "auto":  # said before torch is imported
         check_rounding(config, config.device)
     return config

@@ -388,5 +388,8 @@ def _mesh(text: str | None, count: int) -> Mesh | None:
     if "dp" not in degrees and count % mesh.n_ranks == 0:
         mesh = Mesh(**degrees, dp=count // mesh.n_ranks)
     if mesh.n_ranks != count:
-        raise ConfigError(f"--mesh {shown(text)} has {mesh.n_ranks} devices, and --count is {count}")
+        raise ConfigError(
+            f"--mesh {shown(text)} has {mesh.n_ranks} devices, and --count is {count}: give a mesh of {count}, or"
+            f" --count {mesh.n_ranks}; without --mesh every mesh is compared"
+        )
     return mesh

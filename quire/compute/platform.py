@@ -168,11 +168,13 @@ class CpuPlatform:
         if pool.across is not None:
             reason = "its attention is divided among ranks, which wait for each other within every layer"
         if reason is not None:
-            same = "" if model.n_ranks > 1 or pool.across is not None else "; its answers are the same"
-            if self._rank == 0:
+            is_divided = model.n_ranks > 1 or not model.is_whole or pool.across is not None
+            if self._rank == 0 and is_divided and native.library() is not None:  # somebody has asked for that
+                logger.info("steps of this model run operation by operation: %s", reason)
+            elif self._rank == 0:
                 logger.warning(
                     "steps of this model run operation by operation, called from Python, and not in one native call: "
-                    "a small model is slower that way%s. The reason: %s", same, reason,
+                    "a small model is slower that way; its answers are the same. The reason: %s", reason,
                 )  # fmt: skip
             return Forwards([eager])
         fused = FusedForward(

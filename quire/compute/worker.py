@@ -48,9 +48,9 @@ from quire.compute.weights.kv_scales import read_kv_scales
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.context import attending, deals_tokens, page_tokens
+from quire.config.division import not_deterministic
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
-from quire.config.mesh import mesh_of
 from quire.config.nodes import n_local_ranks
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.config.shares import share_arch
@@ -68,8 +68,6 @@ from quire.planner.drafts import DraftCosts
 
 logger = logging.getLogger("quire.engine")
 
-SUMMED: Final = "the order in which values of several ranks are summed depends on where a row stands in the batch"
-DIVIDED: Final = "whether the tokens of a step are divided among ranks depends on how many there are"
 WARM_UP_TOKENS: Final = 512
 TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -337,7 +335,8 @@ class Worker:
             model.kv_scales = read_kv_scales(folder, arch.family, model.range)
         self.platform.device.synchronize()
         took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
-        logger.info("weights: %.1f M parameters, %s in memory, in %.2f s", arch.n_parameters / 1e6, size, took_s)
+        part, n = "" if model.n_ranks == 1 and model.is_whole else "its part of ", arch.n_parameters / 1e6
+        logger.info("weights: %s%.1f M parameters, %s in memory, in %.2f s", part, n, size, took_s)
         return model
 
     def _make_runner(self, model: Decoder, allocation: Allocation) -> Runner:
@@ -390,11 +389,3 @@ class Worker:
             most = max(1, min(limits.max_model_len - 1, limits.max_num_batched_tokens))
             warm_up(runner, min(WARM_UP_TOKENS, most), () if device.is_host else of_every_alignment(most))
         return runner
-
-
-def not_deterministic(config: EngineConfig) -> str:
-    """Why ranks make the bits of a request depend on its company; empty: they do not."""
-    if config.prefill_context_parallel_size > 1:
-        return DIVIDED
-    mesh = mesh_of(config)
-    return SUMMED if mesh.tp > 1 or mesh.sends_rows else ""

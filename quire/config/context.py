@@ -114,12 +114,6 @@ def _check(config: EngineConfig, arch: ModelArch) -> None:
     """Whatever the method is."""
     what, n_ranks = f"{SIZE} = {config.prefill_context_parallel_size}", config.prefill_context_parallel_size
     check_alone(config)
-    if config.is_simulated:
-        raise ConfigError(
-            f"{what} and device = 'null', which has no model that computes a prompt: leave it out, or add --device cpu"
-            " or cuda",
-            param=SIZE,
-        )
     if config.enable_expert_parallel:
         raise ConfigError(
             f"{what} and enable_expert_parallel: each of these ranks has all experts, and computes those of its own"

@@ -182,13 +182,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                   " one.", ge=1, le=8)
     ] = 2  # fmt: skip
     deterministic: Annotated[
-        bool,
-        _doc(
-            "Every request gets the same tokens and log-probabilities, bit for bit, whatever else runs, is cached or is"
-            " preempted. On a CPU with the native kernels that holds anyway for most models; on a GPU it costs about 6"
-            " % of the speed; refused where it cannot be promised."
-        ),
-    ] = False
+        bool, _doc("Every request gets the same tokens and log-probabilities, bit for bit, whatever else runs, is"
+                   " cached or is preempted. On a CPU with the native kernels that holds anyway for most models; on a"
+                   " GPU it costs about 6 % of the speed; refused where it cannot be promised.")
+    ] = False  # fmt: skip
     max_logprobs: Annotated[
         int, _doc("Largest logprobs or prompt_logprobs that a request may ask for.", ge=0, le=1000)
     ] = 20
@@ -213,7 +210,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "How these ranks attend: ulysses divides the heads of keys and values, ring the tokens, so that each page"
             " holds block_size tokens on each rank. auto divides heads as far as each rank has its own, then tokens.")
     ] = "auto"  # fmt: skip
-    ulysses_degree: Annotated[int, _doc("Ranks of a ring that divide the heads of the same tokens.", ge=0, le=64)] = 0
+    ulysses_degree: Annotated[
+        int, _doc("Ranks of a ring that divide the heads of the same tokens. 0: 1 with ring, and with auto as many as"
+                  " have heads of their own.", ge=0, le=64)
+    ] = 0  # fmt: skip
     enable_expert_parallel: Annotated[
         bool, _doc("All ranks together divide the experts of a model, whole ones, instead of a part of each; their"
                    " number must be divisible by that of the ranks.")

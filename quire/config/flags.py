@@ -18,7 +18,7 @@ import msgspec
 from msgspec import inspect
 
 from quire.config.command_line import dashed, spelled, translate, with_config_file
-from quire.config.foreign import suggestion
+from quire.config.foreign import SHORT_FLAGS, suggestion
 from quire.config.options import Option, Options, describe, limit, make_options
 from quire.core.errors import ConfigError, QuireError, shown
 from quire.core.spelling import did_you_mean
@@ -149,7 +149,8 @@ def options_list(options: type[msgspec.Struct]) -> str:
     """A Markdown list of the flags of `options`, in lines of at most 120 characters: flag, values, default, meaning."""
     items = []
     for option in describe(options):
-        flag = f"`{option.flag}`" + (f", `--no-{option.flag[2:]}`" if option.is_switch else "")
+        names = [option.flag, *([f"--no-{option.flag[2:]}"] if option.is_switch else []), *_short(option)]
+        flag = ", ".join(f"`{name}`" for name in names)
         text = f"- {flag} ({limit(option)}; default {option.default_text}): {option.meaning}"
         items.append(textwrap.fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     return "\n".join(items)
@@ -177,8 +178,14 @@ def in_flags(error: QuireError, *options: type[msgspec.Struct]) -> QuireError:
     return ConfigError(message, param=error.param, code=error.code)
 
 
+def _short(option: Option) -> list[str]:
+    """Short forms of its flag."""
+    return [short for short, name in SHORT_FLAGS.items() if name == option.name]
+
+
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
-    text = f"{option.meaning} (default: {option.default_text})".replace("%", "%%")
+    also = "".join(f"also {short}; " for short in _short(option))
+    text = f"{option.meaning} ({also}default: {option.default_text})".replace("%", "%%")
     common: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS, "help": text}
     if option.is_switch:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)

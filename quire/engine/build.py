@@ -20,8 +20,8 @@ from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
-from quire.config.command_line import dashed
 from quire.config.context import deals_tokens, page_tokens, settled
+from quire.config.division import check_division, check_ranks
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout, tokens_in_flight
@@ -86,16 +86,11 @@ def build_engine(
     """
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
     arch = read_arch(folder, config.hf_overrides, logger)
+    check_ranks(config)
+    if not config.is_simulated:
+        check_division(config, arch)
     config = settled(config, arch)
     shape = mesh_of(config)
-    if config.is_simulated and shape.n_ranks > 1:
-        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-        name = next(one for one in sizes if getattr(config, one) > 1)
-        raise ConfigError(
-            f"{name} = {getattr(config, name)} and device = 'null', which has no model that could be divided: leave"
-            f" {dashed(name)} out, or add --device cpu or cuda",
-            param=name,
-        )
     if config.is_simulated:
         return _build_simulated(config, arch, is_server)
     with contextlib.ExitStack() as undo:

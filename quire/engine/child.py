@@ -42,7 +42,9 @@ def status_text(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"{name}{', which the system sends when memory runs out' if -code == signal.SIGKILL else ''}"
+    if -code == signal.SIGKILL:
+        return f"{name}, which the system sends when memory runs out, and people with kill -9"
+    return name
 
 
 def read_start(fd: int = 0) -> tuple[bytes, bytes]:

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterable
 
 from quire.core.commands import Submit
 from quire.core.events import SeqDelta
+
+logger = logging.getLogger("quire.engine")
 
 ALONE_S = 20.0
 """In the life of an engine, the time in which others wait for trials."""
@@ -55,6 +58,7 @@ class Trials:
         self._group_size = 1
         self._gather_until_s = now_s + GATHER_S if after_death else now_s
         self._looked_s = now_s
+        self._is_said = False
 
     @property
     def n_waiting(self) -> int:
@@ -87,6 +91,7 @@ class Trials:
         chosen: list[Submit] = []
         if self._suspects and not self._on_trial:
             self._suspects.sort(key=lambda submit: submit.trial.rank)  # type: ignore[union-attr]
+            self._say()
             n = self._next_size()
             chosen, self._suspects = self._suspects[:n], self._suspects[n:]
             for submit in chosen:
@@ -141,6 +146,15 @@ class Trials:
         if not trial.n_made:
             del self._on_trial[request_id]
             self._on_change()
+
+    def _say(self) -> None:
+        """That throughput is low for a while, and why; once."""
+        if not self._is_said:
+            self._is_said = True
+            logger.warning(
+                "on trial, as an engine was lost while it computed them: %d requests, one at a time; others wait for"
+                " them, at most %g s", len(self._suspects), ALONE_S,
+            )  # fmt: skip
 
     def _begin(self, submit: Submit) -> None:
         request, trial = submit.request, submit.trial

@@ -25,7 +25,7 @@ from quire.compute.draft.with_head import HeadCheckpoint
 from quire.compute.expert_balancer import ExpertBalancer
 from quire.compute.platform import Platform, platform_of
 from quire.compute.weights.hub import called, find_checkpoint
-from quire.compute.worker import Worker, not_deterministic
+from quire.compute.worker import Worker
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head, refuse_head
 from quire.config.engine import EngineConfig
@@ -151,10 +151,9 @@ def make_worker(
     n_local = n_local_ranks(config, n_ranks)
     platform = platform_of(_with_threads(config, n_local), rank % n_local)
     comm, pipeline = _groups(config, platform, rank, meeting_point)
-    no_determinism = platform.no_determinism or not_deterministic(config)
-    if config.deterministic and no_determinism:
+    if config.deterministic and platform.no_determinism:
         raise ConfigError(
-            f"deterministic = True cannot be promised: {no_determinism}; leave --deterministic out",
+            f"deterministic = True cannot be promised: {platform.no_determinism}; leave --deterministic out",
             param="deterministic",
         )
     limits = resolve(config, arch, platform.name, is_server=is_server, on_hopper=platform.on_hopper)

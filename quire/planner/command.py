@@ -42,8 +42,18 @@ def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch, *, moves_expe
         what = ", ".join(f"{name} = {degree}" for name, degree in degrees.items() if degree > 1)
         if n_ranks > MOST_RANKS:
             return f"{what}: an engine has {MOST_RANKS} ranks at most"
-        return f"{what}: all ranks of a stage are in one host, which has {device.n_in_host}"
+        return f"{what}: all ranks of a stage are in one host, {_devices_of(device)}"
     return ""
+
+
+def _devices_of(device: Accelerator) -> str:
+    """How many a host has, as a clause."""
+    if device.is_host:
+        return (
+            "and a plan counts the whole CPU of a host as one device; ranks that share its cores and memory do run, but"
+            " are not planned"
+        )
+    return f"which has {device.n_in_host} device{'s' if device.n_in_host > 1 else ''}"
 
 
 def n_hosts(mesh: Mesh, device: Accelerator) -> int:

@@ -64,7 +64,7 @@ def test_ranks_say_what_one_says(name: str, n_ranks: int, method: str, n_pages: 
     ("qwen3", {"pipeline_parallel_size": 2}, "and pipeline_parallel_size = 2: ranks that divide tokens"),
     ("qwen3", {"data_parallel_size": 2}, "and data_parallel_size = 2: ranks that divide tokens"),
     ("qwen3", {"device": "null"}, "and device = 'null', which has no model"),
-    ("qwen3", {"deterministic": True}, "deterministic = True cannot be promised: whether the tokens"),
+    ("qwen3", {"deterministic": True}, "prefill_context_parallel_size = 2: whether the tokens"),
     ("qwen3", {"enable_lora": True}, "enable_lora works on.*where each rank has all tokens of a step.*size = 2"),
     ("qwen3", {"prefill_context_parallel_size": 3, "context_parallel_method": "ulysses"},
      "attention has 4 query heads, which 3 ranks cannot share equally.*take ring"),

@@ -4,8 +4,10 @@ masks. Processes beside this one, which is rank 0."""
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import pathlib
+import re
 import signal
 from typing import Any
 
@@ -108,3 +110,16 @@ def test_data_parallel_ranks_say_what_one_says(name: str, options: dict[str, Any
             llm.generate(["one", "two", "six"], use_tqdm=False)
     finally:
         llm.shutdown()
+
+
+@pytest.mark.parametrize("divided, part", [("tensor", "its part of "), ("pipeline", "its part of "), ("data", "")])
+def test_what_was_asked_for_is_no_warning_and_a_part_of_the_weights_is_called_one(
+    divided: str, part: str, folder: pathlib.Path, caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    caplog.set_level(logging.INFO, "quire.engine")
+    LLM(checkpoint("qwen3", folder / "qwen3"), **SIZE, **{f"{divided}_parallel_size": 2}).shutdown()
+    assert len(re.findall(f"weights: {part}[0-9.]+ M parameters", caplog.text)) == 1
+    levels = [one.levelno for one in caplog.records if "operation by operation: its layers" in one.message]
+    assert levels == ([logging.INFO] if part else [])
+    assert "WARNING" not in caplog.text + capfd.readouterr().err

@@ -23,6 +23,7 @@ from quire import LLM, SamplingParams
 from quire.compute.worker import Worker
 from quire.config.engine import EngineConfig
 from quire.config.mesh import Mesh
+from quire.core import host
 from quire.core.errors import ConfigError, EngineError
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
@@ -66,9 +67,9 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"tensor_parallel_size": 3}, "attention has 4 query heads.*which 3 ranks cannot share equally"),
+    ({"tensor_parallel_size": 3}, "^tensor_parallel_size = 3: attention has 4 query heads.*which 3 ranks cannot share"),
     ({"tensor_parallel_size": 0}, "tensor_parallel_size = 0 is not allowed: it must be an integer between 1 and 64"),
-    ({"tensor_parallel_size": 2, "deterministic": True}, "deterministic = True cannot be promised: the order in which"),
+    ({"tensor_parallel_size": 2, "deterministic": True}, "with tensor_parallel_size = 2: the order in"),
     ({"tensor_parallel_size": 2, "device": "null"}, "device = 'null', which has no model that could be divided"),
     ({"data_parallel_size": 2, "device": "null"}, "data_parallel_size = 2 and device = 'null'"),
     ({"data_parallel_size": 2, "pipeline_parallel_size": 2}, "data-parallel ranks have no stages yet: leave one"),
@@ -76,11 +77,13 @@ def is_gone(pid: int) -> bool:
     ({"data_parallel_size": 2, "enable_expert_parallel": True}, "no experts: leave enable_expert_parallel=True out"),
 ])  # fmt: skip
 def test_what_ranks_cannot_do(
-    model: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    model: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(group.RankGroup, "start", lambda self: pytest.fail("a process was to be started"))
+    monkeypatch.setattr(host, "n_cores", lambda: 1)
     with pytest.raises(ConfigError, match=message):
         LLM(model, **{**SIZE, **options})
+    assert "cores" not in caplog.text, "what is refused is no matter of speed"
 
 
 def test_a_rank_that_cannot_load_says_why(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

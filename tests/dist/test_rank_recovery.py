@@ -108,8 +108,9 @@ async def ending(stream: RequestStream) -> str:
     ("tensor", signal.SIGKILL), ("pipeline", signal.SIGKILL), ("data", signal.SIGKILL),
 ])  # fmt: skip
 async def test_a_lost_rank_of_a_server_costs_no_request_its_end(
-    divided: str, number: signal.Signals, model: str, temporary: pathlib.Path
-) -> None:
+    divided: str, number: signal.Signals, model: str, temporary: pathlib.Path, capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     llm = await AsyncLLM.create(EngineConfig(model=model, **SIZE, **{f"{divided}_parallel_size": 2}))
     try:
         assert llm.healthy() and llm._supervisor is not None and llm._supervisor.pid is not None
@@ -130,6 +131,8 @@ async def test_a_lost_rank_of_a_server_costs_no_request_its_end(
     finally:
         await llm.shutdown()
     assert not is_there(next_rank) and not list(temporary.glob("quire*"))
+    said = capfd.readouterr().err + caplog.text
+    assert said.count(f"(process {rank.pid}) ended with SIGKILL") == 1, "the engine and its supervisor need not both"
 
 
 @pytest.mark.parametrize("error", [ConfigError("no tokenizer"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])

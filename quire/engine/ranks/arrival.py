@@ -125,8 +125,10 @@ def difference(given: dict[str, Any], of_first: EngineConfig) -> str:
     for name, value in given.items():
         if value != values.get(name):
             flag = dashed(name)
+            of_node_0 = values.get(name)
+            has = "the default" if not of_node_0 and of_node_0 is not False else shown(of_node_0)  # 0: it chooses
             return (
-                f"it has {flag} {shown(value)}, and node 0 has {shown(values.get(name))}, whose options hold for all"
-                f" nodes: give it the same, or leave {flag} out there"
+                f"it has {flag} {shown(value)}, and node 0 has {has}, whose options hold for all nodes: give it the"
+                f" same, or leave {flag} out there"
             )
     return ""

@@ -100,7 +100,7 @@ class RankGroup:
         self.loss: RanksLost | None = None
         """Why there are no ranks any more."""
         self.on_loss: Callable[[RanksLost], None] | None = None
-        """Told of it by the thread that watches, once all ranks are ended."""
+        """Told of it by the thread that watches, once all ranks are ended; says it to people."""
         self.abandon: Callable[[], None] = lambda: None
         """Ends what rank 0 has begun with the others, and waits for; called once all ranks are ended."""
         self.is_late = False
@@ -335,7 +335,7 @@ class RankGroup:
         lost = [rank for rank in self._ranks if late_s[rank.number] > limit_s]
         silent = "" if self._nodes is None else self._nodes.silent(LATE_S if lost else limit_s)
         if silent:
-            why = f"{silent} said nothing for {limit_s:g} s: its machine is down, or the network between"
+            why = f"{silent} said nothing for {limit_s:g} s: its machine or the network is down, or its process stopped"
             self._lose(RanksLost(why, EndKind.KILLED), [])  # from outside: no request is to blame for it alone
             return
         if lost:
@@ -359,7 +359,8 @@ class RankGroup:
             if self.loss is not None or self._left.is_set():
                 return
             self.loss = loss
-        logger.error("%s; all ranks are ended", loss.message)
+        if with_stacks or self.on_loss is None:  # else the server's process says the same, at once
+            logger.error("%s; all ranks are ended", loss.message)
         for rank in with_stacks:
             rank.show_stacks()
         if self._nodes is not None:

@@ -230,7 +230,7 @@ class Session:
         while not self._why:
             time.sleep(BEAT_S)
             if not self._is_writing and time.monotonic() - self._heard_s > SILENT_S:
-                self._why = f"it said nothing for {SILENT_S:g} s: its machine is down, or the network between"
+                self._why = f"it said nothing for {SILENT_S:g} s: its machine or the network is down, or it is stopped"
                 self._frames.cut()
 
     def _say_end(self, rank: LocalRank) -> None:

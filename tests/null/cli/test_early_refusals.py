@@ -25,7 +25,8 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize("words, message", [
-    (("demo", "--tensor-parallel-size", "3"), r"a feed-forward is 1024 wide, which 3 ranks cannot .* \(2, 4 work\)"),
+    (("demo", "--tensor-parallel-size", "3"),
+     r"^tensor_parallel_size = 3: a feed-forward is 1024 wide, which 3 ranks cannot .* \(2, 4 work\)"),
     (("demo", "--tensor-parallel-size", "2", "--enable-expert-parallel"), "llama has no experts"),
     (("demo", "--enable-expert-parallel"), "llama has no experts"),
     (("demo", "--ulysses-degree", "2"), "ulysses_degree = 2 and prefill_context_parallel_size = 1: .*-size 2 or more"),
@@ -33,10 +34,22 @@ def parsed(*words: str) -> argparse.Namespace:
     (("shape:qwen3-0.6b", "--pipeline-parallel-size", "40"), "qwen3 has 28 layers, and each stage needs one"),
     (("shape:mamba2-2.7b", "--pipeline-parallel-size", "2"), "recurrent layers, whose states stages do not divide"),
     (("demo", "--data-parallel-size", "2", "--pipeline-parallel-size", "2"), "data-parallel ranks have no stages yet"),
+    (("demo", "-tp", "2", "--deterministic"),
+     "be promised with tensor_parallel_size = 2: the order .*; take one rank or --data-parallel-size, or leave"),
+    (("org/name", "-pcp", "2", "--deterministic"), "with prefill_context_parallel_size = 2: whether the tokens of a"),
+    (("org/name", "-dp", "2", "--enable-expert-parallel", "--deterministic"),
+     "with data_parallel_size = 2 and enable_expert_parallel = True: the order .*; take one rank, or leave"),
+    (("demo", "-tp", "2", "--device", "null"), "tensor_parallel_size = 2 and device = 'null', which has no model"),
+    (("demo", "-pcp", "2", "--device", "null"), "device = 'null'.* leave --prefill-context-parallel-size out, or"),
 ])  # fmt: skip
 def test_what_cannot_be_divided(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engine_config(parsed(*words))
+
+
+def test_what_ranks_of_their_own_sums_promise() -> None:
+    for words in (("-dp", "2"), ("-pp", "2"), ("-tp", "1")):
+        assert engine_config(parsed("demo", *words, "--deterministic")).deterministic
 
 
 def test_what_is_not_here_is_left_to_the_engine(tmp_path: pathlib.Path) -> None:

@@ -146,10 +146,11 @@ def made_config(command: str) -> EngineConfig:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--mesh", "tp=16,pp=2", "--count", "32"], "all ranks of a stage are in one host, which has 8"),
+        (["--mesh", "tp=16,pp=2", "--count", "32"], "all ranks of a stage are in one host, which has 8 devices"),
         (["--mesh", "tp=8,pp=16", "--count", "128"], "tp = 8, pp = 16: an engine has 64 ranks at most"),
         (["--mesh", "tp=2,sp=2", "--count", "4"], "tp2 sp2: ranks that divide tokens"),
-        (["--mesh", "tp=16", "--count", "16"], "in one host, which has 8"),
+        (["--mesh", "tp=16", "--count", "16"], "in one host, which has 8 devices"),
+        (["--gpu", "cpu", "--mesh", "tp=2", "--count", "2"], "the whole CPU of a host as one device; ranks that share"),
         (["--gpu", "a100", "--kv-cache-dtype", "fp8"], "keys and values in fp8 need a GPU that converts to e4m3"),
         (["--weights", "int8-g32"], "weights in int8-g32 run on a CPU only"),
         (["--gpu", "mi300x"], "no kernels for the MI300X"),
@@ -158,7 +159,7 @@ def made_config(command: str) -> EngineConfig:
 def test_what_this_engine_cannot_do_has_no_command(
     capsys: pytest.CaptureFixture[str], words: list[str], reason: str
 ) -> None:
-    model = "shape:qwen2.5-72b" if "tp=16" in words else "shape:qwen3-32b"
+    model = "shape:qwen2.5-72b" if "tp=16" in words else "demo" if "cpu" in words else "shape:qwen3-32b"
     assert run(["plan", model, "--gpu", "h200", *words]) == 1
     text, said = capsys.readouterr()
     assert "cannot be served by this version: " in text and reason in text and "quire serve" not in text
@@ -284,7 +285,8 @@ def test_an_objective_that_nothing_meets(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h200", "--mesh", "tp=x"], "'tp=x' cannot be read"),
         (["--gpu", "h200", "--mesh", f"tp={'9' * 5000}"], "each from 1 to 1,024"),
         (["--gpu", "h200", "--mesh", "tp=2,tp=4"], "says tp twice"),
-        (["--gpu", "h200", "--count", "4", "--mesh", "tp=8"], "has 8 devices, and --count is 4"),
+        (["--gpu", "h200", "--count", "4", "--mesh", "tp=8"],
+         "has 8 devices, and --count is 4: give a mesh of 4, or --count 8; without --mesh every mesh"),
         (["--weights", "mxfp4"], "--weights mxfp4 is of experts alone, and qwen3 has none: give another"),
         (["--weights", "int3"], "did you mean int4"),
         (["--kv-cache-dtype", "int9"], "'int9' is unknown"),

@@ -111,6 +111,15 @@ def test_help_shows_meaning_and_default(capsys: pytest.CaptureFixture[str]) -> N
     assert "How many, 100 % of them. (default: 3)" in text and "(default: on)" in text and "{zeta,alpha}" in text
 
 
+def test_help_shows_short_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help", options=EngineConfig)
+    text = " ".join(capsys.readouterr().out.split())
+    for short in ("-tp", "-pp", "-dp", "-pcp"):
+        assert f"(also {short}; default: 1)" in text
+    assert "0: 1 with ring, and with auto as many as have heads of their own. (default: 0)" in text
+
+
 def test_verify_runs_on_what_was_read() -> None:
     with pytest.raises(ConfigError, match="kv_cache_memory_bytes"):
         parse("--kv-cache-memory-bytes", "0", options=EngineConfig)

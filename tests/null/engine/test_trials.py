@@ -231,7 +231,9 @@ def test_a_death_is_learnt_once_and_the_same_by_every_process() -> None:
     assert late.check(request(4)) is None, "an engine that gives up has answered all"
 
 
-def test_several_sequences_come_through_one_by_one_and_a_cancelled_suspect_is_gone() -> None:
+def test_several_sequences_come_through_one_by_one_and_a_cancelled_suspect_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     trials = Trials(3, 0.0, after_death=False)
     quarantine = Quarantine(VirtualClock())
     first, second = request(1, n=2), request(2)
@@ -249,3 +251,5 @@ def test_several_sequences_come_through_one_by_one_and_a_cancelled_suspect_is_go
     trials.drop(["r2", "r3"])
     assert trials.due(0.3) == [] and trials.n_waiting == 0 and trials.stage_of("r1") == 2
     assert trials.take(Submit(request(4)), 0.4)
+    [said] = caplog.messages
+    assert said.endswith("computed them: 2 requests, one at a time; others wait for them, at most 20 s")
