@@ -136,7 +136,7 @@ class EngineDeployment:
     async def __del__(self) -> None:
         """Ray Serve waits for it once the requests have ended."""
         with contextlib.suppress(AttributeError):  # its options were wrong
-            await self._replica.stop()
+            await self._replica.leave()
 
 
 class OtherNodeActor:
