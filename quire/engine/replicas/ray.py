@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any, Final
@@ -25,14 +24,17 @@ from quire.core.errors import ConfigError, EngineError
 from quire.engine import logs
 from quire.engine.interrupts import undivided
 from quire.engine.ranks.node_port import reserved_port
+from quire.engine.replicas import lines
 from quire.engine.replicas.channel import EndpointAddress
 from quire.engine.replicas.chooser import chooser_of
 from quire.engine.replicas.fleet import ReplicaLost
+from quire.engine.replicas.machine import knock
 from quire.engine.replicas.other_node import OtherNode
-from quire.engine.replicas.reasons import reason_of
+from quire.engine.replicas.reasons import last_line, reason_of
 from quire.engine.replicas.replica import EngineReplica
 from quire.engine.replicas.room import check_room, check_spread, engine_of_replica, idle_gpus, needs_of
 
+lines.settle()  # Ray reads it when it is imported
 try:
     import ray
     from ray import serve
@@ -66,7 +68,6 @@ DRAIN_S: Final = 600.0
 END_S: Final = 15.0
 """At the end, when none is left: longer than an engine takes to end."""
 LOOK_S: Final = 0.25
-CONNECT_S: Final = 5.0
 LOST_RAY_S: Final = 10
 """A Ray of this machine that is killed does not come back: so long after it Ray's library ends this process."""
 SLOW_S: Final = 30.0
@@ -311,7 +312,7 @@ def join_ray(cluster: ClusterConfig, n_each: int = 1) -> None:
                     logging_level=logging.ERROR, _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_RAY_S},
                 )  # fmt: skip
         else:
-            _knock(cluster.ray_address)
+            knock(cluster.ray_address)
             ray.init(cluster.ray_address, logging_level=logging.ERROR)
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -328,13 +329,6 @@ def join_ray(cluster: ClusterConfig, n_each: int = 1) -> None:
 def _nodes() -> list[dict[str, float]]:
     """What each node has, by Ray's names."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _knock(address: str) -> None:
-    """OSError if nobody listens at HOST:PORT: Ray would try for minutes. Other addresses are left to Ray."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal() and "/" not in address:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
 
 
 class RayMap:
@@ -383,8 +377,4 @@ class RayMap:
         try:
             yield from found.iter_rows()
         except RayError as error:
-            raise EngineError(f"a replica could not go on: {_last_line(str(error))}") from None
-
-
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "Ray does not say why")
+            raise EngineError(f"a replica could not go on: {last_line(str(error))}") from None
