@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -67,6 +67,8 @@ DRAIN_S: Final = 600.0
 """Longest time that a replica which is to go gets for the requests that it has."""
 END_S: Final = 15.0
 """At the end, when none is left: longer than an engine takes to end."""
+KILL_S: Final = 5.0
+"""And what was killed is gone within so long."""
 LOOK_S: Final = 0.25
 LOST_RAY_S: Final = 10
 """A Ray of this machine that is killed does not come back: so long after it Ray's library ends this process."""
@@ -228,19 +230,30 @@ class RayFleet:
         with contextlib.suppress(RayError, RayServeException, OSError, RuntimeError):
             if ray.is_initialized():
                 serve.delete(self._name, _blocking=False)
-                if self._has_gone(END_S) and self._is_ours:
+                self._kill(chooser_of(self._name).silent)
+                if not self._has_gone(END_S):
+                    logger.warning("not all replicas have ended in %g s: they are killed", END_S)
+                    self._kill()
+                if self._has_gone(KILL_S) and self._is_ours:
                     serve.shutdown()
         ray.shutdown()
 
     def _has_gone(self, limit_s: float) -> bool:
-        """Whether no replica is left; waits so long for it. One that hangs is Ray's to end."""
+        """Whether no replica is left; waits so long for it."""
         end_s = time.monotonic() + limit_s
         while self._name in serve.status().applications:
             if time.monotonic() > end_s:
-                logger.warning("not all replicas have ended in %g s: Ray is left to end them", limit_s)
                 return False
             time.sleep(LOOK_S)
         return True
+
+    def _kill(self, replicas: Collection[str] | None = None) -> None:
+        """SIGKILL to these replicas, or to all: one that is stopped or hangs ends at no word of Ray Serve's."""
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            _, is_replica, name = actor["name"].rpartition(f"::{self._name}#{DEPLOYMENT}#")
+            if is_replica and (replicas is None or name in replicas):
+                with contextlib.suppress(RayError, ValueError):  # it has ended meanwhile
+                    ray.kill(ray.get_actor(**actor))
 
     def _deploy(self) -> None:
         options, scaling = self._cluster.ray_actor_options, dict(self._cluster.autoscaling_config)

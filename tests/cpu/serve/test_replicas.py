@@ -190,19 +190,27 @@ def test_an_interrupt_while_ray_starts_leaves_no_process(tmp_path: pathlib.Path)
         process.kill()
 
 
-def test_a_server_ends_though_a_replica_does_not(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_server_ends_though_a_replica_does_not(tmp_path: pathlib.Path, is_known: bool) -> None:
+    """One of which it is known that it says nothing is killed at once, another one after the wait."""
     process = started(tmp_path)
-    try:
+
+    def wait_said(what: str) -> None:
         end_s = time.monotonic() + START_S
-        while "Quire serves" not in (tmp_path / "log").read_text():
+        while what not in (tmp_path / "log").read_text():
             assert process.poll() is None and time.monotonic() < end_s
             time.sleep(0.2)
+
+    try:
+        wait_said("Quire serves")
         below = psutil.Process(process.pid).children(recursive=True)
         child_of(process, "ray::ServeReplica").suspend()
+        if is_known:
+            wait_said("has said nothing for 2 s")
         process.send_signal(signal.SIGINT)
         assert process.wait(START_S) == 0
         said = (tmp_path / "log").read_text()
-        assert "not all replicas have ended in 15 s" in said and "quire: error" not in said
+        assert ("not all replicas have ended in 15 s" in said) is not is_known and "quire: error" not in said
         _, left = psutil.wait_procs(below, 10)
         assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
     finally:
