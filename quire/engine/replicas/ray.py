@@ -45,7 +45,7 @@ try:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as missing:
     raise ConfigError(
-        f"several replicas need Ray, which is not installed here ({missing}): pip install 'quire[ray]'"
+        f"several replicas need Ray, which is not installed here ({missing}): pip install 'ray[serve,data]==2.60.*'"
     ) from None
 
 logger = logging.getLogger("quire.engine")

@@ -1,6 +1,6 @@
 """`quire serve --replicas` and `run-batch --replicas` on a Ray of this machine. Skipped without ray, as in CI.
 
-pip install 'quire[ray]' && pytest tests/cpu/serve/test_replicas.py
+pip install '.[ray]' && pytest tests/cpu/serve/test_replicas.py
 """
 
 from __future__ import annotations
