@@ -28,7 +28,7 @@ from quire.engine.replicas import lines
 from quire.engine.replicas.channel import EndpointAddress
 from quire.engine.replicas.chooser import chooser_of
 from quire.engine.replicas.fleet import ReplicaLost
-from quire.engine.replicas.machine import knock
+from quire.engine.replicas.machine import knock, remove_session
 from quire.engine.replicas.other_node import OtherNode
 from quire.engine.replicas.reasons import last_line, reason_of
 from quire.engine.replicas.replica import EngineReplica
@@ -176,6 +176,8 @@ class RayFleet:
         """name: of the application, which takes the place of one that has the same name already; `chooser_of(name)`
         chooses its replicas."""
         self.failure: str | None = None
+        self.session = ""
+        """Folder of a Ray that was started here."""
         self._name = name
         self._engine = engine
         self._cluster = cluster
@@ -188,7 +190,8 @@ class RayFleet:
         """Join the cluster or start one; the address of this machine in it. ConfigError if there is none, or it has no
         room for the replicas."""
         check_spread(self._engine, self._cluster)
-        join_ray(self._cluster, self._engine.nnodes)
+        self.session = join_ray(self._cluster)
+        check_room(self._cluster.n_at_start, self._cluster.ray_actor_options, _nodes(), self._engine.nnodes)
         idle = idle_gpus(self._cluster.ray_actor_options, _nodes()) if self._engine.device == "auto" else ""
         if idle:
             logger.warning("%s", idle)
@@ -225,27 +228,28 @@ class RayFleet:
             logger.warning("Ray could not carry request %s: %s", wire_id, str(error).splitlines()[0])
             raise ReplicaLost(GONE, is_gone=False) from None
 
-    def close(self) -> None:
-        """End the replicas, and a Ray that was started here."""
+    def close(self) -> bool:
+        """End the replicas, and a Ray that was started here. Whether none had to be killed."""
+        is_clean = True
         with contextlib.suppress(RayError, RayServeException, OSError, RuntimeError):
             if ray.is_initialized():
                 serve.delete(self._name, _blocking=False)
                 self._kill(chooser_of(self._name).silent)
-                if not self._has_gone(END_S):
+                is_clean = self._has_gone(END_S)
+                if not is_clean:
                     logger.warning("not all replicas have ended in %g s: they are killed", END_S)
                     self._kill()
                 if self._has_gone(KILL_S) and self._is_ours:
                     serve.shutdown()
-        ray.shutdown()
+        ray.shutdown(wait_for_processes=self._is_ours)
+        return is_clean and not chooser_of(self._name).silent
 
     def _has_gone(self, limit_s: float) -> bool:
         """Whether no replica is left; waits so long for it."""
         end_s = time.monotonic() + limit_s
-        while self._name in serve.status().applications:
-            if time.monotonic() > end_s:
-                return False
+        while (is_there := self._name in serve.status().applications) and time.monotonic() < end_s:
             time.sleep(LOOK_S)
-        return True
+        return not is_there
 
     def _kill(self, replicas: Collection[str] | None = None) -> None:
         """SIGKILL to these replicas, or to all: one that is stopped or hangs ends at no word of Ray Serve's."""
@@ -313,20 +317,20 @@ class RayFleet:
             await asyncio.sleep(LOOK_S)
 
 
-def join_ray(cluster: ClusterConfig, n_each: int = 1) -> None:
-    """Join the cluster, or start one of this machine that ends with this process. n_each: nodes of a replica.
-    ConfigError if that cannot be, or it has no room for the replicas."""
+def join_ray(cluster: ClusterConfig) -> str:
+    """Join the cluster, or start one of this machine that ends with this process; its folder, or none of a Ray of
+    others. ConfigError if that cannot be."""
     try:
         if not cluster.ray_address:
             env.set_for_children("RAY_USAGE_STATS_ENABLED", "0")
             with undivided():  # of a Ray that is half started, processes would stay behind
-                ray.init(
+                context = ray.init(
                     "local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
                     logging_level=logging.ERROR, _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_RAY_S},
                 )  # fmt: skip
         else:
             knock(cluster.ray_address)
-            ray.init(cluster.ray_address, logging_level=logging.ERROR)
+            context = ray.init(cluster.ray_address, logging_level=logging.ERROR)
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if not cluster.ray_address:
@@ -336,7 +340,7 @@ def join_ray(cluster: ClusterConfig, n_each: int = 1) -> None:
             "versions of Ray and Python that are here, and its token be known here (RAY_AUTH_MODE=token)"
         ) from None
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns once for each request of a lost replica
-    check_room(cluster.n_at_start, cluster.ray_actor_options, _nodes(), n_each)
+    return "" if cluster.ray_address else str(context.address_info["session_dir"])
 
 
 def _nodes() -> list[dict[str, float]]:
@@ -349,14 +353,18 @@ class RayMap:
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster = cluster
+        self._session = ""
 
     def __enter__(self) -> RayMap:
-        """Raises as `join_ray`."""
-        join_ray(self._cluster)
+        """Raises as `join_ray`, and ConfigError if it has no room."""
+        self._session = join_ray(self._cluster)
+        check_room(self._cluster.n_at_start, self._cluster.ray_actor_options, _nodes(), 1)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        ray.shutdown()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        ray.shutdown(wait_for_processes=bool(self._session))
+        if self._session and kind is None:
+            remove_session(self._session)
 
     def engine_config(self, engine: EngineConfig) -> EngineConfig:
         """See `engine_of_replica`. ConfigError for an engine of several machines."""

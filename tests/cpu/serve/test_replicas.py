@@ -22,6 +22,8 @@ import openai
 import psutil
 import pytest
 
+from quire.engine.replicas.machine import remove_session
+
 pytest.importorskip("ray", reason="quire[ray] is not installed")
 
 KEY = "secret"
@@ -175,6 +177,23 @@ def child_of(process: subprocess.Popen[bytes], what: str) -> psutil.Process:
     raise AssertionError(f"no {what}")
 
 
+def sessions(process: subprocess.Popen[bytes]) -> list[pathlib.Path]:
+    """Folders of the Ray that this process has started."""
+    return [*pathlib.Path("/tmp/ray").glob(f"session_*_{process.pid}")]
+
+
+def test_a_refused_start_leaves_no_folder_of_ray(tmp_path: pathlib.Path) -> None:
+    process = started(tmp_path, replicas=1000)
+    try:
+        child_of(process, "raylet")
+        assert len(sessions(process)) == 1
+        assert process.wait(START_S) == 2
+        assert "1000 replicas need 0.5 CPU each" in (tmp_path / "log").read_text()
+        assert sessions(process) == []
+    finally:
+        process.kill()
+
+
 def test_an_interrupt_while_ray_starts_leaves_no_process(tmp_path: pathlib.Path) -> None:
     before = set(psutil.pids())
     process = started(tmp_path)
@@ -211,6 +230,8 @@ def test_a_server_ends_though_a_replica_does_not(tmp_path: pathlib.Path, is_know
         assert process.wait(START_S) == 0
         said = (tmp_path / "log").read_text()
         assert ("not all replicas have ended in 15 s" in said) is not is_known and "quire: error" not in said
+        (session,) = sessions(process)  # its logs may say why
+        remove_session(str(session))
         _, left = psutil.wait_procs(below, 10)
         assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
     finally:
