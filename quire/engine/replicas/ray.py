@@ -27,7 +27,7 @@ from quire.engine.ranks.node_port import reserved_port
 from quire.engine.replicas import lines
 from quire.engine.replicas.channel import EndpointAddress
 from quire.engine.replicas.chooser import chooser_of
-from quire.engine.replicas.fleet import ReplicaLost
+from quire.engine.replicas.fleet import GONE, ReplicaLost
 from quire.engine.replicas.machine import knock, remove_session
 from quire.engine.replicas.other_node import OtherNode
 from quire.engine.replicas.reasons import last_line, reason_of
@@ -50,7 +50,6 @@ except ImportError as missing:
 
 logger = logging.getLogger("quire.engine")
 
-GONE = "the replica that ran this request is gone; others serve: send the request again"
 DEPLOYMENT: Final = "engine"
 OBJECT_STORE_BYTES: Final = 200_000_000
 """Of a Ray that is started here. Requests alone go through it."""
