@@ -5,7 +5,7 @@
 Starts two Ray nodes on this machine, of one CPU each, and a server with a replica on each. Clients keep a number of
 requests open, half of them streamed. What must hold: a request that streams nothing is answered whole, whatever is
 killed; a stream is whole or ends with the event `engine_lost`, and never after the kill's own time; nothing is cut off
-without a word. Exit code 1 if one of these fails. Needs `pip install 'quire[ray]'`, psutil, and that no other Ray runs.
+without a word. Exit code 1 if one of these fails. Needs `pip install '.[ray]'`, psutil, and that no other Ray runs.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Starts one Ray node on this machine and a server with `autoscaling_config` from 1 to 2 replicas. A few clients keep
 requests open, then many, until the second replica serves and for some seconds more; then few again, until one is left.
 Half of the requests are streamed. What must hold: 1, 2 and 1 replicas, in time; every request is answered whole, also
-those that run while a replica is taken away. Exit code 1 if not. Needs `pip install 'quire[ray]'`, psutil, and that no
+those that run while a replica is taken away. Exit code 1 if not. Needs `pip install '.[ray]'`, psutil, and that no
 other Ray runs.
 """
 

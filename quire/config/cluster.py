@@ -37,7 +37,7 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int,
         _doc(
             "Engines that serve behind the one address, each with a copy of the model; more than 1 takes"
-            " `pip install 'quire[ray]'`.",
+            " Ray, `pip install 'ray[serve,data]==2.60.*'`.",
             ge=1, le=1024,
         ),
     ] = 1  # fmt: skip

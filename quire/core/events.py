@@ -243,6 +243,10 @@ class ClientCut(msgspec.Struct, tag="cut"):
     """This client did not read what the engine sent: all requests that it had open were cancelled."""
 
 
+class Leaving(msgspec.Struct, tag="leaving"):
+    """A replica that has an engine ends because it was told to: it is not lost."""
+
+
 class RequestsLost(msgspec.Struct, tag="lost"):
     """One of several engines is gone that ran these requests; the others live."""
 
@@ -347,7 +351,7 @@ class Heartbeat(msgspec.Struct, tag="beat"):
     steps_in_flight: int
 
 
-Event = Union[StepOutputs, ClientCut, Explained, Done, EngineReady, RequestsLost, PrefixUpdate]
+Event = Union[StepOutputs, ClientCut, Explained, Done, EngineReady, Leaving, RequestsLost, PrefixUpdate]
 """What an engine, or a link to several, says to a client."""
 
 Status = Union[EngineReady, EngineFailed, Fetching, Heartbeat]

@@ -22,6 +22,8 @@ from quire.engine.wire import decode_commands, decode_event, encode
 MAX_QUEUED: Final = 65_536
 """Messages that wait for one that does not read: one a step."""
 HEARTBEAT_MS: Final = 2000
+LINGER_MS: Final = 500
+"""A replica's last message may take so long at its end."""
 _NUMBER_BYTES: Final = 8
 
 
@@ -109,8 +111,8 @@ class Outbox:
         return decode_commands(await self._socket.recv())
 
     def close(self) -> None:
-        """Free the socket."""
-        self._socket.close(linger=0)
+        """Free the socket, once what was sent is on its way, or after `LINGER_MS`."""
+        self._socket.close(linger=LINGER_MS)
         self._context.term()
 
     def _note(self, sending: asyncio.Future[Any]) -> None:

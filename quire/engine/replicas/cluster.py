@@ -11,11 +11,12 @@ from typing import Final
 from quire.config.cluster import ClusterConfig
 from quire.config.engine import EngineConfig
 from quire.core.adapters import module_names
-from quire.core.errors import ConfigError, shown
+from quire.core.errors import ConfigError, EngineError, shown
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.replicas.channel import Inbox
 from quire.engine.replicas.chooser import chooser_of
 from quire.engine.replicas.link import ReplicaLink
+from quire.engine.replicas.machine import remove_session
 from quire.engine.replicas.ray import RayFleet
 
 CLIENT_INDEX_BITS: Final = 22
@@ -36,6 +37,9 @@ class Cluster:
         self._cluster = cluster
         self._chooser = chooser_of(name)
         self._fleet = RayFleet(name, engine, cluster)
+        self._llm: AsyncLLM | None = None
+        self._has_failed = False
+        """The start, for a reason that is not an option's."""
         self._host = ""
         """Address at which replicas reach this machine."""
 
@@ -48,7 +52,12 @@ class Cluster:
         link = ReplicaLink(
             self._fleet, Inbox(self._host), self._chooser, lambda: module_names(self._engine.lora_modules)
         )
-        return await AsyncLLM.over(self._engine, link, secrets.randbits(CLIENT_INDEX_BITS))
+        try:
+            self._llm = await AsyncLLM.over(self._engine, link, secrets.randbits(CLIENT_INDEX_BITS))
+        except EngineError:
+            self._has_failed = True
+            raise
+        return self._llm
 
     async def update(self, engine: EngineConfig | None, cluster: ClusterConfig | None) -> None:
         """Replace the replicas, some at a time, by ones with these options; None: the same. ConfigError if that cannot
@@ -64,5 +73,8 @@ class Cluster:
         self._engine, self._cluster = engine, cluster
 
     def close(self) -> None:
-        """End the replicas; see `RayFleet.close`."""
-        self._fleet.close()
+        """End the replicas; see `RayFleet.close`. What a Ray that was started here has written goes if all was well."""
+        is_clean = self._fleet.close()
+        has_lost = self._llm is not None and self._llm.n_engines_lost > 0
+        if self._fleet.session and is_clean and not has_lost and not self._has_failed:
+            remove_session(self._fleet.session)

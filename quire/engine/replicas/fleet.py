@@ -7,6 +7,8 @@ from typing import Protocol
 from quire.core.errors import EngineLost
 from quire.engine.replicas.channel import EndpointAddress
 
+GONE = "the replica that ran this request is gone; others serve: send the request again"
+
 
 class ReplicaLost(EngineLost):
     """The replica that ran a request is gone, or its engine is."""

@@ -37,6 +37,7 @@ from quire.core.events import (
     EngineStats,
     Event,
     Explained,
+    Leaving,
     PrefixUpdate,
     RequestsLost,
     SeqDelta,
@@ -103,12 +104,10 @@ class ReplicaLink:
         """By the attempt's name."""
         self._n_attempts = 0
         self._n_lost = 0
-        self._lost: set[str] = set()
-        """Replicas whose loss is counted."""
+        self._accounted: set[str] = set()
+        """Replicas whose loss is counted, and those that have said that they leave, which is none."""
         self._left_s: dict[str, float] = {}
         """Replicas that have left, and when that was seen: until nothing more is expected of them."""
-        self._suspects: set[str] = set()
-        """Replicas that have lost requests: their engine is started again, or they are gone, which is known later."""
         self._questions = ReplicaQuestions(inbox.send, self._figures, self._settled, modules)
         self._following = PrefixFollowing(chooser, inbox.send)
         self._routing = chooser.stats()
@@ -207,12 +206,9 @@ class ReplicaLink:
         """A replica is gone, or is without an engine: then it takes no request before it has said that it has one."""
         replica = self._chooser.replica_of(attempt.wire_id)
         if not is_gone:
-            self._suspects.add(replica)
             if self._introduced_s.get(replica, 0.0) < attempt.began_s:  # else it has one again already
                 self._chooser.dismiss(replica)
-        elif replica and replica not in self._lost:
-            self._lost.add(replica)
-            self._n_lost += 1
+        elif replica and replica not in self._accounted:
             self._dismiss(replica)
 
     async def _lose(self, attempts: list[_Attempt], reason: str) -> None:
@@ -273,13 +269,14 @@ class ReplicaLink:
                 await self._take_outputs(replica, event)
             case Explained() | Done():
                 self._questions.take(replica, event)
+            case Leaving():
+                self._accounted.add(replica)
             case PrefixUpdate():
                 self._following.take(replica, event, self._heard_s[replica])
 
     async def _introduce(self, replica: str, ready: EngineReady) -> None:
         if replica in self._figures:
             self._n_lost += 1  # of its engines
-            self._suspects.discard(replica)
         self._introduced_s[replica] = time.monotonic()
         self._figures.introduce(replica, ready)
         await self._questions.tell(replica)
@@ -294,6 +291,8 @@ class ReplicaLink:
         logger.info("replica %s serves: %d sequences, %d pages", replica, ready.max_num_seqs, ready.n_pages)
 
     def _dismiss(self, replica: str) -> None:
+        self._n_lost += replica not in self._accounted
+        self._accounted.add(replica)
         if replica in self._figures:
             logger.warning("replica %s is gone, with %d open sequences", replica, self._chooser.n_open(replica))
         self._figures.dismiss(replica)
@@ -350,7 +349,6 @@ class ReplicaLink:
             for name in self._figures.names():
                 is_out = name in self._chooser.was_routable and name not in routable
                 if is_out and now_s - self._heard_s.get(name, 0.0) > 4 * LOOK_S:
-                    self._n_lost += name in self._suspects
                     self._left_s[name] = now_s
                     self._dismiss(name)
             self._pass_by_silent(now_s)

@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -25,14 +24,17 @@ from quire.core.errors import ConfigError, EngineError
 from quire.engine import logs
 from quire.engine.interrupts import undivided
 from quire.engine.ranks.node_port import reserved_port
+from quire.engine.replicas import lines
 from quire.engine.replicas.channel import EndpointAddress
 from quire.engine.replicas.chooser import chooser_of
-from quire.engine.replicas.fleet import ReplicaLost
+from quire.engine.replicas.fleet import GONE, ReplicaLost
+from quire.engine.replicas.machine import knock, remove_session
 from quire.engine.replicas.other_node import OtherNode
-from quire.engine.replicas.reasons import reason_of
+from quire.engine.replicas.reasons import last_line, reason_of
 from quire.engine.replicas.replica import EngineReplica
 from quire.engine.replicas.room import check_room, check_spread, engine_of_replica, idle_gpus, needs_of
 
+lines.settle()  # Ray reads it when it is imported
 try:
     import ray
     from ray import serve
@@ -43,12 +45,11 @@ try:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as missing:
     raise ConfigError(
-        f"several replicas need Ray, which is not installed here ({missing}): pip install 'quire[ray]'"
+        f"several replicas need Ray, which is not installed here ({missing}): pip install 'ray[serve,data]==2.60.*'"
     ) from None
 
 logger = logging.getLogger("quire.engine")
 
-GONE = "the replica that ran this request is gone; others serve: send the request again"
 DEPLOYMENT: Final = "engine"
 OBJECT_STORE_BYTES: Final = 200_000_000
 """Of a Ray that is started here. Requests alone go through it."""
@@ -65,8 +66,9 @@ DRAIN_S: Final = 600.0
 """Longest time that a replica which is to go gets for the requests that it has."""
 END_S: Final = 15.0
 """At the end, when none is left: longer than an engine takes to end."""
+KILL_S: Final = 5.0
+"""And what was killed is gone within so long."""
 LOOK_S: Final = 0.25
-CONNECT_S: Final = 5.0
 LOST_RAY_S: Final = 10
 """A Ray of this machine that is killed does not come back: so long after it Ray's library ends this process."""
 SLOW_S: Final = 30.0
@@ -136,7 +138,7 @@ class EngineDeployment:
     async def __del__(self) -> None:
         """Ray Serve waits for it once the requests have ended."""
         with contextlib.suppress(AttributeError):  # its options were wrong
-            await self._replica.stop()
+            await self._replica.leave()
 
 
 class OtherNodeActor:
@@ -173,6 +175,8 @@ class RayFleet:
         """name: of the application, which takes the place of one that has the same name already; `chooser_of(name)`
         chooses its replicas."""
         self.failure: str | None = None
+        self.session = ""
+        """Folder of a Ray that was started here."""
         self._name = name
         self._engine = engine
         self._cluster = cluster
@@ -185,7 +189,8 @@ class RayFleet:
         """Join the cluster or start one; the address of this machine in it. ConfigError if there is none, or it has no
         room for the replicas."""
         check_spread(self._engine, self._cluster)
-        join_ray(self._cluster, self._engine.nnodes)
+        self.session = join_ray(self._cluster)
+        check_room(self._cluster.n_at_start, self._cluster.ray_actor_options, _nodes(), self._engine.nnodes)
         idle = idle_gpus(self._cluster.ray_actor_options, _nodes()) if self._engine.device == "auto" else ""
         if idle:
             logger.warning("%s", idle)
@@ -222,24 +227,36 @@ class RayFleet:
             logger.warning("Ray could not carry request %s: %s", wire_id, str(error).splitlines()[0])
             raise ReplicaLost(GONE, is_gone=False) from None
 
-    def close(self) -> None:
-        """End the replicas, and a Ray that was started here."""
+    def close(self) -> bool:
+        """End the replicas, and a Ray that was started here. Whether none had to be killed."""
+        is_clean = True
         with contextlib.suppress(RayError, RayServeException, OSError, RuntimeError):
             if ray.is_initialized():
                 serve.delete(self._name, _blocking=False)
-                if self._has_gone(END_S) and self._is_ours:
+                self._kill(chooser_of(self._name).silent)
+                is_clean = self._has_gone(END_S)
+                if not is_clean:
+                    logger.warning("not all replicas have ended in %g s: they are killed", END_S)
+                    self._kill()
+                if self._has_gone(KILL_S) and self._is_ours:
                     serve.shutdown()
-        ray.shutdown()
+        ray.shutdown(wait_for_processes=self._is_ours)
+        return is_clean and not chooser_of(self._name).silent
 
     def _has_gone(self, limit_s: float) -> bool:
-        """Whether no replica is left; waits so long for it. One that hangs is Ray's to end."""
+        """Whether no replica is left; waits so long for it."""
         end_s = time.monotonic() + limit_s
-        while self._name in serve.status().applications:
-            if time.monotonic() > end_s:
-                logger.warning("not all replicas have ended in %g s: Ray is left to end them", limit_s)
-                return False
+        while (is_there := self._name in serve.status().applications) and time.monotonic() < end_s:
             time.sleep(LOOK_S)
-        return True
+        return not is_there
+
+    def _kill(self, replicas: Collection[str] | None = None) -> None:
+        """SIGKILL to these replicas, or to all: one that is stopped or hangs ends at no word of Ray Serve's."""
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            _, is_replica, name = actor["name"].rpartition(f"::{self._name}#{DEPLOYMENT}#")
+            if is_replica and (replicas is None or name in replicas):
+                with contextlib.suppress(RayError, ValueError):  # it has ended meanwhile
+                    ray.kill(ray.get_actor(**actor))
 
     def _deploy(self) -> None:
         options, scaling = self._cluster.ray_actor_options, dict(self._cluster.autoscaling_config)
@@ -299,20 +316,20 @@ class RayFleet:
             await asyncio.sleep(LOOK_S)
 
 
-def join_ray(cluster: ClusterConfig, n_each: int = 1) -> None:
-    """Join the cluster, or start one of this machine that ends with this process. n_each: nodes of a replica.
-    ConfigError if that cannot be, or it has no room for the replicas."""
+def join_ray(cluster: ClusterConfig) -> str:
+    """Join the cluster, or start one of this machine that ends with this process; its folder, or none of a Ray of
+    others. ConfigError if that cannot be."""
     try:
         if not cluster.ray_address:
             env.set_for_children("RAY_USAGE_STATS_ENABLED", "0")
             with undivided():  # of a Ray that is half started, processes would stay behind
-                ray.init(
+                context = ray.init(
                     "local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
                     logging_level=logging.ERROR, _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_RAY_S},
                 )  # fmt: skip
         else:
-            _knock(cluster.ray_address)
-            ray.init(cluster.ray_address, logging_level=logging.ERROR)
+            knock(cluster.ray_address)
+            context = ray.init(cluster.ray_address, logging_level=logging.ERROR)
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if not cluster.ray_address:
@@ -322,7 +339,7 @@ def join_ray(cluster: ClusterConfig, n_each: int = 1) -> None:
             "versions of Ray and Python that are here, and its token be known here (RAY_AUTH_MODE=token)"
         ) from None
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns once for each request of a lost replica
-    check_room(cluster.n_at_start, cluster.ray_actor_options, _nodes(), n_each)
+    return "" if cluster.ray_address else str(context.address_info["session_dir"])
 
 
 def _nodes() -> list[dict[str, float]]:
@@ -330,26 +347,23 @@ def _nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _knock(address: str) -> None:
-    """OSError if nobody listens at HOST:PORT: Ray would try for minutes. Other addresses are left to Ray."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal() and "/" not in address:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-
-
 class RayMap:
     """Work on many rows by actors of Ray Data: `with RayMap(cluster) as ray_map`."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster = cluster
+        self._session = ""
 
     def __enter__(self) -> RayMap:
-        """Raises as `join_ray`."""
-        join_ray(self._cluster)
+        """Raises as `join_ray`, and ConfigError if it has no room."""
+        self._session = join_ray(self._cluster)
+        check_room(self._cluster.n_at_start, self._cluster.ray_actor_options, _nodes(), 1)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        ray.shutdown()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        ray.shutdown(wait_for_processes=bool(self._session))
+        if self._session and kind is None:
+            remove_session(self._session)
 
     def engine_config(self, engine: EngineConfig) -> EngineConfig:
         """See `engine_of_replica`. ConfigError for an engine of several machines."""
@@ -383,8 +397,4 @@ class RayMap:
         try:
             yield from found.iter_rows()
         except RayError as error:
-            raise EngineError(f"a replica could not go on: {_last_line(str(error))}") from None
-
-
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "Ray does not say why")
+            raise EngineError(f"a replica could not go on: {last_line(str(error))}") from None

@@ -28,6 +28,11 @@ class Reason:
         return (ConfigError if self.is_refusal else EngineError)(f"{what}: {self.words}")
 
 
+def last_line(text: str) -> str:
+    """Of a traceback: what it is about."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "Ray does not say why")
+
+
 def reason_of(texts: Sequence[str]) -> Reason:
     """Of texts of Ray. The error of a replica says it all, without the tracebacks around it."""
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]

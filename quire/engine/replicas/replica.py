@@ -14,7 +14,7 @@ import logging
 from quire.config.engine import EngineConfig
 from quire.core.commands import Cancel, CancelSeq, Command, Submit
 from quire.core.errors import EngineDead, EngineError, EngineLost
-from quire.core.events import ClientCut, Event, StepOutputs
+from quire.core.events import ClientCut, Event, Leaving, StepOutputs
 from quire.engine.link import CUT, LOST, EngineLink
 from quire.engine.replicas.channel import EndpointAddress, Outbox
 from quire.engine.supervisor import EngineSupervisor
@@ -84,6 +84,12 @@ class EngineReplica:
             raise EngineDead(self._supervisor.failure)
         if self._outbox.is_broken:
             raise EngineDead("the endpoint does not read what the replica sends")
+
+    async def leave(self) -> None:
+        """Tell the endpoint that this end is meant, and stop. Without an engine it is none: then nothing is told."""
+        if self._loaded.is_set():
+            self._outbox.send(Leaving())
+        await self.stop()
 
     async def stop(self) -> None:
         """End the engine and free everything."""

@@ -1,6 +1,6 @@
 """`quire serve --replicas` and `run-batch --replicas` on a Ray of this machine. Skipped without ray, as in CI.
 
-pip install 'quire[ray]' && pytest tests/cpu/serve/test_replicas.py
+pip install '.[ray]' && pytest tests/cpu/serve/test_replicas.py
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import httpx
 import openai
 import psutil
 import pytest
+
+from quire.engine.replicas.machine import remove_session
 
 pytest.importorskip("ray", reason="quire[ray] is not installed")
 
@@ -175,6 +177,23 @@ def child_of(process: subprocess.Popen[bytes], what: str) -> psutil.Process:
     raise AssertionError(f"no {what}")
 
 
+def sessions(process: subprocess.Popen[bytes]) -> list[pathlib.Path]:
+    """Folders of the Ray that this process has started."""
+    return [*pathlib.Path("/tmp/ray").glob(f"session_*_{process.pid}")]
+
+
+def test_a_refused_start_leaves_no_folder_of_ray(tmp_path: pathlib.Path) -> None:
+    process = started(tmp_path, replicas=1000)
+    try:
+        child_of(process, "raylet")
+        assert len(sessions(process)) == 1
+        assert process.wait(START_S) == 2
+        assert "1000 replicas need 0.5 CPU each" in (tmp_path / "log").read_text()
+        assert sessions(process) == []
+    finally:
+        process.kill()
+
+
 def test_an_interrupt_while_ray_starts_leaves_no_process(tmp_path: pathlib.Path) -> None:
     before = set(psutil.pids())
     process = started(tmp_path)
@@ -190,19 +209,29 @@ def test_an_interrupt_while_ray_starts_leaves_no_process(tmp_path: pathlib.Path)
         process.kill()
 
 
-def test_a_server_ends_though_a_replica_does_not(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_server_ends_though_a_replica_does_not(tmp_path: pathlib.Path, is_known: bool) -> None:
+    """One of which it is known that it says nothing is killed at once, another one after the wait."""
     process = started(tmp_path)
-    try:
+
+    def wait_said(what: str) -> None:
         end_s = time.monotonic() + START_S
-        while "Quire serves" not in (tmp_path / "log").read_text():
+        while what not in (tmp_path / "log").read_text():
             assert process.poll() is None and time.monotonic() < end_s
             time.sleep(0.2)
+
+    try:
+        wait_said("Quire serves")
         below = psutil.Process(process.pid).children(recursive=True)
         child_of(process, "ray::ServeReplica").suspend()
+        if is_known:
+            wait_said("has said nothing for 2 s")
         process.send_signal(signal.SIGINT)
         assert process.wait(START_S) == 0
         said = (tmp_path / "log").read_text()
-        assert "not all replicas have ended in 15 s" in said and "quire: error" not in said
+        assert ("not all replicas have ended in 15 s" in said) is not is_known and "quire: error" not in said
+        (session,) = sessions(process)  # its logs may say why
+        remove_session(str(session))
         _, left = psutil.wait_procs(below, 10)
         assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
     finally:

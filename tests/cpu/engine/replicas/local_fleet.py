@@ -14,7 +14,7 @@ import msgspec
 
 from quire.config.engine import EngineConfig
 from quire.core.commands import Cancel, ResetPrefixCache, Submit
-from quire.core.events import Done, EngineReady, EngineStats, FinishReason, SeqDelta, StepOutputs
+from quire.core.events import Done, EngineReady, EngineStats, FinishReason, Leaving, SeqDelta, StepOutputs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.replicas.channel import EndpointAddress, Inbox, Outbox
 from quire.engine.replicas.chooser import Chooser
@@ -62,6 +62,10 @@ class ToyReplica:
                 )
         finally:
             self._stats.n_running -= params.n
+
+    async def leave(self) -> None:
+        self._outbox.send(Leaving())
+        await self.stop()
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -139,7 +143,7 @@ class LocalFleet:
         replica = self.replicas.pop(name)
         self._tell()
         await asyncio.gather(*self._runs[name])
-        await replica.stop()
+        await replica.leave()
 
     async def kill(self, name: str) -> None:
         """Its requests end with an error, and nothing more is heard of it."""

@@ -78,6 +78,24 @@ async def test_who_has_sent_nothing_runs_again_and_the_others_are_told() -> None
         assert len(await complete(llm, [1], SHORT)) == 8
 
 
+@pytest.mark.parametrize("kind", [ToyReplica, EngineReplica])
+async def test_every_lost_replica_is_counted_and_none_that_leaves(kind: type[EngineReplica] | type[ToyReplica]) -> None:
+    """Also one that has nothing to do: nobody's request tells of it."""
+    async with serving(3, kind, max_num_seqs=8) as (llm, fleet, chooser):
+        await until(lambda: llm.ready.max_num_seqs == 24 and "r1" in chooser.was_routable)
+        await fleet.kill("r0")
+        await until(lambda: llm.ready.max_num_seqs == 16)
+        assert llm.n_engines_lost == 1
+        await fleet.retire("r1")
+        await until(lambda: llm.ready.max_num_seqs == 8)
+        assert llm.n_engines_lost == 1
+        await fleet.add("r3")
+        await until(lambda: llm.ready.max_num_seqs == 16)
+        await fleet.kill("r2")
+        await until(lambda: llm.ready.max_num_seqs == 8)
+        assert llm.n_engines_lost == 2
+
+
 async def test_a_request_waits_for_the_next_replica_when_all_are_gone() -> None:
     async with serving(1) as (llm, fleet, _):
         task = asyncio.create_task(complete(llm, [1], WHOLE))

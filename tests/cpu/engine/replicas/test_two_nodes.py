@@ -1,6 +1,6 @@
 """Replicas on two Ray nodes of this machine, of which one is killed under load. Skipped without ray, as in CI.
 
-pip install 'quire[ray]' && pytest tests/cpu/engine/replicas/test_two_nodes.py
+pip install '.[ray]' && pytest tests/cpu/engine/replicas/test_two_nodes.py
 """
 
 from __future__ import annotations
