@@ -292,9 +292,11 @@ def selectable(op: str, function: str, device_type: str) -> list[Implementation]
     return [entry for entry in listed if entry.name != "reference" or device_type == "cpu"]
 
 
-def runnable(op: str, device_type: str) -> list[Implementation]:
-    """Implementations of an op that this machine can run on this type of device, best first, the reference last."""
-    return [entry for entry in of(op, device_type) if entry.machine_obstacle() is None]
+def runnable(op: str, device_type: str, function: str = "") -> list[Implementation]:
+    """Implementations of an op that this machine can run on this type of device, best first, the reference last. With a
+    function: those that have it."""
+    listed = [entry for entry in of(op, device_type) if not function or function in entry.functions]
+    return [entry for entry in listed if entry.machine_obstacle() is None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

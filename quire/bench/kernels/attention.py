@@ -189,7 +189,7 @@ def _variants(name: str, batch: Batch) -> list[AttentionCase]:
 
 def implementations(device_type: str) -> list[str]:
     """Those of the device that are worth timing: the reference only where nothing else runs."""
-    names = [entry.name for entry in catalog.runnable("attention", device_type)]
+    names = [entry.name for entry in catalog.runnable("attention", device_type, "run")]
     return [name for name in names if name != "reference"] or names
 
 

@@ -33,7 +33,7 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
         listed |= {f"{name} e4m3": (name, coded) for name in ("window", "sinks", "mask")}
     for entry in cases_of(setting.device.type):
         listed.setdefault(entry.kind, (entry.variant, dataclasses.replace(entry.batch, spans=SPANS, n_shared=0)))
-    for implementation in catalog.runnable("attention", setting.device.type):
+    for implementation in catalog.runnable("attention", setting.device.type, "run"):
         if implementation.name != "reference":
             for what, (variant, batch) in listed.items():
                 error = functools.partial(_error, setting, implementation.name, variant, batch)

@@ -88,14 +88,14 @@ def paths(device: torch.device) -> list[Path]:
         for n in FLASH_TILES
     ]
     found.append(Path("torch sdpa", PEER, "its own", torch_sdpa))
-    for one in catalog.runnable("attention", device.type):
+    for one in catalog.runnable("attention", device.type, "run"):
         found += paths_of(one, device.type)
     return found
 
 
 def kernel_path(device: torch.device) -> Path:
     """What a prompt runs on this device: the best implementation, all rows at once."""
-    best = catalog.runnable("attention", device.type)[0]
+    best = catalog.runnable("attention", device.type, "run")[0]
     return Path(best.name, OURS, "all rows", functools.partial(_run, best))
 
 

@@ -44,6 +44,11 @@ from quire.kernels.moe import hopper, plan
 from quire.kernels.state import hopper as state_hopper
 
 
+def everywhere(op: str, device_type: str, function: str = "") -> list[catalog.Implementation]:
+    """As `catalog.runnable`, of a machine that can run all."""
+    return [entry for entry in catalog.of(op, device_type) if not function or function in entry.functions]
+
+
 def contenders(**times_s: float) -> list[Contender]:
     """Those whose names begin with `torch` are peers; NaN raises."""
 
@@ -172,7 +177,7 @@ class NoGpuTimer(FixedTimer):
 @pytest.mark.parametrize("timer", [CpuTimer(), NoGpuTimer()], ids=["cpu", "cuda"])
 def test_what_is_timed_has_a_check(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
     """By each implementation that there is for the device, whether or not this machine can run it."""
-    monkeypatch.setattr(catalog, "runnable", catalog.of)
+    monkeypatch.setattr(catalog, "runnable", everywhere)
     setting = Setting(timer, torch.bfloat16)
     for op, (make_cases, make_checks) in registry.OPS.items():
         kinds = {case.kind for case in make_cases(op, setting) if case.work is not None}
@@ -208,7 +213,7 @@ def test_checks_of_experts_run_the_kernels_that_are_timed(dtype: torch.dtype) ->
 
 def test_only_what_an_implementation_has_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some have two of the three scans. The peer has one."""
-    monkeypatch.setattr(catalog, "runnable", catalog.of)
+    monkeypatch.setattr(catalog, "runnable", everywhere)
     for check in state.checks("state", Setting(NoGpuTimer(), torch.bfloat16)):
         if check.implementation == state_peer.NAME:
             assert check.name.split()[0] == "scan_delta"
@@ -364,7 +369,7 @@ def test_a_run_writes_a_table_a_report_and_a_plot(
     assert [one for one in found["results"]["notes"] if "100 %" not in one] == ["WARNING: busy"]
     assert {row["check"] for row in found["results"]["errors"]} == {"causal", "greedy"}
     times = {(row["case"], row["implementation"]): row for row in found["results"]["times"]}
-    best = catalog.runnable("attention", "cpu")[0].name
+    best = catalog.runnable("attention", "cpu", "run")[0].name
     assert times["decode 1 x 4k", best]["time_s"] > 0 and times["decode 1 x 4k", "torch flash (dense)"]["is_peer"]
     assert plot.read_bytes().startswith(b"\x89PNG")
 
