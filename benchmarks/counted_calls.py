@@ -36,10 +36,14 @@ def _all_to_all(comm: Any, x: torch.Tensor, sent: list[int], _: list[int]) -> in
     return x[0].nbytes * (sum(sent) - sent[comm.rank]) if len(x) else 0
 
 
+def _summed(comm: Any, x: torch.Tensor, *_: Any) -> int:
+    return int(2 * (comm.size - 1) * x.nbytes // comm.size)
+
+
 SENT: Final[dict[str, Callable[..., int]]] = {
-    "all_reduce": lambda comm, x, *_: 2 * (comm.size - 1) * x.nbytes // comm.size,
-    "add_reduced": lambda comm, x, *_: 2 * (comm.size - 1) * x.nbytes // comm.size,
-    "add_product": lambda comm, y, w, bias, x, *_: 2 * (comm.size - 1) * x.nbytes // comm.size,
+    "all_reduce": _summed,
+    "add_reduced": _summed,
+    "add_product": lambda comm, y, w, bias, x, *_: _summed(comm, x),
     "all_gather": lambda comm, x: (comm.size - 1) * x.nbytes,
     "reduce_scatter": lambda comm, x: (comm.size - 1) * x.nbytes // comm.size,
     "all_to_all": _all_to_all,

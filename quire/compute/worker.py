@@ -257,7 +257,7 @@ class Worker:
 
         Nobody else may hold anything of the last steps, and every rank does it. Deeper sleep may follow on level 1.
         """
-        if isinstance(self._runner, StageRunner):
+        if self._runner is not None:
             self._runner.take_all()
         self._release(level)
 

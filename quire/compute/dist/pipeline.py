@@ -43,7 +43,7 @@ class Link:
         self._sent.append((self._comm.send(copy, _RECEIVER), copy))
 
     def receive(self, x: torch.Tensor) -> Sent:
-        """Begin to take the next message into x."""
+        """The next message into x, see `MeetingComm.receive`."""
         return self._comm.receive(x, _SENDER)
 
     def abort(self) -> None:
