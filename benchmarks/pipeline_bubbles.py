@@ -108,6 +108,7 @@ def measured(folder: str, n_stages: int, options: argparse.Namespace) -> Measure
     llm = engine(
         folder, options.device, pipeline_parallel_size=n_stages, max_num_batched_tokens=options.chunk,
         max_num_seqs=max(*micro, 2 * n_stages), max_model_len=options.chunk + N_TOKENS,
+        pp_layer_partition=options.partition if n_stages > 1 else "",
     )  # fmt: skip
     batch_s(llm, n_stages, options.chunk)
     for _ in range(options.rounds):
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=256, help="tokens of a micro-batch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", default="", help="default: a random one of 8 layers")
+    parser.add_argument("--partition", default="", help="layers of each stage that is measured, such as 17,15")
     options = parser.parse_args()
     micro, stages = numbers(options.micro_batches), numbers(options.stages)
     virtual = f"{SIMULATED} on {SIMULATED_GPU}, {SIMULATED_CHUNK} tokens"

@@ -1,12 +1,14 @@
 """Faults of ranks under a server's feet, counted: `python -m benchmarks.rank_faults --times 20`.
 
-Starts `quire serve` with several ranks on the CPU and the demo model. Each time requests run, half of them streamed,
+    python -m benchmarks.rank_faults --device cuda --servers 4     # four servers share the GPUs, and the faults
+
+Starts `quire serve` with several ranks and the demo model. Each time requests run, half of them streamed,
 and one rank is killed (SIGKILL), stopped (SIGSTOP), out of memory (a signal raises MemoryError wherever it is) or hangs
 (a signal's handler never returns); or the engine's process is killed, with a rank stopped. Records when /health turned
 red and green again, when the log named the rank, whether the stack of one that hangs, is stopped or lacks memory is
-there, what became of the requests, and what is left of the engine before: processes, folders with their sockets, shared
-memory. Exit code 1 where a fault is seen late, a stack is not there, a request gets no end, or anything is left. Needs
-psutil.
+there, what became of the requests, and what is left of the engine before: processes, folders with their sockets, at
+the end shared memory and memory of GPUs. Exit code 1 where a fault is seen late, a stack is not there, a request gets
+no end, or anything is left. Needs psutil.
 """
 
 from __future__ import annotations
@@ -39,9 +41,13 @@ RANK: Final = "quire.engine.ranks.process"
 ENGINE: Final = "quire.engine.process"
 SHARED: Final = pathlib.Path("/dev/shm")
 N_REQUESTS: Final = 4
+N_TOKENS: Final = {"cpu": 60, "cuda": 1200}
+"""Of a request: it is not to end before the fault comes."""
 SEEN_S: Final = 10.0
 """No fault may stay unseen for longer."""
 LONGEST_S: Final = 120.0
+GPU_MIB: Final = 64
+"""A GPU's own use of memory moves by less."""
 HANGING: Final = "hang_for_good"
 INJECTION: Final = """
 import signal, sys, time
@@ -74,13 +80,13 @@ FAULTS: Final = tuple(NAMED)
 class Server:
     """One `quire serve` in a folder of its own for all temporary files."""
 
-    def __init__(self, options: list[str], folder: pathlib.Path, log: pathlib.Path) -> None:
-        self.folder, self.log, self.port = folder / "tmp", log, free_port()
-        self.folder.mkdir()
+    def __init__(self, options: list[str], folder: pathlib.Path, log: pathlib.Path, device: str = "cpu") -> None:
+        self.folder, self.log, self.port, self.n_tokens = folder / "tmp", log, free_port(), N_TOKENS[device]
+        self.folder.mkdir(parents=True)
         (folder / "sitecustomize.py").write_text(INJECTION)
         command = [
             sys.executable, "-c", "import sys; from quire.cli.main import main; sys.exit(main())", "serve", "--device",
-            "cpu", "--max-model-len", "1024", "--port", str(self.port), "--max-engine-restarts", "100",
+            device, "--max-model-len", "2048", "--port", str(self.port), "--max-engine-restarts", "100",
             "--max-num-batched-tokens", "512", *options,
         ]  # fmt: skip
         path = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
@@ -165,10 +171,8 @@ def named_after(log: pathlib.Path, at: int, pattern: str, limit_s: float) -> flo
 def once(server: Server, fault: str, number: int) -> dict[str, Any]:
     """One fault under load. The rank that suffers changes."""
     words = " ".join(f"{fault}{number}{i}" for i in range(100))  # nothing of it is cached, or known from a death before
-    bodies = [
-        {"model": "demo", "prompt": f"{i} {words}", "max_tokens": 60, "ignore_eos": True, "stream": i % 2 == 1}
-        for i in range(N_REQUESTS)
-    ]
+    shared = {"model": "demo", "max_tokens": server.n_tokens, "ignore_eos": True}
+    bodies = [{**shared, "prompt": f"{i} {words}", "stream": i % 2 == 1} for i in range(N_REQUESTS)]
     ranks = server.processes(RANK)
     place, before = number % len(ranks), [*ranks, *server.processes(ENGINE)]
     at = server.log.stat().st_size
@@ -210,15 +214,37 @@ def is_there(process: psutil.Process) -> bool:
     return False
 
 
-def at_the_end(server: Server, shared: set[str]) -> tuple[int, list[str]]:
+def at_the_end(server: Server) -> tuple[int, list[str]]:
     """(exit status of Ctrl-C, what is left then)."""
     below = psutil.Process(server.process.pid).children(recursive=True)
     server.process.send_signal(signal.SIGINT)
     code = server.process.wait(30)
     time.sleep(0.5)
     found = [f"process {each.pid}" for each in below if is_there(each)]
-    found += [f"file {path.name}" for path in server.folder.glob("quire*")]
-    return code, found + [f"shared memory {name}" for name in {path.name for path in SHARED.iterdir()} - shared]
+    return code, found + [f"file {path.name}" for path in server.folder.glob("quire*")]
+
+
+class Machine:
+    """What servers may leave on it: shared memory, and memory of GPUs."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._shared, self._mib = self._names(), self._used_mib()
+
+    def left(self) -> list[str]:
+        """More than there was, once all servers have ended."""
+        used = zip(self._mib, self._used_mib(), strict=True)
+        found = [f"{mib - before} MiB on GPU {i}" for i, (before, mib) in enumerate(used) if mib > before + GPU_MIB]
+        return found + [f"shared memory {name}" for name in self._names() - self._shared]
+
+    def _names(self) -> set[str]:
+        return {path.name for path in SHARED.iterdir()}
+
+    def _used_mib(self) -> list[int]:
+        if self._device == "cpu":
+            return []
+        asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        return [int(line) for line in subprocess.check_output(asked, text=True).split()]
 
 
 def wrongs(found: dict[str, Any]) -> list[str]:
@@ -250,18 +276,31 @@ def summary(fault: str, trials: list[dict[str, Any]]) -> str:
     )
 
 
-def write(args: argparse.Namespace, trials: list[dict[str, Any]], code: int | None, left: list[str]) -> list[str]:
-    """Record what there is by now. code: exit status of Ctrl-C, None: not yet. Returns what is wrong with it."""
+def write(args: argparse.Namespace, trials: list[dict[str, Any]], codes: list[int], left: list[str]) -> list[str]:
+    """Record what there is by now. codes: exit statuses of Ctrl-C. Returns what is wrong with it."""
     wrong = [one for found in trials for one in wrongs(found)] + [f"after Ctrl-C {one} is left" for one in left]
-    results = {"trials": trials, "exit_status": code, "wrong": wrong}
+    wrong += [f"Ctrl-C ended a server with {code}" for code in codes if code]
+    results = {"trials": trials, "exit_statuses": codes, "wrong": wrong}
     settings = {name: value for name, value in vars(args).items() if name not in ("log", "output")}
     write_report(args.output, build_report("rank_faults", settings, results))
     return wrong
 
 
+def strike_all(server: Server, args: argparse.Namespace, first: int, trials: list[dict[str, Any]]) -> None:
+    """A server's share of every fault."""
+    print(f"up after {server.wait(healthy=True):.1f} s", flush=True)
+    for fault in args.faults:
+        for number in range(first, args.times, args.servers):
+            found = once(server, fault, number)
+            trials.append(found)
+            print(f"{fault} {number}: {'; '.join(wrongs(found)) or 'as it should be'}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--device", choices=sorted(N_TOKENS), default="cpu")
+    parser.add_argument("--servers", type=int, default=1, help="at once, on the same cores or GPUs")
     parser.add_argument("--ranks", type=int, default=2, help="of each stage")
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--groups", type=int, default=1, help="data-parallel ranks")
@@ -270,21 +309,27 @@ def main() -> int:
     parser.add_argument("--output", default=str(RESULTS / "rank_faults.json"))
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, it would be in what is started
-    shared, trials = {path.name for path in SHARED.iterdir()}, list[dict[str, Any]]()
+    machine, trials = Machine(args.device), list[dict[str, Any]]()
     sizes = ["--tensor-parallel-size", str(args.ranks), "--pipeline-parallel-size", str(args.stages)]
     sizes += ["--data-parallel-size", str(args.groups)]
-    with tempfile.TemporaryDirectory() as folder:
-        server = Server(sizes, pathlib.Path(folder), args.log)
+    sizes += [] if args.device == "cpu" else ["--gpu-memory-utilization", f"{0.8 / args.servers:.2f}"]
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.servers) as pool:
+        logs = [args.log.with_stem(f"{args.log.stem}_{i}") if i else args.log for i in range(args.servers)]
+        servers = [Server(sizes, pathlib.Path(folder, str(i)), log, args.device) for i, log in enumerate(logs)]
         try:
-            print(f"up after {server.wait(healthy=True):.1f} s", flush=True)
-            for fault in args.faults:
-                trials += [once(server, fault, number) for number in range(args.times)]
-                print(summary(fault, [found for found in trials if found["fault"] == fault]), flush=True)
-                write(args, trials, None, [])
-            code, left = at_the_end(server, shared)
+            for done in [pool.submit(strike_all, server, args, i, trials) for i, server in enumerate(servers)]:
+                done.result()
+            ends = list(pool.map(at_the_end, servers))
+        except BaseException:
+            write(args, trials, [], [])  # what there is by now
+            raise
         finally:
-            server.process.kill()
-    wrong = write(args, trials, code, left)
+            for server in servers:
+                server.process.kill()
+    for fault in args.faults:
+        print(summary(fault, [found for found in trials if found["fault"] == fault]), flush=True)
+    left = [one for _, found in ends for one in found] + machine.left()
+    wrong = write(args, trials, [code for code, _ in ends], left)
     print("\n".join(wrong) or "every fault was seen in time, and nothing is left")
     return 1 if wrong else 0
 

@@ -121,7 +121,7 @@ class Worker:
         self._sharing: Comm = self.comm if groups is None else groups.sharing or SoloComm()
         """Of the ranks that share each layer."""
         stage, n_stages = (0, 1) if pipeline is None else (pipeline.stage, pipeline.n_stages)
-        self._layers: Final = layer_range(arch, stage, n_stages)
+        self._layers: Final = layer_range(arch, stage, n_stages, config.pp_layer_partition)
         shared = share_arch(arch, self._sharing.rank, self._sharing.size)
         self.shared: Final = attending(shared, config, self.comm.rank)
         """Its part of all layers: the groups of pages follow from it."""

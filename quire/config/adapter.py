@@ -11,12 +11,16 @@ import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from quire.config.fields import is_integer, parse_object
+from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from quire.config.engine import EngineConfig
 
 CONFIG: Final = "adapter_config.json"
 MAX_CONFIG_BYTES: Final = 4 << 20
@@ -183,3 +187,28 @@ def _matching(patterns: Mapping[str, Any], module: str) -> Any:
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
     return None
+
+
+def check_adapters(config: EngineConfig) -> None:
+    """Options of an engine that serves adapters; raises ConfigError."""
+    modules = [lora_module(one) for one in config.lora_modules]
+    if modules and not config.enable_lora:
+        raise ConfigError("lora_modules needs enable_lora: add --enable-lora", param="lora_modules")
+    names = [name for name, _ in modules]
+    twice = next((name for name in names if names.count(name) > 1 or name in config.served_model_name), None)
+    if twice is not None:
+        raise ConfigError(f"lora_modules: the name {shown(twice)} is given twice", param="lora_modules")
+    if config.max_cpu_loras and config.max_cpu_loras < config.max_loras:
+        raise ConfigError(
+            f"max_cpu_loras = {config.max_cpu_loras} is less than max_loras = {config.max_loras}: raise it",
+            param="max_cpu_loras",
+        )
+    if config.enable_lora and (config.is_simulated or config.prefill_context_parallel_size > 1):
+        raise ConfigError(
+            f"enable_lora works on a real device, where each rank has all tokens of a step: this engine has device ="
+            f" {config.device!r} and prefill_context_parallel_size = {config.prefill_context_parallel_size}. Leave"
+            " --enable-lora out, and serve weights that quire merge has made",
+            param="enable_lora",
+        )
+    if config.lora_experts and not config.enable_lora:
+        raise ConfigError("lora_experts needs enable_lora: add --enable-lora", param="lora_experts")

@@ -15,7 +15,7 @@ from quire.config.engine import EngineConfig
 from quire.config.mesh import mesh_of, placed
 from quire.config.shares import share_arch
 from quire.config.stages import layer_range
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, shown
 
 SIZES: Final = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size",
@@ -29,6 +29,7 @@ def is_divided(config: EngineConfig) -> bool:
     return (
         config.tensor_parallel_size > 1
         or config.pipeline_parallel_size > 1
+        or config.pp_layer_partition != ""
         or config.data_parallel_size > 1
         or config.prefill_context_parallel_size > 1
         or config.enable_expert_parallel
@@ -42,7 +43,7 @@ def check_division(config: EngineConfig, arch: ModelArch) -> None:
     """ConfigError, with the option, where the model has what its ranks cannot share."""
     config = settled(config, arch)
     shape = mesh_of(config)
-    layer_range(arch, 0, shape.pp)
+    layer_range(arch, 0, shape.pp, config.pp_layer_partition)
     whole = placed(arch, config)
     try:
         share_arch(whole, 0, shape.tp)
@@ -55,11 +56,12 @@ def check_division(config: EngineConfig, arch: ModelArch) -> None:
 
 def check_ranks(config: EngineConfig) -> None:
     """ConfigError where several ranks are asked for, and something that only one can do."""
-    name = next((name for name in SIZES if getattr(config, name) > 1), "")
+    partition = "pp_layer_partition"
+    name = next((name for name in SIZES if getattr(config, name) > 1), partition if config.pp_layer_partition else "")
     if config.is_simulated and name:
         raise ConfigError(
-            f"{name} = {getattr(config, name)} and device = 'null', which has no model that could be divided: leave"
-            f" {dashed(name)} out, or add --device cpu or cuda",
+            f"{name} = {shown(getattr(config, name))} and device = 'null', which has no model that could be divided:"
+            f" leave {dashed(name)} out, or add --device cpu or cuda",
             param=name,
         )
     reason = not_deterministic(config)

@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from quire.config.adapter import MAX_RANK
+from quire.config.adapter import MAX_RANK, check_adapters
 from quire.config.eplb import read_eplb
 from quire.config.shapes import PREFIX, check_shape
 from quire.config.speculative import read_speculative
-from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, shown
 from quire.core.units import format_bytes, parse_bytes
 
@@ -197,6 +196,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int, _doc("Stages of neighbouring layers, each of tensor_parallel_size ranks. A step goes through all in turn;"
                   " meanwhile other stages compute steps of other sequences.", ge=1, le=64)
     ] = 1  # fmt: skip
+    pp_layer_partition: Annotated[
+        str, _doc("Layers of each stage, as 17,15; empty: as many on each. The last also has the head, which takes as"
+                  " long as some layers when tokens are decoded (docs/parallel.md).")
+    ] = ""  # fmt: skip
     data_parallel_size: Annotated[
         int, _doc("Data-parallel ranks, each of tensor_parallel_size ranks, with whole layers, a cache and sequences of"
                   " its own; max_num_seqs, max_num_batched_tokens and pages are of each.", ge=1, le=64)
@@ -273,12 +276,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         str, _doc("Memory that compiling one schema or grammar may take, for instance 1GiB.")
     ] = "1GiB"
     hf_overrides: Annotated[
-        dict[str, Any],
-        _doc(
-            "Fields of config.json, as a JSON object, that replace the checkpoint's; objects inside are merged, null"
-            ' takes a field away. {"rope_theta": 1000000}'
-        ),
-    ] = {}
+        dict[str, Any], _doc("Fields of config.json, as a JSON object, that replace the checkpoint's; objects inside"
+                             ' are merged, null takes a field away. {"rope_theta": 1000000}')
+    ] = {}  # fmt: skip
     speculative_config: Annotated[
         dict[str, Any] | None,
         _doc(
@@ -291,12 +291,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     generation_config: Annotated[
-        str,
-        _doc(
-            "Where default sampling and further end tokens come from: auto is the model's generation_config.json, vllm"
-            " takes none, and anything else is a folder with such a file."
-        ),
-    ] = "auto"
+        str, _doc("Where default sampling and further end tokens come from: auto is the model's generation_config.json,"
+                  " vllm takes none, and anything else is a folder with such a file.")
+    ] = "auto"  # fmt: skip
     override_generation_config: Annotated[
         dict[str, Any],
         _doc('Fields of generation_config.json, as a JSON object, that replace the file\'s. {"temperature": 0.5}'),
@@ -335,7 +332,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         _check_text(self)
         read_speculative(self.speculative_config)
         read_eplb(self)
-        _check_adapters(self)
+        check_adapters(self)
         _check_sizes(self)
 
 
@@ -374,27 +371,3 @@ def _check_sizes(config: EngineConfig) -> None:
         )
     if config.kv_cache_memory_bytes and parse_bytes(config.kv_cache_memory_bytes, "kv_cache_memory_bytes") <= 0:
         raise ConfigError(f"kv_cache_memory_bytes = {config.kv_cache_memory_bytes!r} must be more than 0 bytes")
-
-
-def _check_adapters(config: EngineConfig) -> None:
-    modules = [lora_module(one) for one in config.lora_modules]
-    if modules and not config.enable_lora:
-        raise ConfigError("lora_modules needs enable_lora: add --enable-lora", param="lora_modules")
-    names = [name for name, _ in modules]
-    twice = next((name for name in names if names.count(name) > 1 or name in config.served_model_name), None)
-    if twice is not None:
-        raise ConfigError(f"lora_modules: the name {shown(twice)} is given twice", param="lora_modules")
-    if config.max_cpu_loras and config.max_cpu_loras < config.max_loras:
-        raise ConfigError(
-            f"max_cpu_loras = {config.max_cpu_loras} is less than max_loras = {config.max_loras}: raise it",
-            param="max_cpu_loras",
-        )
-    if config.enable_lora and (config.is_simulated or config.prefill_context_parallel_size > 1):
-        raise ConfigError(
-            f"enable_lora works on a real device, where each rank has all tokens of a step: this engine has device ="
-            f" {config.device!r} and prefill_context_parallel_size = {config.prefill_context_parallel_size}. Leave"
-            " --enable-lora out, and serve weights that quire merge has made",
-            param="enable_lora",
-        )
-    if config.lora_experts and not config.enable_lora:
-        raise ConfigError("lora_experts needs enable_lora: add --enable-lora", param="lora_experts")

@@ -43,6 +43,7 @@ class EngineOptions(TypedDict, total=False):
     max_logprobs: int | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
+    pp_layer_partition: str | os.PathLike[str] | None
     data_parallel_size: int | None
     prefill_context_parallel_size: int | None
     context_parallel_method: Literal["auto", "ulysses", "ring"] | None

@@ -14,7 +14,9 @@ import msgspec
 from quire.config.arch import ModelArch
 from quire.config.kv import KVGroup, KVLayout, kv_layout
 from quire.config.layers import KVSpec
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, shown
+
+MAX_DIGITS = 9
 
 
 class LayerRange(msgspec.Struct, frozen=True):
@@ -44,8 +46,9 @@ def stage_layers(n_layers: int, n_stages: int) -> list[range]:
     return [range(first, end) for first, end in itertools.pairwise(borders)]
 
 
-def layer_range(arch: ModelArch, stage: int, n_stages: int) -> LayerRange:
-    """Of one stage. Raises ConfigError where there are fewer layers than stages, or layers that none can have."""
+def layer_range(arch: ModelArch, stage: int, n_stages: int, partition: str = "") -> LayerRange:
+    """Of one stage. partition: `EngineConfig.pp_layer_partition`. Raises ConfigError where there are fewer layers than
+    stages, layers that none can have, or a partition that is none of theirs."""
     if n_stages > 1 and arch.state_specs:
         raise ConfigError(
             f"pipeline_parallel_size = {n_stages}: {arch.family} has recurrent layers, whose states stages do not"
@@ -58,8 +61,24 @@ def layer_range(arch: ModelArch, stage: int, n_stages: int) -> LayerRange:
             " lower it",
             param="pipeline_parallel_size",
         )
-    layers = stage_layers(arch.n_layers, n_stages)[stage]
+    layers = (_asked(partition, arch, n_stages) if partition else stage_layers(arch.n_layers, n_stages))[stage]
     return LayerRange(layers.start, layers.stop, arch.n_layers)
+
+
+def _asked(partition: str, arch: ModelArch, n_stages: int) -> list[range]:
+    """As somebody wants them."""
+    words = [word.strip() for word in partition.split(",")]
+    sizes = [int(word) if word.isdecimal() and len(word) < MAX_DIGITS else 0 for word in words]
+    if len(sizes) != n_stages or sum(sizes) != arch.n_layers or not all(sizes):
+        even = ",".join(str(len(layers)) for layers in stage_layers(arch.n_layers, n_stages))
+        raise ConfigError(
+            f"pp_layer_partition = {shown(partition)}: pipeline_parallel_size = {n_stages} and {arch.family} has"
+            f" {arch.n_layers} layers. Give a number of layers for each stage, at least one, with commas between, all"
+            f" together {arch.n_layers}: such as {even}",
+            param="pp_layer_partition",
+        )
+    borders = [0, *itertools.accumulate(sizes)]
+    return [range(first, end) for first, end in itertools.pairwise(borders)]
 
 
 def stage_arch(arch: ModelArch, layers: LayerRange) -> ModelArch:

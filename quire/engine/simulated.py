@@ -23,7 +23,7 @@ from quire.config.resolve import MIN_SHARED_TOKENS, EngineLimits, resolve
 from quire.config.shares import share_arch
 from quire.config.stages import LayerRange, layer_range, stage_arch, stage_layout
 from quire.core.clock import VirtualClock
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, shown
 from quire.core.plan import StepPlan
 from quire.core.plan_parts import spans_of
 from quire.core.units import format_bytes
@@ -181,6 +181,12 @@ def _check(config: EngineConfig) -> None:
             "enable_lora is not simulated: requests name no adapters, whose products take time and memory: leave"
             " --enable-lora out",
             param="enable_lora",
+        )
+    if config.pp_layer_partition:
+        raise ConfigError(
+            f"pp_layer_partition = {shown(config.pp_layer_partition)} is not simulated: stages take as long as one"
+            " another there. Leave --pp-layer-partition out",
+            param="pp_layer_partition",
         )
 
 

@@ -64,8 +64,8 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
     for one in entries(op, setting):
         layer, m = one.layer, one.m
         x_bytes, y_bytes = (setting.element_bytes * m * side for side in (layer.k, layer.n))
-        flops = 2.0 * m * layer.n * layer.k * (0.5 if op == "w8a8" else 1.0)
-        work = Work(_n_bytes(one.form, layer) + x_bytes, y_bytes, flops)
+        flops, speed = 2.0 * m * layer.n * layer.k, 2.0 if op == "w8a8" else 1.0
+        work = Work(_n_bytes(one.form, layer) + x_bytes, y_bytes, flops, speed)
         contenders = functools.partial(_contenders, op, one.form, layer, m, setting)
         yield Case(op, one.name, work, contenders, one.name, in_flops=layer is LARGE, quick=one.quick)
 

@@ -133,8 +133,8 @@ def _of_rows(name: str, shape: Shape, n: int, setting: Setting) -> Iterator[Entr
     make = functools.partial(products, gating=SWIGLU)
     yield Entry(plain, "experts", shape, n, make, work, w_bytes, in_flops=is_long, quick=plain in QUICK)
     for form, n_bits in CODES.items():
-        flops = work.flops * (0.5 if form in IN_E4M3 else 1.0)
-        moved = Work(w_bytes * n_bits / 8 / setting.element_bytes + x_bytes, x_bytes, flops)
+        speed = 2.0 if form in IN_E4M3 else 1.0
+        moved = Work(w_bytes * n_bits / 8 / setting.element_bytes + x_bytes, x_bytes, work.flops, speed)
         coded = functools.partial(_in_codes, form)
         yield Entry(f"{name} {form}, {n} rows", "experts", shape, n, coded, moved, w_bytes, form, is_long)
     if n in ADAPTED:

@@ -32,6 +32,8 @@ class Work:
     read_bytes: float
     written_bytes: float = 0.0
     flops: float = 0.0
+    matmul_speed: float = 1.0
+    """Of the device's product of what is multiplied, to that in the run's dtype: 2 in 8 bits."""
 
     @property
     def total_bytes(self) -> float:
@@ -62,7 +64,7 @@ class DeviceLimits:
         """Seconds that the work takes at least, and what binds: 'read', 'copy' or 'matmul'."""
         writes = work.written_bytes > WRITES_COUNT * work.total_bytes
         memory = (work.total_bytes / (self.copy_bytes_s if writes else self.read_bytes_s), "copy" if writes else "read")
-        return max(memory, (work.flops / self.flops_s, "matmul"))
+        return max(memory, (work.flops / (self.flops_s * work.matmul_speed), "matmul"))
 
 
 def measure_limits(timer: Timer, dtype: torch.dtype) -> DeviceLimits:

@@ -74,6 +74,7 @@ def test_the_limit_is_what_binds() -> None:
     assert LIMITS.least_s(Work(195.0, 5.0)) == (2.0, "read")
     assert LIMITS.least_s(Work(100.0, 100.0)) == (4.0, "copy")
     assert LIMITS.least_s(Work(200.0, 0.0, 5000.0)) == (5.0, "matmul")
+    assert LIMITS.least_s(Work(200.0, 0.0, 5000.0, matmul_speed=2.0)) == (2.5, "matmul")
 
 
 def test_shares_and_ratios() -> None:

@@ -26,13 +26,14 @@ def qwen() -> ModelArch:
     return read_arch(SHAPES / "qwen3-0.6b")
 
 
-@pytest.mark.parametrize("n_layers, counts", [
-    (28, [28]), (28, [14, 14]), (7, [4, 3]), (5, [1, 2, 1, 1]), (11, [3, 3, 3, 2]), (4, [1, 1, 1, 1]),
+@pytest.mark.parametrize("n_layers, counts, asked", [
+    (28, [28], ""), (28, [14, 14], ""), (7, [4, 3], ""), (5, [1, 2, 1, 1], ""), (11, [3, 3, 3, 2], ""),
+    (4, [1, 1, 1, 1], ""), (28, [15, 13], "15,13"), (5, [3, 1, 1], " 3, 1,1"), (4, [4], "4"),
 ])  # fmt: skip
-def test_all_layers_once(n_layers: int, counts: list[int], qwen: ModelArch) -> None:
+def test_all_layers_once(n_layers: int, counts: list[int], asked: str, qwen: ModelArch) -> None:
     layers = tuple(GEMMA.layers[i % GEMMA.n_layers] for i in range(n_layers))  # with and without windows
     arch = msgspec.structs.replace(qwen, layers=layers, embedding_scale=3.0)
-    ranges = [layer_range(arch, stage, len(counts)) for stage in range(len(counts))]
+    ranges = [layer_range(arch, stage, len(counts), asked) for stage in range(len(counts))]
     assert [one.end - one.first for one in ranges] == counts
     assert [layer for one in ranges for layer in range(one.first, one.end)] == list(range(n_layers))
     stages = [stage_arch(arch, one) for one in ranges]
@@ -47,6 +48,14 @@ def test_what_has_no_stages(qwen: ModelArch) -> None:
     recurrent = next(arch for arch in map(read_arch, sorted(SHAPES.iterdir())) if arch.state_specs)
     with pytest.raises(ConfigError, match="has recurrent layers, whose states stages do not divide yet"):
         layer_range(recurrent, 0, 2)
+
+
+@pytest.mark.parametrize(
+    "asked", ["14", "14,13", "28,0", "14,14,0", "14;14", "-1,29", "14,", "x,y", "9" * 5000, "1e1,18"]
+)
+def test_layers_that_are_not_those_of_the_stages(asked: str, qwen: ModelArch) -> None:
+    with pytest.raises(ConfigError, match=r"^pp_layer_partition = .*28 layers. Give .* all together 28: .* 14,14$"):
+        layer_range(qwen, 0, 2, asked)
 
 
 def test_groups_are_those_of_the_whole() -> None:
