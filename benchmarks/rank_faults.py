@@ -87,7 +87,7 @@ class Server:
         command = [
             sys.executable, "-c", "import sys; from quire.cli.main import main; sys.exit(main())", "serve", "--device",
             device, "--max-model-len", "2048", "--port", str(self.port), "--max-engine-restarts", "100",
-            "--max-num-batched-tokens", "512", *options,
+            "--max-num-batched-tokens", "512", "--max-num-seqs", "16", *options,
         ]  # fmt: skip
         path = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
         own = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(self.folder)}

@@ -109,8 +109,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 0
     max_num_seqs: Annotated[
-        int, _doc("Most sequences at once (slots); 0 chooses by device, and by memory for states.", ge=0, le=MOST_SEQS)
-    ] = 0
+        int, _doc("Most sequences at once (slots); 0 chooses by device, and by memory for states, and at most"
+                  " max_num_batched_tokens.", ge=0, le=MOST_SEQS)
+    ] = 0  # fmt: skip
     max_num_batched_tokens: Annotated[
         int, _doc("Most tokens in one step; 0 chooses by device.", extra={"counts": True}, ge=0)
     ] = 0

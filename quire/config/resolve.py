@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.config.engine import EngineConfig
+from quire.config.engine import MOST_SEQS, EngineConfig
 from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core.errors import ConfigError, shown
 
@@ -81,7 +81,7 @@ def resolve(
     check_rounding(config, device)
     speculative = read_speculative(config.speculative_config)
     _check_speculative(config, speculative, device)
-    max_num_seqs = config.max_num_seqs or DEFAULT_SEQS[device]
+    max_num_seqs = config.max_num_seqs or min(DEFAULT_SEQS[device], config.max_num_batched_tokens or MOST_SEQS)
     dtype = arch.dtype if config.dtype == "auto" else config.dtype
     return EngineLimits(
         dtype=dtype,

@@ -19,9 +19,7 @@ from rank_cases import FAMILIES, NGRAM, SIZE, answers, checkpoint
 from quire import LLM
 from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import ConfigError
-from quire.planner.drafts import DraftCosts
 
-FREE: Final = DraftCosts((1, 2), (1.0, 1.0), guess_s=0.0)
 """Drafts cost nothing, however busy the machine is: they are tried."""
 DEVICE: Final = os.environ.get("DEVICE", "cpu")
 EXPERTS: Final = ("qwen2_moe", "deepseek_v2")
@@ -94,7 +92,7 @@ def test_they_say_what_one_rank_says(name: str, division: str, folder: pathlib.P
         pytest.skip(str(refused))
     try:
         if "speculative_config" in options:
-            llm.engine.scheduler.live.drafts = DraftPolicy(3, FREE)
+            llm.engine.scheduler.live.drafts = DraftPolicy(3, None)  # as many as there may be, whatever steps take here
         assert answers(llm) == expected
         stats = llm.stats()
         assert stats.prefix_hits > 0

@@ -13,9 +13,7 @@ from quire import LLM
 from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import ConfigError
 from quire.engine.ranks import group
-from quire.planner.drafts import DraftCosts
 
-FREE = DraftCosts((1, 2), (1.0, 1.0), guess_s=0.0)
 """Drafts cost nothing, however busy the machine is: they are tried."""
 
 
@@ -45,7 +43,7 @@ def test_ranks_say_what_one_says(name: str, n_ranks: int, method: str, n_pages: 
         options |= {"enable_sleep_mode": True, "speculative_config": NGRAM}
     llm = LLM(model, **{**SIZE, "num_gpu_blocks_override": n_pages, **options})
     if n_ranks == 2:
-        llm.engine.scheduler.live.drafts = DraftPolicy(3, FREE)
+        llm.engine.scheduler.live.drafts = DraftPolicy(3, None)  # as many as there may be, whatever steps take here
     try:
         assert answers(llm) == expected
         stats = llm.stats()

@@ -17,9 +17,7 @@ from rank_cases import FAMILIES, NGRAM, SIZE, answers, checkpoint
 from quire import LLM
 from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import EngineError
-from quire.planner.drafts import DraftCosts
 
-FREE = DraftCosts((1, 2), (1.0, 1.0), guess_s=0.0)
 """Drafts cost nothing, however busy the machine is: they are tried."""
 TIGHT = {"gemma2": 24}
 """Pages, 18 for others: enough for a draft and too few for the prompts that begin together, also where requests with a
@@ -49,7 +47,7 @@ def test_two_ranks_say_what_one_says(name: str, folder: pathlib.Path) -> None:
     expected = answers_of(model)
     size = SIZE | {"num_gpu_blocks_override": TIGHT.get(name, 18)}
     llm = LLM(model, **size, tensor_parallel_size=2, speculative_config=NGRAM)
-    llm.engine.scheduler.live.drafts = DraftPolicy(3, FREE)
+    llm.engine.scheduler.live.drafts = DraftPolicy(3, None)  # as many as there may be, whatever steps take here
     try:
         assert answers(llm) == expected
         stats = llm.stats()

@@ -78,9 +78,10 @@ def test_explain_for_a_gpu_needs_none(variant: str, capsys: pytest.CaptureFixtur
 def test_names_of_variants_are_those_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
     library = {name for name, value in vars(variants).items() if getattr(value, "__module__", "") == variants.__name__}
     assert library == set(NAMED) - {"window"}
-    for short, name in SHORT.items():
-        one, other = (out_of(capsys, "explain", "attention", "--variant", word) for word in (short, name))
-        assert one.splitlines()[1:] == other.splitlines()[1:]
+    assert set(SHORT.values()) <= set(NAMED)
+    short, name = next(iter(SHORT.items()))  # each that is explained is compiled
+    one, other = (out_of(capsys, "explain", "attention", "--variant", word) for word in (short, name))
+    assert one.splitlines()[1:] == other.splitlines()[1:]
     with pytest.raises(SystemExit):
         main(["kernels", "explain", "--help"])
     words = capsys.readouterr().out.replace(",", " ").replace(".", " ").split()

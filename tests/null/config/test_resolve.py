@@ -10,7 +10,7 @@ import pytest
 from quire.bench.shape import FOLDER
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
-from quire.config.resolve import DEFAULT_STALL_FACTOR, resolve
+from quire.config.resolve import DEFAULT_SEQS, DEFAULT_STALL_FACTOR, resolve
 from quire.core.errors import ConfigError
 
 ARCH = read_arch(pathlib.Path(FOLDER) / "llama-3.1-8b")
@@ -67,3 +67,12 @@ def test_weights_are_rounded_to_what_a_device_multiplies(quantization: str, devi
     with pytest.raises(ConfigError, match=said):
         resolve(EngineConfig(quantization=quantization), ARCH, device)  # type: ignore[arg-type]
     resolve(EngineConfig(quantization=quantization), ARCH, "cuda" if quantization in ("fp8", "int4") else "cpu")  # type: ignore[arg-type]
+
+
+def test_sequences_that_nobody_asked_for_fit_the_tokens_of_a_step() -> None:
+    """A budget below the usual number of sequences is no contradiction; one below an asked number is."""
+    limits = resolve(EngineConfig(max_num_batched_tokens=512), ARCH, "cuda")
+    assert limits.max_num_seqs == limits.max_num_batched_tokens == 512 < DEFAULT_SEQS["cuda"]
+    assert resolve(EngineConfig(max_num_batched_tokens=2048), ARCH, "cuda").max_num_seqs == DEFAULT_SEQS["cuda"]
+    with pytest.raises(ConfigError, match="max_num_batched_tokens = 512 is less than max_num_seqs = 600"):
+        resolve(EngineConfig(max_num_batched_tokens=512, max_num_seqs=600), ARCH, "cuda")
