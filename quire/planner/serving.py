@@ -109,30 +109,36 @@ def closed_batch_s(
 ) -> float:
     """Seconds until a batch that comes at once is done: first come, first served; prompts fill each step beside the
     decodes; a sequence is admitted where its whole length fits. Each step is counted; no pages, no preemption.
+    Of a pipeline sequences that decode are dealt out to as many steps as there are stages, which take turns.
 
     shared: tokens at the front of every prompt, counted in its length, which the first one computes for all."""
-    waiting = list(reversed(lengths))
-    running: list[list[int]] = []  # [computed, prompt, length at the end]
-    total_s, held, known = 0.0, 0, False
+    n_turns, waiting = cost.timer.mesh.pp, list(reversed(lengths))
+    running: list[list[int]] = []  # [computed, prompt, length at the end, turn]
+    total_s = last_s = 0.0
+    held, turn = 0, 0
     while waiting or running:
         room, spans = max_tokens, Spans([], [], [], [], [])
         while waiting and len(running) < max_seqs and held + sum(waiting[-1]) <= max(pool_tokens, sum(waiting[-1])):
             if room - len(running) <= sum(max(0, one[1] - one[0]) for one in running):
                 break
             n_in, n_out = waiting.pop()
-            running.append([shared if known else 0, n_in, n_in + n_out])
-            known = True
+            n_before = len(lengths) - len(waiting) - 1
+            running.append([shared if n_before else 0, n_in, n_in + n_out, n_before % n_turns])
             held += n_in + n_out
-        room -= sum(one[0] >= one[1] for one in running)
+        room -= sum(one[0] >= one[1] and one[3] == turn for one in running)
         for slot, one in enumerate(running):
-            n = 1 if one[0] >= one[1] else min(room, one[1] - one[0])
+            is_decoded = one[0] >= one[1]
+            n = one[3] == turn if is_decoded else min(room, one[1] - one[0])
             if n <= 0:
                 continue
-            room -= n if one[0] < one[1] else 0
-            spans.add(slot, one[0], n, one[0] + n >= one[1])
+            room -= 0 if is_decoded else n
+            spans.add(slot, one[0], int(n), one[0] + n >= one[1])
             one[0] += n
         decodes = [slot for slot, n in zip(spans.slots, spans.lengths, strict=True) if n == 1]
-        total_s += cost.step_s(spans, [(decodes, shared // cost.page_size)] if shared and len(decodes) > 1 else ())
+        prefixes = [(decodes, shared // cost.page_size)] if shared and len(decodes) > 1 else ()
+        last_s = cost.step_s(spans, prefixes) if spans.slots else last_s  # stages wait for the turns of others
+        total_s += last_s
         held -= sum(one[2] for one in running if one[0] + 1 > one[2] - 1)
         running = [one for one in running if one[0] + 1 <= one[2] - 1]
-    return total_s
+        turn = (turn + 1) % n_turns
+    return total_s + (n_turns - 1) * last_s
