@@ -51,7 +51,7 @@ class DividedHead:
         if not is_whole or out.dtype != found.dtype or not out.is_contiguous():
             return out.copy_(found.transpose(0, 1).flatten(1)[:, : self._vocab_size])
         words = found.view(_word(found.element_size() * self._width)).transpose(0, 1)
-        out.view(words.dtype).view(words.shape).copy_(words)
+        out.view(-1).view(words.dtype).view(words.shape).copy_(words)
         return out
 
 
