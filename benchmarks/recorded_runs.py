@@ -29,7 +29,8 @@ ROUTED: Final = ("experts_again",)
 LENGTHS: Final = (256, 120)
 """Of `benchmarks/deterministic_speed.py`: prompt and output."""
 RANKS: Final = {
-    "-tp": "tensor_parallel_size", "-dp": "data_parallel_size", "-pcp": "prefill_context_parallel_size",
+    "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
+    "-pcp": "prefill_context_parallel_size",
 }  # fmt: skip
 """Flag → option."""
 FILES: Final = {"w2x1.json": "W2", "w2x4.json": "W2 x 4"}

@@ -113,6 +113,8 @@ class EngineLoop:
         """start: as the supervisor wrote it, for what is known of the engines before."""
         self._core = core
         self._core.on_wait = self._send_stats
+        if core.ranks is not None:
+            core.ranks.on_late = self._send_stats
         self._router = router
         self._prefixes = PrefixPublisher(core.scheduler, router.tell)
         self._status = status

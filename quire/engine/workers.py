@@ -129,7 +129,7 @@ def make_leader(
     group.calls, group.abandon = made.meeting, made.meeting.abort
     made.worker.done = group.done = DoneSteps(device.mark)
     group.allow_steps(config.engine_stall_timeout or STEP_LIMIT_S[made.worker.platform.name])
-    device.checks.append(group.check)
+    device.checks.append(group.check_in_wait)
     device.is_watched = True
     return made
 

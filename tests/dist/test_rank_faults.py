@@ -121,6 +121,11 @@ def test_a_stopped_rank_is_late_and_then_lost(
     while not llm.engine.stats().is_late and time.monotonic() < end_s:
         time.sleep(0.05)
     assert llm.engine.stats().is_late and not is_gone(pid)
+    told: list[bool] = []
+    llm.engine.ranks.on_late = lambda: told.append(llm.engine.stats().is_late)  # type: ignore[attr-defined]
+    for check in llm.engine.executor._own.worker.platform.device.checks:  # type: ignore[attr-defined]
+        check()  # as a GPU that is waited for has it called: the engine's loop stands still meanwhile
+    assert told == [True]
     monkeypatch.setattr(group, "LOST_S", 0.8)
     with pytest.raises(EngineError, match=r"rank 1 \(process \d+\), stopped by a signal, made no progress"):
         llm.generate(["one"], FEW, use_tqdm=False)

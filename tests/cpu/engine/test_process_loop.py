@@ -6,6 +6,7 @@ import concurrent.futures
 import logging
 import threading
 import time
+import types
 from collections import deque
 from concurrent.futures import Future
 
@@ -309,3 +310,16 @@ def test_who_asked_for_an_adapter_is_told_which_field_is_to_blame() -> None:
     assert [(one.ticket, one.value, one.param) for one in answers] == [(1, False, "lora_name"), (2, False, "lora_path")]
     done = loop._carry_out(UnloadAdapter(3, "nobody"))
     assert (done.ticket, done.param) == (3, "lora_name") and "nobody" in str(done.error)
+
+
+def test_a_late_rank_is_told_of_while_the_loop_waits_for_a_device() -> None:
+    """On a GPU that wait cannot be divided, and takes as long as the rank is late."""
+    core, told = engine(LaunchExecutor(FakeLauncher())), list[StepOutputs]()
+    core.ranks = ranks = types.SimpleNamespace(is_late=True, on_late=None, on_loss=None)  # type: ignore[assignment]
+    router = ClientRouter(FakeSocket(), READY)  # type: ignore[arg-type]
+    router.broadcast = told.append  # type: ignore[method-assign, assignment]
+    EngineLoop(core, router, StatusPipe(-1), log_stats=False)
+    assert ranks.on_late is not None
+    for _ in range(3):
+        ranks.on_late()
+    assert [one.stats is not None and one.stats.is_late for one in told] == [True], "once in a while"
