@@ -62,7 +62,7 @@ def test_all_kinds_of_runs_are_there(found: list[Line]) -> None:
     assert len(found) == len(figures()) and {
         "qwen3-0.6b", "llama-3.1-8b", "llama-3.1-8b tp 2", "llama-3.1-8b fp8", "llama-3.1-8b kv fp8", "qwen3-30b-a3b",
         "deepseek-v2-lite", "gpt-oss-20b", "llama-3.1-8b tp 4", "llama-3.1-70b tp 4", "llama-3.1-8b dp 4",
-        "llama-3.1-8b pcp 4", "llama-3.1-8b pcp 2", "llama-3.1-8b pcp 2 ring",
+        "llama-3.1-8b pcp 4", "llama-3.1-8b pcp 2", "llama-3.1-8b pcp 2 ring", "llama-3.1-8b pp 2",
         "llama-3.1-70b fp8", "llama-3.1-8b int4-g128",
         "llama-3.1-70b int4-g128", "gemma-3-1b", "qwen3-30b-a3b even", "deepseek-v2-lite even",
         "gpt-oss-20b mxfp4",
