@@ -129,9 +129,16 @@ def make_leader(
     group.calls, group.abandon = made.meeting, made.meeting.abort
     made.worker.done = group.done = DoneSteps(device.mark)
     group.allow_steps(config.engine_stall_timeout or STEP_LIMIT_S[made.worker.platform.name])
-    device.checks.append(group.check_in_wait)
+    device.checks.append(functools.partial(_check_in_wait, group))
     device.is_watched = True
     return made
+
+
+def _check_in_wait(group: RankGroup) -> None:
+    """Asked again and again where rank 0 waits for its device: then the engine's loop tells nobody of a late rank."""
+    group.check()
+    if group.is_late and group.on_late is not None:
+        group.on_late()
 
 
 def make_worker(

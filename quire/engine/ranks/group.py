@@ -106,7 +106,6 @@ class RankGroup:
         self.is_late = False
         """See `judge.LATE_S`."""
         self.on_late: Callable[[], None] | None = None
-        """See `OtherRanks`."""
         self._ranks: list[Member] = []
         self._writer: RingWriter | None = None
         self._fds: list[int] = []
@@ -158,12 +157,6 @@ class RankGroup:
         """Raises RanksLost once that is so."""
         if self.loss is not None:
             raise self.loss
-
-    def check_in_wait(self) -> None:
-        """`check`, where rank 0 waits for its device, again and again: it can tell nobody of a late rank else."""
-        self.check()
-        if self.is_late and self.on_late is not None:
-            self.on_late()
 
     def ends_within(self, seconds: float) -> bool:
         """Whether the ranks are about to be ended; waits so long for it. Raises RanksLost once they are lost."""
