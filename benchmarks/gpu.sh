@@ -9,7 +9,7 @@
 #   gemma  half-pool  adapters  grouped  numerics       prompts of 32,000; 8-bit keys; scripts; `quire doctor numerics`
 #   kernels:OP  calibrate  @replicas                    one op of `quire bench kernels`; costs of steps; an engine a GPU
 #   @traffic  @context  @bubbles  @table                docs/parallel-experiments.md
-#   @faults                                             ranks killed, stopped, out of memory: 20 times each, 300 s
+#   @faults                                             ranks killed, stopped, out of memory: TIMES (5) each, 250 s
 # BEFORE=FOLDER, a checkout of another commit: W1 to W6 run there too, in the same lane, after ours (files *_before).
 # GPUS: else those of CUDA_VISIBLE_DEVICES, or nvidia-smi.  LIMIT_S (250): seconds for a part.  PYTHON (python3).
 # FLA: a folder with flash-linear-attention, for `kernels` alone. benchmarks/pack.sh makes all this for a machine without
@@ -106,7 +106,7 @@ part() {
     @context) decks context_parallel --ranks "$(count "$all")" --lengths 8192,32768,131072 --rounds 1 ;;
     @bubbles) decks pipeline_bubbles --stages "$(count "$all")" --model shape:llama-3.1-8b --chunk 4096 --rounds 2 ;;
     @faults)
-      LIMIT_S=${LIMIT_S:-540} run faults benchmarks.rank_faults --device cuda --ranks "$(count "$all")" --servers 4 \
+      run faults benchmarks.rank_faults --device cuda --ranks "$(count "$all")" --servers 4 --times "${TIMES:-5}" \
         --faults kill stop memory --log "$out/faults_server.log" --output "$out/faults.json" ;;
     @table) decks tensor_parallel_table --ranks "1,$(count "$all")" --batches 1,8,64 --rounds 1 ;;
     *) refuse "unknown part: $1 (-h lists them)" ;;

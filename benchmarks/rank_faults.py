@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -45,6 +46,8 @@ N_TOKENS: Final = {"cpu": 60, "cuda": 1200}
 """Of a request: it is not to end before the fault comes."""
 SEEN_S: Final = 10.0
 """No fault may stay unseen for longer."""
+RED_S: Final = 4.0
+"""Nor may /health be green for longer, whatever is still hoped for: a rank is late after 2 s."""
 LONGEST_S: Final = 120.0
 GPU_MIB: Final = 64
 """A GPU's own use of memory moves by less."""
@@ -75,6 +78,8 @@ STACKS: Final = {
 }
 """How a rank's stack stands in the log; one that is killed leaves none."""
 FAULTS: Final = tuple(NAMED)
+WRITING: Final = threading.Lock()
+"""Held while what there is by now is written: a run that is cut off leaves that."""
 
 
 class Server:
@@ -251,7 +256,7 @@ def wrongs(found: dict[str, Any]) -> list[str]:
     """What must not be."""
     name = f"{found['fault']} of rank {found['rank']}"
     wrong = [f"{name}: {left} is left" for left in found["left"]]
-    if found["red_s"] > SEEN_S or found["named_s"] is None or found["named_s"] > SEEN_S:
+    if found["red_s"] > RED_S or found["named_s"] is None or found["named_s"] > SEEN_S:
         wrong.append(f"{name}: red after {found['red_s']:.1f} s, named after {found['named_s']} s")
     if found["has_stack"] is False:
         wrong.append(f"{name}: its stack is not in the log")
@@ -292,7 +297,9 @@ def strike_all(server: Server, args: argparse.Namespace, first: int, trials: lis
     for fault in args.faults:
         for number in range(first, args.times, args.servers):
             found = once(server, fault, number)
-            trials.append(found)
+            with WRITING:
+                trials.append(found)
+                write(args, trials, [], [])
             print(f"{fault} {number}: {'; '.join(wrongs(found)) or 'as it should be'}", flush=True)
 
 
@@ -315,14 +322,13 @@ def main() -> int:
     sizes += [] if args.device == "cpu" else ["--gpu-memory-utilization", f"{0.8 / args.servers:.2f}"]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.servers) as pool:
         logs = [args.log.with_stem(f"{args.log.stem}_{i}") if i else args.log for i in range(args.servers)]
-        servers = [Server(sizes, pathlib.Path(folder, str(i)), log, args.device) for i, log in enumerate(logs)]
+        servers = list[Server]()
         try:
+            for i, log in enumerate(logs):
+                servers.append(Server(sizes, pathlib.Path(folder, str(i)), log, args.device))
             for done in [pool.submit(strike_all, server, args, i, trials) for i, server in enumerate(servers)]:
                 done.result()
             ends = list(pool.map(at_the_end, servers))
-        except BaseException:
-            write(args, trials, [], [])  # what there is by now
-            raise
         finally:
             for server in servers:
                 server.process.kill()

@@ -19,6 +19,7 @@ from quire.config.engine import EngineConfig
 from quire.config.mesh import mesh_of
 from quire.config.model import read_arch
 from quire.config.shapes import BUNDLED, FOLDER, MODELS, PREFIX, shape_names
+from quire.config.stages import refuse_uneven
 from quire.core.errors import ConfigError, shown
 from quire.core.plan import Spans
 from quire.planner.accelerators import Accelerator, accelerator_seen, calibration_for
@@ -168,6 +169,8 @@ def cost_of_result(
     quantization = config.get("quantization", "none")
     weights = arch.dtype if quantization == "none" else quantization
     formats = formats_of(arch, weights, config.get("kv_cache_dtype", "auto"), device)
+    partition, n_stages = config.get("pp_layer_partition", ""), config.get("pipeline_parallel_size", 1)
+    refuse_uneven(arch, n_stages, partition, "the plan's stages take as long as one another")
     ranks = {name: config[name] for name in EngineConfig.__struct_fields__ if "parallel" in name and name in config}
     return calibrated(
         arch, device, formats=formats, mesh=mesh_of(EngineConfig(**ranks)),

@@ -8,6 +8,7 @@ so that one page table serves all of them.
 from __future__ import annotations
 
 import itertools
+from typing import Final
 
 import msgspec
 
@@ -16,7 +17,7 @@ from quire.config.kv import KVGroup, KVLayout, kv_layout
 from quire.config.layers import KVSpec
 from quire.core.errors import ConfigError, shown
 
-MAX_DIGITS = 9
+MAX_DIGITS: Final = 9
 
 
 class LayerRange(msgspec.Struct, frozen=True):
@@ -46,9 +47,9 @@ def stage_layers(n_layers: int, n_stages: int) -> list[range]:
     return [range(first, end) for first, end in itertools.pairwise(borders)]
 
 
-def layer_range(arch: ModelArch, stage: int, n_stages: int, partition: str = "") -> LayerRange:
-    """Of one stage. partition: `EngineConfig.pp_layer_partition`. Raises ConfigError where there are fewer layers than
-    stages, layers that none can have, or a partition that is none of theirs."""
+def layer_range(arch: ModelArch, stage: int, n_stages: int, partition: str) -> LayerRange:
+    """Of one stage. partition: `EngineConfig.pp_layer_partition`; empty: even stages. Raises ConfigError where there
+    are fewer layers than stages, layers that none can have, or a partition that is none of theirs."""
     if n_stages > 1 and arch.state_specs:
         raise ConfigError(
             f"pipeline_parallel_size = {n_stages}: {arch.family} has recurrent layers, whose states stages do not"
@@ -65,10 +66,19 @@ def layer_range(arch: ModelArch, stage: int, n_stages: int, partition: str = "")
     return LayerRange(layers.start, layers.stop, arch.n_layers)
 
 
+def refuse_uneven(arch: ModelArch, n_stages: int, partition: str, why: str) -> None:
+    """ConfigError where stages are to have other layers than without a partition. why: they may not."""
+    if partition and _asked(partition, arch, n_stages) != stage_layers(arch.n_layers, n_stages):
+        raise ConfigError(
+            f"pp_layer_partition = {shown(partition)}: {why}. Leave it out to see what even stages do",
+            param="pp_layer_partition",
+        )
+
+
 def _asked(partition: str, arch: ModelArch, n_stages: int) -> list[range]:
     """As somebody wants them."""
     words = [word.strip() for word in partition.split(",")]
-    sizes = [int(word) if word.isdecimal() and len(word) < MAX_DIGITS else 0 for word in words]
+    sizes = [int(word) if word.isdecimal() and len(word) <= MAX_DIGITS else 0 for word in words]
     if len(sizes) != n_stages or sum(sizes) != arch.n_layers or not all(sizes):
         even = ",".join(str(len(layers)) for layers in stage_layers(arch.n_layers, n_stages))
         raise ConfigError(

@@ -126,7 +126,7 @@ def _build(
     undo.callback(worker.close)
     check_fit(fit_case(config, made))
     facts, layout = worker.load(), layout_of(config, limits, worker.shared)
-    pools = _stage_pools(worker.shared, layout, facts)
+    pools = _stage_pools(worker.shared, layout, facts, config.pp_layer_partition)
     limits = with_fitting_seqs(config, limits, worker.arch, pools, lambda asked: worker.captured(asked).graph_sizes)
     captured = worker.captured(limits)
     n_snapshots = snapshots_within(config, limits, worker.arch, facts.room)
@@ -171,11 +171,11 @@ def _build(
     )  # fmt: skip
 
 
-def _stage_pools(shared: ModelArch, layout: KVLayout, facts: WorkerFacts) -> list[StagePool]:
-    """shared: what a rank has of every layer."""
+def _stage_pools(shared: ModelArch, layout: KVLayout, facts: WorkerFacts, partition: str) -> list[StagePool]:
+    """shared: what a rank has of every layer; partition: `EngineConfig.pp_layer_partition`."""
     found = []
     for stage, own in enumerate(facts.stages):
-        layers = layer_range(shared, stage, len(facts.stages))
+        layers = layer_range(shared, stage, len(facts.stages), partition)
         pool = stage_arch(shared, layers), stage_layout(layout, layers)
         found.append(StagePool(*pool, own.weights_bytes, own.others_bytes, own.room))
     return found

@@ -41,7 +41,8 @@ MAX_FAILED_STEPS = 3
 COMPILE_WAIT_S = 0.005
 """How long an engine with nothing else to do waits for a grammar before it looks for commands again."""
 WAIT_SLICE_S = 0.25
-"""`on_wait` is called this often while a step computes (not on CUDA, whose wait cannot be divided)."""
+"""`on_wait` is called this often while a step computes (not on CUDA, whose wait cannot be divided;
+`OtherRanks.on_late` is)."""
 
 
 InFlight = tuple[StepPlan, concurrent.futures.Future[StepResult], HostTimes]

@@ -8,7 +8,6 @@ processes. Owns no policy.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import logging
@@ -47,11 +46,11 @@ from quire.core.events import (
     EndKind,
     EngineFailed,
     EngineReady,
+    EngineStats,
     Explained,
     Fetching,
     Heartbeat,
     SeqDelta,
-    Status,
     StepOutputs,
 )
 from quire.core.shortage import shortage
@@ -65,9 +64,10 @@ from quire.engine.flight_recorder import FlightRecorder
 from quire.engine.garbage import quiet_gc, thawed
 from quire.engine.prefix_updates import PrefixPublisher
 from quire.engine.router import ClientRouter
+from quire.engine.status_pipe import StatusPipe
 from quire.engine.throughput import ThroughputLog
 from quire.engine.trials import Trials
-from quire.engine.wire import SHUTDOWN_LINE, ProcessStart, encode, encode_status
+from quire.engine.wire import SHUTDOWN_LINE, ProcessStart, encode
 
 logger = logging.getLogger("quire.engine")
 
@@ -79,23 +79,6 @@ LOADING_PERIOD_S = 0.01
 """So often an engine with nothing else to do looks whether an adapter is read."""
 
 Build = Callable[..., tuple[EngineCore, EngineReady]]
-
-
-class StatusPipe:
-    """Lines to the parent. A parent that does not read loses heartbeats, never an end."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        if fd >= 0:
-            os.set_inheritable(fd, False)
-
-    def say(self, status: Status) -> None:
-        """Write one line."""
-        if self._fd < 0:
-            return
-        os.set_blocking(self._fd, not isinstance(status, Heartbeat))
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._fd, encode_status(status) + b"\n")
 
 
 class EngineLoop:
@@ -114,11 +97,14 @@ class EngineLoop:
         self._core = core
         self._core.on_wait = self._send_stats
         if core.ranks is not None:
-            core.ranks.on_late = self._send_stats
+            core.ranks.on_late = self._tell_late
         self._router = router
         self._prefixes = PrefixPublisher(core.scheduler, router.tell)
         self._status = status
         self._next_stats_s = self._next_map_s = 0.0
+        self._stats: EngineStats | None = None
+        """As they were told last."""
+        self._thread = threading.get_ident()
         self._pictures: tuple[bytes, list[tuple[int, int, int]]] = (b"", [])
         now_s = time.monotonic()
         self._throughput = ThroughputLog(now_s) if log_stats else None
@@ -270,11 +256,21 @@ class EngineLoop:
             self._pictures, self._next_map_s = (stats.page_map, stats.tree), now_s + MAP_PERIOD_S
         stats.n_waiting += self._trials.n_waiting
         stats.page_map, stats.tree = self._pictures
+        self._stats = stats
         self._router.broadcast(StepOutputs([], stats))
         self._prefixes.send()
         self._status.say(Heartbeat(stats.last_step_age_s, stats.steps_in_flight))
         if self._throughput is not None:
             self._throughput.note(stats, now_s)
+
+    def _tell_late(self) -> None:
+        """A rank is late, and this thread, or one that wakes the engine beside it, waits for the device: which is asked
+        for nothing, not even for figures."""
+        now_s = time.monotonic()
+        if self._stats is None or now_s < self._next_stats_s or threading.get_ident() != self._thread:
+            return
+        self._next_stats_s = now_s + STATS_PERIOD_S
+        self._router.broadcast(StepOutputs([], msgspec.structs.replace(self._stats, is_late=True)))
 
 
 def follow_parent(address: str, unread: bytes) -> None:

@@ -21,9 +21,9 @@ from quire.config.mesh import mesh_of, placed
 from quire.config.parameters import Kept, layer_parameters
 from quire.config.resolve import MIN_SHARED_TOKENS, EngineLimits, resolve
 from quire.config.shares import share_arch
-from quire.config.stages import LayerRange, layer_range, stage_arch, stage_layout
+from quire.config.stages import LayerRange, layer_range, refuse_uneven, stage_arch, stage_layout
 from quire.core.clock import VirtualClock
-from quire.core.errors import ConfigError, shown
+from quire.core.errors import ConfigError
 from quire.core.plan import StepPlan
 from quire.core.plan_parts import spans_of
 from quire.core.units import format_bytes
@@ -111,7 +111,8 @@ class SimulatedMachine:
         own = share_arch(placed(arch, config), 0, mesh.tp)
         layout = layout_of(config, limits, attending(own, config, 0))
         room = Room(memory_bytes, memory_bytes, is_main=device == "cpu")
-        ranges = [layer_range(own, stage, mesh.pp) for stage in range(mesh.pp)]
+        refuse_uneven(arch, mesh.pp, config.pp_layer_partition, "simulated stages take as long as one another")
+        ranges = [layer_range(own, stage, mesh.pp, "") for stage in range(mesh.pp)]
         calibration = calibration or (USUAL_CPU if device == "cpu" else calibration_for(accelerator_named(hardware)))
         accelerator = host_accelerator(calibration) if device == "cpu" else accelerator_named(hardware)
         formats = engine_formats(config, limits, arch, accelerator)
@@ -181,12 +182,6 @@ def _check(config: EngineConfig) -> None:
             "enable_lora is not simulated: requests name no adapters, whose products take time and memory: leave"
             " --enable-lora out",
             param="enable_lora",
-        )
-    if config.pp_layer_partition:
-        raise ConfigError(
-            f"pp_layer_partition = {shown(config.pp_layer_partition)} is not simulated: stages take as long as one"
-            " another there. Leave --pp-layer-partition out",
-            param="pp_layer_partition",
         )
 
 

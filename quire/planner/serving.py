@@ -6,6 +6,7 @@ meanwhile, on average. Does not own queues, bursts or the order of admission: `q
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +15,7 @@ import msgspec
 
 from quire.config.mesh import Mesh
 from quire.core.plan import Spans
-from quire.planner.cost import CostModel
+from quire.planner.cost import CostModel, SharedPrefixes
 from quire.planner.placement import Placement
 from quire.planner.workload import Objective, Workload
 
@@ -104,41 +105,67 @@ def best_point(points: list[Point], objective: Objective) -> Point | None:
     return max((one for one in points if one.meets(objective)), key=lambda one: one.tokens_per_s, default=None)
 
 
+@dataclasses.dataclass(slots=True)
+class _Running:
+    """A sequence of `closed_batch_s`."""
+
+    computed: int
+    prompt: int
+    end: int
+    """Its length when it is done."""
+    ready: int = 0
+    """The step from which on its newest token is known."""
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.computed >= self.prompt
+
+
 def closed_batch_s(
     cost: CostModel, lengths: list[tuple[int, int]], max_seqs: int, max_tokens: int, pool_tokens: int, shared: int = 0
 ) -> float:
     """Seconds until a batch that comes at once is done: first come, first served; prompts fill each step beside the
     decodes; a sequence is admitted where its whole length fits. Each step is counted; no pages, no preemption.
-    Of a pipeline sequences that decode are dealt out to as many steps as there are stages, which take turns.
+    Of a pipeline a token is known once its step is through all stages, so that sequences which decode are dealt out to
+    as many steps.
 
     shared: tokens at the front of every prompt, counted in its length, which the first one computes for all."""
-    n_turns, waiting = cost.timer.mesh.pp, list(reversed(lengths))
-    running: list[list[int]] = []  # [computed, prompt, length at the end, turn]
+    n_stages, waiting, running = cost.timer.mesh.pp, list(reversed(lengths)), list[_Running]()
     total_s = last_s = 0.0
-    held, turn = 0, 0
+    held = step = 0
     while waiting or running:
-        room, spans = max_tokens, Spans([], [], [], [], [])
+        decoding = [one for one in running if one.is_decoding]
+        due = [one for one in decoding if one.ready <= step][: math.ceil(len(decoding) / n_stages)]
+        n_prompts, room = len(running) - len(decoding), max_tokens
         while waiting and len(running) < max_seqs and held + sum(waiting[-1]) <= max(pool_tokens, sum(waiting[-1])):
-            if room - len(running) <= sum(max(0, one[1] - one[0]) for one in running):
+            if room - len(due) - n_prompts <= sum(max(0, one.prompt - one.computed) for one in running):
                 break
             n_in, n_out = waiting.pop()
-            n_before = len(lengths) - len(waiting) - 1
-            running.append([shared if n_before else 0, n_in, n_in + n_out, n_before % n_turns])
+            is_first = len(waiting) + 1 == len(lengths)
+            running.append(_Running(0 if is_first else shared, n_in, n_in + n_out))
             held += n_in + n_out
-        room -= sum(one[0] >= one[1] and one[3] == turn for one in running)
-        for slot, one in enumerate(running):
-            is_decoded = one[0] >= one[1]
-            n = one[3] == turn if is_decoded else min(room, one[1] - one[0])
-            if n <= 0:
-                continue
-            room -= 0 if is_decoded else n
-            spans.add(slot, one[0], int(n), one[0] + n >= one[1])
-            one[0] += n
-        decodes = [slot for slot, n in zip(spans.slots, spans.lengths, strict=True) if n == 1]
-        prefixes = [(decodes, shared // cost.page_size)] if shared and len(decodes) > 1 else ()
-        last_s = cost.step_s(spans, prefixes) if spans.slots else last_s  # stages wait for the turns of others
+            n_prompts += 1
+        spans, prefixes = _next_step(running, due, room - len(due), step + n_stages, shared // cost.page_size)
+        last_s = cost.step_s(spans, prefixes) if spans.slots else last_s  # stages wait for what others have
         total_s += last_s
-        held -= sum(one[2] for one in running if one[0] + 1 > one[2] - 1)
-        running = [one for one in running if one[0] + 1 <= one[2] - 1]
-        turn = (turn + 1) % n_turns
-    return total_s + (n_turns - 1) * last_s
+        held -= sum(one.end for one in running if one.computed + 1 >= one.end)
+        running = [one for one in running if one.computed + 1 < one.end]
+        step += 1
+    return total_s + (n_stages - 1) * last_s
+
+
+def _next_step(
+    running: list[_Running], due: list[_Running], room: int, ready: int, n_shared: int
+) -> tuple[Spans, SharedPrefixes]:
+    """A token of each that is due, and as many of prompts as there is room for. n_shared: pages that all have."""
+    spans, is_due = Spans([], [], [], [], []), set(map(id, due))
+    for slot, one in enumerate(running):
+        n = int(id(one) in is_due) if one.is_decoding else min(room, one.prompt - one.computed)
+        if n <= 0:
+            continue
+        room -= 0 if one.is_decoding else n
+        spans.add(slot, one.computed, n, one.computed + n >= one.prompt)
+        one.computed += n
+        one.ready = ready
+    decodes = [slot for slot, n in zip(spans.slots, spans.lengths, strict=True) if n == 1]
+    return spans, [(decodes, n_shared)] if n_shared and len(decodes) > 1 else ()

@@ -20,7 +20,6 @@ from quire import LLM
 from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import ConfigError
 
-"""Drafts cost nothing, however busy the machine is: they are tried."""
 DEVICE: Final = os.environ.get("DEVICE", "cpu")
 EXPERTS: Final = ("qwen2_moe", "deepseek_v2")
 N_LAYERS: Final = 4

@@ -14,8 +14,6 @@ from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import ConfigError
 from quire.engine.ranks import group
 
-"""Drafts cost nothing, however busy the machine is: they are tried."""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:

@@ -18,7 +18,6 @@ from quire import LLM
 from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import EngineError
 
-"""Drafts cost nothing, however busy the machine is: they are tried."""
 TIGHT = {"gemma2": 24}
 """Pages, 18 for others: enough for a draft and too few for the prompts that begin together, also where requests with a
 grammar come after all others."""

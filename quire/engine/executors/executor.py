@@ -50,7 +50,8 @@ class OtherRanks(Protocol):
     is_late: bool
     """One of them gives no sign of life."""
     on_late: Callable[[], None] | None
-    """Called while one is late and rank 0 waits for its device, by the thread that does: the engine's loop."""
+    """Called again and again while one is late and rank 0 waits for its device, by the thread that does: the engine's
+    loop, or what wakes it."""
     on_loss: Callable[[RanksLost], None] | None
     """Told once they are lost, by a thread that watches: rank 0 may stand still in the middle of a step."""
 

@@ -104,7 +104,6 @@ class RankGroup:
         self.abandon: Callable[[], None] = lambda: None
         """Ends what rank 0 has begun with the others, and waits for; called once all ranks are ended."""
         self.is_late = False
-        """See `judge.LATE_S`."""
         self.on_late: Callable[[], None] | None = None
         self._ranks: list[Member] = []
         self._writer: RingWriter | None = None

@@ -21,7 +21,8 @@ from quire.core.errors import ConfigError, EngineError, LoadError, QuireError
 from quire.core.events import EndKind, EngineFailed, EngineReady, Fetching
 from quire.engine.frontend import Frontend, load_beside, load_tokenizer
 from quire.engine.llm import LLM
-from quire.engine.process import StatusPipe, fetch
+from quire.engine.process import fetch
+from quire.engine.status_pipe import StatusPipe
 from quire.engine.supervisor import EngineSupervisor
 from quire.engine.wire import decode_status, encode_status
 

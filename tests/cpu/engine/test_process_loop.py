@@ -27,9 +27,10 @@ from quire.engine.command_reader import read_commands
 from quire.engine.core import MAX_FAILED_STEPS, EngineCore
 from quire.engine.executors.executor import RanksLost
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
-from quire.engine.process import EngineLoop, StatusPipe
+from quire.engine.process import EngineLoop
 from quire.engine.progress import SILENCE_LIMIT_S, STALL_LIMIT_S, STEP_LIMIT_S, makes_progress
 from quire.engine.router import ClientRouter
+from quire.engine.status_pipe import StatusPipe
 from quire.engine.throughput import LOG_PERIOD_S, ThroughputLog
 from quire.engine.wire import ProcessStart, decode_event, encode
 
@@ -313,13 +314,24 @@ def test_who_asked_for_an_adapter_is_told_which_field_is_to_blame() -> None:
 
 
 def test_a_late_rank_is_told_of_while_the_loop_waits_for_a_device() -> None:
-    """On a GPU that wait cannot be divided, and takes as long as the rank is late."""
+    """On a GPU that wait cannot be divided, and takes as long as the rank is late. Neither the device nor the scheduler
+    is asked for anything, and another thread that waits says nothing."""
     core, told = engine(LaunchExecutor(FakeLauncher())), list[StepOutputs]()
-    core.ranks = ranks = types.SimpleNamespace(is_late=True, on_late=None, on_loss=None)  # type: ignore[assignment]
+    core.ranks = ranks = types.SimpleNamespace(is_late=False, on_late=None, on_loss=None)  # type: ignore[assignment]
     router = ClientRouter(FakeSocket(), READY)  # type: ignore[arg-type]
     router.broadcast = told.append  # type: ignore[method-assign, assignment]
-    EngineLoop(core, router, StatusPipe(-1), log_stats=False)
+    loop = EngineLoop(core, router, StatusPipe(-1), log_stats=False)
     assert ranks.on_late is not None
+    ranks.on_late()
+    assert not told, "nothing is known yet"
+    loop._send_stats()
+    core.stats = lambda **asked: pytest.fail("the device would be read")  # type: ignore[method-assign]
+    beside = threading.Thread(target=ranks.on_late)
     for _ in range(3):
+        loop._next_stats_s = 0.0
+        if beside.ident is None:
+            beside.start()
+            beside.join()
         ranks.on_late()
-    assert [one.stats is not None and one.stats.is_late for one in told] == [True], "once in a while"
+        ranks.on_late()
+    assert [one.stats is not None and one.stats.is_late for one in told] == [False, True, True, True]

@@ -18,6 +18,7 @@ from rank_cases import FAMILIES, NGRAM, SIZE, answers, checkpoint
 
 from quire import LLM, SamplingParams
 from quire.core.errors import EngineError
+from quire.engine.ranks.judge import LATE_S
 
 pytestmark = pytest.mark.gpu
 GPU: dict[str, Any] = {**SIZE, "device": "cuda"}
@@ -229,12 +230,16 @@ def test_a_lost_rank_ends_what_rank_0_waits_for(
     llm = LLM(model, **GPU, **options)
     assert llm.engine.ranks is not None
     (pid,) = llm.engine.ranks.pids
+    late_s: list[float] = []
+    llm.engine.ranks.on_late = lambda: late_s.append(time.monotonic())
     threading.Timer(0.2, os.kill, (pid, number)).start()
     start_s = time.monotonic()
     with pytest.raises(EngineError, match=message):
         while True:
             llm.generate(["one"] * 4, params, use_tqdm=False)
     assert time.monotonic() - start_s < 12
+    if number == signal.SIGSTOP and "tensor_parallel_size" in options:  # rank 0 waits for its GPU
+        assert late_s and late_s[0] < start_s + 0.2 + LATE_S + 2, "told of long before it is lost"
     llm.shutdown()
     assert time.monotonic() - start_s < 20
     again = LLM(model, **GPU, **options)

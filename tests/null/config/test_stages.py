@@ -13,7 +13,7 @@ from quire.config.kv import kv_layout
 from quire.config.mesh import Mesh, depth_of, mesh_of
 from quire.config.model import read_arch
 from quire.config.resolve import resolve
-from quire.config.stages import layer_range, spread, stage_arch, stage_layout
+from quire.config.stages import layer_range, refuse_uneven, spread, stage_arch, stage_layout
 from quire.core.errors import ConfigError
 from quire.engine.capacity import StagePool, equation, layout_of, tightest
 from quire.planner.memory import Room
@@ -44,10 +44,10 @@ def test_all_layers_once(n_layers: int, counts: list[int], asked: str, qwen: Mod
 
 def test_what_has_no_stages(qwen: ModelArch) -> None:
     with pytest.raises(ConfigError, match="pipeline_parallel_size = 29: qwen3 has 28 layers, and each stage needs one"):
-        layer_range(qwen, 0, 29)
+        layer_range(qwen, 0, 29, "")
     recurrent = next(arch for arch in map(read_arch, sorted(SHAPES.iterdir())) if arch.state_specs)
     with pytest.raises(ConfigError, match="has recurrent layers, whose states stages do not divide yet"):
-        layer_range(recurrent, 0, 2)
+        layer_range(recurrent, 0, 2, "")
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_groups_are_those_of_the_whole() -> None:
     dealt = spread(whole)
     assert dealt.windows == whole.windows and sorted(dealt.places) == sorted(whole.places)
     for layout, n_lanes in ((whole, 4), (dealt, 2)):
-        stages = [stage_layout(layout, layer_range(GEMMA, stage, 2)) for stage in range(2)]
+        stages = [stage_layout(layout, layer_range(GEMMA, stage, 2, "")) for stage in range(2)]
         assert all(one.windows == whole.windows for one in stages)
         assert sum(len(one.places) for one in stages) == 26
         assert max(one.n_lanes for one in stages) == n_lanes
-    assert stage_layout(whole, layer_range(GEMMA, 0, 1)) is whole
+    assert stage_layout(whole, layer_range(GEMMA, 0, 1, "")) is whole
 
 
 def test_the_fullest_stage_decides_how_many_pages_there_are(qwen: ModelArch) -> None:
@@ -78,7 +78,7 @@ def test_the_fullest_stage_decides_how_many_pages_there_are(qwen: ModelArch) -> 
     layout = layout_of(config, limits, qwen)
 
     def stage(number: int, weights_bytes: int) -> StagePool:
-        layers = layer_range(qwen, number, 2)
+        layers = layer_range(qwen, number, 2, "")
         room = Room(80 * GIB, 80 * GIB - weights_bytes, is_main=False)
         return StagePool(stage_arch(qwen, layers), stage_layout(layout, layers), weights_bytes, 0, room)
 
@@ -99,3 +99,12 @@ def test_places_in_the_mesh() -> None:
         (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)
     ]  # fmt: skip
     assert depth_of(EngineConfig(pipeline_parallel_size=3)) == 4 and depth_of(EngineConfig()) == 2
+
+
+def test_only_even_stages_are_simulated_and_planned(qwen: ModelArch) -> None:
+    for even in ("", "14,14", " 14 ,14"):
+        refuse_uneven(qwen, 2, even, "they may not")
+    with pytest.raises(ConfigError, match=r"^pp_layer_partition = '15,13': they may not\. Leave it out"):
+        refuse_uneven(qwen, 2, "15,13", "they may not")
+    with pytest.raises(ConfigError, match=r"all together 28: such as 28$"):
+        refuse_uneven(qwen, 1, "14,14", "they may not")

@@ -229,7 +229,7 @@ def test_pages_of_stages_are_those_that_an_engine_has(name: str, n_stages: int) 
     limits = resolve(config, arch, "cuda")
     layout, found = layout_of(config, limits, arch), []
     for stage in range(n_stages):
-        layers = layer_range(arch, stage, n_stages)
+        layers = layer_range(arch, stage, n_stages, "")
         found.append(equation(config, limits, stage_arch(arch, layers), kv=stage_layout(layout, layers)))
     assert (planned.page_bytes, planned.layout) in [(one.page_bytes, one.layout) for one in found]
     assert planned.page_bytes == max(one.page_bytes for one in found)

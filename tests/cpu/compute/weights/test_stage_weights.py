@@ -67,7 +67,7 @@ def test_stages_have_each_layer_once(
     monkeypatch.setattr(loader, "pieces", pieces)
     found: dict[str, torch.Tensor] = {}
     for stage in range(n_stages):
-        layers = layer_range(arch, stage, n_stages)
+        layers = layer_range(arch, stage, n_stages, "")
         model = load(path, layers, **options)
         own = numbers(model)
         assert not found.keys() & own.keys(), "nothing is twice"
