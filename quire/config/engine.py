@@ -20,7 +20,7 @@ from quire.core.errors import ConfigError, shown
 from quire.core.units import format_bytes, parse_bytes
 
 MIN_COMPILE_BYTES = 64 << 20
-MOST_SEQS = 65_536
+MOST_SEQS, MOST_TOKENS = 65_536, 1 << 24
 MAX_NAME_CHARS = 256
 """Of a name under which the API knows the model."""
 
@@ -109,12 +109,13 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 0
     max_num_seqs: Annotated[
-        int, _doc("Most sequences at once (slots); 0 chooses by device, and by memory for states, and at most"
-                  " max_num_batched_tokens.", ge=0, le=MOST_SEQS)
+        int, _doc("Most sequences at once (slots); 0 chooses by device, by memory for states, and half of the tokens of"
+                  " a small step.", ge=0, le=MOST_SEQS)
     ] = 0  # fmt: skip
     max_num_batched_tokens: Annotated[
-        int, _doc("Most tokens in one step; 0 chooses by device.", extra={"counts": True}, ge=0)
-    ] = 0
+        int, _doc("Most tokens in one step, at least max_num_seqs: one of each sequence that decodes, then those of"
+                  " prompts. 0 chooses by device.", extra={"counts": True}, ge=0, le=MOST_TOKENS)
+    ] = 0  # fmt: skip
     max_num_waiting: Annotated[
         int, _doc("Most sequences that wait for a slot, n of each request; a server refuses more with 429.", ge=1)
     ] = 8192
@@ -198,8 +199,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                   " meanwhile other stages compute steps of other sequences.", ge=1, le=64)
     ] = 1  # fmt: skip
     pp_layer_partition: Annotated[
-        str, _doc("Layers of each stage, as 17,15; empty: as many on each. The last also has the head, which takes as"
-                  " long as some layers when tokens are decoded (docs/parallel.md).")
+        str, _doc("Layers of each stage, as 17,15; left out: as many on each. The last also has the head, which takes"
+                  " as long as some layers when tokens are decoded (docs/parallel.md).")
     ] = ""  # fmt: skip
     data_parallel_size: Annotated[
         int, _doc("Data-parallel ranks, each of tensor_parallel_size ranks, with whole layers, a cache and sequences of"
@@ -363,6 +364,12 @@ def _check_sizes(config: EngineConfig) -> None:
         raise ConfigError(
             f"max_stall_factor = {config.max_stall_factor:g} leaves no time for prompts beside decodes: give more "
             "than 1 (1.5 to 3 are usual), or 0 for the default"
+        )
+    n_tokens, n_seqs = config.max_num_batched_tokens, config.max_num_seqs
+    if 0 < n_tokens < n_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens = {n_tokens} is less than max_num_seqs = {n_seqs}: raise one or lower the other",
+            param="max_num_batched_tokens",
         )
     own = "structured_outputs_compile_memory"
     if parse_bytes(config.structured_outputs_compile_memory, own) < MIN_COMPILE_BYTES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.config.engine import MOST_SEQS, EngineConfig
+from quire.config.engine import EngineConfig
 from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core.errors import ConfigError, shown
 
@@ -81,7 +81,7 @@ def resolve(
     check_rounding(config, device)
     speculative = read_speculative(config.speculative_config)
     _check_speculative(config, speculative, device)
-    max_num_seqs = config.max_num_seqs or min(DEFAULT_SEQS[device], config.max_num_batched_tokens or MOST_SEQS)
+    max_num_seqs = config.max_num_seqs or _usual_seqs(config.max_num_batched_tokens, device)
     dtype = arch.dtype if config.dtype == "auto" else config.dtype
     return EngineLimits(
         dtype=dtype,
@@ -89,7 +89,7 @@ def resolve(
         max_model_len=config.max_model_len or arch.max_position,
         max_num_seqs=max_num_seqs,
         max_drafts=0 if speculative is None else speculative.n_drafts,
-        max_num_batched_tokens=_batched_tokens(config.max_num_batched_tokens, max_num_seqs, device),
+        max_num_batched_tokens=config.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS[device], max_num_seqs),
         max_stall_factor=config.max_stall_factor or (DEFAULT_STALL_FACTOR[device] if is_server else 0.0),
         adapters=_adapter_limits(config, device),
         on_gpu=device == "cuda",
@@ -181,12 +181,8 @@ def kv_dtype(asked: str, dtype: str, device: str, arch: ModelArch) -> str:
     return dtype
 
 
-def _batched_tokens(n_tokens: int, n_seqs: int, device: str) -> int:
-    """A step must have room for one token of every running sequence."""
-    if not n_tokens:
-        return max(DEFAULT_BATCHED_TOKENS[device], n_seqs)
-    if n_tokens < n_seqs:
-        raise ConfigError(
-            f"max_num_batched_tokens = {n_tokens} is less than max_num_seqs = {n_seqs}: raise one or lower the other"
-        )
-    return n_tokens
+def _usual_seqs(n_tokens: int, device: str) -> int:
+    """Those that decode have a token each of a step: half of a small one is left to prompts."""
+    usual = DEFAULT_SEQS[device]
+    return usual if not n_tokens or n_tokens >= usual else max(1, n_tokens // 2)
+

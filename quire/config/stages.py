@@ -78,17 +78,19 @@ def refuse_uneven(arch: ModelArch, n_stages: int, partition: str, why: str) -> N
 def _asked(partition: str, arch: ModelArch, n_stages: int) -> list[range]:
     """As somebody wants them."""
     words = [word.strip() for word in partition.split(",")]
-    sizes = [int(word) if word.isdecimal() and len(word) <= MAX_DIGITS else 0 for word in words]
-    if len(sizes) != n_stages or sum(sizes) != arch.n_layers or not all(sizes):
-        even = ",".join(str(len(layers)) for layers in stage_layers(arch.n_layers, n_stages))
-        raise ConfigError(
-            f"pp_layer_partition = {shown(partition)}: pipeline_parallel_size = {n_stages} and {arch.family} has"
-            f" {arch.n_layers} layers. Give a number of layers for each stage, at least one, with commas between, all"
-            f" together {arch.n_layers}: such as {even}",
-            param="pp_layer_partition",
-        )
-    borders = [0, *itertools.accumulate(sizes)]
-    return [range(first, end) for first, end in itertools.pairwise(borders)]
+    wrong = [word for word in words if not (word.isascii() and word.isdecimal() and 0 < len(word) <= MAX_DIGITS)]
+    sizes = [0] if wrong else [int(word) for word in words]
+    if wrong or not all(sizes):
+        why = f"{shown(wrong[0] if wrong else '0')} is no number of layers that a stage could have"
+    elif len(sizes) != n_stages:
+        why = f"{len(sizes)} numbers, and pipeline_parallel_size = {n_stages}"
+    elif sum(sizes) != arch.n_layers:
+        why = f"{' + '.join(map(str, sizes))} = {sum(sizes)}, and {arch.family} has {arch.n_layers} layers"
+    else:
+        return [range(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+    even = ",".join(str(len(layers)) for layers in stage_layers(arch.n_layers, n_stages))
+    instead = f"Give each stage its layers, such as {even}" if n_stages > 1 else "Add --pipeline-parallel-size"
+    raise ConfigError(f"pp_layer_partition = {shown(partition)}: {why}. {instead}", param="pp_layer_partition")
 
 
 def stage_arch(arch: ModelArch, layers: LayerRange) -> ModelArch:

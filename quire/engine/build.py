@@ -127,6 +127,8 @@ def _build(
     check_fit(fit_case(config, made))
     facts, layout = worker.load(), layout_of(config, limits, worker.shared)
     pools = _stage_pools(worker.shared, layout, facts, config.pp_layer_partition)
+    if len(pools) > 1:
+        logger.info("stages of %s layers", ", ".join(str(pool.arch.n_layers) for pool in pools))
     limits = with_fitting_seqs(config, limits, worker.arch, pools, lambda asked: worker.captured(asked).graph_sizes)
     captured = worker.captured(limits)
     n_snapshots = snapshots_within(config, limits, worker.arch, facts.room)

@@ -230,6 +230,7 @@ class EngineSupervisor:
             logger.error("%s; starting the engine again (%d)", reason, self.n_restarts)
             try:
                 await self._start()
+                logger.info("the engine serves again after %.1f s", time.monotonic() - now_s)
                 reason = ""
             except EngineError as error:
                 reason = f"the engine could not be started again: {error.message}"

@@ -72,7 +72,10 @@ def test_weights_are_rounded_to_what_a_device_multiplies(quantization: str, devi
 def test_sequences_that_nobody_asked_for_fit_the_tokens_of_a_step() -> None:
     """A budget below the usual number of sequences is no contradiction; one below an asked number is."""
     limits = resolve(EngineConfig(max_num_batched_tokens=512), ARCH, "cuda")
-    assert limits.max_num_seqs == limits.max_num_batched_tokens == 512 < DEFAULT_SEQS["cuda"]
-    assert resolve(EngineConfig(max_num_batched_tokens=2048), ARCH, "cuda").max_num_seqs == DEFAULT_SEQS["cuda"]
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (256, 512), "half is left to prompts"
+    for n_tokens, n_seqs in ((0, DEFAULT_SEQS["cuda"]), (DEFAULT_SEQS["cuda"], DEFAULT_SEQS["cuda"]), (1, 1), (3, 1)):
+        assert resolve(EngineConfig(max_num_batched_tokens=n_tokens), ARCH, "cuda").max_num_seqs == n_seqs
     with pytest.raises(ConfigError, match="max_num_batched_tokens = 512 is less than max_num_seqs = 600"):
-        resolve(EngineConfig(max_num_batched_tokens=512, max_num_seqs=600), ARCH, "cuda")
+        EngineConfig(max_num_batched_tokens=512, max_num_seqs=600).verify()
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        EngineConfig(max_num_batched_tokens=10**20).verify()

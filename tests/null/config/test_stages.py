@@ -51,10 +51,16 @@ def test_what_has_no_stages(qwen: ModelArch) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", ["14", "14,13", "28,0", "14,14,0", "14;14", "-1,29", "14,", "x,y", "9" * 5000, "1e1,18"]
-)
-def test_layers_that_are_not_those_of_the_stages(asked: str, qwen: ModelArch) -> None:
-    with pytest.raises(ConfigError, match=r"^pp_layer_partition = .*28 layers. Give .* all together 28: .* 14,14$"):
+    "asked, why",
+    [
+        ("14", "1 numbers, and pipeline_parallel_size = 2"), ("14,13", r"14 \+ 13 = 27, and qwen3 has 28 layers"),
+        ("28,0", "'0' is no number"), ("14,14,1", "3 numbers"), ("14;14", "'14;14' is no number"),
+        ("-1,29", "'-1' is no number"), ("14,", "'' is no number"), ("x,y", "'x' is no number"),
+        ("9" * 5000, "'999.* is no number"), ("1e1,18", "'1e1' is no number"), ("١٤,١٤", "'١٤' is no number"),
+    ],
+)  # fmt: skip
+def test_layers_that_are_not_those_of_the_stages(asked: str, why: str, qwen: ModelArch) -> None:
+    with pytest.raises(ConfigError, match=rf"^pp_layer_partition = .*{why}.*\. Give each .* such as 14,14$"):
         layer_range(qwen, 0, 2, asked)
 
 
@@ -106,5 +112,5 @@ def test_only_even_stages_are_simulated_and_planned(qwen: ModelArch) -> None:
         refuse_uneven(qwen, 2, even, "they may not")
     with pytest.raises(ConfigError, match=r"^pp_layer_partition = '15,13': they may not\. Leave it out"):
         refuse_uneven(qwen, 2, "15,13", "they may not")
-    with pytest.raises(ConfigError, match=r"all together 28: such as 28$"):
+    with pytest.raises(ConfigError, match=r"2 numbers, and pipeline_parallel_size = 1\. Add --pipeline-parallel-size$"):
         refuse_uneven(qwen, 1, "14,14", "they may not")
