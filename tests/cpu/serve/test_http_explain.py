@@ -104,10 +104,16 @@ def test_what_it_should_have_taken_on_a_device_that_was_measured() -> None:
     assert "prompts of others" in found["words"][1] and f"± {100 * found['error']:.0f} %" in found["words"][1]
 
 
+def recorded_error(kind: str) -> float:
+    """Of runs on record that are of this kind and nothing else."""
+    records = json.loads((FOLDER_OF_FILES / "h200.json").read_text())["records"]
+    return next(float(one["error"]) for one in records if one["kinds"] == [kind])
+
+
 def test_stages_are_in_what_it_should_have_taken() -> None:
-    """Two of them compute a prompt no sooner, where it is one chunk; nobody has measured that, so the bar is wider."""
+    """Two of them compute a prompt no sooner, where it is one chunk; the bar is that of runs with stages."""
     alone, staged = (expectations("cuda", "NVIDIA H200", pipeline_parallel_size=n).of(ONE) for n in (1, 2))
-    assert staged["unknown"] is None and math.isclose(staged["error"], alone["error"] + 0.1)
+    assert staged["unknown"] is None and staged["error"] == max(alone["error"], recorded_error("stages (pp)"))
     assert math.isclose(staged["first_token"]["alone_s"], alone["first_token"]["alone_s"], rel_tol=0.02)
 
 
