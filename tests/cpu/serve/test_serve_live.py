@@ -265,7 +265,7 @@ def test_sigterm_lets_requests_finish(start: Callable[..., Process]) -> None:
     process = start("--shutdown-timeout", "300")
     process.wait_ready()
     engine = process.engine()
-    body = {"model": "demo", "prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    body = {"model": "demo", "prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with httpx.Client(timeout=60) as http, http.stream("POST", process.base + "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
