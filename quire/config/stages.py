@@ -8,6 +8,7 @@ so that one page table serves all of them.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -43,8 +44,12 @@ def stage_layers(n_layers: int, n_stages: int) -> list[range]:
     which has the head, never has."""
     least, n_more = divmod(n_layers, n_stages)
     turns = [*range(1, n_stages - 1), 0][:n_more]
-    borders = [0, *itertools.accumulate(least + (stage in turns) for stage in range(n_stages))]
-    return [range(first, end) for first, end in itertools.pairwise(borders)]
+    return _ranges([least + (stage in turns) for stage in range(n_stages)])
+
+
+def _ranges(sizes: Sequence[int]) -> list[range]:
+    """One behind the other, of so many layers."""
+    return [range(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
 
 def layer_range(arch: ModelArch, stage: int, n_stages: int, partition: str) -> LayerRange:
@@ -87,7 +92,7 @@ def _asked(partition: str, arch: ModelArch, n_stages: int) -> list[range]:
     elif sum(sizes) != arch.n_layers:
         why = f"{' + '.join(map(str, sizes))} = {sum(sizes)}, and {arch.family} has {arch.n_layers} layers"
     else:
-        return [range(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+        return _ranges(sizes)
     even = ",".join(str(len(layers)) for layers in stage_layers(arch.n_layers, n_stages))
     instead = f"Give each stage its layers, such as {even}" if n_stages > 1 else "Add --pipeline-parallel-size"
     raise ConfigError(f"pp_layer_partition = {shown(partition)}: {why}. {instead}", param="pp_layer_partition")

@@ -105,7 +105,6 @@ class EngineLoop:
         self._stats: EngineStats | None = None
         """As they were told last."""
         self._thread = threading.get_ident()
-        self._pictures: tuple[bytes, list[tuple[int, int, int]]] = (b"", [])
         now_s = time.monotonic()
         self._throughput = ThroughputLog(now_s) if log_stats else None
         left, ends = (start.n_restarts_left, start.ends) if start is not None else (0, [])
@@ -253,9 +252,10 @@ class EngineLoop:
         with_map = now_s >= self._next_map_s
         stats = self._core.stats(with_map=with_map)
         if with_map:
-            self._pictures, self._next_map_s = (stats.page_map, stats.tree), now_s + MAP_PERIOD_S
+            self._next_map_s = now_s + MAP_PERIOD_S
+        elif self._stats is not None:
+            stats.page_map, stats.tree = self._stats.page_map, self._stats.tree
         stats.n_waiting += self._trials.n_waiting
-        stats.page_map, stats.tree = self._pictures
         self._stats = stats
         self._router.broadcast(StepOutputs([], stats))
         self._prefixes.send()

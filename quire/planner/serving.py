@@ -105,7 +105,7 @@ def best_point(points: list[Point], objective: Objective) -> Point | None:
     return max((one for one in points if one.meets(objective)), key=lambda one: one.tokens_per_s, default=None)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Running:
     """A sequence of `closed_batch_s`."""
 
@@ -135,7 +135,7 @@ def closed_batch_s(
     held = step = 0
     while waiting or running:
         decoding = [one for one in running if one.is_decoding]
-        due = [one for one in decoding if one.ready <= step][: math.ceil(len(decoding) / n_stages)]
+        due = set([one for one in decoding if one.ready <= step][: math.ceil(len(decoding) / n_stages)])
         n_prompts, room = len(running) - len(decoding), max_tokens
         while waiting and len(running) < max_seqs and held + sum(waiting[-1]) <= max(pool_tokens, sum(waiting[-1])):
             if room - len(due) - n_prompts <= sum(max(0, one.prompt - one.computed) for one in running):
@@ -155,12 +155,12 @@ def closed_batch_s(
 
 
 def _next_step(
-    running: list[_Running], due: list[_Running], room: int, ready: int, n_shared: int
+    running: list[_Running], due: set[_Running], room: int, ready: int, n_shared: int
 ) -> tuple[Spans, SharedPrefixes]:
     """A token of each that is due, and as many of prompts as there is room for. n_shared: pages that all have."""
-    spans, is_due = Spans([], [], [], [], []), set(map(id, due))
+    spans = Spans([], [], [], [], [])
     for slot, one in enumerate(running):
-        n = int(id(one) in is_due) if one.is_decoding else min(room, one.prompt - one.computed)
+        n = int(one in due) if one.is_decoding else min(room, one.prompt - one.computed)
         if n <= 0:
             continue
         room -= 0 if one.is_decoding else n
