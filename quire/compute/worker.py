@@ -344,7 +344,7 @@ class Worker:
         own, n_seqs = self._limits, allocation.max_num_seqs or self._limits.max_num_seqs
         limits = msgspec.structs.replace(own, max_model_len=allocation.max_model_len, max_num_seqs=n_seqs)
         layout = None if allocation.layout is None else stage_layout(allocation.layout, self._layers)
-        pool = KVPool(self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, layout)
+        pool = KVPool(self.shared, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, layout)
         pool.scales = model.kv_scales
         if self.arch.state_specs:
             dtype = TORCH_DTYPES[limits.dtype]

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from quire.config.layers import KVSpec, QKNorm, QKNormScope, Rotated
+from quire.config.layers import KVSpec, NormKind, QKNorm, QKNormScope, Rotated
 from quire.config.parameters import Cut, Matrix, MixerParameters, NormTable, Tensor
 from quire.config.rope import Rope
 from quire.config.shares import part_of, times_of
@@ -136,11 +136,12 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
             QKNormScope.APART: (n_heads, self.head_dim),
             QKNormScope.ALL: (n_heads * self.head_dim,),
         }
-        shape = shapes[norm.scope]
+        shape, is_all = shapes[norm.scope], norm.scope is QKNormScope.ALL
         return NormTable(
             name=f"{at}self_attn.{which}_norm", shape=shape, spec=norm.norm,
-            is_apart=norm.scope is QKNormScope.APART, cut=Cut.COLUMN if len(shape) == 2 else Cut.REPLICATED,
-            is_repeated=which == "k",
+            is_apart=norm.scope is QKNormScope.APART,
+            cut=Cut.COLUMN if is_all or len(shape) == 2 else Cut.REPLICATED,
+            is_repeated=which == "k", unit=self.head_dim if is_all else 1,
         )  # fmt: skip
 
     def rotated(self, name: str) -> Rotated | None:
@@ -160,7 +161,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.n_heads // self.n_kv_heads * self.head_dim, self.head_dim, self.head_dim
 
     def share(self, rank: int, n_ranks: int) -> AttentionSpec:
-        if self.qk_norm is not None and self.qk_norm.scope is QKNormScope.ALL:
+        norm = self.qk_norm
+        if norm is not None and norm.scope is QKNormScope.ALL and norm.norm.kind is not NormKind.RMS:
             raise ConfigError(
                 f"this model norms the queries of all {self.n_heads} heads as one vector, of which each of {n_ranks} "
                 "ranks has a part",

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from quire.config.layers import NormSpec
-from quire.config.parameters import Matrix, MixerParameters, NormTable, Tensor
+from quire.config.parameters import Cut, Matrix, MixerParameters, NormTable, Section, Tensor
 from quire.config.recurrent import RecurrentMixer
+from quire.config.shares import part_of
 from quire.config.states import PIECE, StatePart, StateSpec
 
 FLOAT32_BYTES: Final = 4
@@ -70,20 +73,33 @@ class DeltaSpec(RecurrentMixer, frozen=True, kw_only=True):
 
     def parameters(self, at: str, hidden_size: int) -> MixerParameters:
         """Projections 'in' and 'out', norm 'head'. Rows of 'in': queries, keys, values, gates, weights, decays."""
-        own = at + "mixer"
-        rows = (("in_proj_qkvz", self.conv_size + self.inner_size), ("in_proj_ba", 2 * self.n_value_heads))
-        kinds = ("A_log", "dt_bias")
+        own, cut, heads = at + "mixer", Cut.COLUMN, (self.n_value_heads,)
+        keys, values = Section(self.n_key_heads * self.key_dim, self.key_dim), Section(self.inner_size, self.value_dim)
+        gates = Section(self.n_value_heads)
+        sections = {"in_proj_qkvz": (keys, keys, values, values), "in_proj_ba": (gates, gates)}
+        parts = tuple((f"{own}.{name}", sum(one.n_rows for one in inside)) for name, inside in sections.items())
+        shape = self.conv_size, 1, self.kernel
         return MixerParameters(
             matrices={
-                "in": Matrix(n_in=hidden_size, parts=tuple((f"{own}.{name}", n) for name, n in rows)),
-                "out": Matrix(n_in=self.inner_size, parts=((own + ".out_proj", hidden_size),)),
+                "in": Matrix(n_in=hidden_size, parts=parts, cut=cut, sections=tuple(sections.values())),
+                "out": Matrix(
+                    n_in=self.inner_size, parts=((own + ".out_proj", hidden_size),), cut=Cut.ROW, unit=self.value_dim
+                ),
             },
             norms={"head": NormTable(name=own + ".norm", shape=(self.value_dim,), spec=NormSpec(eps=self.eps))},
             tensors={
-                "weight": Tensor(name=own + ".conv1d", shape=(self.conv_size, 1, self.kernel)),
-                **{kind: Tensor(name=own, shape=(self.n_value_heads,), kind=kind, is_float32=True) for kind in kinds},
+                "weight": Tensor(name=own + ".conv1d", shape=shape, cut=cut, sections=(keys, keys, values)),
+                **{
+                    kind: Tensor(name=own, shape=heads, kind=kind, is_float32=True, cut=cut)
+                    for kind in ("A_log", "dt_bias")
+                },
             },
-        )
+        )  # fmt: skip
+
+    def share(self, rank: int, n_ranks: int) -> DeltaSpec:
+        """Its heads of keys, with the values that go with them."""
+        n_keys = part_of(f"gated DeltaNet has {self.n_key_heads} heads of keys", self.n_key_heads, n_ranks)
+        return msgspec.structs.replace(self, n_key_heads=n_keys, n_value_heads=self.n_value_heads // n_ranks)
 
     def grouped(self, name: str) -> tuple[int, ...]:
         """Of in_proj_qkvz and in_proj_ba, for each key head."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.config.attention import AttentionSpec
-from quire.config.parameters import MixerParameters
-from quire.core.errors import ConfigError
+from quire.config.parameters import MixerParameters, Section
 
 
 class GatedAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
@@ -28,13 +27,11 @@ class GatedAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
         found = super().parameters(at, hidden_size)
         matrix = found.matrices["qkv"]
         (q, rows), *others = matrix.parts
-        qkv = msgspec.structs.replace(matrix, parts=((q, 2 * rows), *others), whole="")
+        queries, keys = Section(rows, self.head_dim), Section(self.kv_size, self.head_dim, is_repeated=True)
+        sections = (queries, queries), (keys,), (keys,)
+        qkv = msgspec.structs.replace(matrix, parts=((q, 2 * rows), *others), whole="", sections=sections)
         return msgspec.structs.replace(found, matrices={**found.matrices, "qkv": qkv})
 
     def grouped(self, name: str) -> tuple[int, ...]:
         """Of q_proj: queries, gates."""
         return self.head_dim, self.head_dim
-
-    def share(self, rank: int, n_ranks: int) -> GatedAttentionSpec:
-        """It has no parts."""
-        raise ConfigError(f"gated attention cannot be divided among {n_ranks} ranks", cure="take one rank")

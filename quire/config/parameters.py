@@ -54,6 +54,16 @@ class Kept(enum.Enum):
     """And what it multiplies too."""
 
 
+class Section(msgspec.Struct, frozen=True):
+    """Rows of a parameter that are divided among ranks by themselves, where it has several kinds under one another."""
+
+    n_rows: int
+    unit: int = 1
+    """Rows that stay together."""
+    is_repeated: bool = False
+    """Several ranks have the same unit, where there are fewer units than ranks."""
+
+
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """Projections of one input, under one another in one matrix [n_out, n_in]."""
 
@@ -68,6 +78,8 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """Outputs of a part (`Cut.COLUMN`) or inputs (`Cut.ROW`) that stay together: those of a head."""
     n_repeated: int = 0
     """Last parts of which several ranks have the same unit, where there are fewer units than ranks: keys and values."""
+    sections: tuple[tuple[Section, ...], ...] = ()
+    """Of each part (`Cut.COLUMN`); (): each part is one, with `unit` and `n_repeated`."""
     kept: Kept = Kept.BY_SCHEME
     bank: str = ""
     """Name that it shares with those alike, one of each expert, which a device may multiply by together; '': alone."""
@@ -98,6 +110,8 @@ class NormTable(msgspec.Struct, frozen=True, kw_only=True):
     """COLUMN: its rows are heads, which are divided."""
     is_repeated: bool = False
     """See `Matrix.n_repeated`."""
+    unit: int = 1
+    """Rows of a head then, where the table has one dimension."""
     first_row: int = 0
     """In the whole table, of a rank's part of one."""
 
@@ -122,6 +136,8 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     """COLUMN: rows are divided."""
     unit: int = 1
     """Rows that stay together then."""
+    sections: tuple[Section, ...] = ()
+    """Of its rows; (): they are one."""
 
 
 class MixerParameters(msgspec.Struct, frozen=True, kw_only=True):

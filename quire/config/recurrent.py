@@ -1,17 +1,14 @@
-"""What all recurrent mixers say alike: they keep a state of a sequence and no keys, and are on one rank.
+"""What all recurrent mixers say alike: they keep a state of a sequence and no keys.
 
 Owns these answers. Does not own any mixer (`short_conv`, `mamba`, `delta`). Torch-free.
 """
 
 from __future__ import annotations
 
-from typing import Self
-
 import msgspec
 
 from quire.config.layers import KVSpec, Rotated
 from quire.config.rope import Rope
-from quire.core.errors import ConfigError
 
 
 class RecurrentMixer(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +51,3 @@ class RecurrentMixer(msgspec.Struct, frozen=True, kw_only=True):
     def grouped(self, name: str) -> tuple[int, ...]:
         """None is."""
         return ()
-
-    def share(self, rank: int, n_ranks: int) -> Self:
-        """It has no parts."""
-        raise ConfigError(f"recurrent layers cannot be divided among {n_ranks} ranks", cure="take one rank")

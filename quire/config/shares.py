@@ -13,11 +13,15 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.layers import LayerSpec
-from quire.config.parameters import Cut, Matrix, NormTable, Tensor
+from quire.config.parameters import Cut, Matrix, NormTable, Section, Tensor
 from quire.core.errors import ConfigError
 
 MOST_RANKS = 64
 """That a refusal looks at for numbers that would do."""
+
+
+Ranges = tuple[tuple[int, int], ...]
+"""(first, number) of ranges of rows that a rank has under one another."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +29,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
     matrix: Matrix
     """What the rank has, as a matrix of its own."""
-    first_rows: tuple[int, ...]
+    rows: tuple[Ranges, ...]
     """Of each part, in the whole part."""
     first_column: int = 0
 
@@ -33,15 +37,14 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 class Region(msgspec.Struct, frozen=True):
     """Where one rank's part of a tensor lies in the whole tensor."""
 
-    rows: tuple[tuple[int, int], ...]
-    """(first, number) of ranges of rows that the rank has under one another."""
+    rows: Ranges
     columns: tuple[int, int] | None = None
     """(first, number); None: all."""
 
     @property
     def n_rows(self) -> int:
         """Of the part."""
-        return sum(number for _, number in self.rows)
+        return n_rows_of(self.rows)
 
 
 def share(matrix: Matrix, rank: int, n_ranks: int, *, row_step: int = 1, column_step: int = 1) -> Share:
@@ -51,25 +54,54 @@ def share(matrix: Matrix, rank: int, n_ranks: int, *, row_step: int = 1, column_
     that share something. Both bind a cut that goes through them. Raises ConfigError where the matrix cannot be divided.
     """
     if n_ranks == 1 or matrix.cut in (Cut.REPLICATED, Cut.EXPERT):
-        return Share(matrix=matrix, first_rows=(0,) * len(matrix.parts))
+        return Share(matrix=matrix, rows=_all_rows(matrix))
     if matrix.cut is Cut.ROW:
         n_in = part_of(f"{matrix.name} has {matrix.n_in} inputs", matrix.n_in, n_ranks, matrix.unit, column_step)
         bias = matrix.bias and rank == 0  # it is added once
         mine = msgspec.structs.replace(matrix, n_in=n_in, bias=bias, cut=Cut.REPLICATED)
-        return Share(matrix=mine, first_rows=(0,), first_column=rank * n_in)
-    parts, first_rows = [], []
-    for number, (name, rows) in enumerate(matrix.parts):
+        return Share(matrix=mine, rows=_all_rows(matrix), first_column=rank * n_in)
+    rows: list[Ranges] = []
+    for number, ((name, n_rows), sections) in enumerate(zip(matrix.parts, _sections(matrix), strict=True)):
         if matrix.cut is Cut.VOCABULARY:
-            first, own = _vocabulary(name, rows, rank, n_ranks)
+            rows.append((_vocabulary(name, n_rows, rank, n_ranks),))
         else:
-            step = 1 if number == len(matrix.parts) - 1 else row_step
-            n_times = times_of(rows // matrix.unit, n_ranks, number >= len(matrix.parts) - matrix.n_repeated)
-            own = part_of(f"{name} has {rows} outputs", rows, n_ranks // n_times, matrix.unit, step)
-            first = rank // n_times * own
-        parts.append((name, own))
-        first_rows.append(first)
-    mine = msgspec.structs.replace(matrix, parts=tuple(parts), cut=Cut.REPLICATED)
-    return Share(matrix=mine, first_rows=tuple(first_rows))
+            last_step = 1 if number == len(matrix.parts) - 1 else row_step
+            rows.append(_ranges(f"{name} has {{}} outputs", sections, rank, n_ranks, row_step, last_step))
+    parts = tuple((name, n_rows_of(own)) for (name, _), own in zip(matrix.parts, rows, strict=True))
+    mine = msgspec.structs.replace(matrix, parts=parts, sections=(), cut=Cut.REPLICATED)
+    return Share(matrix=mine, rows=tuple(rows))
+
+
+def n_rows_of(ranges: Ranges) -> int:
+    """All that are in them."""
+    return sum(number for _, number in ranges)
+
+
+def _all_rows(matrix: Matrix) -> tuple[Ranges, ...]:
+    return tuple(((0, n_rows),) for _, n_rows in matrix.parts)
+
+
+def _sections(matrix: Matrix) -> tuple[tuple[Section, ...], ...]:
+    """Of each part."""
+    first_repeated = len(matrix.parts) - matrix.n_repeated
+    return matrix.sections or tuple(
+        (Section(n_rows, matrix.unit, number >= first_repeated),) for number, (_, n_rows) in enumerate(matrix.parts)
+    )
+
+
+def _ranges(
+    what: str, sections: tuple[Section, ...], rank: int, n_ranks: int, step: int = 1, last_step: int = 1
+) -> Ranges:
+    """A rank's rows of each. what: with {} for how many there are; step, last_step: a rank's rows of a section, and of
+    the last one, are a multiple of it. Raises ConfigError."""
+    found, start = [], 0
+    for number, one in enumerate(sections):
+        n_times = times_of(one.n_rows // one.unit, n_ranks, one.is_repeated)
+        own_step = last_step if number == len(sections) - 1 else step
+        own = part_of(what.format(one.n_rows), one.n_rows, n_ranks // n_times, one.unit, own_step)
+        found.append((start + rank // n_times * own, own))
+        start += one.n_rows
+    return tuple(found)
 
 
 def is_held(matrix: Matrix, rank: int, n_ranks: int) -> bool:
@@ -82,20 +114,22 @@ def share_norm(table: NormTable, rank: int, n_ranks: int) -> NormTable:
     """A rank's part of the table of a norm, `first_row` of it being where it begins. Raises ConfigError."""
     if n_ranks == 1 or table.cut is Cut.REPLICATED:
         return table
-    n_times = times_of(table.shape[0], n_ranks, table.is_repeated)
-    own = part_of(f"{table.name} has {table.shape[0]} heads", table.shape[0], n_ranks // n_times, 1, 1)
+    n_heads = table.shape[0] // table.unit
+    n_times = times_of(n_heads, n_ranks, table.is_repeated)
+    own = part_of(f"{table.name} has {n_heads} heads", n_heads, n_ranks // n_times) * table.unit
     return msgspec.structs.replace(
         table, shape=(own, *table.shape[1:]), first_row=rank // n_times * own, cut=Cut.REPLICATED
     )
 
 
-def share_tensor(table: Tensor, rank: int, n_ranks: int) -> tuple[Tensor, int]:
-    """A rank's part of a tensor, and its first row in the whole. Raises ConfigError."""
+def share_tensor(table: Tensor, rank: int, n_ranks: int) -> tuple[Tensor, Ranges]:
+    """A rank's part of a tensor, and its rows in the whole. Raises ConfigError."""
     if n_ranks == 1 or table.cut is Cut.REPLICATED:
-        return table, 0
-    own = part_of(f"{table.name} has {table.shape[0]} rows", table.shape[0], n_ranks, table.unit)
-    mine = msgspec.structs.replace(table, shape=(own, *table.shape[1:]), cut=Cut.REPLICATED)
-    return mine, rank * own
+        return table, ((0, table.shape[0]),)
+    sections = table.sections or (Section(table.shape[0], table.unit),)
+    rows = _ranges(f"{table.name} has {{}} rows", sections, rank, n_ranks)
+    mine = msgspec.structs.replace(table, shape=(n_rows_of(rows), *table.shape[1:]), sections=(), cut=Cut.REPLICATED)
+    return mine, rows
 
 
 def share_arch(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:

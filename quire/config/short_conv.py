@@ -5,8 +5,11 @@ Owns its description. Does not own what is computed (`compute/layers/short_conv`
 
 from __future__ import annotations
 
-from quire.config.parameters import Matrix, MixerParameters, Tensor
+import msgspec
+
+from quire.config.parameters import Cut, Matrix, MixerParameters, Section, Tensor
 from quire.config.recurrent import RecurrentMixer
+from quire.config.shares import part_of
 from quire.config.states import StatePart, StateSpec
 
 
@@ -33,13 +36,24 @@ class ShortConvSpec(RecurrentMixer, frozen=True, kw_only=True):
 
     def parameters(self, at: str, hidden_size: int) -> MixerParameters:
         """Projections 'in' and 'out', the convolution's 'weight' and 'bias'."""
-        tensors = {"weight": Tensor(name=at + "mixer.conv", shape=(self.size, 1, self.kernel))}
+        conv, cut = at + "mixer.conv", Cut.COLUMN
+        tensors = {"weight": Tensor(name=conv, shape=(self.size, 1, self.kernel), cut=cut)}
         if self.bias:
-            tensors["bias"] = Tensor(name=at + "mixer.conv", shape=(self.size,), kind="bias")
+            tensors["bias"] = Tensor(name=conv, shape=(self.size,), kind="bias", cut=cut)
         return MixerParameters(
             matrices={
-                "in": Matrix(n_in=hidden_size, parts=((at + "mixer.in_proj", 3 * self.size),), bias=self.bias),
-                "out": Matrix(n_in=self.size, parts=((at + "mixer.out_proj", hidden_size),), bias=self.bias),
+                "in": Matrix(
+                    n_in=hidden_size, parts=((at + "mixer.in_proj", 3 * self.size),), bias=self.bias, cut=cut,
+                    sections=((Section(self.size),) * 3,),
+                ),
+                "out": Matrix(
+                    n_in=self.size, parts=((at + "mixer.out_proj", hidden_size),), bias=self.bias, cut=Cut.ROW
+                ),
             },
             tensors=tensors,
-        )
+        )  # fmt: skip
+
+    def share(self, rank: int, n_ranks: int) -> ShortConvSpec:
+        """Its columns."""
+        size = part_of(f"a short convolution has {self.size} columns", self.size, n_ranks)
+        return msgspec.structs.replace(self, size=size)

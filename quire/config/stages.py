@@ -55,12 +55,6 @@ def _ranges(sizes: Sequence[int]) -> list[range]:
 def layer_range(arch: ModelArch, stage: int, n_stages: int, partition: str) -> LayerRange:
     """Of one stage. partition: `EngineConfig.pp_layer_partition`; empty: even stages. Raises ConfigError where there
     are fewer layers than stages, layers that none can have, or a partition that is none of theirs."""
-    if n_stages > 1 and arch.state_specs:
-        raise ConfigError(
-            f"pipeline_parallel_size = {n_stages}: {arch.family} has recurrent layers, whose states stages do not"
-            " divide yet: leave --pipeline-parallel-size out",
-            param="pipeline_parallel_size",
-        )
     if arch.n_layers < n_stages:
         raise ConfigError(
             f"pipeline_parallel_size = {n_stages}: {arch.family} has {arch.n_layers} layers, and each stage needs one:"

@@ -129,10 +129,9 @@ def _build(
     pools = _stage_pools(worker.shared, layout, facts, config.pp_layer_partition)
     if len(pools) > 1:
         logger.info("stages of %s layers", ", ".join(str(pool.arch.n_layers) for pool in pools))
-    limits = with_fitting_seqs(config, limits, worker.arch, pools, lambda asked: worker.captured(asked).graph_sizes)
-    captured = worker.captured(limits)
-    n_snapshots = snapshots_within(config, limits, worker.arch, facts.room)
-    stage = tightest(config, limits, pools, captured.graph_sizes)
+    limits = with_fitting_seqs(config, limits, worker.shared, pools, lambda asked: worker.captured(asked).graph_sizes)
+    captured, n_snapshots = worker.captured(limits), snapshots_within(config, limits, pools)
+    stage = tightest(config, limits, pools, captured.graph_sizes, n_snapshots)
     n_pages, limits = size_pool(
         config, limits, stage.arch, stage.room, captured.graph_sizes, captured.mixed_rows, stage.weights_bytes,
         stage.others_bytes, 0 if draft is None else draft.numbers(ITEMSIZES[limits.dtype], kv_itemsize(limits, arch)),

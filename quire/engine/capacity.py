@@ -108,11 +108,14 @@ def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:
     return kv_number_bytes(limits.kv_dtype, arch.head_dim)
 
 
-def snapshots_within(config: EngineConfig, limits: EngineLimits, arch: ModelArch, room: Room) -> int:
-    """How many recurrent states are kept for later sequences, which is logged. room: with the weights loaded."""
-    state_bytes, n = equation(config, limits, arch).state_bytes, _n_snapshots(config, limits, arch, room)
+def snapshots_within(config: EngineConfig, limits: EngineLimits, pools: Sequence[StagePool]) -> int:
+    """How many recurrent states are kept for later sequences, which is logged: as many on each stage as on the one with
+    room for the fewest. pools: of stages, with the weights loaded."""
+    of_stages = [equation(config, limits, pool.arch).state_bytes for pool in pools]
+    state_bytes = max(of_stages)
     if not state_bytes or not config.enable_prefix_caching:
         return 0
+    n = min(_n_snapshots(config, limits, pool) for pool, n_bytes in zip(pools, of_stages, strict=True) if n_bytes)
     if not n:
         logger.warning(
             "a recurrent state takes %s, more than %d %% of the free memory: none is kept, so prompts are never found "
@@ -126,18 +129,19 @@ def snapshots_within(config: EngineConfig, limits: EngineLimits, arch: ModelArch
     return n
 
 
-def _n_snapshots(config: EngineConfig, limits: EngineLimits, arch: ModelArch, room: Room) -> int:
+def _n_snapshots(config: EngineConfig, limits: EngineLimits, stage: StagePool) -> int:
     """As `n_kept_states`; none where no prefix is looked for."""
     if not config.enable_prefix_caching:
         return 0
-    return n_kept_states(room.free_bytes, equation(config, limits, arch).state_bytes, limits.max_num_seqs)
+    state_bytes = equation(config, limits, stage.arch).state_bytes
+    return n_kept_states(stage.room.free_bytes, state_bytes, limits.max_num_seqs)
 
 
 def tokens_held(
-    config: EngineConfig, limits: EngineLimits, arch: ModelArch, stage: StagePool, graph_sizes: tuple[int, ...] = ()
+    config: EngineConfig, limits: EngineLimits, stage: StagePool, graph_sizes: tuple[int, ...] = ()
 ) -> int:
-    """Of the longest sequence that `size_pool` would find room for; 0: it would raise. arch: of all layers."""
-    room, n_snapshots = stage.room, _n_snapshots(config, limits, arch, stage.room)
+    """Of the longest sequence that `size_pool` would find room for; 0: it would raise."""
+    room, n_snapshots = stage.room, _n_snapshots(config, limits, stage)
     terms = _measured(
         equation(
             config, limits, stage.arch, stage.weights_bytes, graph_sizes, n_snapshots=n_snapshots, kv=stage.kv
@@ -164,14 +168,19 @@ class StagePool:
 
 
 def tightest(
-    config: EngineConfig, limits: EngineLimits, stages: Sequence[StagePool], graph_sizes: tuple[int, ...]
+    config: EngineConfig,
+    limits: EngineLimits,
+    stages: Sequence[StagePool],
+    graph_sizes: tuple[int, ...],
+    n_snapshots: int = 0,
 ) -> StagePool:
-    """The one with the fewest: all ranks have as many pages as it has."""
+    """The one with the fewest: all ranks have as many pages as it has. n_snapshots: see `equation`."""
 
     def n_pages(stage: StagePool) -> int:
         terms = _measured(
-            equation(config, limits, stage.arch, stage.weights_bytes, graph_sizes, kv=stage.kv),
-            stage.room, stage.others_bytes,
+            equation(
+                config, limits, stage.arch, stage.weights_bytes, graph_sizes, n_snapshots=n_snapshots, kv=stage.kv
+            ), stage.room, stage.others_bytes,
         )  # fmt: skip
         return (_budget(config, terms, stage.room) - terms.fixed_bytes) // terms.page_bytes
 

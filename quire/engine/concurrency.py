@@ -38,7 +38,7 @@ def with_fitting_seqs(
 
     def n_tokens(n_seqs: int) -> int:
         asked = msgspec.structs.replace(limits, max_num_seqs=n_seqs)
-        return min(tokens_held(config, asked, arch, pool, graph_sizes_of(asked)) for pool in pools)
+        return min(tokens_held(config, asked, pool, graph_sizes_of(asked)) for pool in pools)
 
     n_seqs = fitting_seqs(limits.max_num_seqs, limits.max_model_len, n_tokens)
     if n_seqs < limits.max_num_seqs:

@@ -190,8 +190,8 @@ def _sized(
 ) -> tuple[int, int, EngineLimits]:
     """(pages, kept states, limits) of the ranks. ConfigError for what does not fit."""
     limits = with_fitting_seqs(config, limits, own, pools)
-    stage = tightest(config, limits, pools, ())
-    n_snapshots = snapshots_within(config, limits, own, stage.room)
+    n_snapshots = snapshots_within(config, limits, pools)
+    stage = tightest(config, limits, pools, (), n_snapshots)
     n_pages, limits = size_pool(
         config, limits, stage.arch, stage.room, weights_bytes=stage.weights_bytes, n_snapshots=n_snapshots,
         kv=stage.kv,

@@ -29,8 +29,6 @@ def mesh_refusal(mesh: Mesh, device: Accelerator, arch: ModelArch, *, moves_expe
     between ranks that divide them."""
     if moves_experts and mesh.ep > 1 and mesh.pp > 1:
         return f"pp = {mesh.pp}: the engine does not move experts of stages"
-    if mesh.pp > 1 and arch.state_specs:
-        return f"pp = {mesh.pp}: the engine has no stages of recurrent layers"
     if mesh.n_token_ranks > 1 and mesh.tp * mesh.pp * mesh.ep > 1:
         return f"{mesh.words}: ranks that divide tokens (sp, ring) do not divide layers or experts as well"
     if mesh.ep not in (1, mesh.tp) and not is_one_engine(mesh):

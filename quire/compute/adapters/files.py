@@ -20,9 +20,11 @@ from quire.compute.adapters.expert_files import StoredPair, stacks_of
 from quire.compute.adapters.pairs import TENSOR_NAME, Pair, Target, check_dtype, finite_tensor, upright
 from quire.compute.weights.header import Entry, read_header
 from quire.compute.weights.names import Names, Rows, rearrange
+from quire.compute.weights.pieces import take
 from quire.config.adapter import CONFIG, MAX_CONFIG_BYTES, AdapterConfig, parse_adapter_config
 from quire.config.arch import ModelArch
 from quire.config.parameters import HEAD, layer_parameters, shapes
+from quire.config.shares import Region
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.files import read_regular
 
@@ -239,8 +241,8 @@ def _of_rank(pairs: dict[str, Pair], model: Decoder) -> dict[str, Pair]:
     found = dict(pairs)
     for whole, mine in model.parts.cuts().values():
         n_in, first = mine.matrix.n_in, mine.first_column
-        for (name, _), (_, rows), first_row in zip(whole.parts, mine.matrix.parts, mine.first_rows, strict=True):
+        for (name, _), rows in zip(whole.parts, mine.rows, strict=True):
             if (pair := found.get(name)) is not None:
                 a = pair.a if n_in == whole.n_in else pair.a[:, first : first + n_in].contiguous()
-                found[name] = Pair(a, pair.b[first_row : first_row + rows].contiguous())
+                found[name] = Pair(a, take(pair.b, Region(rows)))
     return found

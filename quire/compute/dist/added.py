@@ -17,7 +17,7 @@ class RankSum:
     """What the ranks' terms of a row-parallel product come to."""
 
     def __init__(self, comm: Comm) -> None:
-        self.all_reduce = comm.all_reduce
+        self.all_reduce, self.size = comm.all_reduce, comm.size
         self._comm = comm
         self._own = getattr(comm, "add_reduced", None)
         """A comm's own launch for `add`, if it has one."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from quire.compute.dist.added import RankSum
 from quire.compute.layers.context import Context
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm, project
@@ -25,6 +26,7 @@ from quire.kernels.fused_step import FusedStep
 class Attention:
     """`cos_sin`: the rotary table of the layer, see `layers.rotary`."""
 
+    ranks: RankSum | None = None
 
     def __init__(
         self,
@@ -107,10 +109,23 @@ class Attention:
 
     def _norm(self, qkv: torch.Tensor) -> None:
         """Norms over all heads, or with weights for each: in place, before the rotation."""
+        if self.ranks is not None and self._norms_whole:
+            self._norm_among(qkv, self.ranks)
+            return
         for norm, part in self._normed(qkv):
             is_all = len(norm.table.shape) == 1 and norm.table.shape[0] == part.shape[1]
             rows = part if is_all else part.unflatten(1, (-1, self.spec.head_dim))  # type: ignore[no-untyped-call]
             rows.copy_(norm(rows))
+
+    def _norm_among(self, qkv: torch.Tensor, ranks: RankSum) -> None:
+        """Norms over all heads, of which other ranks have the others."""
+        normed = list(self._normed(qkv))
+        wide = torch.promote_types(qkv.dtype, torch.float32)
+        means = torch.stack([part.to(wide).square().mean(1) for _, part in normed], dim=1)
+        means = ranks.all_reduce(means) / ranks.size
+        for (norm, part), mean in zip(normed, means.split(1, dim=1), strict=True):  # type: ignore[no-untyped-call]
+            assert norm.weight is not None
+            part.copy_(part.to(wide) * torch.rsqrt(mean + norm.eps) * norm.weight.to(wide))
 
     def _normed(self, qkv: torch.Tensor) -> Iterator[tuple[Norm, torch.Tensor]]:
         """Each norm, and the part of qkv that it is of."""

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
+from quire.compute.dist.added import RankSum
 from quire.compute.layers.context import Context, Expanded
 from quire.compute.layers.joined import joined
 from quire.compute.layers.linear import Linear, Make, Table
@@ -31,6 +32,7 @@ class LatentAttention:
     """A `Mixer`. `cos_sin`: the rotary table of the layer, see `layers.rotary`."""
 
     is_plain = False
+    ranks: RankSum | None = None
 
     def __init__(
         self,

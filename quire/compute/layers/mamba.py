@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from quire.compute.layers.context import Context
 from quire.compute.layers.norm import Norm, project
@@ -31,5 +32,18 @@ class Mamba(Recurrent):
             self.numbers("A_log"), self.numbers("D"), self.numbers("dt_bias"), state, spans,
             dt_limit=(spec.dt_min, spec.dt_max),
         )  # fmt: skip
-        size = spec.inner_size // spec.n_groups
-        return norm_gated(y.view(n, -1), gate, self.norm_weight("gated"), spec.eps, size=size, gate_first=True)
+        y, weight = y.view(n, -1), self.norm_weight("gated")
+        if spec.n_groups_of_all:
+            return self._norm_among(y, gate, weight)
+        return norm_gated(y, gate, weight, spec.eps, size=spec.group_size, gate_first=True)
+
+    def _norm_among(self, y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`norm_gated` of columns of one group, of which other ranks have the others."""
+        spec, ranks = self.spec, self.ranks
+        assert ranks is not None
+        wide = torch.promote_types(y.dtype, torch.float32)
+        x = y.to(wide) * F.silu(gate.to(wide))
+        means = x.new_zeros(len(x), spec.n_groups_of_all)
+        means[:, spec.group] = x.square().mean(1)
+        mean = ranks.all_reduce(means)[:, spec.group, None] * (spec.n_groups_of_all / ranks.size)
+        return (x * torch.rsqrt(mean + spec.eps) * weight.to(wide)).to(y.dtype)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from quire.compute.dist.added import RankSum
 from quire.compute.layers.context import Context
 from quire.compute.layers.linear import Linear, Table
 from quire.compute.layers.norm import Norm
@@ -28,6 +29,9 @@ class Mixer(Protocol):
     """Whether it is the attention that a fused step can record."""
     cos_sin: torch.Tensor
     """Rotary table; of a head's layer it is set, and taken away, from outside."""
+
+    ranks: RankSum | None
+    """Those that have parts of its heads, to be set from outside before there is a step; None: all are here."""
 
     def __call__(self, x: torch.Tensor, norm: Norm | None, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """x: [n, hidden]; norm: of it, None where it is normed → [n, inputs of `out`], of the tokens at positions [n],

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from quire.compute.dist.added import RankSum
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm
 from quire.compute.schemes.choice import Schemes
@@ -22,6 +23,7 @@ class Recurrent:
 
     variant: Variant | None = None
     is_plain = False
+    ranks: RankSum | None = None
 
     spec: Any
     """Each says which."""

@@ -21,7 +21,7 @@ class DividedEmbedding(Embedding):
     def __init__(self, make: Make, share: Share, comm: Comm) -> None:
         ((name, n_rows),) = share.matrix.parts
         super().__init__(make, name, n_rows, share.matrix.n_in)
-        self._first, self._comm = share.first_rows[0], comm
+        ((self._first, _),), self._comm = share.rows[0], comm
 
     def __call__(self, token_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """token_ids: of the whole vocabulary; see `Embedding`."""

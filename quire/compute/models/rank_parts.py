@@ -67,9 +67,9 @@ class RankParts:
         return mine
 
     def _tensor(self, whole: Tensor) -> Tensor:
-        mine, first_row = share_tensor(whole, self._rank, self._n_ranks)
+        mine, rows = share_tensor(whole, self._rank, self._n_ranks)
         if whole.cut is not Cut.REPLICATED:
-            self._tensors[f"{whole.name}.{whole.kind}"] = Region(((first_row, mine.shape[0]),))
+            self._tensors[f"{whole.name}.{whole.kind}"] = Region(rows)
         return mine
 
     def _cut(self, whole: Matrix, mine: Share) -> Share:
@@ -102,10 +102,10 @@ def _of_matrix(whole: Matrix, mine: Share) -> Iterator[tuple[str, Region]]:
         yield f"{whole.name}.weight", Region(((0, whole.n_out),), columns)
         return
     ranges, start = [], 0
-    for (name, n_rows), (_, n_own), first in zip(whole.parts, mine.matrix.parts, mine.first_rows, strict=True):
+    for (name, n_rows), rows in zip(whole.parts, mine.rows, strict=True):
         for kind in ("weight", "bias"):
-            yield f"{name}.{kind}", Region(((first, n_own),))
-        ranges.append((start + first, n_own))
+            yield f"{name}.{kind}", Region(rows)
+        ranges += [(start + first, number) for first, number in rows]
         start += n_rows
     if whole.whole:
         for kind in ("weight", "bias"):

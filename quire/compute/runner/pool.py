@@ -54,7 +54,8 @@ class KVPool:
         device: Device,
         layout: KVLayout | None = None,
     ) -> None:
-        """layout: None: one group, of which every layer keeps everything."""
+        """arch: with all layers, of which a stage may have none that keeps keys. layout: None: one group, of which
+        every layer keeps everything."""
         self.layout = kv_layout(arch, hybrid=False) if layout is None else layout
         spec = self.layout.groups[0].spec  # windows apart, that of every group
         shape = (self.layout.n_lanes, n_pages, spec.n_kv_heads, page_size, entry.entry_size(spec.head_dim, dtype))

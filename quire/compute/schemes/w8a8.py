@@ -55,9 +55,10 @@ class EightBits(FilledScheme):
         """Between blocks."""
         step = BLOCK if self.blocks else 1
         mine = share(matrix, rank, n_ranks, row_step=step, column_step=step)
-        if any(first % step for first in mine.first_rows):
+        starts = [first for rows in mine.rows for first, _ in rows]
+        if any(first % step for first in starts):
             raise ConfigError(
-                f"{matrix.name}: outputs of one rank of {n_ranks} begin at {mine.first_rows}, within a block of {step}"
+                f"{matrix.name}: outputs of one rank of {n_ranks} begin at {starts}, within a block of {step}"
                 " that has one scale: take fewer ranks, or --quantization none"
             )
         return mine

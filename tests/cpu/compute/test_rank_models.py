@@ -33,10 +33,12 @@ FAMILIES: Final = (
     *("gpt_neox", "falcon", "falcon-new", "falcon-alibi-parallel", "gemma2", "gpt2", "opt", "phi3", "stablelm-qk_norm"),
     *("cohere-qk-norm", "glm4", "granite-bias", "seed_oss-biases", "smollm3", "minicpm"),
     *("qwen2_moe", "gpt_oss", "glm4_moe-groups", "deepseek_v2"),
+    *("olmo2", "lfm2-bias", "bamba-bias", "mamba2-bias", "qwen3_next"),
 )
 """Whole q, k, v in a file, in groups or not; transposed; one KV head for both; slopes of heads; tied or not; norms of
 heads, of each head in a tensor of its own; biases of row-parallel matrices; interleaved rotations; multipliers;
-experts, one by one and in one tensor, with biases, beside a shared one; lines that all ranks have."""
+experts, one by one and in one tensor, with biases, beside a shared one; lines that all ranks have. A norm of all heads
+as one; recurrent layers whose rows are of several kinds, in a file in groups or not, with groups whole or on both."""
 MADE: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "qwen3": ("Qwen3", QWEN3, {}),
     "qwen3-tied": ("Qwen3", {**QWEN3, "tie_word_embeddings": True}, {}),
@@ -70,7 +72,6 @@ REFUSED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any], str]]] = {
         "attention has 3 query heads",
     ),
     "feed-forward": ("Qwen3", {**QWEN3, "intermediate_size": 97}, {}, "a feed-forward is 97 wide"),
-    "all-heads-normed": ("Olmo2", {}, {}, "norms the queries of all 4 heads as one vector"),
     "groups": ("Qwen3", {**GROUPS, "intermediate_size": 192}, {"quantization": "int4"}, "are not a multiple of the 64"),
 }
 

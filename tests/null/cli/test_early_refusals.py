@@ -36,7 +36,7 @@ def parsed(*words: str) -> argparse.Namespace:
      r"^pp_layer_partition = '20,9': 20 \+ 9 = 29, and qwen3 has 28 layers\. .* such as 14,14$"),
     (("shape:qwen3-0.6b", "--pp-layer-partition", "14,14"), r"2 numbers, and pipeline_parallel_size = 1\. Add"),
     (("demo", "--pp-layer-partition", "4,4", "--device", "null"), "pp_layer_partition = '4,4' and device = 'null'"),
-    (("shape:mamba2-2.7b", "--pipeline-parallel-size", "2"), "recurrent layers, whose states stages do not divide"),
+    (("shape:mamba2-2.7b", "--tensor-parallel-size", "3"), "Mamba-2 has 80 heads, which 3 ranks cannot share equally"),
     (("demo", "--data-parallel-size", "2", "--pipeline-parallel-size", "2"), "data-parallel ranks have no stages yet"),
     (("demo", "-tp", "2", "--deterministic"),
      "be promised with tensor_parallel_size = 2: the order .*; take one rank or --data-parallel-size, or leave"),

@@ -72,7 +72,7 @@ def test_a_model_that_does_not_fit_names_the_least_that_would(capsys: pytest.Cap
 @pytest.mark.parametrize(("words", "message"), [
     (["shape:llama-3.1-8b", "--gpu", "h200", "--count", "3", "--mesh", "tp=3"], "8b cannot be divided among 3 x H200"),
     (["shape:deepseek-v3", "--gpu", "h200", "--json"], "--count 16 (pp16) is the least"),
-    (["shape:qwen3-next-80b-a3b", "--gpu", "h100"], "--count 4 (pp4) would do, not in this engine"),
+    (["shape:qwen3-next-80b-a3b", "--gpu", "h100"], "--count 4 (pp4) is the least"),
     (["shape:llama-3.1-8b", "--gpu", "rtx-4090", "--kv-cache-dtype", "bfloat16", "--workload", "LONG"],
      "fit on 1 x RTX-4090: not one sequence of 100,000 tokens has room; --count 2 (pp2) is the least"),
     (["train", "shape:llama-3.1-70b", "--gpu", "h100", "--gpus", "2", "--tokens", "1B"], "does not fit on 2 x H100 so"),
@@ -499,12 +499,11 @@ def test_sizes_beside_weights_of_terabytes_can_be_read(capsys: pytest.CaptureFix
     assert "weights 1,250.08 GiB, workspace 3.38 GiB" in capsys.readouterr().out
 
 
-def test_what_fits_only_in_other_engines_cannot_be_served(capsys: pytest.CaptureFixture[str]) -> None:
-    """Three engines of one GPU each have no room for it, three stages have, which there are not."""
-    assert run(["plan", "shape:qwen3-next-80b-a3b", "--gpu", "h200", "--count", "3", "--slo", "none"]) == 1
-    text, said = capsys.readouterr()
-    assert "memory of a device (pp3)" in text and "it fits: " in text and "to serve it" not in text
-    assert "on 3 x H200 cannot be served by this version: pp = 3: the engine has no stages of recurrent layers" in said
+def test_recurrent_layers_may_be_in_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three engines of one GPU each have no room for it, three stages have."""
+    text = planned(capsys, "shape:qwen3-next-80b-a3b", "--gpu", "h200", "--count", "3", "--slo", "none")
+    assert "memory of a device (pp3)" in text and "it fits: " in text
+    assert "\n  quire serve shape:qwen3-next-80b-a3b --pipeline-parallel-size 3" in text
 
 
 def test_the_bundled_model_has_its_name(capsys: pytest.CaptureFixture[str]) -> None:

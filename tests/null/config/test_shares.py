@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -14,7 +16,7 @@ from quire.config.kv import kv_layout
 from quire.config.layers import NormSpec
 from quire.config.model import read_arch
 from quire.config.parameters import Cut, Matrix, NormTable, layer_parameters
-from quire.config.shares import share, share_arch, share_layer, share_norm
+from quire.config.shares import Ranges, n_rows_of, share, share_arch, share_layer, share_norm, share_tensor
 from quire.core.errors import ConfigError
 from quire.planner.memory import MemoryEquation
 
@@ -29,7 +31,7 @@ NORMAL = Matrix(n_in=96, parts=(("p", 10), ("r", 7)), bias=True)
 def test_columns_of_each_part(n_ranks: int) -> None:
     shares = [share(QKV, rank, n_ranks) for rank in range(n_ranks)]
     for part, (name, rows) in enumerate(QKV.parts):
-        ranges = [(one.first_rows[part], one.first_rows[part] + one.matrix.parts[part][1]) for one in shares]
+        ranges = [(first, first + number) for one in shares for first, number in one.rows[part]]
         assert [row for start, end in ranges for row in range(start, end)] == list(range(rows)), name
     assert all(one.matrix.n_in == 96 and one.first_column == 0 and one.matrix.bias for one in shares)
     assert {one.matrix.cut for one in shares} == {QKV.cut if n_ranks == 1 else Cut.REPLICATED}
@@ -47,12 +49,14 @@ def test_inputs_of_a_row_parallel_matrix(n_ranks: int) -> None:
 def test_what_is_not_cut_is_whole_everywhere() -> None:
     for rank in range(3):
         one = share(NORMAL, rank, 3)
-        assert one.matrix == NORMAL and one.first_rows == (0, 0) and one.first_column == 0
+        assert one.matrix == NORMAL and one.rows == (((0, 10),), ((0, 7),)) and one.first_column == 0
 
 
 def test_keys_are_repeated_where_there_are_fewer_than_ranks() -> None:
     shares = [share(REPEATED, rank, 8) for rank in range(8)]
-    assert [one.first_rows for one in shares] == [(32 * r, r // 4 * 32, r // 4 * 32) for r in range(8)]
+    assert [one.rows for one in shares] == [
+        tuple(((first, 32),) for first in (32 * r, r // 4 * 32, r // 4 * 32)) for r in range(8)
+    ]
     assert {one.matrix.parts for one in shares} == {(("q", 32), ("k", 32), ("v", 32))}
     with pytest.raises(ConfigError, match=r"^k has 64 outputs in units of 32, which 3 ranks"):
         share(msgspec.structs.replace(REPEATED, parts=(("q", 288), ("k", 64), ("v", 64))), 0, 3)
@@ -67,7 +71,7 @@ def test_a_vocabulary_is_cut_anywhere(n_rows: int, n_ranks: int) -> None:
             share(whole, 0, n_ranks)
         return
     shares = [share(whole, rank, n_ranks) for rank in range(n_ranks)]
-    rows = [row for one in shares for row in range(one.first_rows[0], one.first_rows[0] + one.matrix.n_out)]
+    rows = [row for one in shares for first, number in one.rows[0] for row in range(first, first + number)]
     assert rows == list(range(n_rows)) and all(one.matrix.n_out == most for one in shares[:-1])
 
 
@@ -166,11 +170,49 @@ def test_a_cure_is_no_part_of_what_was_wrong() -> None:
 
 
 @pytest.mark.parametrize("shape, said", [
-    ("lfm2-1.2b", "recurrent layers cannot be divided among 2 ranks: take one rank; no other number works"),
-    ("olmoe-1b-7b", "ranks has a part: take one rank; no other number works"),
-    ("qwen3-0.6b", " work)"),
+    ("lfm2-1.2b", "a feed-forward is 8192 wide, which 3 ranks cannot share equally"),
+    ("mamba2-2.7b", "Mamba-2 has 80 heads, which 3 ranks cannot share equally"),
+    ("qwen3-next-80b-a3b", "the shared expert is 512 wide, which 3 ranks cannot share equally"),
+    ("qwen3-0.6b", "attention has 16 query heads, which 3 ranks cannot share equally"),
 ])  # fmt: skip
 def test_what_would_do_instead_is_said(shape: str, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        share_arch(read_arch(SHAPES / shape), 0, 3 if shape == "qwen3-0.6b" else 2)
-    assert caught.value.message.endswith(said)
+    arch = read_arch(SHAPES / shape)
+    with pytest.raises(ConfigError, match=rf"{said}: take another number of ranks \(2, 4[\d, ]* work\)$") as caught:
+        share_arch(arch, 0, 3)
+    numbers = re.findall(r"\d+", caught.value.message.rpartition("(")[2])
+    for number in map(int, numbers):
+        assert share_arch(arch, number - 1, number).n_layers == arch.n_layers
+
+
+@pytest.mark.parametrize("shape", ["lfm2-1.2b", "mamba2-2.7b", "qwen3-next-80b-a3b", "olmoe-1b-7b"])
+@pytest.mark.parametrize("n_ranks", [2, 4, 8])
+def test_parts_of_every_mixer_are_all_of_it(shape: str, n_ranks: int) -> None:
+    """Each row is on as many ranks as have its unit, and a rank's description has the sizes of its parts."""
+    whole = read_arch(SHAPES / shape)
+    owns = [share_arch(whole, rank, n_ranks) for rank in range(n_ranks)]
+    for layer in {spec: number for number, spec in enumerate(whole.layers)}.values():
+        parameters, *parts = (layer_parameters(arch.layers[layer], arch.hidden_size, 0) for arch in (whole, *owns))
+        for place, matrix in parameters.mixer.matrices.items():
+            shares = [share(matrix, rank, n_ranks) for rank in range(n_ranks)]
+            for mine, own in zip(shares, parts, strict=True):
+                assert (mine.matrix.parts, mine.matrix.n_in) == (
+                    own.mixer.matrices[place].parts, own.mixer.matrices[place].n_in,
+                )  # fmt: skip
+            for part, (_, n_rows) in enumerate(matrix.parts if matrix.cut is Cut.COLUMN else ()):
+                assert_each_once([one.rows[part] for one in shares], n_rows)
+        for place, tensor in parameters.mixer.tensors.items():
+            found = [share_tensor(tensor, rank, n_ranks) for rank in range(n_ranks)]
+            assert [one.shape for one, _ in found] == [own.mixer.tensors[place].shape for own in parts]
+            assert_each_once([rows for _, rows in found], tensor.shape[0])
+        for place, table in parameters.mixer.norms.items():
+            assert {share_norm(table, rank, n_ranks).shape for rank in range(n_ranks)} == {
+                own.mixer.norms[place].shape for own in parts
+            }
+
+
+def assert_each_once(ranges: list[Ranges], n_rows: int) -> None:
+    """Or as often as others of its section."""
+    counts = collections.Counter(
+        row for own in ranges for first, number in own for row in range(first, first + number)
+    )  # fmt: skip
+    assert sorted(counts) == list(range(n_rows)) and sum(counts.values()) == len(ranges) * n_rows_of(ranges[0])

@@ -31,7 +31,7 @@ def limits_of(room: Room, arch: object, **options: object) -> tuple[EngineConfig
 
 def length(config: EngineConfig, limits: EngineLimits, pool: StagePool) -> int:
     """Of the longest sequence that the pool is made for; 0: there is no pool."""
-    n_snapshots = snapshots_within(config, limits, pool.arch, pool.room)
+    n_snapshots = snapshots_within(config, limits, [pool])
     try:
         _, sized = size_pool(
             config, limits, pool.arch, pool.room, weights_bytes=pool.weights_bytes, n_snapshots=n_snapshots
@@ -61,7 +61,7 @@ def test_states_and_pages_share_what_is_free_of_main_memory() -> None:
 
     def n_bytes(n_seqs: int) -> int:
         asked = replace(limits, max_num_seqs=n_seqs)
-        n_snapshots = snapshots_within(config, asked, MAMBA, room)
+        n_snapshots = snapshots_within(config, asked, [pool])
         n_pages, _ = size_pool(config, asked, MAMBA, room, n_snapshots=n_snapshots)
         return equation(config, asked, MAMBA, n_snapshots=n_snapshots).total_bytes(n_pages)
 

@@ -11,8 +11,7 @@ import torch
 from family_cases import IDS, checkpoint_of
 from safetensors.torch import load_file, save_file
 
-from quire.config.mamba import MambaSpec
-from quire.core.errors import ConfigError, LoadError
+from quire.core.errors import LoadError
 
 Tools = dict[str, Callable[..., Any]]
 
@@ -54,9 +53,3 @@ def test_what_is_missing_or_mis_shaped_is_named(case: str, name: str, tmp_path: 
     change(tmp_path, {name: None})
     with pytest.raises(LoadError, match=f"has no tensor '{name}'"):
         tools["load"](tmp_path)
-
-
-def test_several_ranks_are_refused() -> None:
-    spec = MambaSpec(n_scan_heads=2, head_dim=4, n_groups=1, state_size=4, kernel=4, eps=1e-5)
-    with pytest.raises(ConfigError, match="one rank"):
-        spec.share(0, 2)

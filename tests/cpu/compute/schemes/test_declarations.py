@@ -117,8 +117,8 @@ def test_shares_make_the_product_of_the_whole(scheme: Scheme) -> None:
     for rank in range(2):
         mine = scheme.cut(column, rank, 2)
         pieces = weights["q"].split([rows for _, rows in parts])
-        columns = zip(pieces, mine.first_rows, mine.matrix.parts, strict=True)
-        held = torch.cat([piece[first : first + rows] for piece, first, (_, rows) in columns])
+        columns = zip(pieces, mine.rows, strict=True)
+        held = torch.cat([piece[first : first + number] for piece, ((first, number),) in columns])
         outputs.append(finished(scheme, held)(x["q"]).split([rows for _, rows in mine.matrix.parts], dim=1))
         mine = scheme.cut(row, rank, 2)
         columns_held = slice(mine.first_column, mine.first_column + mine.matrix.n_in)
@@ -148,7 +148,7 @@ def test_what_a_scheme_cannot_cut_is_refused(scheme: Scheme, matrix: Matrix, rea
 
 def test_groups_do_not_bind_where_no_cut_goes_through_them() -> None:
     matrix = Matrix(n_in=96, parts=(("m", 64),), cut=Cut.COLUMN)
-    assert Rounded("int4").cut(matrix, 1, 2).first_rows == (32,)
+    assert Rounded("int4").cut(matrix, 1, 2).rows == (((32, 32),),)
     assert Rounded("int8").cut(Matrix(n_in=96, parts=(("m", 64),), cut=Cut.ROW), 1, 2).first_column == 48
 
 

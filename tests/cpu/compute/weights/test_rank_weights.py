@@ -59,6 +59,8 @@ def numbers(model: Decoder) -> dict[str, torch.Tensor]:
             if tensor is not None:
                 parts = tensor.split(sizes)  # type: ignore[no-untyped-call]
                 found |= {f"{name}.{kind}": part for (name, _), part in zip(linear.matrix.parts, parts, strict=True)}
+    for table in (table for layer in model.layers for table in layer.tables):
+        found |= {f"{table.table.name}.{kind}": tensor for kind, tensor in table.part(0).items()}
     for norm in model.norms():
         for index, name in enumerate(norm.table.parts):
             found |= {f"{name}.{kind}": tensor for kind, tensor in norm.part(index).items()}
@@ -87,7 +89,7 @@ def check(path: pathlib.Path, n_ranks: int, n_missing: int = 0, **options: Any) 
 @pytest.mark.parametrize(
     ("case", "n_missing"),
     [("gpt_neox", 6), ("gpt2", 6), ("falcon-new", 6), ("falcon", 0), ("phi3", 0), ("glm4", 0), ("cohere-qk-norm", 3),
-     ("stablelm-qk_norm", -1), ("seed_oss-biases", 6)],
+     ("stablelm-qk_norm", -1), ("seed_oss-biases", 6), ("qwen3_next", 0), ("bamba-bias", -1), ("olmo2", 0)],
 )  # fmt: skip
 def test_families(case: str, n_missing: int, tmp_path: pathlib.Path) -> None:
     checkpoint_of(case, tmp_path)
