@@ -106,7 +106,8 @@ class ThreadComm:
         raise AssertionError("no link is used")
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("no sum is divided")
+        self._count("reduce_scatter", (self.size - 1) * x[0].nbytes)
+        return torch.stack(self._all(x))[:, self.rank].sum(0)
 
     def all_within(self, limit_s: float) -> bool:
         return True

@@ -18,6 +18,7 @@ from quire.compute.draft.drafter import Drafter
 from quire.compute.platform import Platform, platform_of
 from quire.compute.worker import Allocation, Worker
 from quire.config.engine import EngineConfig
+from quire.config.mesh import placed
 from quire.config.model import read_arch
 from quire.config.resolve import resolve
 from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
@@ -49,7 +50,7 @@ def make_worker(
         device="cpu", num_threads=1, load_format="dummy", block_size=8, max_num_seqs=4, max_num_batched_tokens=64,
         **options,
     )  # fmt: skip
-    arch = read_arch(folder)
+    arch = placed(read_arch(folder), config, 0 if data is None else data.dp_rank)
     platform = platform_of(config) if platform is None else platform
     return Worker(
         config, resolve(config, arch, platform.name), folder, arch, platform, comm, drafter, pipeline=pipeline,

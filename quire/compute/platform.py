@@ -24,8 +24,9 @@ from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward
 from quire.compute.forward.graphs import GraphForward
 from quire.compute.forward.obstacle import obstacle
-from quire.compute.forward.strategy import Follower, Forward
+from quire.compute.forward.strategy import CommonForward, Follower, Forward
 from quire.compute.models.decoder import Decoder
+from quire.compute.models.sent_rows import exchange_of
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
@@ -62,6 +63,8 @@ class Forwards:
     """One of them, if steps can be made ready before their turn."""
     follower: Follower | None = None
     """One of them, if its steps may begin where only the device knows."""
+    common: CommonForward | None = None
+    """One of them, if data-parallel ranks send each other rows in its steps."""
 
 
 class Platform(Protocol):
@@ -261,7 +264,7 @@ class CudaPlatform:
         )  # fmt: skip
         with ticking("building kernels and capturing steps"):
             graphs.capture()
-        return Forwards([graphs, eager], follower=graphs)
+        return Forwards([graphs, eager], follower=graphs, common=None if exchange_of(model) is None else graphs)
 
 
 def platform_of(config: EngineConfig, rank: int = 0) -> Platform:

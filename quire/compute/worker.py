@@ -369,7 +369,8 @@ class Worker:
         if not self._layers.is_first:
             shape = limits.max_num_batched_tokens, self.arch.hidden_size
             entry = model.enter = Entry(device.zeros(shape, model.stream_dtype))
-        forwards = forwards_of(self.platform, model, pool, tables, tail, limits, self._context)
+        exchange = None if self.data is None else self.data.exchange
+        forwards = forwards_of(self.platform, model, pool, tables, tail, limits, self._context, exchange)
         if self._small is not None:
             self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
         variants = [layer.mixer.variant for layer in model.layers]
@@ -382,7 +383,8 @@ class Worker:
         if self._pipeline is not None:
             runner: Runner = StageRunner(pool, tables, tail, in_turn, self._pipeline, entry, alone=alone, put=put)
         elif self.data is not None:
-            runner = DataParallelRunner(pool, tables, tail, in_turn, ahead, self.data, model, alone=alone, put=put)
+            ranks, common = (self.data, model), forwards.common
+            runner = DataParallelRunner(pool, tables, tail, in_turn, ahead, *ranks, common, alone=alone, put=put)
         else:
             runner = Runner(pool, tables, tail, in_turn, ahead, lengths, forwards.follower, alone=alone, put=put)
         with ticking("building kernels and running a first step"):

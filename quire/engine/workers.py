@@ -172,7 +172,6 @@ def make_worker(
         )
     data = None
     if comm is not None and shape.dp > 1:
-        _check_exchange(shape, config, platform)
         sizes = limits.max_num_seqs, limits.max_num_batched_tokens
         data = DataParallel(shape, rank, *sizes, comm, _share(platform, shape, rank), meeting_point)
     context = None
@@ -220,16 +219,6 @@ def make_balancer(config: EngineConfig, made: Made) -> ExpertBalancer | None:
     limits, arch = made.limits, made.worker.arch
     row_bytes = arch.hidden_size * ITEMSIZES[limits.dtype]  # of the normed input, which a step has at least
     return ExpertBalancer(made.worker, meeting.comm, eplb, limits.max_num_batched_tokens * row_bytes)
-
-
-def _check_exchange(shape: Mesh, config: EngineConfig, platform: Platform) -> None:
-    """ConfigError where rows would be exchanged within captured steps."""
-    if shape.sends_rows and platform.name == "cuda" and not config.enforce_eager:
-        raise ConfigError(
-            f"data_parallel_size = {shape.dp} and enable_expert_parallel: rows cannot be sent to experts of other"
-            " ranks within a captured step yet: add --enforce-eager, or leave --enable-expert-parallel out",
-            param="data_parallel_size",
-        )
 
 
 def _groups(

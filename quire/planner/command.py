@@ -138,9 +138,6 @@ def serve_command(
         words += ["--ulysses-degree", str(mesh.sp)]
     if is_one_engine(mesh):
         words += ["--data-parallel-size", str(mesh.dp)]
-        if not is_host:
-            words.append("--enforce-eager")
-            unsaid.append("steps that send rows to experts are not captured yet, so they take longer than said")
     elif mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:

@@ -16,6 +16,10 @@ COUNTS_BYTES: Final = 1 << 20
 """What a dispatch takes beside its rows, as bytes: ranks tell one another how many come, and the host waits for that. A
 guess: not measured on GPUs."""
 
+LAUNCHES_BYTES: Final = 16 << 20
+"""What a layer's launches take longer one by one than in a captured step, as bytes; a dispatch cannot be captured. 0.1
+ms, of which a guess is made likewise."""
+
 
 def gathered_bytes(n_rows: float, row_bytes: float, n_chosen: float, n_ranks: int) -> float:
     """Where every rank gets the rows of all, and what all made of them is summed where they came from. n_rows: of the

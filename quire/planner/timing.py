@@ -59,8 +59,8 @@ class StepTimer:
         """links: how devices are joined; None for one device. parts: those of the mesh, where they are known."""
         self.arch, self.calibration, self.formats, self.mesh, self.links = arch, calibration, formats, mesh, links
         self.parts = parts or rank_parts(arch, mesh, formats)
-        self._captured = () if mesh.sends_rows or mesh.ring > 1 else calibration.captured
-        """Sizes to which decode steps are filled up. Those that exchange rows, or merge states, are not captured."""
+        self._captured = () if mesh.ring > 1 else calibration.captured
+        """Sizes to which decode steps are filled up. Those that merge states are not captured."""
         self._rows_s: dict[int, float] = {}
         self._exchanged_s: dict[tuple[int, float], float] = {}
         self._wants_s: dict[int, float] = {}

@@ -51,8 +51,6 @@ def options_of(name: str, division: str) -> tuple[dict[str, Any], int]:
             options["enable_expert_parallel"] = True
         else:
             options["context_parallel_method"] = part
-    if DEVICE == "cuda" and {"enable_expert_parallel", "data_parallel_size"} <= set(options):
-        options["enforce_eager"] = True  # captured steps do not exchange rows
     if set(options) <= {"tensor_parallel_size", "enable_expert_parallel"} and name not in RECURRENT:
         options["speculative_config"] = NGRAM
     return options, n_ranks

@@ -114,7 +114,7 @@ def _times(mesh: Mesh) -> str:
     """What of them was not measured."""
     if mesh.n_ranks == mesh.dp and not mesh.sends_rows:
         return ""
-    return COMPUTED + (EAGER if mesh.sends_rows or mesh.ring > 1 else "")
+    return COMPUTED + (EAGER if mesh.ring > 1 else "")
 
 
 def _model_name(model: str) -> str:

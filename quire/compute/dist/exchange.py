@@ -37,14 +37,19 @@ class Exchange:
         """comm: of all ranks, neighbours sharing layers; place: among the n_sharing of them; max_rows: that experts are
         to compute at once. counts_bytes: see `planner/exchange`."""
         self._comm, self._place, self._n_sharing, self._max_rows = comm, place, n_sharing, max_rows
+        self.n_apart: Final = comm.size // n_sharing
+        """Data-parallel ranks."""
         self._counts_bytes = counts_bytes
         self._rows = [0] * comm.size
         """That each rank sends."""
+        self._is_common = False
 
-    def begin(self, rows: Sequence[int]) -> None:
-        """A step begins: rows of each data-parallel rank."""
-        n_sharing = self._n_sharing
-        self._rows = [len(range(place, n, n_sharing)) for n in rows for place in range(n_sharing)]
+    def begin(self, rows: Sequence[int], n_common: int = 0) -> None:
+        """A step begins: rows of each data-parallel rank. n_common: to how many each fills them up in a step that any
+        rank may have captured, so that what is sent has shapes that all know; 0: in no such step."""
+        n_sharing, self._is_common = self._n_sharing, n_common > 0
+        filled = [n_common] * len(rows) if n_common else rows
+        self._rows = [len(range(place, n, n_sharing)) for n in filled for place in range(n_sharing)]
 
     def run(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, n_held: int, compute: Compute,
@@ -73,9 +78,18 @@ class Exchange:
     def gathers(self, x: torch.Tensor, n_chosen: int, n_held: int) -> bool:
         """Whether this step's rows, like x, of n_chosen experts each, take fewer bytes if every rank gets all of them.
         Gathered, each rank sends as many as the fullest; dispatched, they go to the ranks of experts chosen evenly."""
+        if self._is_common:
+            return True
         row_bytes, n_ranks = x.shape[1] * x.element_size(), self._comm.size
         n_most, n_mean = max(self._rows), sum(self._rows) / n_ranks
         return volumes.gathers(n_most, n_mean, row_bytes, n_chosen, n_held * n_ranks, n_ranks, self._counts_bytes)
+
+    def may_be_common(self, n_rows: int, row_bytes: int, n_chosen: int, n_held: int) -> bool:
+        """Whether a captured step in which each data-parallel rank has so many rows, all gathered, is quicker than one
+        launched kernel by kernel that dispatches them."""
+        n_ranks, n_sent = self._comm.size, -(-n_rows // self._n_sharing)
+        n_experts = n_held * n_ranks
+        return volumes.gathers(n_sent, n_sent, row_bytes, n_chosen, n_experts, n_ranks, volumes.LAUNCHES_BYTES)
 
     def _gathered(self, x: torch.Tensor, chosen: torch.Tensor, held: Held) -> torch.Tensor:
         n, n_most = len(x), max(self._rows)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 
 from quire.compute.dist.context_groups import ContextGroups
+from quire.compute.dist.exchange import Exchange
 from quire.compute.forward.divided import DividedForward
 from quire.compute.forward.ring import RingForward
 from quire.compute.models.decoder import Decoder
+from quire.compute.models.sent_rows import send_rows
 from quire.compute.platform import Forwards, Platform
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.ring import Ring
@@ -23,9 +25,12 @@ from quire.core.ticker import ticking
 
 def forwards_of(
     platform: Platform, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits,
-    groups: ContextGroups | None,
+    groups: ContextGroups | None, exchange: Exchange | None = None,
 ) -> Forwards:  # fmt: skip
-    """The platform's, of a pool that may be one of several. Steps of a ring are not captured."""
+    """The platform's, of a pool that may be one of several. Steps of a ring are not captured. exchange: where experts
+    are divided among ranks that have other rows."""
+    if exchange is not None:
+        send_rows(model, exchange)
     if groups is None:
         return platform.forwards(model, pool, tables, tail, limits)
     device = platform.device

@@ -31,13 +31,15 @@ from quire.compute.forward.buckets import (
     most_large_lines,
 )
 from quire.compute.forward.sampled_rows import PLAIN, SampledRows
+from quire.compute.forward.staged_rows import StagedRows
 from quire.compute.models.decoder import Decoder
+from quire.compute.models.sent_rows import exchange_of
 from quire.compute.runner import standing
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.spans_apart import MOST_KEYS, Room, apart
-from quire.compute.runner.step import Guesses, States, Step
-from quire.compute.runner.tables import PageWrites, SlotTables
+from quire.compute.runner.step import States, Step
+from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
@@ -49,9 +51,6 @@ from quire.planner.captured import decode_sizes
 logger = logging.getLogger("quire.engine")
 
 STAGING_BYTES: Final = 8 << 20
-N_ROW_LINES: Final = 2
-"""Of a row: slot, position, and then for each group of layers its cache location, and one new entry of a page table
-(where, page)."""
 AGAIN_BYTES: Final = 1 << 30
 """Reads of K and V for the rows of a span after its first, each of which reads them anew, from which on a mixed bucket
 is faster: 0.2 ms."""
@@ -89,18 +88,18 @@ class GraphForward:
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
         self._tail = tail
         self._max_num_seqs = max_num_seqs
-        # where spans of a model with states end is the host's to say
-        self._mixed_sizes = [] if pool.states else mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
+        self._exchange = exchange_of(model)
+        self.common_sizes: Sequence[int] = decode_sizes(max_num_seqs)
+        # where spans of a model with states end is the host's to say; ranks that send rows share decode steps alone
+        is_decode_only = pool.states is not None or self._exchange is not None
+        self._mixed_sizes = [] if is_decode_only else mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
         self._verifying_sizes = decode_sizes(min(max_sampled, MOST_VERIFYING)) if verifies else []
         n_rows = max([max_sampled, *self._mixed_sizes])
         self._staging = device.staging(STAGING_BYTES * len(pool.windows))
         self._sampling = SampledRows(device, self._staging, model, tables, tail, max_sampled)
         self._n_groups = len(pool.layout.groups)
-        self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
-        self._guesses = self._staging.section((n_rows,), torch.int64)
+        self._staged_rows = StagedRows(self._staging, tables, self._n_groups, n_rows)
         self._adapted = None if model.adapters is None else AdaptedRows(self._staging, model.adapters, n_rows)
-        self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
-        self._spare_entry = tables.spare_slot * tables.pages.shape[2]  # of no sequence
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.stream_dtype)
         self._captures: _ByKind = {(are_rows_alone(), False): self._new_captures(adapted=False)}
         """By whether rows are alone in them, and whether some have adapters."""
@@ -180,25 +179,25 @@ class GraphForward:
             return None
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
         n_rows = len(batch.row_slots)
-        size, sampling = forwards.bucket(n_rows), self._sampling.key(step)
+        size, sampling = step.n_common or forwards.bucket(n_rows), self._sampling.key(step)
         if not captures_now and not captures.have(forwards, size, sampling):
             return None
         replay = self._replay(captures, forwards, size)
         sample = None if sampling is None else self._sampling.replay(captures.sampling, sampling, self._hidden)
         choose = None if sample is None else functools.partial(self._sampling.choose, step, sample)
         self._staging.begin()
-        self._fill_rows(size, batch, cache_locs, step.writes)
+        self._staged_rows.fill(size, batch, cache_locs, step.writes)
         if self._adapted is not None and adapted:
             self._adapted.fill(size, step.adapters)
         if forwards is captures.verifying:
-            self._fill_guesses(size, guesses)
+            self._staged_rows.fill_guesses(size, guesses)
             lens, slots = (batch.row_positions + 1).astype(np.int32), batch.row_slots.astype(np.int32)
             plans = self._plan(forwards.buffers, lens, slots)
         else:
             given = batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared
             plans = self._plan(forwards.buffers, *given, settled=forwards is captures.decode)
             if follows:
-                self._fill_guesses(size, guesses)
+                self._staged_rows.fill_guesses(size, guesses)
         if sampling is not None and sample is not None:
             self._sampling.fill(step, sampling[1])
 
@@ -207,7 +206,7 @@ class GraphForward:
                 self._tables.set_tokens(guesses.at, guesses.found)
             self._staging.send()
             if guesses is not None and guesses.found is not None and (follows or forwards is captures.verifying):
-                standing.fill_in(self._guesses.device[:n_rows], guesses.found)
+                standing.fill_in(self._staged_rows.guesses.device[:n_rows], guesses.found)
             if follows:
                 self._move(plans[0], n_rows, writes=forwards is captures.mixed)
             replay()
@@ -254,6 +253,8 @@ class GraphForward:
         n_saved = self._pool.layout.n_full * sum((len(one.spans) - 1) * one.n_keys for one in step.shared)
         saved_bytes = n_saved * self._pool.bytes_per_token
         n_writes = -(-n_writes // self._n_groups)
+        if self._exchange is not None:
+            return captures.decode if n_rows <= step.n_common and n_writes <= step.n_common else None
         is_decode = n_rows == len(step.batch.span_slots) and n_writes <= captures.decode.bucket(n_rows)
         # only a sequence that enters may have been given pages that this very step fills
         is_settled = not step.plan.opened
@@ -284,29 +285,13 @@ class GraphForward:
         n_again = int((batch.kv_lens * (np.diff(batch.q_indptr) - 1)).sum())
         return n_again * self._pool.bytes_per_token < most_again
 
-    def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
-        n_rows, n_writes, rows, entries = len(batch.row_slots), len(writes.at), self._rows.host, self._writes.host
-        rows[:, n_rows:size] = 0
-        rows[0, n_rows:size] = self._tables.spare_slot
-        rows[0, :n_rows], rows[1, :n_rows], rows[2:, :n_rows] = batch.row_slots, batch.row_positions, cache_locs
-        most = self._n_groups * size
-        entries[0, :n_writes], entries[1, :n_writes] = writes.at, writes.values
-        entries[0, n_writes:most], entries[1, n_writes:most] = self._spare_entry, 0
-        self._writes.filled(entries.size)
-
-    def _fill_guesses(self, size: int, guesses: Guesses | None) -> None:
-        self._guesses.host[:size] = standing.NO_GUESS
-        if guesses is not None:
-            ids = guesses.at[2]
-            self._guesses.host[guesses.rows] = ids if guesses.found is None else standing.FIRST_PLACE - ids
-
     def _move(self, plan: AttnPlan, n_rows: int, *, writes: bool) -> None:
         """What was sent for rows that were planned for the latest place becomes true. writes: the captured step does
         not write guesses into the token table itself."""
-        rows = self._rows.device[:, :n_rows]
+        rows = self._staged_rows.rows.device[:, :n_rows]
         standing.move(self._tables, rows)
         if writes:
-            standing.write(self._tables, rows, self._guesses.device[:n_rows])
+            standing.write(self._tables, rows, self._staged_rows.guesses.device[:n_rows])
         plan.place(rows[1])
         self._sampling.move(n_rows)
 
@@ -335,22 +320,14 @@ class GraphForward:
         return forwards.replays[size]
 
     def _capture_forward(self, captures: Captures, forwards: ForwardGraphs, size: int) -> Callable[[], None]:
-        slots, positions, *cache_locs = self._rows.device[:, :size]
-        page_at, page = self._writes.device[:, : self._n_groups * size]
-        self._staging.begin()
-        self._rows.host[:, :size], self._rows.host[0, :size] = 0, self._tables.spare_slot
-        self._writes.host[:, : self._n_groups * size] = np.array([self._spare_entry, 0])[:, None]
-        self._writes.filled(self._writes.host.size)
+        slots, positions, *cache_locs = self._staged_rows.rows.device[:, :size]
+        page_at, page = self._staged_rows.writes.device[:, : self._n_groups * size]
         verifies = forwards is captures.verifying
-        idle = self._idle(size if verifies else min(size, self._max_num_seqs))
-        plans = self._plan(forwards.buffers, *idle, settled=forwards is captures.decode)
-        context = PagedContext(self._pool, plans, cache_locs)
-        self._guesses.host[:size] = standing.NO_GUESS
-        guesses = self._guesses.device[:size]
+        context = PagedContext(self._pool, self._send_idle(captures, forwards, size), cache_locs)
+        guesses = self._staged_rows.guesses.device[:size]
         adapted = self._adapted if captures.adapted else None
-        if adapted is not None:
-            adapted.fill(size)
-        self._staging.send()
+        if self._exchange is not None:
+            self._exchange.begin([size] * self._exchange.n_apart, size)
 
         def forward() -> None:
             self._tables.pages.view(-1)[page_at] = page.to(torch.int32)
@@ -364,6 +341,25 @@ class GraphForward:
                 _compute(self._model, token_ids, positions, context, self._hidden[:size])
 
         return self._device.capture(forward)
+
+    def _send_idle(self, captures: Captures, forwards: ForwardGraphs, size: int) -> list[AttnPlan]:
+        """Rows of no sequence; returns what they attend by."""
+        self._staging.begin()
+        self._staged_rows.fill_idle(size)
+        idle = self._idle(size if forwards is captures.verifying else min(size, self._max_num_seqs))
+        plans = self._plan(forwards.buffers, *idle, settled=forwards is captures.decode)
+        if captures.adapted and self._adapted is not None:
+            self._adapted.fill(size)
+        self._staging.send()
+        return plans
+
+    def join(self, n_common: int) -> None:
+        """See `CommonForward`."""
+        captures = self._captures_now(adapted=False)
+        assert captures is not None
+        replay = self._replay(captures, captures.decode, n_common)
+        self._send_idle(captures, captures.decode, n_common)
+        replay()
 
 
 def _compute(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +24,17 @@ class Forward(Protocol):
         """What `run` does on the host, while the step before is perhaps not queued to its end; the rest when that is
         called, before another step comes. None: it is all to be done by `run`.
         """
+        ...
+
+
+class CommonForward(Forward, Protocol):
+    """One that has captured steps in which data-parallel ranks send each other rows."""
+
+    common_sizes: Sequence[int]
+    """Numbers of rows to which each rank fills up its part of such a step, rising; the same on all ranks."""
+
+    def join(self, n_common: int) -> None:
+        """Replay such a step without rows of this rank."""
         ...
 
 

@@ -13,9 +13,9 @@ import torch
 
 from quire.compute.dist.data_parallel import DataParallel
 from quire.compute.forward.fused import FusedForward, ReadyStep
-from quire.compute.forward.strategy import Forward
-from quire.compute.layers.experts import Experts
+from quire.compute.forward.strategy import CommonForward, Forward
 from quire.compute.models.decoder import Decoder
+from quire.compute.models.sent_rows import compute_for_others, experts_of
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Launched, Runner, UntoldStep
 from quire.compute.runner.settled import Settled
@@ -56,20 +56,20 @@ class DataParallelRunner(Runner):
         ahead: FusedForward | None,
         data: DataParallel,
         model: Decoder,
+        common: CommonForward | None = None,
         *,
         alone: RowsAlone = RowsAlone.NEVER,
         put: Callable[[AdapterPut], None] | None = None,
     ) -> None:
-        """model: whose experts are told of the exchange, if there is one. alone, put: see `Runner`."""
+        """model: whose experts know of the exchange, if there is one; common: see `Forwards`. alone, put: see
+        `Runner`."""
         super().__init__(pool, tables, tail, forwards, ahead, alone=alone, put=put)
-        self._data = data
+        self._data, self._model, self._common = data, model, common
         data.n_slots = tables.spare_slot  # memory may have chosen fewer since the groups were made
         self._newest: tuple[StepPlan, StepPlan] | None = None
         """A plan, and this rank's part of it."""
-        self._experts = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts)]
-        for one in self._experts:
-            one.exchange = data.exchange
-        self._no_rows = torch.empty(0, model.arch.hidden_size, dtype=model.dtype, device=model.device)
+        self._n_common = 0
+        """Of that plan, see `Step`."""
         self.warm_slots = list(range(0, data.size * data.n_slots, data.n_slots))
 
     @torch.inference_mode()
@@ -77,12 +77,13 @@ class DataParallelRunner(Runner):
         """See `Runner`. plan: of all ranks."""
         part, data = self._part(plan), self._data
         if data.exchange is not None:
-            data.exchange.begin(rows_of(plan, data.size, data.n_slots))
+            data.exchange.begin(rows_of(plan, data.size, data.n_slots), self._n_common)
         if not part.spans:
             self.tables.write(self._apply(part))
-            if data.exchange is not None:
-                for one in self._experts:
-                    one.join(self._no_rows)
+            if self._common is not None and self._n_common:
+                self._common.join(self._n_common)
+            elif data.exchange is not None:
+                compute_for_others(self._model)
             return UntoldStep(plan.step)
         return PartStep(super().launch(part), part, plan, self._data)
 
@@ -102,6 +103,7 @@ class DataParallelRunner(Runner):
         know how many there are, and not how many of these are wanted."""
         step = super()._step(plan, writes, settled)
         step.wants_all |= self._data.exchange is not None
+        step.n_common = self._n_common
         return step
 
     def _part(self, plan: StepPlan) -> StepPlan:
@@ -109,4 +111,15 @@ class DataParallelRunner(Runner):
         newest = self._newest
         if newest is None or newest[0] is not plan:
             self._newest = newest = plan, part_of(plan, self._data.dp_rank, self._data.n_slots)
+            self._n_common = self._common_rows(plan)
         return newest[1]
+
+    def _common_rows(self, plan: StepPlan) -> int:
+        """Of a step in which all that run decode, see `Step`."""
+        exchange, model = self._data.exchange, self._model
+        if self._common is None or exchange is None or plan.opened or plan.n_tokens != len(plan.spans.slots):
+            return 0
+        most = max(rows_of(plan, self._data.size, self._data.n_slots))
+        size = next((one for one in self._common.common_sizes if one >= most), 0)
+        spec, row_bytes = experts_of(model)[0].spec, model.arch.hidden_size * model.dtype.itemsize
+        return size if exchange.may_be_common(size, row_bytes, spec.routing.n_chosen, spec.n_held) else 0

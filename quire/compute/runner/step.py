@@ -44,6 +44,8 @@ class Step:
     """int32 [n]: place of the adapter of each row, -1: none; None: of all rows."""
     guesses: Guesses | None = None
     """To be in the token table before the rows are computed; None: they are, or there are none."""
+    n_common: int = 0
+    """Rows to which each data-parallel rank fills it up, as any of them may have it captured; 0: none has."""
 
 
 @dataclasses.dataclass(slots=True)

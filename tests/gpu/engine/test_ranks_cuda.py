@@ -177,7 +177,8 @@ def test_data_parallel_ranks_say_what_one_says(name: str, n_ranks: int, n_beside
     mesh = {"data_parallel_size": n_ranks, "tensor_parallel_size": n_beside}
     cases: list[dict[str, Any]] = [{**mesh, "enforce_eager": True}, mesh]
     if name == "deepseek_v2":
-        cases += [{**mesh, "enable_expert_parallel": True, "enforce_eager": True} | more for more in ({}, MOVING)]
+        experts = {**mesh, "enable_expert_parallel": True}
+        cases += [experts | more | {"enforce_eager": eager} for more in ({}, MOVING) for eager in (True, False)]
     for options in cases:
         assert answers_with(model, options) == answers_of(model), options
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import pytest
+import worker_rank
 from calling_device import CallingDevice, LivePlans
+from thread_ranks import ThreadComm, ThreadGroup
 from worker_rank import PARAMS, make_worker, plans, spans, values
 
 from quire.compute import platform
@@ -25,6 +28,9 @@ N_SLOTS = 4
 SLOT_OF = [1, 6, 3]
 """The first and the third sequence are on rank 0, the second on rank 1."""
 HALVES = Mesh(dp=2)
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+}  # fmt: skip
 
 
 def moved(plan: StepPlan) -> StepPlan:
@@ -85,6 +91,44 @@ def test_two_ranks_say_what_one_says(
         assert values(run(workers, moved(plan))) == expected
     assert expected["tokens"] and not workers[1].run(moved(plans()[4])).tokens, "it has no rows of the last step"
     assert not workers[1].runner.tail.opened, "but its sequence is gone"
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_ranks_that_send_rows_decode_together(
+    captures: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds half of the experts. Steps in which all decode are one captured step on both, filled up alike, also
+    where one has fewer rows or none; steps with prompts are launched kernel by kernel."""
+    monkeypatch.setattr(platform.cuda, "CudaDevice", CallingDevice)
+    monkeypatch.setattr(platform.cuda, "n_devices", lambda: 1)
+    for name, value in EXPERTS.items():
+        monkeypatch.setitem(worker_rank.CONFIG, name, value)
+    LivePlans(monkeypatch)
+    whole, mesh, group = ready(tmp_path, CudaPlatform(captures=False)), Mesh(dp=2, ep=2), ThreadGroup(2)
+    options = {"dtype": "float32", "data_parallel_size": 2, "enable_expert_parallel": True}
+
+    def worker_of(rank: int) -> Worker:
+        comm = ThreadComm(rank, group)
+        data = DataParallel(mesh, rank, N_SLOTS, 64, comm, lambda *_: pytest.fail("nobody shares"), "")  # type: ignore[arg-type]
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        worker = make_worker(folder, comm, data=data, platform=CudaPlatform(captures=captures), **options)
+        worker.load()
+        worker.allocate(Allocation(12, 128))
+        return worker
+
+    with ThreadPoolExecutor(2) as threads:
+        workers = list(threads.map(worker_of, range(2)))
+        for plan in plans():
+            plan.masked = [0, 1] if plan.masked else []
+            expected = whole.run(plan, masks_for(plan))
+            for worker in workers:
+                worker.platform.device.n_replays = 0  # type: ignore[attr-defined]
+            parts = list(threads.map(lambda one, plan=plan: one.run(moved(plan), masks_for(plan)), workers))
+            found = joined(moved(plan), parts, N_SLOTS)
+            assert (found.tokens, found.n_new) == (expected.tokens, expected.n_new)
+            replays = [worker.platform.device.n_replays for worker in workers]  # type: ignore[attr-defined]
+            assert all(one > 0 for one in replays) == (captures and plan.step >= 3), (plan.step, replays)
 
 
 def test_a_step_whose_masks_are_of_another_rank_is_launched_in_its_turn(
