@@ -109,10 +109,10 @@ class Worker:
         context: ContextGroups | None = None,
     ) -> None:
         """folder: a checkpoint of `arch`, the whole model; comm: of all ranks, None for the only one. drafter: who
-        guesses; draft: or weights that do, whole on every rank; neither where nothing is drafted. pipeline: this rank's
-        stage, None: there is one, and its ranks are all of `comm`; data: its place among data-parallel ranks, None:
-        there are none; context: its groups where ranks share tokens. Takes no memory. ConfigError: the ranks cannot
-        share the model."""
+        guesses; draft: or weights that do, divided as the model is; neither where nothing is drafted. pipeline: this
+        rank's stage, None: there is one, and its ranks are all of `comm`; data: its place among data-parallel ranks,
+        None: there are none; context: its groups where ranks share tokens. Takes no memory. ConfigError: the ranks
+        cannot share the model."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
@@ -180,8 +180,8 @@ class Worker:
         places_bytes = self.adapters.attach(model, TORCH_DTYPES[self._limits.dtype])
         weights_bytes = model.n_bytes + places_bytes
         if self._draft is not None:
-            load = functools.partial(self._load, comm=SoloComm())
-            self._small = self._draft.load(load, self._model, self.platform)
+            load = functools.partial(self._load, comm=self._sharing)
+            self._small = self._draft.load(load, self._model, self.platform, self._sharing)
             weights_bytes += self._small.n_bytes
         room = self.platform.room().of_one(n_local_ranks(self._config, self.comm.size))
         others_bytes = 0 if self.room.is_main else self.room.used_bytes

@@ -30,7 +30,7 @@ class PlanBuilder:
         """Spans that compute parts of prompts."""
         self.n_drafting = 0
         """Spans that verify drafts."""
-        self.plan = StepPlan(step, Spans())
+        self.plan = StepPlan(step, Spans(), committed=committed)
         self.seqs: list[Seq] = []
 
     def span(self, seq: Seq, length: int) -> None:

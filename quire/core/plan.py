@@ -163,6 +163,9 @@ class StepPlan(msgspec.Struct):
     the tokens that the device does not know yet are its drafts, before any guess."""
     knows_starts: bool = True
     """Spans begin where they say: no draft is in flight. Else only the device knows where."""
+    committed: int = -1
+    """The newest step whose result control had. Of several ranks one tells results; by this the others take in as
+    much as it has, before this step."""
 
     @property
     def masks_drafts(self) -> bool:

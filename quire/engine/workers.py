@@ -153,7 +153,7 @@ def make_worker(
 ) -> Made:
     """rank: of those that meet at meeting_point, see `core/meeting`. Raises ConfigError or LoadError; takes no
     memory."""
-    shape = mesh_of(config)
+    shape, whole = mesh_of(config), arch
     n_ranks, arch = shape.n_ranks, placed(arch, config, shape.dp_rank_of(rank))
     n_local = n_local_ranks(config, n_ranks)
     platform = platform_of(_with_threads(config, n_local), rank % n_local)
@@ -192,13 +192,14 @@ def make_worker(
             param="speculative_config",
         )
     drafter = None if speculative is None else drafter_of(speculative)
-    draft = None if speculative is None else _draft_source(config, speculative, folder, arch)
-    if draft is not None and speculative is not None and n_ranks > 1:
+    if speculative is not None and drafter is None and shape.n_token_ranks > 1:
         raise ConfigError(
-            f"speculative_config: method {speculative.method!r} has weights, which {n_ranks} ranks have not been tried"
-            " with: take 'ngram' or 'suffix', or leave --speculative-config out",
+            f"speculative_config: method {speculative.method!r} has weights, which ranks that share tokens"
+            f" (prefill_context_parallel_size = {shape.n_token_ranks}) do not take: take 'ngram' or 'suffix', or"
+            " --tensor-parallel-size, or leave --speculative-config out",
             param="speculative_config",
         )
+    draft = None if speculative is None else _draft_source(config, speculative, folder, whole, shape.tp)
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
     worker = kind(
@@ -252,13 +253,13 @@ def _with_threads(config: EngineConfig, n_ranks: int) -> EngineConfig:
 
 
 def _draft_source(
-    config: EngineConfig, speculative: SpeculativeConfig, folder: pathlib.Path, arch: ModelArch
+    config: EngineConfig, speculative: SpeculativeConfig, folder: pathlib.Path, arch: ModelArch, n_ranks: int
 ) -> DraftSource | None:
-    """folder: the checkpoint of the model, which is `arch`."""
+    """folder: the checkpoint of the model, which is `arch`, not placed; n_ranks: that share each layer."""
     if speculative.model:
         folder = find_checkpoint(speculative.model, "", config.download_dir)
     if speculative.method == "eagle3":
-        return HeadCheckpoint(folder, read_head(folder), speculative.tree)
+        return HeadCheckpoint(folder, read_head(folder), speculative.tree, n_ranks)
     if speculative.model:
         refuse_head(folder, called(str(folder)))
         try:
@@ -267,6 +268,7 @@ def _draft_source(
             name = called(str(folder))
             raise ConfigError(f"{name}, which is to draft: {error.message}", param="speculative_config") from None
     if speculative.method == "mtp":
-        name = called(speculative.model or config.model)
-        return HeadCheckpoint(folder, mtp_head(folder, arch, logger, name), speculative.tree)
-    return DraftCheckpoint(folder, arch) if speculative.model else None
+        name, still = called(speculative.model or config.model), {"enable_eplb": False, "eplb_config": {}}
+        arch = placed(arch, msgspec.structs.replace(config, **still))  # its experts stay where they are
+        return HeadCheckpoint(folder, mtp_head(folder, arch, logger, name), speculative.tree, n_ranks)
+    return DraftCheckpoint(folder, arch, n_ranks) if speculative.model else None

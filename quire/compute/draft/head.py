@@ -2,6 +2,8 @@
 
 Owns its data flow, the oracle of `head_steps.NativeSteps`. Does not own how heads differ (`config/heads`), pages, nor
 when it is asked (`eagle.py`).
+Invariant: of several ranks each has its part of the layer and some rows of table and output matrix, as of the model; so
+all have the same states and logits, to the bit.
 Row p reads the embedding of token p and the feature of token p - 1 (Li et al. 2025, arXiv 2503.01840, figure 5;
 DeepSeek-V3, arXiv 2412.19437, figure 3).
 """
@@ -12,24 +14,30 @@ import pathlib
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 import numpy as np
 import torch
 
+from quire.compute.dist.added import RankSum
+from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.attention import Attention
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
 from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
+from quire.compute.layers.vocabulary import DividedEmbedding, DividedHead
 from quire.compute.models.decoder import Decoder
+from quire.compute.models.rank_parts import RankParts
 from quire.compute.schemes.choice import floating, schemes_on
 from quire.compute.schemes.scheme import FilledScheme, MatrixScheme
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.names import Names, Rows, rearrange, stored_shape
-from quire.compute.weights.pieces import TORCH_DTYPES
+from quire.compute.weights.pieces import TORCH_DTYPES, take
 from quire.config.heads import N_TAPS, HeadArch
 from quire.config.layers import NormSpec
-from quire.config.parameters import LAYER, Matrix, NormTable, layer_parameters
+from quire.config.parameters import LAYER, Cut, Matrix, NormTable, embedding
+from quire.config.shares import Region, share
 from quire.core.errors import LoadError, shown
 from quire.kernels import gemm
 
@@ -40,12 +48,25 @@ IN_LAYER: Final = LAYER.format(0)
 
 class Head:
     """Parameters in the model's dtype, matrices as `scheme` keeps them. model: that it guesses for, whose final norm,
-    table and output matrix it uses where it has none of its own."""
+    table and output matrix it uses where it has none of its own. comm: of the ranks that share the model's layers,
+    None: it is whole. Raises ConfigError where it cannot be divided."""
 
-    def __init__(self, arch: HeadArch, model: Decoder, make: Make, device: torch.device, scheme: MatrixScheme) -> None:
-        self.arch, self.dtype = arch, model.dtype
-        own, layout = arch.arch, arch.layout
-        hidden, spec = own.hidden_size, own.layers[0]
+    def __init__(
+        self,
+        arch: HeadArch,
+        model: Decoder,
+        make: Make,
+        device: torch.device,
+        scheme: MatrixScheme,
+        comm: Comm | None = None,
+    ) -> None:
+        self.arch, self.dtype, self._comm = arch, model.dtype, SoloComm() if comm is None else comm
+        own, layout, schemes = arch.arch, arch.layout, schemes_on(device, model.dtype, scheme)
+        hidden, parts = own.hidden_size, RankParts(own, schemes, self._comm.rank, self._comm.size)
+        self.part: Final = parts.arch
+        """What this rank computes of its layer."""
+        self._regions = parts.regions()
+        spec = self.part.layers[0]
 
         def linear(n_in: int, *parts: tuple[str, int]) -> Linear:
             return Linear(make, Matrix(n_in=n_in, parts=parts), scheme)
@@ -53,8 +74,7 @@ class Head:
         def norm(name: str, spec: NormSpec = spec.norm) -> Norm:
             return Norm(make, NormTable(name=name, shape=(hidden,), spec=spec))
 
-        parameters, nowhere = layer_parameters(spec, hidden, 0), torch.empty(0, device=device)
-        self.layer = DecoderLayer(spec, parameters, 0, make, schemes_on(device, self.dtype, scheme), nowhere)
+        self.layer = DecoderLayer(spec, parts.layers[0], 0, make, schemes, torch.empty(0, device=device))
         self.joins = [linear(hidden, (layout.taps, hidden)) for _ in range(N_TAPS if layout.taps else 0)]
         """The columns of the matrix that joins states, for each."""
         self.makes_input = bool(layout.join)
@@ -68,7 +88,16 @@ class Head:
         """The columns of a matrix for the embedding, and for the feature."""
         self.embedded_norm = norm(layout.embedded_norm) if layout.embedded_norm or first is None else first
         self.feature_norm, self.norm = norm(layout.feature_norm), norm(layout.norm, own.norm)
-        self.head = linear(hidden, (layout.head, own.vocab_size)) if layout.head else model.head
+        self.head = model.head
+        if layout.head:
+            whole = Matrix(n_in=hidden, parts=((layout.head, own.vocab_size),), cut=Cut.VOCABULARY)
+            mine = scheme.cut(whole, self._comm.rank, self._comm.size)
+            self.head = Linear(make, mine.matrix, scheme)
+            self._regions[f"{layout.head}.weight"] = Region(mine.rows[0])
+        self._project: Linear | DividedHead = self.head
+        if self.n_ranks > 1:
+            self._project = DividedHead(self.head, own.vocab_size, self._comm)
+            self.layer.sum_over(RankSum(self._comm))
         self.model_norm = model.norm if layout.reads_normed else None
         """What the model's states go through before they are read."""
         self.embed, self.has_embedding = model.embed, False
@@ -101,7 +130,7 @@ class Head:
             x = self.layer.behind(self.layer.mixer.mix(joined, positions, context), features, wanted)
         if out is None:
             out = torch.empty((len(x), len(self.token_ids)), dtype=torch.float32, device=x.device)
-        return x, self.head(x, norm=self.norm.pair, out=out)
+        return x, self._project(x, norm=self.norm.pair, out=out)
 
     def chained(self, states: torch.Tensor) -> torch.Tensor:
         """The features of the next guesses, where these states are the newest."""
@@ -120,6 +149,11 @@ class Head:
         gemm.build(joins, self.dtype, self._device, max_rows)
 
     @property
+    def n_ranks(self) -> int:
+        """That share it."""
+        return self._comm.size
+
+    @property
     def linears(self) -> list[Linear]:
         """All matrices of its own, those of one name in the order of their columns."""
         sides = [self.embedded, self.feature]
@@ -133,7 +167,7 @@ class Head:
 
     @property
     def n_bytes(self) -> int:
-        """Of its parameters, the model's left out."""
+        """Of its parameters on this rank, the model's left out."""
         tensors = [tensor for norm in self.norms for tensor in norm.tensors]
         tensors += [table.values for table in self.layer.tables]
         own = sum(linear.n_bytes for linear in self.linears) + sum(tensor.nbytes for tensor in tensors)
@@ -161,15 +195,20 @@ class Head:
 
     # ---- loading -------------------------------------------------------------------------------------------------
 
-    def fill(self, tensors: dict[str, torch.Tensor], where: pathlib.Path) -> None:
-        """Take the values of a checkpoint. Raises LoadError: missing, left-over or mis-shaped tensors."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name of a tensor of a checkpoint → its shape, as far as this rank has it."""
         arch, layout = self.arch, self.arch.layout
-        places, names = self._places(), Names(arch.arch, in_gguf=False)
-        expected = {name: _side_by_side(views) for name, views in places.items()}
+        expected = {name: _side_by_side(views) for name, views in self._places().items()}
         if layout.embedding:
             expected[f"{layout.embedding}.weight"] = (arch.vocab_size, arch.arch.hidden_size)
         if layout.offsets:
             expected[layout.offsets] = (len(self.token_ids),)
+        return expected
+
+    def fill(self, tensors: dict[str, torch.Tensor], where: pathlib.Path, expected: dict[str, tuple[int, ...]]) -> None:
+        """Take its part of the values of a checkpoint. expected: `shapes` of the whole head. Raises LoadError: missing,
+        left-over or mis-shaped tensors."""
+        arch, layout, names = self.arch, self.arch.layout, Names(self.arch.arch, in_gguf=False)
         found = {}
         for stored, tensor in tensors.items():
             name = stored.removeprefix(arch.prefix)
@@ -177,24 +216,35 @@ class Head:
             target, rows = (name, Rows()) if name in expected else names.parameter(inner)
             found[target if target in expected else name] = tensor, rows
         self._check(found, expected, where)
-        for name, views in places.items():
+        for name, views in self._places().items():
             tensor, rows = found[name]
+            if not rows.is_ours:
+                tensor = tensor.reshape(expected[name]).clone()
+                rearrange(tensor, rows)
+            if name in self._regions:
+                tensor = take(tensor, self._regions[name])
             start = 0
             for view in views:
                 view.copy_(tensor if view.dim() == 1 else tensor[:, start : start + view.shape[1]])
                 start += view.shape[-1]
-            if not rows.is_ours:
-                rearrange(views[0], rows)
         for norm in self.norms:
             if norm.weight is not None:
                 norm.weight.add_(norm.table.spec.offset)
         for linear in self.linears:
             linear.finish()
         if f"{layout.embedding}.weight" in found:
-            table = found[f"{layout.embedding}.weight"][0].to(self._device, self.dtype)
-            self.embed, self.has_embedding = Embedding(lambda *shape: table, layout.embedding, *table.shape), True
+            self.embed, self.has_embedding = self._embedding(found[f"{layout.embedding}.weight"][0]), True
         if layout.offsets in found:
             self.token_ids = self._map(found[layout.offsets][0], where)
+
+    def _embedding(self, whole: torch.Tensor) -> Embedding:
+        """Of a table of its own."""
+        table_of = msgspec.structs.replace(self.arch.arch, vocab_size=len(whole))
+        mine = share(embedding(table_of), self._comm.rank, self.n_ranks)
+        table = take(whole, Region(mine.rows[0])).to(self._device, self.dtype)
+        if self.n_ranks > 1:
+            return DividedEmbedding(lambda *shape: table, mine, self._comm)
+        return Embedding(lambda *shape: table, self.arch.layout.embedding, *table.shape)
 
     def _places(self) -> dict[str, list[torch.Tensor]]:
         """Name of a parameter → the views that have its columns, side by side."""
@@ -256,8 +306,8 @@ def _side_by_side(views: list[torch.Tensor]) -> tuple[int, ...]:
     return (len(views[0]), *([sum(view.shape[1] for view in views)] if views[0].dim() > 1 else []))
 
 
-def load_head(folder: pathlib.Path, arch: HeadArch, model: Decoder, device: torch.device) -> Head:
-    """A head with the weights of `folder` for a model. Raises LoadError.
+def load_head(folder: pathlib.Path, arch: HeadArch, model: Decoder, device: torch.device, comm: Comm) -> Head:
+    """A head with the weights of `folder` for a model, or a rank's part of it. Raises LoadError, and as `Head`.
 
     A model that is rounded has a rounded head; one that a file's codes fill, a floating one.
     """
@@ -265,13 +315,16 @@ def load_head(folder: pathlib.Path, arch: HeadArch, model: Decoder, device: torc
     if isinstance(scheme, FilledScheme):
         scheme = floating(device, dtype)
 
-    def make(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+    def make_on(device: torch.device) -> Make:
+        return lambda *shape: torch.empty(shape, dtype=dtype, device=device)
 
-    head = Head(arch, model, make, device, scheme)
+    nowhere = torch.device("meta")
+    whole = Head(arch, model, make_on(nowhere), nowhere, scheme)
+    head = Head(arch, model, make_on(device), device, scheme, comm)
     left_out = tuple(arch.prefix + name for name in arch.layout.not_read)
     shards = open_checkpoint(folder)
-    head.fill({name: one for shard in shards for name, one in _read(shard, arch.prefix, left_out)}, folder)
+    tensors = {name: one for shard in shards for name, one in _read(shard, arch.prefix, left_out)}
+    head.fill(tensors, folder, whole.shapes())
     return head
 
 

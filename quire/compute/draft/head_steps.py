@@ -228,6 +228,8 @@ class EagerSteps:
 
 def obstacle(head: Head) -> str | None:
     """Why steps of this head cannot be native calls here, or None."""
+    if head.n_ranks > 1:
+        return f"its layer is divided among {head.n_ranks} ranks, which wait for each other within it"
     found = fused_step.obstacle(head.dtype, head.arch.arch.head_dim) or unpacked([*head.linears, head.head])
     if found is not None:
         return found

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Protocol
 
+from quire.compute.dist.comm import Comm
 from quire.compute.draft.drafter import Drafter
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
@@ -14,6 +15,8 @@ from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
+from quire.config.shares import share_arch
+from quire.core.errors import ConfigError
 
 LoadDecoder = Callable[[pathlib.Path, ModelArch], Decoder]
 
@@ -23,7 +26,7 @@ class LoadedDraft(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Memory of the weights."""
+        """Memory of this rank's weights."""
         ...
 
     def leave_device(self) -> None:
@@ -47,18 +50,32 @@ class DraftSource(Protocol):
     """Where such weights are."""
 
     def check(self, arch: ModelArch, layout: KVLayout, max_model_len: int) -> None:
-        """ConfigError unless it can guess for a model of `arch` with these groups of layers."""
+        """ConfigError unless it can guess for a model of `arch` with these groups of layers, divided among its ranks as
+        that is."""
         ...
 
     def numbers(self, itemsize: float, kv_itemsize: float) -> int:
-        """What it keeps of a token, in numbers of the KV cache. itemsize, kv_itemsize: bytes a number there, and of
-        the model's dtype."""
+        """What it keeps of a token on a rank, in numbers of the KV cache. itemsize, kv_itemsize: bytes a number there,
+        and of the model's dtype."""
         ...
 
     def captured(self, limits: EngineLimits) -> tuple[int, ...]:
         """Sequences of each of its own steps that are captured, where steps are."""
         ...
 
-    def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> LoadedDraft:
-        """model: that it guesses for. Raises LoadError."""
+    def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform, comm: Comm) -> LoadedDraft:
+        """model: that it guesses for; comm: of the ranks that share each layer of both, as load_decoder has it. Raises
+        LoadError."""
         ...
+
+
+def check_share(what: str, arch: ModelArch, n_ranks: int) -> None:
+    """ConfigError where so many ranks cannot divide the layers of what guesses, of `arch`."""
+    try:
+        share_arch(arch, 0, n_ranks)
+    except ConfigError as error:
+        raise ConfigError(
+            f"tensor_parallel_size = {n_ranks}: {what} is divided as the model is: {error.message}; or give the method "
+            "ngram",
+            param="speculative_config",
+        ) from None

@@ -10,7 +10,8 @@ import pathlib
 
 import msgspec
 
-from quire.compute.draft.loaded import LoadDecoder
+from quire.compute.dist.comm import Comm
+from quire.compute.draft.loaded import LoadDecoder, check_share
 from quire.compute.draft.model import ModelDrafter
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
@@ -23,6 +24,7 @@ from quire.compute.sample.sampler import Sampler
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
+from quire.config.shares import share_arch
 from quire.core.errors import ConfigError
 from quire.core.plan import SlotOpen
 from quire.planner.captured import decode_sizes
@@ -35,6 +37,8 @@ class DraftCheckpoint:
 
     folder: pathlib.Path
     arch: ModelArch
+    n_ranks: int = 1
+    """That share each layer."""
 
     def check(self, arch: ModelArch, layout: KVLayout, max_model_len: int) -> None:
         """See `DraftSource`."""
@@ -56,6 +60,7 @@ class DraftCheckpoint:
                 f"max_model_len = {max_model_len}: add --max-model-len {self.arch.max_position_scaled}",
                 param="speculative_config",
             )
+        check_share(f"the draft model {self.folder}", self.arch, self.n_ranks)
         if not layout.n_full:
             raise ConfigError(
                 "a draft model reads all of a sequence, and this model keeps no page of it behind its windows: add "
@@ -65,13 +70,13 @@ class DraftCheckpoint:
 
     def numbers(self, itemsize: float, kv_itemsize: float) -> int:
         """See `DraftSource`: keys and values of the same type."""
-        return kv_numbers_per_token(self.arch)
+        return kv_numbers_per_token(share_arch(self.arch, 0, self.n_ranks))
 
     def captured(self, limits: EngineLimits) -> tuple[int, ...]:
         """See `DraftSource`."""
         return tuple(decode_sizes(limits.max_num_seqs))
 
-    def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> SmallModel:
+    def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform, comm: Comm) -> SmallModel:
         """See `DraftSource`."""
         return SmallModel(load_decoder(self.folder, self.arch), platform)
 

@@ -55,7 +55,7 @@ def measure(
 ) -> DraftCosts:
     """The best of some rounds each. most: drafts of a sequence; n_slots: that can be open at once. branches: drafts
     are trees, of which no more nodes are asked together than n_slots. of_all: seconds of a step on one rank → those of
-    the slowest, by which all ranks time as many steps."""
+    the slowest, by which all ranks time as many steps, and guess as often."""
     context = min(CONTEXT, max_model_len - 2 - most)
     opened = [SlotOpen(slot, [0] * (context + 1), context, GREEDY) for slot in range(min(n_slots, ROWS[-1]))]
     runner.launch(_plan([0], context, 0, opened)).result()
@@ -79,7 +79,7 @@ def measure(
         measured_s = _best_step(runner, plan, rounds) - guesses_s - costs.seconds(n * (1 + each))
         in_place_s = of_all(_in_place_s(runner, plan, rounds)) - guesses_s
         exposed[n] = max(0.0, measured_s, min(in_place_s, costs.seconds(n)))  # what is more was a disturbance
-    read_s = _read_s(drafter, max_model_len)
+    read_s = _read_s(drafter, max_model_len, of_all)
     for one in opened:
         runner.close(one.slot)
     return dataclasses.replace(costs, exposed_s=tuple(exposed.values()), exposed_seqs=tuple(exposed), read_s=read_s)
@@ -108,8 +108,8 @@ def _guess_s(drafter: Drafter, n: int, context: int, most: int, branches: bool, 
     return _best(lambda: drafter.guess([DraftContext(slot, tokens, most, branches) for slot in range(n)]), rounds)
 
 
-def _read_s(drafter: Drafter, max_model_len: int) -> float:
-    """Of one token of a text that slot 0, which is open, has anew."""
+def _read_s(drafter: Drafter, max_model_len: int, of_all: Callable[[float], float] = lambda seconds: seconds) -> float:
+    """Of one token of a text that slot 0, which is open, has anew. of_all: as `measure`."""
 
     def guess(n: int, *, is_new: bool) -> float:
         if is_new:
@@ -120,7 +120,7 @@ def _read_s(drafter: Drafter, max_model_len: int) -> float:
 
     found_s = 0.0
     for n in (n for n in UNREAD if n < max_model_len):
-        new_s = min(guess(n, is_new=True) for _ in range(READ_ROUNDS))
+        new_s = of_all(min(guess(n, is_new=True) for _ in range(READ_ROUNDS)))
         known_s = min(guess(n, is_new=False) for _ in range(READ_ROUNDS))
         found_s = max(0.0, new_s - known_s) / n
         if new_s > READ_LONG_S:

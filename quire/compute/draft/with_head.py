@@ -10,12 +10,13 @@ import logging
 import math
 import pathlib
 
+from quire.compute.dist.comm import Comm
 from quire.compute.draft.eagle import EagleDrafter
 from quire.compute.draft.head import Head, load_head
 from quire.compute.draft.head_graphs import HeadGraphs, chain_sizes
 from quire.compute.draft.head_steps import EagerSteps, HeadSteps, KnownFeatures, NativeSteps, obstacle
 from quire.compute.draft.head_tree import TreeGrowth
-from quire.compute.draft.loaded import LoadDecoder
+from quire.compute.draft.loaded import LoadDecoder, check_share
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
 from quire.compute.runner.features import Features
@@ -26,6 +27,7 @@ from quire.config.arch import ModelArch
 from quire.config.heads import HeadArch
 from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
+from quire.config.shares import share_arch
 from quire.config.token_tree import TreeShape
 from quire.core.errors import ConfigError
 from quire.core.ticker import ticking
@@ -45,10 +47,14 @@ class HeadCheckpoint:
     arch: HeadArch
     tree: TreeShape | None = None
     """How its guesses branch; None: they are chains."""
+    n_ranks: int = 1
+    """That share each layer."""
 
     def check(self, arch: ModelArch, layout: KVLayout, max_model_len: int) -> None:
         """See `DraftSource`."""
-        self.arch.check(called(str(self.folder)), arch)
+        name = called(str(self.folder))
+        self.arch.check(name, arch)
+        check_share(f"the {self.arch.layout.what} {name}", self.arch.arch, self.n_ranks)
         if not layout.n_full:
             raise ConfigError(
                 "a head reads all of a sequence, and this model keeps no page of it behind its windows: add "
@@ -64,16 +70,16 @@ class HeadCheckpoint:
 
     def numbers(self, itemsize: float, kv_itemsize: float) -> int:
         """See `DraftSource`: a layer's keys and values, and a feature in the model's dtype."""
-        own = self.arch.arch
+        own = share_arch(self.arch.arch, 0, self.n_ranks)
         return kv_numbers_per_token(own) + math.ceil(own.hidden_size * itemsize / kv_itemsize)
 
     def captured(self, limits: EngineLimits) -> tuple[int, ...]:
         """See `DraftSource`."""
         return tuple(chain_sizes(limits.max_num_seqs, limits.max_drafts))
 
-    def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> HeadModel:
+    def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform, comm: Comm) -> HeadModel:
         """See `DraftSource`."""
-        head = load_head(self.folder, self.arch, model, platform.device.torch_device)
+        head = load_head(self.folder, self.arch, model, platform.device.torch_device, comm)
         return HeadModel(head, self.arch.taps_of(model.arch.n_layers), platform, self.tree)
 
 
@@ -113,7 +119,7 @@ class HeadModel:
     def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> EagleDrafter:
         """See `LoadedDraft`. Keys and values are of the type of the model's."""
         head, max_rows = self.head, limits.max_num_batched_tokens
-        own = KVPool(head.arch.arch, pool.k.shape[1], tables.page_size, pool.k.dtype, self._platform.device)
+        own = KVPool(head.part, pool.k.shape[1], tables.page_size, pool.k.dtype, self._platform.device)
         head.reach(limits.max_model_len)
         steps = self._steps(own, tables, pool, limits)
         queuing = steps if isinstance(steps, HeadGraphs) else None
@@ -151,5 +157,6 @@ class HeadModel:
             # a level of trees has as many rows as there are drafts
             max_sampled = limits.max_num_seqs if self._tree is None else limits.max_sampled
             return NativeSteps(device, head, own, tables, pool.features, max_rows=max_rows, max_sampled=max_sampled)
-        logger.warning("steps of the head run operation by operation: %s", reason)
+        level = logging.INFO if head.n_ranks > 1 else logging.WARNING  # somebody has asked for ranks
+        logger.log(level, "steps of the head run operation by operation: %s", reason)
         return eager

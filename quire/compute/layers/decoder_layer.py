@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from quire.compute.dist.added import RankSum
 from quire.compute.layers.attention import Attention
 from quire.compute.layers.context import Context
 from quire.compute.layers.feed_forward import Ffn
@@ -102,6 +103,11 @@ class DecoderLayer:
             fused.take(rows.y)
         attention.out.record(fused, rows.y, rows.x, then=ADD)
         self.ffn.record(fused, rows, self.ffn_norm)
+
+    def sum_over(self, ranks: RankSum) -> None:
+        """Other ranks have the other parts of it; to be said before there is a step."""
+        for point in (self.attention_sum, self.ffn.sum, self.mixer):
+            point.ranks = ranks
 
     @property
     def is_plain(self) -> bool:

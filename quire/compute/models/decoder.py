@@ -109,8 +109,7 @@ class Decoder:
         if comm.size > 1:
             ranks = RankSum(comm)
             for layer in self.layers:
-                for point in (layer.attention_sum, layer.ffn.sum, layer.mixer):
-                    point.ranks = ranks
+                layer.sum_over(ranks)
 
     def _embedding(self, make: Make, comm: Comm) -> Embedding:
         share = self.parts.embedding

@@ -90,6 +90,11 @@ class LaunchedStep:
         """What it brought, if lengths were to know."""
         self._host_s, self._ended_s = time.perf_counter() - start_s, 0.0
 
+    @property
+    def number(self) -> int:
+        """Of its plan."""
+        return self._step.plan.step
+
     def mask(self, masks: StepMasks | None) -> None:
         """Queue the rest: the choice, if it is not made yet, under these masks, and the copy to the host."""
         start_s = time.perf_counter()
@@ -188,6 +193,7 @@ class Runner:
 
         on_drafts: called with the drafts of each masked span, before anything is computed; not if the plan has none.
         """
+        self._keep_committed(plan.committed)
         is_settled, settled = self._lengths is not None and not _is_known(plan), None
         follows = is_settled and self._follows(plan)
         if is_settled and not follows:
@@ -303,6 +309,12 @@ class Runner:
         if self._alone is RowsAlone.ASKED:
             return bool(self.tables.deterministic[slots].any())
         return self._alone is RowsAlone.ALWAYS
+
+    def _keep_committed(self, step: int) -> None:
+        """Lengths know all steps up to this one, on every rank: what they and who guesses have learnt decides what
+        is guessed, and how much of it is computed. No wait where the results were asked for."""
+        while self._unkept and self._unkept[0].number <= step:
+            self._unkept.popleft().keep()
 
     def _keep_all(self) -> None:
         """Wait until all that was launched is known here."""

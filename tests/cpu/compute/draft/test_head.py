@@ -111,6 +111,9 @@ def test_its_memory_is_counted(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
     source = HeadCheckpoint(head, read_head(head))
     assert source.numbers(2, 2) == 2 * 48 + 64
     assert source.numbers(4, 1.25) == 2 * 48 + 205  # 64 * 4 / 1.25, rounded up
+    assert HeadCheckpoint(head, read_head(head), None, 2).numbers(2, 2) == 2 * 48 + 64, "both ranks have the one head"
+    pair = write(tmp_path / "pair", num_key_value_heads=2)
+    assert HeadCheckpoint(pair, read_head(pair), None, 2).numbers(2, 2) == 2 * 48 + 64, "each has one of two"
     llm = load(folder, head, dtype="float32", num_gpu_blocks_override=10, max_model_len=64)
     runner = llm.engine.executor.worker.runner
     features = runner.pool.features
