@@ -89,7 +89,8 @@ REFUSED_KEYS: Final = {
     "disable_by_batch_size speculative_disable_by_batch_size":
         "leave it out: drafts stop by themselves where they cost more than they bring",
     "draft_tensor_parallel_size":
-        "leave it out: a draft model, a head and a module run on one rank alone, and the other methods have no weights",
+        "leave it out: a draft model, a head and a module are divided as the model is, and the other methods have no"
+        " weights",
     "max_model_len": "leave it out: the draft model has the length of the model",
     "suffix_decoding_max_cached_requests": "give suffix_decoding_max_memory, in bytes",
     "quantization": "leave it out: the draft model is read as the model is, see --quantization",
