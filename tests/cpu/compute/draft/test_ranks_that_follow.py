@@ -1,36 +1,46 @@
 """Ranks that are never asked for a result, as all but one are: they guess what the one guesses that is, row by row.
 
-Two workers of one process take the same plans. Where one had learnt less of the texts, it would read more of them for
-its guesses, and ranks that compute unlike numbers of rows wait for each other for ever.
+Workers take the plans that an engine of one rank has made: alone, or sharing the model, as threads. Where one had
+learnt less of the texts, it would read more of them for its guesses, and ranks that compute unlike numbers of rows wait
+for each other for ever.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pathlib
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import head_case
+import msgspec
 import pytest
 import torch
 from calling_device import CallingDevice, LiveChains, LivePlans
 from family_cases import random_checkpoint
+from thread_ranks import ThreadComm, together
 
 from quire import LLM, SamplingParams
 from quire.compute import platform
 from quire.compute.draft.head_graphs import HeadGraphs
 from quire.compute.draft.head_steps import EagerSteps, HeadRows
+from quire.compute.draft.with_head import HeadCheckpoint
 from quire.compute.platform import CudaPlatform
 from quire.compute.runner.runner import Runner
-from quire.compute.worker import Worker
-from quire.config.model import read_arch
+from quire.compute.worker import Allocation, Worker
+from quire.config.eagle import read_head
+from quire.core.plan import StepPlan
 from quire.engine import workers
+from quire.engine.capacity import layout_of
 
 pytestmark = pytest.mark.usefixtures("timed_briefly")
 
+Step = tuple[StepPlan, list[Any]]
+"""And what came of it."""
 Asked = dict[int, list[Any]]
-"""By table of slots: rows that guesses were asked behind, and rows that were read before."""
+"""By table of slots: rows that guesses were asked behind, and these, and rows that were read before."""
 SIZE: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 120, "max_num_seqs": 24,
     "max_num_batched_tokens": 64, "block_size": 8,
@@ -61,8 +71,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
 
         def spy(self: Any, rows: HeadRows, *given: Any, **how: Any) -> Any:
             spans = rows.span_slots.tolist(), rows.q_indptr.tolist(), rows.kv_lens.tolist()
-            found.setdefault(id(self._tables), []).append((name, *spans, how))
-            return real(self, rows, *given, **how)
+            made = real(self, rows, *given, **how)
+            said = made.read() if name == "queue" else made
+            found.setdefault(id(self._tables), []).append((name, *spans, said, how))
+            return made
 
         monkeypatch.setattr(kind, name, spy)
 
@@ -73,32 +85,27 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
     torch.set_num_threads(n_threads)
 
 
-def both(folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[Any], int]:
-    """What the rank that tells results was asked, and the other one; and the most steps that this one had not taken in.
-    Later prompts begin as texts of the first ones, which ended by their tokens while others went on."""
-    made, allocate = list[Any](), Worker.allocate
+def plans_of(
+    folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Worker, Allocation, list[Step]]:
+    """Of a run, what the engine's worker was allocated, and plans with results. Later prompts begin as texts of the
+    first ones, which ended by their tokens while others went on."""
+    made, steps, allocate = list[tuple[Worker, Allocation]](), list[Any](), Worker.allocate
     monkeypatch.setattr(Worker, "allocate", lambda self, said: made.append((self, said)) or allocate(self, said))
     speculative = {"method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": 3}
     llm = LLM(str(folder), skip_tokenizer_init=True, speculative_config=speculative, **SIZE)
     llm.engine.scheduler.live.drafts.choose = lambda seqs, n_rows, n_free, step: [3] * len(seqs)
-    one, said = made[0]
-    other = workers.make_worker(one._config, folder, read_arch(folder), is_server=False).worker
-    other.load()
-    other.allocate(said)
-    other.draft_costs()
     asked.clear()
     executor: Any = llm.engine.executor
-    submit, tables, most = executor.submit, [one.runner.tables for one in (one, other)], 0
+    submit = executor.submit
 
-    def to_both(plan: Any) -> Any:
-        nonlocal most
+    def noted(plan: StepPlan) -> Any:
         again = copy.deepcopy(plan)
         future = submit(plan)
-        other.launch(again)
-        most = max(most, len(other.runner._unkept))
+        steps.append((again, future))
         return future
 
-    monkeypatch.setattr(executor, "submit", to_both)
+    monkeypatch.setattr(executor, "submit", noted)
     prompts = [[n, *range(60, 70 + 5 * n)] for n in range(1, 6)]
     for _ in range(3):
         ends = [list(range(n, 256, 25)) for n in range(len(prompts))]
@@ -106,20 +113,69 @@ def both(folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) ->
         outputs = llm.generate([{"prompt_token_ids": one} for one in prompts], params, use_tqdm=False)
         prompts = [[*one.prompt_token_ids, *one.outputs[0].token_ids] for one in outputs]
     llm.shutdown()
-    told, untold = (asked[id(table)] for table in tables)
-    return told, untold, most
+    return *made[0], [(plan, said_of(future)) for plan, future in steps]
 
 
-def test_they_guess_alike(folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, untold, most = both(folder, asked, monkeypatch)
-    assert untold == told and most < 4
-    assert sum(how.get("is_late", False) for *_, how in told) > 20
-    assert any(name == "read" for name, *_ in told)
+def said_of(launched: Any) -> list[Any]:
+    """Of its result."""
+    found = launched.result()
+    return [found.tokens, found.n_new, found.n_drafted]
 
 
-def test_what_was_not_taken_in_in_time_is_caught(
-    folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+def begun(worker: Worker, allocation: Allocation) -> None:
+    layout = layout_of(worker._config, worker._limits, worker.shared)
+    worker.load()
+    worker.allocate(dataclasses.replace(allocation, layout=layout))
+    worker.draft_costs()
+
+
+def rows_of(asked: Asked, worker: Worker) -> list[Any]:
+    """Behind which it has guessed, or that it has read, since its start."""
+    return asked.pop(id(worker.runner.tables), [])
+
+
+@pytest.mark.parametrize("takes_in", [True, False])
+def test_a_rank_that_nobody_asks(
+    folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, takes_in: bool
 ) -> None:
-    monkeypatch.setattr(Runner, "_keep_committed", lambda self, step: None)
-    told, untold, most = both(folder, asked, monkeypatch)
-    assert untold != told and most > 4
+    """takes_in: what control knows; else it reads other rows, and the steps that it remembers are many."""
+    one, allocation, steps = plans_of(folder, asked, monkeypatch)
+    if not takes_in:
+        monkeypatch.setattr(Runner, "_keep_committed", lambda self, step: None)
+    rows, most = [], []
+    for is_asked in (True, False):
+        worker = Worker(one._config, one._limits, folder, one._arch, CudaPlatform(), draft=one._draft)
+        begun(worker, allocation)
+        rows_of(asked, worker)
+        late, n_unkept = deque[Any](), 0
+        for plan, said in steps:
+            while is_asked and late and late[0][0].number <= plan.committed:
+                launched, expected = late.popleft()
+                assert said_of(launched) == expected
+            late.append((worker.launch(copy.deepcopy(plan)), said))
+            n_unkept = max(n_unkept, len(worker.runner._unkept))
+        rows.append(rows_of(asked, worker))
+        most.append(n_unkept)
+    assert (rows[0] == rows[1]) == takes_in == (most[1] < 4)
+    assert sum(how.get("is_late", False) for *_, how in rows[0]) > 20
+    assert any(name == "read" for name, *_ in rows[0])
+
+
+def test_ranks_that_share_the_model(folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In captured chains, too, they guess as one rank does."""
+    one, allocation, steps = plans_of(folder, asked, monkeypatch)
+    (expected,) = asked.values()
+    config = msgspec.structs.replace(one._config, tensor_parallel_size=2)
+    draft = HeadCheckpoint(folder / "head", read_head(folder / "head"), None, 2)
+
+    def live(comm: ThreadComm) -> list[Any]:
+        worker = Worker(config, one._limits, folder, one._arch, CudaPlatform(), comm, draft=draft)
+        begun(worker, allocation)
+        rows_of(asked, worker)
+        with torch.inference_mode():
+            launched = [worker.launch(copy.deepcopy(plan)) for plan, _ in steps]
+        if comm.rank == 0:
+            assert [said_of(step) for step in launched] == [said for _, said in steps]
+        return rows_of(asked, worker)
+
+    assert together(2, live) == [expected] * 2
