@@ -30,7 +30,7 @@ if N_BESIDE > 1:
 
 LONGEST = (
     "test_attention_triton.py", "test_rank_engines.py", "test_seeded_bugs.py", "test_head_apart.py",
-    "test_conditions.py", "test_serve_live.py", "test_conviction.py", "test_rank_recovery.py",
+    "test_conditions.py", "test_serve_live.py", "test_conviction.py", "test_rank_recovery.py", "test_rank_drafts.py",
     "test_drafts_families.py", "test_drafts_grammar.py", "test_steps_that_follow.py", "test_marks.py", "test_needle.py",
     "test_sample_triton.py", "test_async_llm.py", "test_api_process_ends.py", "test_signals.py",
     "test_experts_hopper.py", "test_families.py", "test_rank_faults.py", "test_rank_models.py",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pathlib
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,31 +133,23 @@ def rows_of(asked: Asked, worker: Worker) -> list[Any]:
     return asked.pop(id(worker.runner.tables), [])
 
 
-@pytest.mark.parametrize("takes_in", [True, False])
-def test_a_rank_that_nobody_asks(
-    folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, takes_in: bool
-) -> None:
-    """takes_in: what control knows; else it reads other rows, and the steps that it remembers are many."""
+def test_a_rank_that_nobody_asks(folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes in what control knows. If it does not, it reads other rows, and the steps that it remembers are many."""
     one, allocation, steps = plans_of(folder, asked, monkeypatch)
-    if not takes_in:
-        monkeypatch.setattr(Runner, "_keep_committed", lambda self, step: None)
-    rows, most = [], []
-    for is_asked in (True, False):
+    (expected,) = asked.values()
+    assert sum(how.get("is_late", False) for *_, how in expected) > 20
+    assert any(name == "read" for name, *_ in expected)
+    for takes_in in (True, False):
+        if not takes_in:
+            monkeypatch.setattr(Runner, "_keep_committed", lambda self, step: None)
         worker = Worker(one._config, one._limits, folder, one._arch, CudaPlatform(), draft=one._draft)
         begun(worker, allocation)
         rows_of(asked, worker)
-        late, n_unkept = deque[Any](), 0
-        for plan, said in steps:
-            while is_asked and late and late[0][0].number <= plan.committed:
-                launched, expected = late.popleft()
-                assert said_of(launched) == expected
-            late.append((worker.launch(copy.deepcopy(plan)), said))
+        n_unkept = 0
+        for plan, _ in steps:
+            worker.launch(copy.deepcopy(plan))
             n_unkept = max(n_unkept, len(worker.runner._unkept))
-        rows.append(rows_of(asked, worker))
-        most.append(n_unkept)
-    assert (rows[0] == rows[1]) == takes_in == (most[1] < 4)
-    assert sum(how.get("is_late", False) for *_, how in rows[0]) > 20
-    assert any(name == "read" for name, *_ in rows[0])
+        assert (rows_of(asked, worker) == expected) == takes_in == (n_unkept < 4)
 
 
 def test_ranks_that_share_the_model(folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
