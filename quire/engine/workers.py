@@ -200,7 +200,7 @@ def make_worker(
             param="speculative_config",
         )
     draft = None if speculative is None else _draft_source(config, speculative, folder, whole, shape.tp)
-    if draft is not None:
+    if draft is not None and rank == 0:  # it says for all what it says
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
     worker = kind(
         config, limits, folder, arch, platform, comm, drafter=drafter, draft=draft, pipeline=pipeline, data=data,
