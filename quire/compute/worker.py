@@ -156,7 +156,7 @@ class Worker:
         return dataclasses.replace(captured, graph_sizes=sizes)
 
     @functools.cached_property
-    def _weights(self) -> Weights:
+    def weights(self) -> Weights:
         device, load_format = self.platform.device.torch_device, self._config.load_format
         return Weights(self._folder, self._arch, device, load_format, self._sharing, self._layers)
 
@@ -167,7 +167,7 @@ class Worker:
         """
         key = dtype, quantization
         if key not in self._footprints:
-            found = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
+            found = self.weights.footprint(TORCH_DTYPES[dtype], quantization)
             n_bytes = self.adapters.places_bytes(self._arch, TORCH_DTYPES[dtype], self._sharing, self._layers)
             self._footprints[key] = dataclasses.replace(
                 found, held_bytes=found.held_bytes + n_bytes, peak_bytes=found.peak_bytes + n_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 import msgspec
@@ -22,8 +22,8 @@ from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.failure import Code
 from quire.core.units import format_bytes, parse_bytes
-from quire.engine.capacity import equation
-from quire.planner.memory import Room
+from quire.engine.capacity import ITEMSIZES, equation, kv_itemsize
+from quire.planner.memory import MemoryEquation, Room
 
 MOST_UTILIZATION: Final = 0.97
 """Largest `--gpu-memory-utilization` that is proposed: the driver and other programs need the rest."""
@@ -48,7 +48,7 @@ class Sizes(Protocol):
 
 
 class SizesOf(Protocol):
-    """Bytes of the model's weights in a dtype and under a value of --quantization."""
+    """Bytes of all weights in a dtype and under a value of --quantization."""
 
     def __call__(self, dtype: str, quantization: str) -> Sizes: ...
 
@@ -69,6 +69,8 @@ class FitCase:
     """Whether weights can be rounded here, and products of them are fast."""
     kv_rounded: str = ""
     """The `kv_cache_dtype` to which the cache can be; empty: it cannot."""
+    draft_numbers: Callable[[float, float], int] | None = None
+    """What a drafter keeps of a token, by the bytes of the model's numbers and of those in the cache."""
 
     def change(self, **options: object) -> FitCase:
         """The same with other options."""
@@ -82,6 +84,13 @@ class FitCase:
         sizes = tuple(size for size in self.graph_sizes if size <= limits.max_num_seqs)
         return dataclasses.replace(self, config=config, limits=limits, graph_sizes=sizes)
 
+    def terms(self, graph_sizes: tuple[int, ...] = (), mixed_rows: int = 0) -> MemoryEquation:
+        """Without the weights."""
+        n_numbers = 0
+        if self.draft_numbers is not None:
+            n_numbers = self.draft_numbers(ITEMSIZES[self.limits.dtype], kv_itemsize(self.limits, self.arch))
+        return equation(self.config, self.limits, self.arch, 0, graph_sizes, mixed_rows, draft_numbers=n_numbers)
+
     @property
     def sizes(self) -> Sizes:
         """Of the weights."""
@@ -90,13 +99,13 @@ class FitCase:
     @property
     def page_bytes(self) -> int:
         """Of one page in all of its lanes."""
-        return equation(self.config, self.limits, self.arch).page_bytes
+        return self.terms().page_bytes
 
     @property
     def working_bytes(self) -> int:
         """Activations, adapters' too, logits and tables of the largest step, what captured ones keep, recurrent states,
         and what GPUs share for sums."""
-        terms = equation(self.config, self.limits, self.arch, 0, self.graph_sizes, self.mixed_rows)
+        terms = self.terms(self.graph_sizes, self.mixed_rows)
         own_bytes = terms.workspace_bytes + terms.logits_bytes + terms.tables_bytes + terms.graphs_bytes
         return own_bytes + terms.states_bytes + terms.adapters_bytes + terms.peers_bytes
 
@@ -107,7 +116,7 @@ class FitCase:
             return self.config.num_gpu_blocks_override * self.page_bytes
         if self.config.kv_cache_memory_bytes:
             return parse_bytes(self.config.kv_cache_memory_bytes)
-        terms = equation(self.config, self.limits, self.arch)
+        terms = self.terms()
         n_pages = 1 + terms.seq_pages(self.config.max_model_len) if self.config.max_model_len else terms.min_pages
         return n_pages * terms.page_bytes
 
@@ -150,7 +159,7 @@ def check_fit(case: FitCase) -> None:
 
 
 def _table(case: FitCase) -> list[str]:
-    sizes, config, terms = case.sizes, case.config, equation(case.config, case.limits, case.arch)
+    sizes, config, terms = case.sizes, case.config, case.terms()
     scheme = case.limits.dtype if config.quantization in NOT_ROUNDED else config.quantization
     if n_copies := config.eplb_config.get("num_redundant_experts", 0):
         scheme += f"; a part of {n_copies} copies of experts in each layer: fewer num_redundant_experts take less"
@@ -252,7 +261,7 @@ def _smaller_pool(case: FitCase) -> Iterator[tuple[str, str]]:
     """Less room for keys and values: a smaller pool where one was asked for, else a shorter context."""
     space = min(case.available_bytes, case.room.address_bytes) - case.sizes.held_bytes - case.working_bytes
     n_pages = space // case.page_bytes
-    terms = equation(case.config, case.limits, case.arch)
+    terms = case.terms()
     if n_pages < terms.min_pages:
         return
     if case.config.num_gpu_blocks_override:

@@ -24,8 +24,9 @@ from quire.compute.draft.small import DraftCheckpoint
 from quire.compute.draft.with_head import HeadCheckpoint
 from quire.compute.expert_balancer import ExpertBalancer
 from quire.compute.platform import Platform, platform_of
+from quire.compute.weights.footprint import Footprint
 from quire.compute.weights.hub import called, find_checkpoint
-from quire.compute.worker import Worker
+from quire.compute.worker import TORCH_DTYPES, Worker
 from quire.config.arch import ModelArch
 from quire.config.eagle import read_head, refuse_head
 from quire.config.engine import EngineConfig
@@ -110,10 +111,21 @@ def fit_case(config: EngineConfig, made: Made) -> FitCase:
     """What is to fit a rank's device, by what it has free before anything is loaded."""
     worker = made.worker
     platform, captured = worker.platform, worker.captured()
+    sizes_of = worker.footprint if made.draft is None else functools.cache(functools.partial(_with_draft, made))
     return FitCase(
-        config, made.limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
+        config, made.limits, worker.arch, worker.room, sizes_of, captured.graph_sizes, captured.mixed_rows,
         rounds=platform.rounds, kv_rounded="" if worker.arch.keeps_lines else platform.kv_rounded,
+        draft_numbers=None if made.draft is None else made.draft.numbers,
     )  # fmt: skip
+
+
+def _with_draft(made: Made, dtype: str, quantization: str) -> Footprint:
+    """As `Worker.footprint`, with the weights that guess, which are read behind the model's."""
+    found, held_bytes = made.worker.footprint(dtype, quantization), 0
+    if made.draft is not None:
+        held_bytes = made.draft.weights_bytes(made.worker.weights, TORCH_DTYPES[dtype], quantization)
+    held_bytes += found.held_bytes
+    return Footprint(held_bytes, max(found.peak_bytes, held_bytes), max(found.address_bytes, held_bytes))
 
 
 def make_leader(

@@ -30,6 +30,7 @@ from quire.compute.layers.vocabulary import DividedEmbedding, DividedHead
 from quire.compute.models.decoder import Decoder
 from quire.compute.models.rank_parts import RankParts
 from quire.compute.schemes.choice import floating, schemes_on
+from quire.compute.schemes.packed import Scheme
 from quire.compute.schemes.scheme import FilledScheme, MatrixScheme
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.names import Names, Rows, rearrange, stored_shape
@@ -42,6 +43,7 @@ from quire.core.errors import LoadError, shown
 from quire.kernels import gemm
 
 DTYPES: Final = TORCH_DTYPES | {"I64": torch.int64, "I32": torch.int32, "BOOL": torch.bool}
+NOWHERE: Final = torch.device("meta")
 IN_LAYER: Final = LAYER.format(0)
 """Of the names of the layer's parameters."""
 
@@ -311,21 +313,28 @@ def load_head(folder: pathlib.Path, arch: HeadArch, model: Decoder, device: torc
 
     A model that is rounded has a rounded head; one that a file's codes fill, a floating one.
     """
-    scheme, dtype = model.layers[0].linears[0].scheme, model.dtype
-    if isinstance(scheme, FilledScheme):
-        scheme = floating(device, dtype)
-
-    def make_on(device: torch.device) -> Make:
-        return lambda *shape: torch.empty(shape, dtype=dtype, device=device)
-
-    nowhere = torch.device("meta")
-    whole = Head(arch, model, make_on(nowhere), nowhere, scheme)
-    head = Head(arch, model, make_on(device), device, scheme, comm)
+    scheme = _scheme_of(model.layers[0].linears[0].scheme, device, model.dtype)
+    head, whole = _head_on(device, arch, model, scheme, comm), _head_on(NOWHERE, arch, model, scheme)
     left_out = tuple(arch.prefix + name for name in arch.layout.not_read)
     shards = open_checkpoint(folder)
     tensors = {name: one for shard in shards for name, one in _read(shard, arch.prefix, left_out)}
     head.fill(tensors, folder, whole.shapes())
     return head
+
+
+def head_bytes(arch: HeadArch, model: Decoder, scheme: Scheme, device: torch.device, comm: Comm) -> int:
+    """Of the head that `load_head` will make on a device for a model whose first matrix is kept so."""
+    return _head_on(NOWHERE, arch, model, _scheme_of(scheme, device, model.dtype), comm).n_bytes
+
+
+def _scheme_of(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> MatrixScheme:
+    return floating(device, dtype) if isinstance(scheme, FilledScheme) else scheme
+
+
+def _head_on(
+    device: torch.device, arch: HeadArch, model: Decoder, scheme: MatrixScheme, comm: Comm | None = None
+) -> Head:
+    return Head(arch, model, lambda *shape: torch.empty(shape, dtype=model.dtype, device=device), device, scheme, comm)
 
 
 def _read(shard: Shard, prefix: str, left_out: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:

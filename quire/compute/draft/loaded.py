@@ -6,12 +6,15 @@ import pathlib
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
 from quire.compute.dist.comm import Comm
 from quire.compute.draft.drafter import Drafter
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
+from quire.compute.weights.footprint import Weights
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
@@ -57,6 +60,11 @@ class DraftSource(Protocol):
     def numbers(self, itemsize: float, kv_itemsize: float) -> int:
         """What it keeps of a token on a rank, in numbers of the KV cache. itemsize, kv_itemsize: bytes a number there,
         and of the model's dtype."""
+        ...
+
+    def weights_bytes(self, weights: Weights, dtype: torch.dtype, quantization: str) -> int:
+        """Of what a rank is to load, by headers and shapes, and no more than that. weights: of the model; the others as
+        `Weights.footprint`. Raises LoadError or ConfigError, as loading it would."""
         ...
 
     def captured(self, limits: EngineLimits) -> tuple[int, ...]:

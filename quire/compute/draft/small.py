@@ -9,6 +9,7 @@ import dataclasses
 import pathlib
 
 import msgspec
+import torch
 
 from quire.compute.dist.comm import Comm
 from quire.compute.draft.loaded import LoadDecoder, check_share
@@ -21,6 +22,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.runner.warm_up import GREEDY
 from quire.compute.sample.sampler import Sampler
+from quire.compute.weights.footprint import Weights
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
@@ -71,6 +73,10 @@ class DraftCheckpoint:
     def numbers(self, itemsize: float, kv_itemsize: float) -> int:
         """See `DraftSource`: keys and values of the same type."""
         return kv_numbers_per_token(share_arch(self.arch, 0, self.n_ranks))
+
+    def weights_bytes(self, weights: Weights, dtype: torch.dtype, quantization: str) -> int:
+        """See `DraftSource`."""
+        return weights.beside(self.folder, self.arch).footprint(dtype, quantization).held_bytes
 
     def captured(self, limits: EngineLimits) -> tuple[int, ...]:
         """See `DraftSource`."""

@@ -10,9 +10,11 @@ import logging
 import math
 import pathlib
 
+import torch
+
 from quire.compute.dist.comm import Comm
 from quire.compute.draft.eagle import EagleDrafter
-from quire.compute.draft.head import Head, load_head
+from quire.compute.draft.head import Head, head_bytes, load_head
 from quire.compute.draft.head_graphs import HeadGraphs, chain_sizes
 from quire.compute.draft.head_steps import EagerSteps, HeadSteps, KnownFeatures, NativeSteps, obstacle
 from quire.compute.draft.head_tree import TreeGrowth
@@ -22,6 +24,7 @@ from quire.compute.platform import Platform
 from quire.compute.runner.features import Features
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
+from quire.compute.weights.footprint import Weights
 from quire.compute.weights.hub import called
 from quire.config.arch import ModelArch
 from quire.config.heads import HeadArch
@@ -72,6 +75,11 @@ class HeadCheckpoint:
         """See `DraftSource`: a layer's keys and values, and a feature in the model's dtype."""
         own = share_arch(self.arch.arch, 0, self.n_ranks)
         return kv_numbers_per_token(own) + math.ceil(own.hidden_size * itemsize / kv_itemsize)
+
+    def weights_bytes(self, weights: Weights, dtype: torch.dtype, quantization: str) -> int:
+        """See `DraftSource`; without a table of its own."""
+        model, scheme = weights.layers_of(dtype, quantization)
+        return head_bytes(self.arch, model, scheme, weights.device, weights.comm)
 
     def captured(self, limits: EngineLimits) -> tuple[int, ...]:
         """See `DraftSource`."""

@@ -74,8 +74,8 @@ class Weights:
         layers: LayerRange | None = None,
     ) -> None:
         """Reads the headers. comm, layers: as `load_model`. Raises LoadError or ConfigError, as that would."""
-        self._device, self._arch, self._comm = device, arch, SoloComm() if comm is None else comm
-        self._layers = layers
+        self.device, self._arch, self.comm = device, arch, SoloComm() if comm is None else comm
+        self._layers, self._load_format = layers, load_format
         self._is_dummy = load_format == "dummy"
         self._copies: list[Copy] = []
         self._coded: list[CodedTensor] = []
@@ -87,8 +87,8 @@ class Weights:
 
     def footprint(self, dtype: torch.dtype, quantization: str) -> Footprint:
         """With parameters of `dtype` and a value of `--quantization`. ConfigError: the ranks cannot share it."""
-        model, schemes = self._model(dtype, self._comm, self._layers), self._schemes(dtype, quantization)
-        RankParts(self._arch, schemes, self._comm.rank, self._comm.size)  # or it is refused
+        model, schemes = self._model(dtype, self.comm, self._layers), self._schemes(dtype, quantization)
+        RankParts(self._arch, schemes, self.comm.rank, self.comm.size)  # or it is refused
         owners, parts = model.owners(), dict(model.weights())
         sizes = {linear: _sizes(linear, schemes.of(linear.matrix)) for linear in model.linears()}
         left = collections.Counter(owners.values())
@@ -114,6 +114,15 @@ class Weights:
         mapped_bytes += max(one.made_bytes for one in sizes.values())
         return Footprint(now_bytes, peak_bytes, max(mapped_bytes, peak_bytes))
 
+    def beside(self, folder: pathlib.Path, arch: ModelArch) -> Weights:
+        """Those of another model, on the same device and divided alike."""
+        return Weights(folder, arch, self.device, self._load_format, self.comm)
+
+    def layers_of(self, dtype: torch.dtype, quantization: str) -> tuple[Decoder, Scheme]:
+        """The rank's model, nowhere in memory, and what its first matrix is kept as."""
+        model = self._model(dtype, self.comm, self._layers)
+        return model, self._schemes(dtype, quantization).of(model.layers[0].linears[0].matrix)
+
     def _names(self, model: Decoder) -> list[str]:
         """The parameters in the order of the files."""
         wholes = model.wholes()
@@ -124,8 +133,8 @@ class Weights:
 
     def _schemes(self, dtype: torch.dtype, quantization: str) -> Schemes:
         if self._found is None:
-            return choose(quantization, self._device, dtype, self._arch, sources=dummy.implied(self._arch, dtype))
-        return choose(quantization, self._device, dtype, self._arch, self._found.gguf_entries, self._found.sources)
+            return choose(quantization, self.device, dtype, self._arch, sources=dummy.implied(self._arch, dtype))
+        return choose(quantization, self.device, dtype, self._arch, self._found.gguf_entries, self._found.sources)
 
     def _scratch_bytes(self, model: Decoder, schemes: Schemes, dtype: torch.dtype) -> int:
         """Largest tensor of which `model` has a part that is taken out of the whole in memory, or what a matrix of
