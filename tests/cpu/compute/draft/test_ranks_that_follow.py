@@ -15,6 +15,7 @@ from typing import Any
 
 import head_case
 import msgspec
+import numpy as np
 import pytest
 import torch
 from calling_device import CallingDevice, LiveChains, LivePlans
@@ -23,13 +24,16 @@ from thread_ranks import ThreadComm, together
 
 from quire import LLM, SamplingParams
 from quire.compute import platform
+from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.head_graphs import HeadGraphs
 from quire.compute.draft.head_steps import EagerSteps, HeadRows
+from quire.compute.draft.suffix import SuffixDrafter
 from quire.compute.draft.with_head import HeadCheckpoint
 from quire.compute.platform import CudaPlatform
 from quire.compute.runner.runner import Runner
 from quire.compute.worker import Allocation, Worker
 from quire.config.eagle import read_head
+from quire.config.speculative import SpeculativeConfig
 from quire.core.plan import StepPlan
 from quire.engine import workers
 from quire.engine.capacity import layout_of
@@ -85,13 +89,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
 
 
 def plans_of(
-    folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, speculative: dict[str, Any] | None = None
 ) -> tuple[Worker, Allocation, list[Step]]:
     """Of a run, what the engine's worker was allocated, and plans with results. Later prompts begin as texts of the
     first ones, which ended by their tokens while others went on."""
     made, steps, allocate = list[tuple[Worker, Allocation]](), list[Any](), Worker.allocate
     monkeypatch.setattr(Worker, "allocate", lambda self, said: made.append((self, said)) or allocate(self, said))
-    speculative = {"method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": 3}
+    speculative = speculative or {"method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": 3}
     llm = LLM(str(folder), skip_tokenizer_init=True, speculative_config=speculative, **SIZE)
     llm.engine.scheduler.live.drafts.choose = lambda seqs, n_rows, n_free, step: [3] * len(seqs)
     asked.clear()
@@ -131,6 +135,33 @@ def begun(worker: Worker, allocation: Allocation) -> None:
 def rows_of(asked: Asked, worker: Worker) -> list[Any]:
     """Behind which it has guessed, or that it has read, since its start."""
     return asked.pop(id(worker.runner.tables), [])
+
+
+def test_a_rank_that_nobody_asks_learns_the_same_texts(
+    folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else its guesses by suffixes are others."""
+    learnt, close = dict[int, list[Any]](), SuffixDrafter.close
+
+    def noted(self: SuffixDrafter, slot: int, tokens: np.ndarray) -> None:
+        learnt.setdefault(id(self), []).append(tokens.tolist())
+        close(self, slot, tokens)
+
+    monkeypatch.setattr(SuffixDrafter, "close", noted)
+    speculative = {"method": "suffix", "num_speculative_tokens": 3}
+    one, allocation, steps = plans_of(folder, asked, monkeypatch, speculative)
+    (expected,) = learnt.values()
+    for takes_in in (True, False):
+        if not takes_in:
+            monkeypatch.setattr(Runner, "_keep_committed", lambda self, step: None)
+        learnt.clear()
+        drafter = drafter_of(SpeculativeConfig(method="suffix"))
+        worker = Worker(one._config, one._limits, folder, one._arch, CudaPlatform(), drafter=drafter)
+        begun(worker, allocation)
+        for plan, _ in steps:
+            worker.launch(copy.deepcopy(plan))
+        (found,) = learnt.values()
+        assert (found == expected) == takes_in
 
 
 def test_a_rank_that_nobody_asks(folder: pathlib.Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
