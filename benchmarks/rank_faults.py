@@ -319,7 +319,7 @@ def main() -> int:
     machine, trials = Machine(args.device), list[dict[str, Any]]()
     sizes = ["--tensor-parallel-size", str(args.ranks), "--pipeline-parallel-size", str(args.stages)]
     sizes += ["--data-parallel-size", str(args.groups)]
-    sizes += [] if args.device == "cpu" else ["--gpu-memory-utilization", f"{0.8 / args.servers:.2f}"]
+    sizes += [] if args.device == "cpu" else ["--gpu-memory-utilization", "0.95", "--kv-cache-memory-bytes", "2GiB"]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.servers) as pool:
         logs = [args.log.with_stem(f"{args.log.stem}_{i}") if i else args.log for i in range(args.servers)]
         servers = list[Server]()
