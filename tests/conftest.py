@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from typing import Any
 
 import hypothesis
@@ -62,7 +63,6 @@ at the end to one process alone; that needs `--no-loadscope-reorder`."""
 def pytest_configure(config: pytest.Config) -> None:
     """Tests of signals need children that hear them, also when this run was started in the background with SIGINT
     ignored, or with nohup."""
-    gc.disable()  # until all is collected: see below
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
@@ -86,11 +86,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and items live as long as the run: to look for garbage while they are made takes a quarter of that."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Modules and items live as long as the run: to look for garbage while they are made takes a quarter of that time.
-    Each engine that ends has all garbage looked for, which takes 0.2 s beside torch and transformers, or 0.01 s without
-    what lives on."""
-    gc.enable()
+    """Each engine that ends has all garbage looked for, which takes 0.2 s beside torch and transformers, or 0.01 s
+    without what lives on."""
     gc.collect()
     gc.freeze()
 
