@@ -9,6 +9,8 @@ PYTEST_OPTIONS ?=
 CLIENTS := .venv-conformance/bin
 EXAMPLES ?= 15
 OPENAI_SCHEMA ?=
+INSTALLED := pyproject.toml constraints.txt setup.py packaging/setup $(wildcard csrc/cpu/*)
+NEW_ENOUGH := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Quire needs Python 3.11 or newer; this is " + sys.version.split()[0])'
 
 .PHONY: serve test lint conformance docs docs-version clean
 
@@ -35,14 +37,15 @@ conformance: .venv/serve.stamp .venv-conformance/stamp  # 3 GB of clients in all
 	$(CLIENTS)/pip install --quiet --disable-pip-version-check -r tests/conformance/requirements.txt
 	touch $@
 
-.venv/serve.stamp: pyproject.toml constraints.txt setup.py packaging/setup $(wildcard csrc/cpu/*)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Quire needs Python 3.11 or newer; this is " + sys.version.split()[0])'
+.venv/serve.stamp: $(INSTALLED)
+	@$(NEW_ENOUGH)
 	@packaging/setup .venv bench
 	@touch $@
 
-.venv/test.stamp: .venv/serve.stamp
+.venv/test.stamp: $(INSTALLED)
+	@$(NEW_ENOUGH)
 	@packaging/setup .venv bench,test
-	@touch $@
+	@touch .venv/serve.stamp $@
 
 docs: .venv-docs/stamp  # docs/ as a site in build/site; fails at a broken link
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict

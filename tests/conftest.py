@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from typing import Any
 
 import hypothesis
@@ -29,20 +30,30 @@ if N_BESIDE > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // N_BESIDE)))
 
 LONGEST = (
-    "test_attention_triton.py", "test_rank_engines.py", "test_seeded_bugs.py", "test_head_apart.py",
-    "test_conditions.py", "test_serve_live.py", "test_conviction.py", "test_rank_recovery.py", "test_rank_drafts.py",
-    "test_drafts_families.py", "test_drafts_grammar.py", "test_steps_that_follow.py", "test_marks.py", "test_needle.py",
-    "test_sample_triton.py", "test_async_llm.py", "test_api_process_ends.py", "test_signals.py",
-    "test_experts_hopper.py", "test_families.py", "test_rank_faults.py", "test_rank_models.py",
-    "test_context_engines.py", "test_web_page.py", "test_constrained.py", "test_kernel_lora.py", "test_http_hostile.py",
-    "test_flash.py", "test_footprint.py", "test_batch_deaths.py", "test_standard_files.py", "test_speculative.py",
-    "test_draft_trees_distribution.py", "test_link.py", "test_batch_machine.py", "test_batch_faults.py",
-    "test_structured_output.py", "test_mtp.py", "test_http_pipelines.py", "test_decode_hopper.py", "test_kernel_mla.py",
-    "test_expert_balance.py", "test_eagle.py", "test_recovery.py", "test_kernels_triton.py", "test_attention_cpu.py",
-    "test_kernel_state_triton.py", "test_llm.py", "test_examples.py", "test_latent_hopper.py",
-    "test_draft_grammar_distribution.py", "test_http_batches.py", "test_reduce.py", "test_api_processes.py",
-    "test_online.py", "test_gguf_engine.py", "test_kv_fp8.py", "test_pipeline_engines.py", "test_adapters.py",
-    "test_mistakes_document.py", "test_paced_engine.py", "test_traffic.py",
+    "test_experts_hopper.py", "test_attention_triton.py", "test_conviction.py", "test_web_page.py",
+    "test_rank_engines.py", "test_rank_drafts.py", "test_link.py", "test_speculative.py", "test_conditions.py",
+    "test_rank_recovery.py", "test_recurrent_engines.py", "test_drafts_grammar.py", "test_traffic.py",
+    "test_api_process_ends.py", "test_families.py", "test_serve_live.py", "test_batch_deaths.py", "test_needle.py",
+    "test_rank_models.py", "test_draft_trees_distribution.py", "test_signals.py", "test_http_pipelines.py",
+    "test_head_apart.py", "test_flash.py", "test_constrained.py", "test_seeded_bugs.py", "test_node_engines.py",
+    "test_batch_faults.py", "test_async_llm.py", "test_sample_triton.py", "test_state_hopper.py", "test_kernel_lora.py",
+    "test_latent_hopper.py", "test_draft_trees_grammar.py", "test_beam_machine.py", "test_marks.py", "test_drafts.py",
+    "test_http_batches.py", "test_without_triton.py", "test_drafts_families.py", "test_text_commands.py",
+    "test_rules.py", "test_context_engines.py", "test_http_hostile.py", "test_calibrate.py",
+    "test_draft_grammar_distribution.py", "test_steps_that_follow.py", "test_api_processes.py", "test_recovery.py",
+    "test_decode_hopper.py", "test_adapter_engines.py", "test_draft_leavers.py", "test_beam_search.py",
+    "test_examples.py", "test_draft_leaks.py", "test_kernels_triton.py", "test_w4a16_hopper.py",
+    "test_batch_machine.py", "test_xml_enforced.py", "test_structured_output.py", "test_w8a8_hopper.py",
+    "test_mistakes_document.py", "test_latent_rows_hopper.py", "test_standard_files.py", "test_course.py",
+    "test_web_page_text.py", "test_draft_trees.py", "test_attention_trees.py", "test_web_page_tools.py",
+    "test_draft_distribution.py", "test_rank_faults.py", "test_kernel_state_triton.py", "test_family_engine.py",
+    "test_kernel_moe.py", "test_dummy_codes.py", "test_pipeline_engines.py", "test_fit_live.py", "test_hostile_rows.py",
+    "test_needle_families.py", "test_grammar_routes.py", "test_plan_against_measured.py", "test_expert_balance.py",
+    "test_client_examples.py", "test_lora_hopper.py", "test_context_parallel.py", "test_qgemm.py", "test_speculate.py",
+    "test_footprint.py", "test_http_tls.py", "test_kernel_mla.py", "test_garbage.py", "test_lost_worker.py",
+    "test_reduce.py", "test_suffix_tree.py", "test_attention_cpu.py", "test_trees.py", "test_loop_live.py",
+    "test_bench_serve.py", "test_json_scan.py", "test_plan.py", "test_online.py", "test_gguf_engine.py",
+    "test_loop_monitor.py", "test_cuda_cache.py", "test_gguf_families.py", "test_http_fuzz.py", "test_kv_fp8.py",
 )  # fmt: skip
 """Files that take 10 s and more beside others, the longest first. Several processes begin with them, lest one be left
 at the end to one process alone; that needs `--no-loadscope-reorder`."""
@@ -74,9 +85,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and items live as long as the run: to look for garbage while they are made takes a quarter of that."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Modules and items live as long as the run. Each engine that ends has all garbage looked for, which takes 0.2 s
-    beside torch and transformers, or 0.01 s without what lives on."""
+    """Each engine that ends has all garbage looked for, which takes 0.2 s beside torch and transformers, or 0.01 s
+    without what lives on."""
     gc.collect()
     gc.freeze()
 

@@ -8,7 +8,9 @@ printed has reached its file when the command ends, or the exit code says that i
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import gc
 import importlib
 import os
 import sys
@@ -44,6 +46,7 @@ SERVING = ("serve", "cluster")
 
 def run(arguments: list[str]) -> int:
     """Run `quire` with these arguments; returns the exit code."""
+    atexit.register(gc.freeze)  # or the interpreter looks for garbage in all of torch before it ends
     try:
         try:
             return _run(arguments)

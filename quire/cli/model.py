@@ -19,6 +19,7 @@ from quire.config.options import make_options
 from quire.config.resolve import check_length, check_rounding
 from quire.core.adapters import lora_module
 from quire.core.errors import ConfigError, QuireError, shown
+from quire.engine.garbage import no_gc
 
 if TYPE_CHECKING:
     from quire.engine.llm import LLM
@@ -96,6 +97,7 @@ def _check_adapters(config: EngineConfig) -> None:
 def load_llm(config: EngineConfig) -> LLM:
     """The offline engine for `config`; Ctrl-C while it loads ends the process."""
     with instant_exit():
-        from quire.engine.llm import LLM
+        with no_gc():
+            from quire.engine.llm import LLM
 
         return LLM.of_command_line(config)

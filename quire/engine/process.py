@@ -61,7 +61,7 @@ from quire.engine.command_reader import refusals
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import RanksLost
 from quire.engine.flight_recorder import FlightRecorder
-from quire.engine.garbage import quiet_gc, thawed
+from quire.engine.garbage import no_gc, quiet_gc, thawed
 from quire.engine.prefix_updates import PrefixPublisher
 from quire.engine.router import ClientRouter
 from quire.engine.status_pipe import StatusPipe
@@ -325,7 +325,8 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
     try:
         if build is None:  # torch is imported here and not above: nothing must take long before signals are dealt with
             logger.info("loading torch")
-            build_engine = importlib.import_module("quire.engine.build").build_engine
+            with no_gc():
+                build_engine = importlib.import_module("quire.engine.build").build_engine
             build = functools.partial(build_engine, place=folder_of(start.address))  # which is removed with the socket
             logger.info("torch is loaded; loading %s", called(config.model))
         core, ready = build(fetch(config, status), is_server=True, is_restart=bool(start.ends))

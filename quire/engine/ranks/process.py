@@ -25,6 +25,7 @@ from quire.core.events import EndKind
 from quire.engine import logs, stdio
 from quire.engine.child import read_start
 from quire.engine.executors.executor import is_out_of_memory
+from quire.engine.garbage import no_gc
 from quire.engine.ranks.done import DoneSteps
 from quire.engine.ranks.ring import STARTING, RankMemory
 from quire.engine.ranks.start import RankFailed, RankStart
@@ -119,7 +120,8 @@ def main(run: Callable[[RankStart, RankMemory, Pulse], None] | None = None) -> i
     pulse = Pulse(memory, start.rank)
     try:
         if run is None:  # torch is imported here and not above: a sign of life comes first
-            run = importlib.import_module("quire.engine.ranks.rank").run_rank
+            with no_gc():
+                run = importlib.import_module("quire.engine.ranks.rank").run_rank
         run(start, memory, pulse)
     except Exception as error:
         tell_failure(start, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,20 @@ class DeviceApart(CallingDevice):
     """As a GPU, of which nobody asks how much memory it has."""
 
 
+@pytest.fixture(scope="module")
+def plain_apart(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any], int], dict[str, list[int]]]:
+    """What such a worker says without drafts, by its options and the depth; computed once each."""
+    said: dict[tuple[bool, int], dict[str, list[int]]] = {}
+
+    def plain(apart: dict[str, Any], depth: int) -> dict[str, list[int]]:
+        key = apart["platform"].capturing is not None, depth
+        if key not in said:
+            said[key] = run(tmp_path_factory.mktemp("plain-apart"), depth, 0, None, **apart)[0]
+        return said[key]
+
+    return plain
+
+
 @pytest.fixture(params=["captured", "eager"])
 def apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options of a worker whose device keeps its own tokens, and whose steps are launched two deep and more."""
@@ -161,9 +176,12 @@ def apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
 @pytest.mark.parametrize("n_pages", [60, 22])
 @pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_device_apart(tmp_path: pathlib.Path, apart: dict[str, Any], depth: int, chance: float, n_pages: int) -> None:
+def test_a_device_apart(
+    tmp_path: pathlib.Path, apart: dict[str, Any], plain_apart: Callable[[dict[str, Any], int], dict[str, list[int]]],
+    depth: int, chance: float, n_pages: int,
+) -> None:  # fmt: skip
     """The host's copy of the tokens is right when drafts begin, whoever left his slot meanwhile."""
-    expected = run(tmp_path, depth, 0, None, **apart)[0]
+    expected = plain_apart(apart, depth)
     known = {tuple(one.prompt_token_ids): expected[one.request_id] for one in requests()}
     drafter = KnowingDrafter(known, chance)
     assert run(tmp_path, depth, 4, EachSequence(drafter), n_pages, **apart)[0] == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import brief  # noqa: F401
 import torch
 import triton
 from triton.backends.compiler import GPUTarget

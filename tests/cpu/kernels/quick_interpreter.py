@@ -15,6 +15,7 @@ import math
 import types
 from typing import Any
 
+import brief  # noqa: F401
 from triton.language import core, semantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, _patch_lang

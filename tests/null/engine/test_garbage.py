@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from quire.engine import garbage
-from quire.engine.garbage import THRESHOLDS, Freezer, gc_kept_quiet, quiet_gc
+from quire.engine.garbage import THRESHOLDS, Freezer, gc_kept_quiet, no_gc, quiet_gc
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +99,23 @@ def test_a_batch_beside_a_batch_leaves_later_ones_theirs() -> None:
     with gc_kept_quiet():
         assert gc.get_freeze_count() > 1000
     assert gc.get_freeze_count() == 0
+
+
+def test_imports_are_not_looked_through_and_stay(pauses: list[float]) -> None:
+    made: list[object] = []
+    with no_gc():
+        for _ in range(20_000):
+            made.append([made])
+    n_frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    assert not pauses and n_frozen > 20_000 and gc.isenabled()
+
+
+def test_who_has_switched_it_off_finds_it_so() -> None:
+    gc.disable()
+    try:
+        with pytest.raises(ImportError), no_gc():
+            raise ImportError
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import brief  # noqa: F401
 import torch
 import triton
 from flash_case import Case

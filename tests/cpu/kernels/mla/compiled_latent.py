@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import types
 
+import brief  # noqa: F401
 import torch
 from compiled import build
 

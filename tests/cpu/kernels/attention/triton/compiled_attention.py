@@ -6,6 +6,7 @@ import sys
 import time
 import types
 
+import brief  # noqa: F401
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
