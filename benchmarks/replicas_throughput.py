@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import statistics
 import sys
 import time
@@ -180,10 +181,13 @@ async def compare(llm: AsyncLLM, fleet: ProcessFleet, n_requests: int, n_rounds:
     n_requests: of each W2. Returns "one" and "all", each with what `run_all` found in every round, and "ratio", that of
     their medians in tokens a second.
     """
-    every, numbers = fleet.names, itertools.count()
+    every, numbers, shuffled = fleet.names, itertools.count(), random.Random(0)
 
     def fresh(n: int) -> list[BenchRequest]:
-        return [request for _ in range(n) for request in nano_vllm(next(numbers))[:n_requests]]
+        requests = [request for _ in range(n) for request in nano_vllm(next(numbers))[:n_requests]]
+        if n > 1:  # as they stand, every fourth of each would go to the same of four replicas: a sixth more for one
+            shuffled.shuffle(requests)
+        return requests
 
     found: dict[str, list[dict[str, float]]] = {"one": [], "all": []}
     await run_all(llm, fresh(len(every)), "warming up")

@@ -38,6 +38,9 @@ GRACE_S = 3.0
 MAX_SLEEP_S = 1.0
 """When the watch itself slept longer, this process was stopped or starved, and the engine's silence means nothing."""
 LEAVE_S = 3.0
+HELD_S = 30.0
+"""A process that has said how it ends is waited for: what it holds of a device is not to be had before. A driver may
+keep it so long, in calls that nothing ends, where another process that it shared memory with was killed."""
 RETRY_S = 1.0
 """Wait after a start that failed."""
 CRASHES = {
@@ -236,6 +239,13 @@ class EngineSupervisor:
                 reason = f"the engine could not be started again: {error.message}"
                 await asyncio.sleep(RETRY_S)
 
+    async def _see_off(self, child: Child) -> None:
+        """Returns when a process that has said how it ends is gone, or is not waited for any longer."""
+        if await child.wait(LEAVE_S) is None:
+            logger.error("%s; the engine process, number %d, does not end: it is killed", self._said, child.pid)
+            child.signal(signal.SIGKILL)
+            await child.wait(HELD_S)
+
     def _fail(self, reason: str) -> None:
         logger.error("the engine is lost: %s", reason)
         self.failure = reason
@@ -250,6 +260,9 @@ class EngineSupervisor:
                     await child.gone.wait()
             except TimeoutError:
                 pass
+            if self._said is not None and not child.gone.is_set():
+                await self._see_off(child)
+                return
             now_s = time.monotonic()
             slept_s, last_s = now_s - last_s, now_s
             beat = self._beat

@@ -80,6 +80,30 @@ async def test_only_what_is_refused_is_a_wrong_option(kind: EndKind, tmp_path: p
         await supervisor.close()
 
 
+async def test_a_process_that_says_how_it_ends_and_does_not_is_killed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one does that a driver holds; the next engine is started for the reason that it gave."""
+    monkeypatch.setattr("quire.engine.supervisor.LEAVE_S", 0.3)
+    said, mark = encode_status(EngineFailed("rank 1 ended", EndKind.KILLED)), tmp_path / "was here"
+    command = engine_script(
+        tmp_path, f"is_first = not os.path.exists({str(mark)!r})", f"open({str(mark)!r}, 'w')",
+        f"say({encode_status(READY)!r})", f"is_first and say({said!r})", "time.sleep(600)",
+    )  # fmt: skip
+    supervisor = EngineSupervisor(EngineConfig(device="null"), command)
+    try:
+        await supervisor.start()
+        first = supervisor.pid
+        async with asyncio.timeout(60):
+            while supervisor.pid == first:
+                await asyncio.sleep(0.02)
+        assert supervisor.n_restarts == 1 and supervisor.failure is None
+        assert f"rank 1 ended; the engine process, number {first}, does not end: it is killed" in caplog.text
+        assert "rank 1 ended; starting the engine again (1)" in caplog.text and "no progress" not in caplog.text
+    finally:
+        await supervisor.close()
+
+
 def test_the_engine_process_says_when_it_downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     reading, writing = os.pipe()
     fetched: list[tuple[str, str | None]] = []
