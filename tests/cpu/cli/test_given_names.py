@@ -61,7 +61,7 @@ def test_an_error_of_its_mtp_module_names_it(model: str) -> None:
     folder = find_checkpoint(model)
     speculative: Any = SpeculativeConfig(method="mtp", num_speculative_tokens=1)
     with pytest.raises(ConfigError, match=f"^{model} has no MTP module"):
-        _draft_source(EngineConfig(model=model), speculative, folder, read_arch(folder))
+        _draft_source(EngineConfig(model=model), speculative, folder, read_arch(folder), 1)
 
 
 @pytest.mark.parametrize(
@@ -81,5 +81,5 @@ def test_an_error_of_a_draft_of_the_hub_names_it(
     speculative: Any = SpeculativeConfig(method=method, model="org/draft", num_speculative_tokens=1)
     folder = find_checkpoint("demo")
     with pytest.raises(ConfigError) as refused:
-        _draft_source(EngineConfig(), speculative, folder, read_arch(folder))
+        _draft_source(EngineConfig(), speculative, folder, read_arch(folder), 1)
     assert refused.value.message.startswith(f"org/draft{said if said[0] == ',' else ' ' + said}")
