@@ -21,6 +21,7 @@ from quire.bench.draft_reason import spread_of
 from quire.bench.offline import check_batches, exact_params
 from quire.bench.options import SpeculateOptions
 from quire.config.engine import EngineConfig
+from quire.config.mesh import mesh_of
 from quire.core.errors import ConfigError, shown
 from quire.core.prompts import TokensPrompt
 from quire.core.ticker import ticked
@@ -61,6 +62,12 @@ class Pair:
         """Both loaded; ConfigError where nothing is to be drafted."""
         if not config.speculative_config:
             raise ConfigError('nothing is drafted: add --speculative-config, for instance \'{"method": "ngram"}\'')
+        n_ranks = mesh_of(config).n_ranks
+        if n_ranks > 1:
+            raise ConfigError(
+                f"drafts are compared on one rank, and {n_ranks} are asked for: leave these options out, or run"
+                " `quire bench throughput` with and without --speculative-config"
+            )
         options = msgspec.structs.asdict(config)
         half = {"gpu_memory_utilization": config.gpu_memory_utilization / 2}  # what the first takes counts for both
         pair = cls(LLM(**options | {"speculative_config": None} | half), LLM(**options))

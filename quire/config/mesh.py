@@ -107,6 +107,12 @@ def mesh_of(config: EngineConfig) -> Mesh:
             " --speculative-config out, or take --tensor-parallel-size",
             param="speculative_config",
         )
+    if pp > 1 and config.speculative_config:
+        raise ConfigError(
+            f"pipeline_parallel_size = {pp} and speculative_config: a stage would wait for the last one to know which"
+            " drafts count: leave --speculative-config out, or take --tensor-parallel-size",
+            param="speculative_config",
+        )
     check_alone(config)
     check_nodes(config)
     balanced(config)  # or it is refused

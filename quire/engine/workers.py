@@ -196,13 +196,6 @@ def make_worker(
             "leave --speculative-config out",
             param="speculative_config",
         )
-    if speculative is not None and shape.pp > 1:
-        raise ConfigError(
-            f"speculative_config: a stage of a pipeline would wait for the last one to know which drafts count, so"
-            f" pipeline_parallel_size = {shape.pp} takes none: leave --speculative-config out, or take"
-            " --tensor-parallel-size",
-            param="speculative_config",
-        )
     drafter = None if speculative is None else drafter_of(speculative)
     if speculative is not None and drafter is None and shape.n_token_ranks > 1:
         raise ConfigError(

@@ -66,7 +66,7 @@ def test_stages_sleep_and_a_stopped_one_is_named(folder: pathlib.Path, monkeypat
 
 @pytest.mark.parametrize("options, message", [
     ({"pipeline_parallel_size": 9}, r"pipeline_parallel_size = 9: qwen3 has \d+ layers, and each stage needs one"),
-    ({"pipeline_parallel_size": 2, "speculative_config": NGRAM}, "pipeline_parallel_size = 2 takes none"),
+    ({"pipeline_parallel_size": 2, "speculative_config": NGRAM}, "pipeline_parallel_size = 2 and speculative_config"),
     ({"pipeline_parallel_size": 2, "device": "null"}, "pipeline_parallel_size = 2 and device = 'null'"),
 ])  # fmt: skip
 def test_what_a_pipeline_cannot_do(

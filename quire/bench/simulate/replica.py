@@ -6,7 +6,9 @@ real loop. Does not own decisions, which are the engine's, nor the clock's pace 
 
 from __future__ import annotations
 
+import collections
 import math
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from quire.bench.simulate.record import Outcome, StepLog
@@ -73,6 +75,9 @@ class EngineReplica:
         self._fresh: set[str] = set()
         """Without a token."""
         self._params: dict[int, SamplingParams] = {}
+        self._is_staged = machine.config.pipeline_parallel_size > 1
+        self._token_s: dict[str, float] = {}
+        """Of stages: when each open request had its last token."""
         self._last_s = self._sampled_s = self._step_s = 0.0
         self.engine.core.on_step = self._on_step
 
@@ -132,12 +137,25 @@ class EngineReplica:
             for delta in deltas
             if delta.finish_reason is not None or (fresh and delta.request_id in fresh)
         ]
-        n_gaps = len(deltas) - n_before + len(fresh)
-        if n_gaps:
+        if self._is_staged:
+            self._note_gaps(deltas, now_s)
+        elif n_gaps := len(deltas) - n_before + len(fresh):
             self.log.gaps_s.append(now_s - self._last_s)
             self.log.n_gaps.append(n_gaps)
         self._last_s = now_s
         return told
+
+    def _note_gaps(self, deltas: Sequence[SeqDelta], now_s: float) -> None:
+        """Of stages, where the step before had other sequences: since each one's own last token."""
+        last = self._token_s
+        gaps = collections.Counter(last[delta.request_id] for delta in deltas if delta.request_id in last)
+        for token_s, n_gaps in gaps.items():
+            self.log.gaps_s.append(now_s - token_s)
+            self.log.n_gaps.append(n_gaps)
+        for delta in deltas:
+            last[delta.request_id] = now_s
+            if delta.finish_reason is not None:
+                del last[delta.request_id]
 
     def _tell_prefixes(self, ticket: int, update: PrefixUpdate) -> bool:
         self._told.append(update)

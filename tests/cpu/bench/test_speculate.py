@@ -11,7 +11,7 @@ import pytest
 from quire.bench.draft_chart import CHANCES, MOST, panels, write_draft_chart
 from quire.bench.draft_reason import spread_of, why_no_gain
 from quire.bench.options import SpeculateOptions
-from quire.bench.speculate import acceptance_of, measure_speculation
+from quire.bench.speculate import Pair, acceptance_of, measure_speculation
 from quire.cli.main import main
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError
@@ -39,6 +39,9 @@ def test_acceptance_is_found_from_what_was_kept(rate: float, n: int) -> None:
 
 
 def test_nothing_to_compare() -> None:
+    drafts = EngineConfig(speculative_config={"method": "ngram"}, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="compared on one rank, and 2 are asked for: leave"):
+        Pair.load(drafts, 0.0)
     with pytest.raises(ConfigError, match="add --speculative-config"):
         measure_speculation(EngineConfig(), SpeculateOptions())
 

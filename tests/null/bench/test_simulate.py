@@ -501,6 +501,17 @@ def test_whole_prompts_stall_decodes_and_chunks_do_not() -> None:
     assert longest == [207.0, 16.0]
 
 
+def test_gaps_of_stages_are_those_of_a_sequence() -> None:
+    """Two stages have other sequences in every other step: a token of one waits for two of them."""
+    requests = of_lengths([(2, 50)] * 4)
+    for options in ({}, {"pipeline_parallel_size": 2}):
+        run = one_run(EngineReplica(machine(cost=FlatCost(), **options)), requests)
+        (log,) = run.logs
+        n_gaps, total_s = sum(log.n_gaps), sum(gap * n for gap, n in zip(log.gaps_s, log.n_gaps, strict=True))
+        assert n_gaps == 4 * 49
+        assert total_s == pytest.approx(sum(one.end_s - one.first_s for one in run.outcomes))
+
+
 def test_paging_preempts_the_last_and_loses_no_token() -> None:
     made = machine(cost=FlatCost(), num_gpu_blocks_override=12, max_model_len=160)
     run = one_run(PagedWhole(made), of_lengths([(30, 60)] * 4))
