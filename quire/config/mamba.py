@@ -58,7 +58,8 @@ class MambaSpec(RecurrentMixer, frozen=True, kw_only=True):
 
     @property
     def n_row_numbers(self) -> int:
-        return 3 * self.inner_size + 2 * self.conv_size + self.n_scan_heads
+        in_float32 = 6 * self.inner_size if self.n_groups_of_all else 0  # of ranks that norm together, thrice
+        return 3 * self.inner_size + 2 * self.conv_size + self.n_scan_heads + in_float32
 
     @property
     def words(self) -> str:
@@ -86,6 +87,9 @@ class MambaSpec(RecurrentMixer, frozen=True, kw_only=True):
             name = own + ".conv1d"
             tensors["bias"] = Tensor(name=name, shape=(self.conv_size,), kind="bias", cut=cut, sections=of_conv)
         n_in, norm = sum(one.n_rows for one in inside), NormSpec(eps=self.eps)
+        gated = NormTable(
+            name=own + ".norm", shape=(self.inner_size,), spec=norm, cut=cut, unit=self.head_dim
+        )  # fmt: skip
         return MixerParameters(
             matrices={
                 "in": Matrix(
@@ -96,7 +100,7 @@ class MambaSpec(RecurrentMixer, frozen=True, kw_only=True):
                     unit=self.head_dim,
                 ),
             },
-            norms={"gated": NormTable(name=own + ".norm", shape=(self.inner_size,), spec=norm, cut=cut)},
+            norms={"gated": gated},
             tensors=tensors,
         )  # fmt: skip
 

@@ -38,9 +38,11 @@ GRACE_S = 3.0
 MAX_SLEEP_S = 1.0
 """When the watch itself slept longer, this process was stopped or starved, and the engine's silence means nothing."""
 LEAVE_S = 3.0
+ENDS_S = 15.0
+"""A process that has said how it ends has this long for it: it ends ranks, with their stacks, one after the other."""
 HELD_S = 30.0
-"""A process that has said how it ends is waited for: what it holds of a device is not to be had before. A driver may
-keep it so long, in calls that nothing ends, where another process that it shared memory with was killed."""
+"""And when it was killed it is waited for: what it holds of a device is not to be had before. A driver may keep it so
+long, in calls that nothing ends, where another process that it shared memory with was killed."""
 RETRY_S = 1.0
 """Wait after a start that failed."""
 CRASHES = {
@@ -73,6 +75,8 @@ class EngineSupervisor:
         """The process has not loaded the model in time."""
         self._load_timer: asyncio.TimerHandle | None = None
         """Sets `_late`; None while nothing is loaded, or is being fetched from the hub."""
+        self._has_failed = asyncio.Event()
+        """The process has said that it ends."""
         self._said: str | None = None
         """Why the process ends, in its own words or in those of who ends it."""
         self._end_kind: EndKind | None = None
@@ -144,13 +148,18 @@ class EngineSupervisor:
             place = OSError(error.errno, error.strerror, "memory shared with the engine")
             raise EngineError(str(shortage(place))) from None
         self._child = child = Child(self._command, self._first_line, self._hear, inherited=(self._recorder_fd,))
-        gone, late = asyncio.ensure_future(child.gone.wait()), asyncio.ensure_future(self._late.wait())
+        self._has_failed.clear()
+        gone, late, failed = (
+            asyncio.ensure_future(one.wait()) for one in (child.gone, self._late, self._has_failed)
+        )  # fmt: skip
         self._limit_load(True)
         try:
-            await asyncio.wait((self._ready, gone, late), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._ready, gone, late, failed), return_when=asyncio.FIRST_COMPLETED)
             if self._ready.done():
                 return self._ready.result()
-            if not gone.done():
+            if self._said is not None:
+                await self._see_off(child)
+            elif not gone.done():
                 await child.abort()
                 self._end_kind = EndKind.REFUSED  # by an option, `load_timeout`
                 self._said = (
@@ -160,8 +169,8 @@ class EngineSupervisor:
                 )
         finally:
             self._limit_load(False)
-            gone.cancel()
-            late.cancel()
+            for waiting in (gone, late, failed):
+                waiting.cancel()
         raise EngineError(await self._end_reason(child))
 
     def _first_line(self, status_fd: int) -> bytes:
@@ -189,6 +198,7 @@ class EngineSupervisor:
                 self._beat = status
             case EngineFailed(message, kind):
                 self._said, self._end_kind = message, kind
+                self._has_failed.set()
             case Fetching(is_over):
                 self._limit_load(is_over)
             case EngineReady() if self._ready is not None and not self._ready.done():
@@ -241,8 +251,11 @@ class EngineSupervisor:
 
     async def _see_off(self, child: Child) -> None:
         """Returns when a process that has said how it ends is gone, or is not waited for any longer."""
-        if await child.wait(LEAVE_S) is None:
-            logger.error("%s; the engine process, number %d, does not end: it is killed", self._said, child.pid)
+        if await child.wait(LEAVE_S) is not None:
+            return
+        logger.error("%s; the engine process, number %d, has not ended yet", self._said, child.pid)
+        if await child.wait(ENDS_S - LEAVE_S) is None:
+            logger.error("the engine process, number %d, does not end: it is killed", child.pid)
             child.signal(signal.SIGKILL)
             await child.wait(HELD_S)
 

@@ -138,6 +138,8 @@ def serve_command(
         words += ["--ulysses-degree", str(mesh.sp)]
     if is_one_engine(mesh):
         words += ["--data-parallel-size", str(mesh.dp)]
+        if mesh.sends_rows and not is_host:
+            unsaid.append("steps with prompts, or that send many bytes, are not captured: they take longer than said")
     elif mesh.dp > 1:
         unsaid.append(f"dp = {mesh.dp}: start the command {mesh.dp} times, each with its own devices and port")
     if quantization in FLOATING:

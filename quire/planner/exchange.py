@@ -55,5 +55,11 @@ def gathers(
     return gathered_bytes(n_most, row_bytes, n_chosen, n_ranks) <= dispatched + counts_bytes
 
 
+def may_be_common(n_rows: float, row_bytes: float, n_chosen: float, n_experts: int, n_ranks: int) -> bool:
+    """Whether a captured step in which each rank has so many rows, all gathered, is quicker than one that dispatches
+    them, launched kernel by kernel."""
+    return gathers(n_rows, n_rows, row_bytes, n_chosen, n_experts, n_ranks, LAUNCHES_BYTES)
+
+
 def _there_and_back(row_bytes: float, n_chosen: float) -> float:
     return 2 * row_bytes + CHOICE_BYTES * n_chosen

@@ -25,6 +25,7 @@ from quire.planner.expert_loads import EVEN
 WIDTH: Final = 12
 COMPUTED: Final = "; of several GPUs only dense models on H200s were ever measured"
 EAGER: Final = ", and their decode steps are not captured in graphs: what launches take beyond that is not in them"
+LONG: Final = ", and steps that send experts many bytes, or have prompts, are not captured: that is not in them either"
 Facts = dict[str, Any]
 
 
@@ -114,7 +115,7 @@ def _times(mesh: Mesh) -> str:
     """What of them was not measured."""
     if mesh.n_ranks == mesh.dp and not mesh.sends_rows:
         return ""
-    return COMPUTED + (EAGER if mesh.ring > 1 else "")
+    return COMPUTED + (EAGER if mesh.ring > 1 else LONG if mesh.sends_rows else "")
 
 
 def _model_name(model: str) -> str:

@@ -87,9 +87,8 @@ class Exchange:
     def may_be_common(self, n_rows: int, row_bytes: int, n_chosen: int, n_held: int) -> bool:
         """Whether a captured step in which each data-parallel rank has so many rows, all gathered, is quicker than one
         launched kernel by kernel that dispatches them."""
-        n_ranks, n_sent = self._comm.size, -(-n_rows // self._n_sharing)
-        n_experts = n_held * n_ranks
-        return volumes.gathers(n_sent, n_sent, row_bytes, n_chosen, n_experts, n_ranks, volumes.LAUNCHES_BYTES)
+        n_ranks = self._comm.size
+        return volumes.may_be_common(-(-n_rows // self._n_sharing), row_bytes, n_chosen, n_held * n_ranks, n_ranks)
 
     def _gathered(self, x: torch.Tensor, chosen: torch.Tensor, held: Held) -> torch.Tensor:
         n, n_most = len(x), max(self._rows)

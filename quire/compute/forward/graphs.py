@@ -33,7 +33,7 @@ from quire.compute.forward.buckets import (
 from quire.compute.forward.sampled_rows import PLAIN, SampledRows
 from quire.compute.forward.staged_rows import StagedRows
 from quire.compute.models.decoder import Decoder
-from quire.compute.models.sent_rows import exchange_of
+from quire.compute.models.sent_rows import compute_for_others, exchange_of
 from quire.compute.runner import standing
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
@@ -356,7 +356,9 @@ class GraphForward:
     def join(self, n_common: int) -> None:
         """See `CommonForward`."""
         captures = self._captures_now(adapted=False)
-        assert captures is not None
+        if captures is None:
+            compute_for_others(self._model)
+            return
         replay = self._replay(captures, captures.decode, n_common)
         self._send_idle(captures, captures.decode, n_common)
         replay()

@@ -80,15 +80,40 @@ async def test_only_what_is_refused_is_a_wrong_option(kind: EndKind, tmp_path: p
         await supervisor.close()
 
 
+@pytest.fixture
+def brief_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.engine.supervisor.LEAVE_S", 0.2)
+    monkeypatch.setattr("quire.engine.supervisor.ENDS_S", 0.4)
+
+
+async def test_a_start_that_says_how_it_ends_and_does_not_is_killed(tmp_path: pathlib.Path, brief_ends: None) -> None:
+    said = encode_status(EngineFailed("rank 1 ended", EndKind.KILLED))
+    supervisor = EngineSupervisor(
+        EngineConfig(device="null"), engine_script(tmp_path, f"say({said!r})", "time.sleep(600)")
+    )
+    try:
+        with pytest.raises(EngineError, match=r"^rank 1 ended$"):
+            async with asyncio.timeout(60):
+                await supervisor.start()
+    finally:
+        await supervisor.close()
+
+
+@pytest.mark.parametrize("last_words", [False, True])
 async def test_a_process_that_says_how_it_ends_and_does_not_is_killed(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As one does that a driver holds; the next engine is started for the reason that it gave."""
-    monkeypatch.setattr("quire.engine.supervisor.LEAVE_S", 0.3)
+    last_words: bool, tmp_path: pathlib.Path, brief_ends: None, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As one does that a driver holds; the next engine is started for the reason that it gave. One that still ends
+    others, and writes their stacks, has the time for it."""
+    if last_words:
+        monkeypatch.setattr("quire.engine.supervisor.ENDS_S", 30.0)
     said, mark = encode_status(EngineFailed("rank 1 ended", EndKind.KILLED)), tmp_path / "was here"
     command = engine_script(
         tmp_path, f"is_first = not os.path.exists({str(mark)!r})", f"open({str(mark)!r}, 'w')",
-        f"say({encode_status(READY)!r})", f"is_first and say({said!r})", "time.sleep(600)",
+        f"say({encode_status(READY)!r})", f"is_first and say({said!r})",
+        "is_first and time.sleep(1.0)" if last_words else "time.sleep(600)",
+        f"is_first and open({str(tmp_path / 'stacks')!r}, 'w')", "is_first or time.sleep(600)",
     )  # fmt: skip
     supervisor = EngineSupervisor(EngineConfig(device="null"), command)
     try:
@@ -98,7 +123,9 @@ async def test_a_process_that_says_how_it_ends_and_does_not_is_killed(
             while supervisor.pid == first:
                 await asyncio.sleep(0.02)
         assert supervisor.n_restarts == 1 and supervisor.failure is None
-        assert f"rank 1 ended; the engine process, number {first}, does not end: it is killed" in caplog.text
+        assert f"rank 1 ended; the engine process, number {first}, has not ended yet" in caplog.text
+        assert (f"number {first}, does not end: it is killed" in caplog.text) != last_words
+        assert (tmp_path / "stacks").exists() == last_words
         assert "rank 1 ended; starting the engine again (1)" in caplog.text and "no progress" not in caplog.text
     finally:
         await supervisor.close()
