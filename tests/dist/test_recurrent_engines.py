@@ -16,8 +16,9 @@ TIGHT = {"num_gpu_blocks_override": 20}
 
 @pytest.mark.parametrize("name, options, fields", [
     ("qwen3_next", {"tensor_parallel_size": 2, "enable_sleep_mode": True}, {}),
-    ("granitemoehybrid", {"tensor_parallel_size": 4, "enable_expert_parallel": True}, {"num_local_experts": 8}),
-    ("lfm2", {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, {}),
+    ("granitemoehybrid", {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+     {"num_local_experts": 8, "mamba_n_groups": 1}),
+    ("lfm2", {"pipeline_parallel_size": 2}, {}),
     ("bamba", {"pipeline_parallel_size": 3}, {}),
     ("mamba2", {"pipeline_parallel_size": 2, "pp_layer_partition": "2,1"}, {}),
 ])  # fmt: skip
