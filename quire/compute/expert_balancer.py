@@ -19,7 +19,7 @@ import torch
 from quire.compute.dist.comm import MeetingComm
 from quire.compute.dist.expert_moves import move
 from quire.compute.layers.expert_copies import ExpertCopies
-from quire.compute.layers.experts import Experts
+from quire.compute.layers.experts import Experts, experts_of
 from quire.compute.worker import Worker
 from quire.config.eplb import EplbConfig
 from quire.core.balance import BalanceFacts, BalanceStage
@@ -67,7 +67,7 @@ class ExpertBalancer:
         self.facts = self._coming = msgspec.structs.replace(self._coming, before=0.0, after=0.0)
 
     def _layers(self) -> list[Experts]:
-        return [layer.ffn for layer in self._worker.model.layers if isinstance(layer.ffn, Experts)]
+        return experts_of(self._worker.model.layers)
 
     def _loads(self) -> torch.Tensor:
         return torch.cat([layer.load for layer in self._layers()])

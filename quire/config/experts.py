@@ -15,7 +15,6 @@ import msgspec
 from quire.config.feed_forward import FeedForwardSpec
 from quire.config.parameters import Cut, FfnParameters, Kept, Matrix, Tensor
 from quire.config.shares import part_of
-from quire.core.errors import ConfigError
 
 CORRECTION: Final = "e_score_correction_bias"
 """What the name of the correction of scores ends in."""
@@ -127,12 +126,8 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     def _part(self, n_ranks: int) -> int:
         """Slots of one of them."""
         copies = f" and {self.n_redundant} copies" if self.n_redundant else ""
-        if self.n_slots % n_ranks:
-            raise ConfigError(
-                f"there are {self.n_experts} experts{copies}, which {n_ranks} ranks cannot share equally",
-                cure="leave --enable-expert-parallel out, or take another number of ranks",
-            )
-        return self.n_slots // n_ranks
+        cure = "leave --enable-expert-parallel out, or take another number of ranks"
+        return part_of(f"there are {self.n_experts} experts{copies}", self.n_slots, n_ranks, cure=cure)
 
     @property
     def is_plain(self) -> bool:

@@ -180,13 +180,13 @@ def _vocabulary(name: str, n_rows: int, rank: int, n_ranks: int) -> tuple[int, i
     return rank * most, min(most, n_rows - rank * most)
 
 
-def part_of(what: str, size: int, n_ranks: int, unit: int = 1, step: int = 1) -> int:
+def part_of(
+    what: str, size: int, n_ranks: int, unit: int = 1, step: int = 1, cure: str = "take another number of ranks"
+) -> int:
     """Of one rank, whole units and whole steps."""
     together = f" in units of {unit}" if unit > 1 else ""
     if size % (unit * n_ranks):
-        raise ConfigError(
-            f"{what}{together}, which {n_ranks} ranks cannot share equally", cure="take another number of ranks"
-        )
+        raise ConfigError(f"{what}{together}, which {n_ranks} ranks cannot share equally", cure=cure)
     if size // n_ranks % step:
         raise ConfigError(
             f"{what}{together}: the {size // n_ranks} of one rank of {n_ranks} are not a multiple of the {step} that"

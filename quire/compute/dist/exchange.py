@@ -37,19 +37,20 @@ class Exchange:
         """comm: of all ranks, neighbours sharing layers; place: among the n_sharing of them; max_rows: that experts are
         to compute at once. counts_bytes: see `planner/exchange`."""
         self._comm, self._place, self._n_sharing, self._max_rows = comm, place, n_sharing, max_rows
-        self.n_apart: Final = comm.size // n_sharing
-        """Data-parallel ranks."""
         self._counts_bytes = counts_bytes
         self._rows = [0] * comm.size
         """That each rank sends."""
         self._is_common = False
 
-    def begin(self, rows: Sequence[int], n_common: int = 0) -> None:
-        """A step begins: rows of each data-parallel rank. n_common: to how many each fills them up in a step that any
-        rank may have captured, so that what is sent has shapes that all know; 0: in no such step."""
-        n_sharing, self._is_common = self._n_sharing, n_common > 0
-        filled = [n_common] * len(rows) if n_common else rows
-        self._rows = [len(range(place, n, n_sharing)) for n in filled for place in range(n_sharing)]
+    def begin(self, rows: Sequence[int], *, is_common: bool = False) -> None:
+        """A step begins: rows of each data-parallel rank. is_common: see `begin_common`."""
+        n_sharing, self._is_common = self._n_sharing, is_common
+        self._rows = [len(range(place, n, n_sharing)) for n in rows for place in range(n_sharing)]
+
+    def begin_common(self, n_rows: int) -> None:
+        """A step begins that any rank may have captured: each data-parallel rank fills its rows up to so many, so that
+        what is sent has shapes that all know."""
+        self.begin([n_rows] * (self._comm.size // self._n_sharing), is_common=True)
 
     def run(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, n_held: int, compute: Compute,

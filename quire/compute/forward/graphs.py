@@ -327,7 +327,7 @@ class GraphForward:
         guesses = self._staged_rows.guesses.device[:size]
         adapted = self._adapted if captures.adapted else None
         if self._exchange is not None:
-            self._exchange.begin([size] * self._exchange.n_apart, size)
+            self._exchange.begin_common(size)
 
         def forward() -> None:
             self._tables.pages.view(-1)[page_at] = page.to(torch.int32)

@@ -9,7 +9,7 @@ each with all of its tokens.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
 import torch
@@ -60,6 +60,13 @@ class Adapted(Protocol):
     ) -> torch.Tensor:
         """The sums over the experts that are held, of rows of any rank's step, whose places came along."""
         ...
+
+
+class HasFfn(Protocol):
+    """A layer."""
+
+    @property
+    def ffn(self) -> object: ...
 
 
 class Experts:
@@ -349,3 +356,7 @@ def _packed(up: Bank, down: Bank) -> moe.PackedExperts | None:
     )
     return moe.PackedExperts(both[0], both[1], up_biases, down_biases)
 
+
+def experts_of(layers: Iterable[HasFfn]) -> list[Experts]:
+    """Of each layer that has any."""
+    return [layer.ffn for layer in layers if isinstance(layer.ffn, Experts)]

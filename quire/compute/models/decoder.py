@@ -18,7 +18,7 @@ from quire.compute.dist.added import RankSum
 from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
-from quire.compute.layers.experts import Experts
+from quire.compute.layers.experts import Experts, experts_of
 from quire.compute.layers.float32_stream import Float32StreamLayer, Float32StreamNorm
 from quire.compute.layers.linear import Embedding, Linear, Make, Table
 from quire.compute.layers.norm import Norm
@@ -247,7 +247,7 @@ class Decoder:
 
     def expert_loads(self) -> list[list[int]]:
         """Of each layer with experts, how many tokens chose each of them since it was made; waits for the device."""
-        return [layer.ffn.load.tolist() for layer in self.layers if isinstance(layer.ffn, Experts)]
+        return [experts.load.tolist() for experts in experts_of(self.layers)]
 
     def expert_layers(self) -> list[int]:
         """Numbers in the model, from 0, of the layers that `expert_loads` tells of."""

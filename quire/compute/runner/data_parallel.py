@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quire.compute.dist.data_parallel import DataParallel
+from quire.compute.dist.exchange import Exchange
 from quire.compute.forward.fused import FusedForward, ReadyStep
 from quire.compute.forward.strategy import CommonForward, Forward
 from quire.compute.models.decoder import Decoder
-from quire.compute.models.sent_rows import compute_for_others, experts_of
+from quire.compute.models.sent_rows import compute_for_others, sent_of
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Launched, Runner, UntoldStep
 from quire.compute.runner.settled import Settled
@@ -68,8 +69,9 @@ class DataParallelRunner(Runner):
         data.n_slots = tables.spare_slot  # memory may have chosen fewer since the groups were made
         self._newest: tuple[StepPlan, StepPlan] | None = None
         """A plan, and this rank's part of it."""
-        self._n_common = 0
-        """Of that plan, see `Step`."""
+        self._rows, self._n_common = list[int](), 0
+        """Of that plan: those that each rank has, and see `Step`."""
+        self._sent = (0, 0, 0) if data.exchange is None else sent_of(model)
         self.warm_slots = list(range(0, data.size * data.n_slots, data.n_slots))
 
     @torch.inference_mode()
@@ -77,7 +79,10 @@ class DataParallelRunner(Runner):
         """See `Runner`. plan: of all ranks."""
         part, data = self._part(plan), self._data
         if data.exchange is not None:
-            data.exchange.begin(rows_of(plan, data.size, data.n_slots), self._n_common)
+            if self._n_common:
+                data.exchange.begin_common(self._n_common)
+            else:
+                data.exchange.begin(self._rows)
         if not part.spans:
             self.tables.write(self._apply(part))
             if self._common is not None and self._n_common:
@@ -111,15 +116,14 @@ class DataParallelRunner(Runner):
         newest = self._newest
         if newest is None or newest[0] is not plan:
             self._newest = newest = plan, part_of(plan, self._data.dp_rank, self._data.n_slots)
-            self._n_common = self._common_rows(plan)
+            if self._data.exchange is not None:
+                self._rows = rows_of(plan, self._data.size, self._data.n_slots)
+                self._n_common = self._common_rows(plan, self._data.exchange)
         return newest[1]
 
-    def _common_rows(self, plan: StepPlan) -> int:
+    def _common_rows(self, plan: StepPlan, exchange: Exchange) -> int:
         """Of a step in which all that run decode, see `Step`."""
-        exchange, model = self._data.exchange, self._model
-        if self._common is None or exchange is None or plan.opened or plan.n_tokens != len(plan.spans.slots):
+        if self._common is None or plan.opened or plan.n_tokens != len(plan.spans.slots):
             return 0
-        most = max(rows_of(plan, self._data.size, self._data.n_slots))
-        size = next((one for one in self._common.common_sizes if one >= most), 0)
-        spec, row_bytes = experts_of(model)[0].spec, model.arch.hidden_size * model.dtype.itemsize
-        return size if exchange.may_be_common(size, row_bytes, spec.routing.n_chosen, spec.n_held) else 0
+        size = next((one for one in self._common.common_sizes if one >= max(self._rows)), 0)
+        return size if exchange.may_be_common(size, *self._sent) else 0

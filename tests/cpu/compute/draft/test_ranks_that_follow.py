@@ -10,20 +10,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
-import head_case
 import msgspec
 import numpy as np
 import pytest
 import torch
-from calling_device import CallingDevice, LiveChains, LivePlans
-from family_cases import random_checkpoint
 from thread_ranks import ThreadComm, together
 
 from quire import LLM, SamplingParams
-from quire.compute import platform
 from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.head_graphs import HeadGraphs
 from quire.compute.draft.head_steps import EagerSteps, HeadRows
@@ -35,7 +30,6 @@ from quire.compute.worker import Allocation, Worker
 from quire.config.eagle import read_head
 from quire.config.speculative import SpeculativeConfig
 from quire.core.plan import StepPlan
-from quire.engine import workers
 from quire.engine.capacity import layout_of
 
 pytestmark = pytest.mark.usefixtures("timed_briefly")
@@ -51,23 +45,14 @@ SIZE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    found = tmp_path_factory.mktemp("model")
-    random_checkpoint(found, "Llama", num_hidden_layers=4, max_position_embeddings=256)
-    head_case.write(found / "head", eagle_aux_hidden_state_layer_ids=[1, 2, 3])
-    return found
+def folder(model_with_head: pathlib.Path) -> pathlib.Path:
+    return model_with_head
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
+def asked(captured_apart: None, monkeypatch: pytest.MonkeyPatch) -> Asked:
     """From now on; engines have a captured device apart."""
     found: Asked = {}
-    n_threads = torch.get_num_threads()
-    LivePlans(monkeypatch)
-    LiveChains(monkeypatch)
-    monkeypatch.setattr(platform.cuda, "CudaDevice", CallingDevice)
-    monkeypatch.setattr(workers, "platform_of", lambda config, rank: CudaPlatform())
-    torch.set_num_threads(1)
 
     def spied(kind: type, name: str) -> None:
         real = getattr(kind, name)
@@ -84,8 +69,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
     spied(HeadGraphs, "queue")
     spied(EagerSteps, "read")
     spied(EagerSteps, "chain")
-    yield found
-    torch.set_num_threads(n_threads)
+    return found
 
 
 def plans_of(

@@ -7,15 +7,14 @@ import pathlib
 import random
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import byte_model
 import head_case
 import pytest
 import torch
-from calling_device import CallingDevice, LiveChains, LivePlans, MovingPlan
-from family_cases import random_checkpoint
+from calling_device import CallingDevice, MovingPlan
 
 from quire import LLM, StructuredOutputsParams
 from quire.compute import platform
@@ -35,7 +34,7 @@ from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.engine import workers
 
-pytestmark = pytest.mark.usefixtures("timed_briefly")
+pytestmark = pytest.mark.usefixtures("timed_briefly", "captured_apart")
 
 Said = dict[str, list[int]]
 SIZE: dict[str, Any] = {
@@ -61,24 +60,8 @@ OTHERS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    found = tmp_path_factory.mktemp("model")
-    random_checkpoint(found, "Llama", num_hidden_layers=4, max_position_embeddings=256)
-    head_case.write(found / "head", eagle_aux_hidden_state_layer_ids=[1, 2, 3])
-    return found
-
-
-@pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Engines have a captured device apart."""
-    n_threads = torch.get_num_threads()
-    LivePlans(monkeypatch)
-    LiveChains(monkeypatch)
-    monkeypatch.setattr(platform.cuda, "CudaDevice", CallingDevice)
-    monkeypatch.setattr(workers, "platform_of", lambda config, rank: CudaPlatform())
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
+def folder(model_with_head: pathlib.Path) -> pathlib.Path:
+    return model_with_head
 
 
 def requests(others: bool) -> list[Request]:
